@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable
@@ -253,6 +254,29 @@ def test_backend_is_ready_for_graphs(device: torch.device) -> None:
     step = TritonBackend().begin(metadata, scene.cache)
     metadata.kv_lengths.copy_(lengths)
     assert relative_error(scene.attend(step, layer), scene.expected(layer)) < 1e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 9}, {"window": 50, "softcap": 2.0}, {"chunk": 32}], ids=str)
+def test_prompts_whose_tokens_see_ahead(options: dict[str, Any], device: torch.device) -> None:
+    """Spans over borders of tiles, on a prefix and from a first token on, beside a prompt all of whose tokens see all
+    of it, and causal rows."""
+    scene = Scene([(1, 40), (50, 90), (33, 33), (20, 20)], device, heads=(4, 2))
+    lasts = list(range(39, 40)) + list(range(40, 90)) + list(range(33)) + [19] * 20
+    firsts = [-1] * 84 + [0] * 20
+    for row, first, stop in ((1, 40, 47), (1, 50, 85), (51, 3, 20)):
+        start = first - (40 if row == 1 else 0)
+        lasts[row + start : row + start + stop - first] = [stop - 1] * (stop - first)
+    reach = (torch.tensor(one, dtype=torch.int64, device=device) for one in (lasts, firsts))
+    scene.metadata = dataclasses.replace(scene.metadata, **dict(zip(("last_keys", "first_keys"), reach, strict=True)))
+    layer = scene.layer(**options)
+    found, expected = (
+        scene.attend(backend.begin(scene.metadata, scene.cache), layer)
+        for backend in (TritonBackend(batch_invariant=True), ReferenceBackend())
+    )
+    assert relative_error(found, expected.cpu().double()) < LIMITS[torch.float32]
+    causal = dataclasses.replace(scene.metadata, last_keys=None, first_keys=None)
+    other = scene.attend(ReferenceBackend().begin(causal, scene.cache), layer)
+    assert relative_error(other, expected.cpu().double()) > 0.01
 
 
 @pytest.mark.interpreter

@@ -14,9 +14,11 @@ import torch
 from parity.vision_scene import BLOCK, VisionScene, request
 from safetensors.torch import load_file, save_file
 from support.engine_shard import EngineShard, errors_of, tokens_of
+from support.loading import CPU
 from support.running_server import free_port
 from support.vision_models import CONFIGS, MODEL_TYPES, write_vision_checkpoint
 
+from model_server.attention.choice import AttentionChoice
 from model_server.batch.sequence import NewRequest
 from model_server.errors import StartupError
 from model_server.speculation.pace import Pace
@@ -56,6 +58,16 @@ def test_tokens_equal_transformers(scene: VisionScene) -> None:
         assert alone(shard, request(shard, prompt)) == expected, numbers
         answers.append(tuple(expected))
     assert len(set(answers)) == len(answers) and len(set(answers[1])) >= 4
+
+
+def test_attention_by_operators_gives_the_same_tokens(scene: VisionScene) -> None:
+    """Where there are any. Prompts with images beside text, in steps of their own and in one with rows that decode."""
+    prompts = [scene.prompt((0, 1)), scene.prompt(()), scene.prompt((2,))]
+    shard = scene.shard(backend=AttentionChoice(None, CPU).for_layers())
+    requests = [request(shard, one) for one in prompts]
+    results = [shard.prefill(0, requests[0], requests[1]), shard.decode(0), shard.prefill(1, requests[2], cached=0)]
+    found = tokens_of(*results[:-1], *shard.run_out(results[-1], 0))
+    assert [found[one.id] for one in requests] == [scene.generate(one) for one in prompts]
 
 
 def test_chunks_and_other_rows_change_nothing(scene: VisionScene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -36,26 +37,36 @@ def naive_bias(alibi: Alibi, head: int, keys: Tensor, position: int) -> Tensor:
 
 
 def naive(
-    layer: AttentionLayer, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], batch: list[tuple[int, int]]
+    layer: AttentionLayer,
+    query: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    batch: list[tuple[int, int]],
+    ahead: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> Tensor:
-    """float64, straight from the definition: softmax(softcap(q k scale) + bias, sink) v over the visible positions."""
+    """float64, straight from the definition: softmax(softcap(q k scale) + bias, sink) v over the visible positions.
+
+    ahead: last and first keys of the rows, as in `AttentionMetadata`.
+    """
     rows, row = [], 0
     for (count, total), key, value in zip(batch, keys, values, strict=True):
         for position in range(total - count, total):
             first = 0 if layer.window is None else max(0, position + 1 - layer.window)
             first = first if layer.chunk is None else position - position % layer.chunk
+            last = position if ahead is None else ahead[0][row]
+            first = first if ahead is None or layer.window is None or ahead[1][row] < 0 else ahead[1][row]
             heads = []
             for head in range(layer.num_heads):
                 kv = head // (layer.num_heads // layer.num_kv_heads)
-                scores = key[first : position + 1, kv].double() @ query[row, head].double() * layer.scale
+                scores = key[first : last + 1, kv].double() @ query[row, head].double() * layer.scale
                 if layer.softcap is not None:
                     scores = layer.softcap * (scores / layer.softcap).tanh()
                 if layer.alibi is not None:
-                    scores = scores + naive_bias(layer.alibi, head, torch.arange(first, position + 1), position)
+                    scores = scores + naive_bias(layer.alibi, head, torch.arange(first, last + 1), position)
                 if layer.sinks is not None:
                     scores = torch.cat((scores, layer.sinks[head : head + 1].double()))
-                weights = scores.softmax(0)[: position + 1 - first]
-                heads.append(weights @ value[first : position + 1, kv].double())
+                weights = scores.softmax(0)[: last + 1 - first]
+                heads.append(weights @ value[first : last + 1, kv].double())
             rows.append(torch.cat(heads))
             row += 1
     return torch.stack(rows)
@@ -86,6 +97,7 @@ class Scene:
         blocks = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
         tables = [[blocks.pop() for _ in range(n)] for n in counts]
         self.batch = batch
+        self.ahead: tuple[list[int], list[int]] | None = None
         self.metadata: AttentionMetadata = attention_metadata(
             tables, [(t - q, t) for q, t in batch], block_size, device
         )
@@ -124,4 +136,18 @@ class Scene:
 
     def expected(self, layer: AttentionLayer) -> Tensor:
         """On the CPU in float64, whatever the device; slopes and sinks of the layer must be there."""
-        return naive(layer, self.query.cpu(), self.keys, self.values, self.batch)
+        return naive(layer, self.query.cpu(), self.keys, self.values, self.batch, self.ahead)
+
+    def see_ahead(self, *spans: tuple[int, int, int], whole: Sequence[int] = ()) -> None:
+        """spans: (sequence, first token, behind its last) whose tokens see each other both ways. whole: sequences of
+        which all tokens see all of them, windows or not."""
+        device = self.metadata.slots.device
+        last, first = [], []
+        for sequence, (count, total) in enumerate(self.batch):
+            for position in range(total - count, total):
+                ends = [stop - 1 for s, start, stop in spans if s == sequence and start <= position < stop]
+                last.append(total - 1 if sequence in whole else max(ends, default=position))
+                first.append(0 if sequence in whole else -1)
+        self.ahead = last, first
+        lasts, firsts = (torch.tensor(one, dtype=torch.int64, device=device) for one in self.ahead)
+        self.metadata = dataclasses.replace(self.metadata, last_keys=lasts, first_keys=firsts)

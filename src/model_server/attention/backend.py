@@ -92,5 +92,9 @@ class AttentionBackend(Protocol):
     def capturable(self) -> bool:
         """A decode step may be recorded as a CUDA graph: nothing in it follows from the host's lengths but bounds."""
 
+    @property
+    def sees_ahead(self) -> bool:
+        """It serves steps with `last_keys`; others are for the reference."""
+
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
         """Plan one forward. Costs no device synchronisation."""

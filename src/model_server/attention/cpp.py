@@ -27,6 +27,7 @@ class CppBackend:
     name = "cpp"
     tgi_name = "paged"
     capturable = False  # it runs on CPUs
+    sees_ahead = True
     block_size = 16
 
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> CppStep:
@@ -108,4 +109,6 @@ def paging_struct(metadata: AttentionMetadata, cache: KvCache) -> PagingStruct:
         sequences=len(metadata.query_lengths_host),
         max_blocks=tables.shape[1],
         block_size=cache.block_size,
+        last_keys=None if metadata.last_keys is None else metadata.last_keys.data_ptr(),
+        first_keys=None if metadata.first_keys is None else metadata.first_keys.data_ptr(),
     )

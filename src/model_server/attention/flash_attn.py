@@ -39,6 +39,7 @@ class FlashAttnBackend:
     name = "flash_attn"
     tgi_name = "flashdecoding"
     capturable = True  # decode takes lengths and pages from the device, and its launches follow from shapes
+    sees_ahead = False
 
     def __init__(self, module: ModuleType | Any, version: int) -> None:
         """module: has flash_attn_with_kvcache, in version 2 flash_attn_varlen_func too."""

@@ -113,6 +113,10 @@ class LatentBackend:
     def capturable(self) -> bool:
         return self._backend.capturable
 
+    @property
+    def sees_ahead(self) -> bool:
+        return False
+
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> LatentStep:
         return LatentStep(self._backend, metadata, cache)
 

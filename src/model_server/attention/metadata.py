@@ -15,7 +15,8 @@ class AttentionMetadata:
     attention reads, so `kv_lengths` counts them. Query token j of sequence i is at position
     kv_lengths[i] - query_lengths[i] + j and sees the keys up to and including its own position, if `last_keys` does not
     say more: tokens of an image may see each other both ways. `first_keys` is the first key that a query sees in a
-    layer with a window, -1 where the window says it. Both are for steps of prompts; all keys are below the kv_length.
+    layer with a window, -1 where the window says it. Both are for steps of prompts: all keys are below the kv_length,
+    neither decreases within a sequence, and a sequence with one query sees up to itself.
 
     The `_host` fields hold the same numbers as plain ints, so that no backend has to ask the device for them.
     """

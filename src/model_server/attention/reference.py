@@ -38,6 +38,7 @@ class ReferenceBackend:
     tgi_name = "paged"
     block_size = 16
     capturable = False  # rows are grouped by their lengths on the host
+    sees_ahead = True
 
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
         return ReferenceStep(metadata, cache)

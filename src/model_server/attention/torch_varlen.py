@@ -32,6 +32,7 @@ class TorchVarlenBackend:
     tgi_name = "flashdecoding"
     block_size = 256
     capturable = True  # decode takes lengths and pages from the device, and its bounds follow from shapes
+    sees_ahead = False
 
     def __init__(self, varlen_attn: Callable[..., Any]) -> None:
         self._varlen_attn = varlen_attn

@@ -10,6 +10,8 @@ graph may have a length of 0, or of 1 in the reserved block.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -53,6 +55,7 @@ class TritonBackend:
     tgi_name = "paged"
     block_size = 16
     capturable = True  # see above: decode takes lengths and pages from the device, and its launches follow from shapes
+    sees_ahead = True
 
     def __init__(self, *, batch_invariant: bool = False, prefill: FlashPrefill | None = None) -> None:
         self._batch_invariant = batch_invariant
@@ -128,7 +131,8 @@ class TritonStep:
         self._cache = cache
         lengths = metadata.query_lengths_host
         self._num_single = len(lengths) if metadata.is_decode else lengths.count(1)
-        self._prompts = None if metadata.is_decode else backend.prompts_of(metadata)
+        sees_ahead = metadata.last_keys is not None  # which no library's kernel knows
+        self._prompts = None if metadata.is_decode or sees_ahead else backend.prompts_of(metadata)
         self._plans: dict[tuple[DecodeConfig, int, int | None, int | None], DecodePlan] = {}
         self._tiles: dict[tuple[int, int, int | None, int | None], Tensor] = {}
 
@@ -152,8 +156,15 @@ class TritonStep:
                 out[self._prompts.first : self._prompts.last] = attended
                 return out
             prefill = self._backend.prefill_config(layer, cache)
-            paged_prefill(query, keys, values, tables, self._tile_list(layer, prefill), layer, prefill, out=out)
+            tiles = self._tile_list(layer, prefill)
+            paged_prefill(query, keys, values, tables, tiles, layer, prefill, out=out, reach=self._reach)
         return out
+
+    @cached_property
+    def _reach(self) -> tuple[Tensor, Tensor] | None:
+        """What the rows of the step see, as the kernel takes it."""
+        last, first = self._metadata.last_keys, self._metadata.first_keys
+        return None if last is None or first is None else (last.int(), first.int())
 
     def _plan(self, layer: AttentionLayer, config: DecodeConfig) -> DecodePlan:
         key = (config, layer.num_kv_heads, layer.window, layer.chunk)

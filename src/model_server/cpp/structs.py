@@ -36,6 +36,8 @@ class PagingStruct(ctypes.Structure):
         ("sequences", c_long),
         ("max_blocks", c_long),
         ("block_size", c_long),
+        ("last_keys", c_void_p),
+        ("first_keys", c_void_p),
     ]
 
 

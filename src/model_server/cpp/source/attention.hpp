@@ -34,6 +34,15 @@ struct Paging {
     const int32_t* lengths; // [sequences] keys, those of this step included
     const int32_t* starts;  // [sequences + 1] rows of the step
     long sequences, max_blocks, block_size;
+    // Of each row of the step the last key that it sees, and the first one in a layer with a window (-1: as the window
+    // says); null: itself. Neither decreases within a sequence; one with a single row sees up to itself.
+    const int64_t *last_keys, *first_keys;
+
+    long last_seen(long row, long position) const { return last_keys ? last_keys[row] : position; }
+    long first_seen(const AttentionShape& shape, long row, long position) const {
+        if (first_keys && shape.window && first_keys[row] >= 0) return first_keys[row];
+        return shape.first_visible(position);
+    }
 
     template <class T> void rows_of(const T* cache, long width, long sequence, long first, long count, const T** out) const {
         const int32_t* table = tables + sequence * max_blocks;

@@ -54,6 +54,11 @@ template <class T, class Out> void pack_values(const T* const* rows, long offset
     }
 }
 
+// A query row: where it is, and the first and last key that it sees.
+struct RowReach {
+    long position, first, last;
+};
+
 // Everything a product reads, in the type that it multiplies at once (see Packing).
 template <class T> struct PromptTile {
     const AttentionShape& shape;
@@ -81,7 +86,7 @@ template <class T> struct PromptTile {
 
     // Rows [row, row + count): scores of the block's keys [0, used), the first of which is key `first`, softmax, weighted
     // values onto the sums.
-    void block(long row, long count, const long* positions, const long* heads, long first, long used) {
+    void block(long row, long count, const RowReach* reach, const long* heads, long first, long used) {
         long panels = (used + PANEL - 1) / PANEL, columns = panels * PANEL, p = 0;
         const T* q = queries + row * shape.key_dim;
         for (; !FEW_REGISTERS && p + 2 <= panels; p += 2) {
@@ -96,7 +101,7 @@ template <class T> struct PromptTile {
                 for (int v = 0; v < 2; v++) store(scores + r * BLOCK_KEYS + p * PANEL + v * LANES, s[v]);
             });
         }
-        for (long r = 0; r < count; r++) soften(row + r, r, positions[r], heads[r], first, columns);
+        for (long r = 0; r < count; r++) soften(row + r, r, reach[r], heads[r], first, columns);
         long total = (used + VALUE_STEP<T> - 1) / VALUE_STEP<T> * VALUE_STEP<T>, all = width / PANEL;
         for (p = 0; !FEW_REGISTERS && p + 2 <= all; p += 2) {
             const T* const pair[2] = {values + p * PANEL * BLOCK_KEYS, values + (p + 1) * PANEL * BLOCK_KEYS};
@@ -115,14 +120,15 @@ template <class T> struct PromptTile {
     }
 
     // The scores of one row become weights; its sums and total are brought to the new peak.
-    void soften(long row, long r, long position, long head, long first, long columns) {
+    void soften(long row, long r, const RowReach& reach, long head, long first, long columns) {
         float* s = scores + r * BLOCK_KEYS;
-        float lowest = float(shape.first_visible(position) - position);
+        long position = reach.position;
+        float lowest = float(reach.first - position), highest = float(reach.last - position);
         vf peaks = splat(-INFINITY);
         for (long k = 0; k < columns; k += LANES) {
             vf distance = counting() + float(first + k - position);
             vf x = score(shape, head, load(s + k), distance);
-            x = choose((distance <= 0.0f) & (distance >= lowest), x, splat(-INFINITY));
+            x = choose((distance <= highest) & (distance >= lowest), x, splat(-INFINITY));
             peaks = larger(peaks, x);
             store(s + k, x);
         }
@@ -162,7 +168,11 @@ void attend_prompt(const AttentionShape& shape, const Paging& paging, const C* c
     std::memset(tile.sums, 0, rows * tile.width * sizeof(float));
     for (long r = 0; r < rows; r++) tile.parts[r] = {-INFINITY, 0};
     const T* at[BLOCK_KEYS];
-    long end = position + count, lowest = shape.first_visible(position);
+    auto reach_of = [&](long i) {
+        return RowReach{position + i, paging.first_seen(shape, token + i, position + i),
+                        paging.last_seen(token + i, position + i)};
+    };
+    long end = reach_of(count - 1).last + 1, lowest = reach_of(0).first;
     for (long first = lowest / BLOCK_KEYS * BLOCK_KEYS; first < end; first += BLOCK_KEYS) {
         // Keys before the first query's reach may hold anything by now: they are not read.
         long from = first < lowest ? lowest - first : 0;
@@ -174,14 +184,15 @@ void attend_prompt(const AttentionShape& shape, const Paging& paging, const C* c
         pack_values(at, value_at, shape.value_dim, keys, tile.values);
         for (long row = 0; row < rows; row += BLOCK_ROWS) {
             long height = rows - row < BLOCK_ROWS ? rows - row : BLOCK_ROWS;
-            long last = position + (row + height - 1) / group;
-            if (last < first || shape.first_visible(position + row / group) >= first + keys) continue;
-            long positions[BLOCK_ROWS], heads[BLOCK_ROWS];
+            long last = reach_of((row + height - 1) / group).last;
+            if (last < first || reach_of(row / group).first >= first + keys) continue;
+            RowReach reach[BLOCK_ROWS];
+            long heads[BLOCK_ROWS];
             for (long r = 0; r < height; r++) {
-                positions[r] = position + (row + r) / group;
+                reach[r] = reach_of((row + r) / group);
                 heads[r] = kv_head * group + (row + r) % group;
             }
-            tile.block(row, height, positions, heads, first, last + 1 - first < keys ? last + 1 - first : keys);
+            tile.block(row, height, reach, heads, first, last + 1 - first < keys ? last + 1 - first : keys);
         }
     }
     long width = shape.heads * shape.value_dim;

@@ -339,14 +339,15 @@ def example_variants(
                 optional[name] = None
             else:
                 signature[name] = "*fp32"
-        pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
         for config in distinct:
             values, tiles = config
+            given = {name: kind for name, kind in signature.items() if name not in values}
+            pointers = tuple(name for name, kind in given.items() if kind.startswith("*"))
             found.append(
                 Variant(
                     name=example.name,
                     kernel=kernel,
-                    signature=signature,
+                    signature=given,
                     constants={**values, **optional},
                     divisible=pointers + strides,
                     num_warps=tiles.num_warps,

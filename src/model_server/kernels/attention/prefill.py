@@ -71,6 +71,7 @@ def _attend(
     slope,
     positions,
     firsts,
+    lasts,
     scale,
     softcap,
     alibi_scale,
@@ -110,7 +111,7 @@ def _attend(
             value = load_tile(value_rows, columns, present, VALUE_DIM, VALUE, MASKED).to(main_query.dtype)
         scores = base2_scores(products, scale, softcap, slope, alibi_scale, at, positions, SOFTCAP, ALIBI)
         if MASKED:
-            seen = (at[None, :] <= positions[:, None]) & (at[None, :] >= firsts[:, None])
+            seen = (at[None, :] <= lasts[:, None]) & (at[None, :] >= firsts[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         raised = tl.maximum(maxima, tl.max(scores, 1))
         # A row may see no key of its first tiles: then nothing is subtracted, for -inf - -inf is NaN.
@@ -130,6 +131,8 @@ def prefill_kernel(
     values,
     tables,
     tiles,
+    last_keys,
+    first_keys,
     slopes,
     sinks,
     output,
@@ -151,6 +154,7 @@ def prefill_kernel(
     VALUE_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     REACH: tl.constexpr,
+    AHEAD: tl.constexpr,  # last_keys and first_keys say what a row sees, as in `AttentionMetadata`
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     SINKS: tl.constexpr,
@@ -195,31 +199,41 @@ def prefill_kernel(
     values += kv_head * value_head_stride
     table = tables + sequence.to(tl.int64) * table_stride
 
-    stop = last_position + 1
     firsts = first_seen(positions, reach, REACH)
-    lowest = first_seen(first_position, reach, REACH)
+    if AHEAD:
+        lasts = tl.load(last_keys + tokens)
+        if REACH == 1:
+            given = tl.load(first_keys + tokens)
+            firsts = tl.where(given >= 0, given, firsts)
+        lowest, highest = tl.min(firsts, 0), tl.max(firsts, 0)
+        nearest, stop = tl.min(lasts, 0), tl.max(lasts, 0) + 1
+    else:
+        lasts = positions
+        lowest = first_seen(first_position, reach, REACH)
+        highest = first_seen(last_position, reach, REACH)
+        nearest, stop = first_position, last_position + 1
     # Keys in [open_begin, open_end) are seen by all rows, in whole tiles.
-    open_begin = (first_seen(last_position, reach, REACH) + KEYS - 1) // KEYS * KEYS
-    open_end = tl.maximum((first_position + 1) // KEYS * KEYS, open_begin)
+    open_begin = (highest + KEYS - 1) // KEYS * KEYS
+    open_end = tl.maximum((nearest + 1) // KEYS * KEYS, open_begin)
     maxima = tl.full([ROWS], float("-inf"), tl.float32)
     weights = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, VALUE], tl.float32)
     if REACH != 0:
         maxima, weights, sums = _attend(
             maxima, weights, sums, lowest // KEYS * KEYS, tl.minimum(open_begin, stop), lowest, stop,
-            main_query, rest_query, keys, values, table, slope, positions, firsts,
+            main_query, rest_query, keys, values, table, slope, positions, firsts, lasts,
             scale, softcap, alibi_scale, slot_stride,
             MAIN_DIM, REST_DIM, VALUE_DIM, PAGE, SOFTCAP, ALIBI, ROWS, KEYS, MAIN, REST, VALUE, True,
         )  # fmt: skip
     maxima, weights, sums = _attend(
         maxima, weights, sums, open_begin, open_end, lowest, stop,
-        main_query, rest_query, keys, values, table, slope, positions, firsts,
+        main_query, rest_query, keys, values, table, slope, positions, firsts, lasts,
         scale, softcap, alibi_scale, slot_stride,
         MAIN_DIM, REST_DIM, VALUE_DIM, PAGE, SOFTCAP, ALIBI, ROWS, KEYS, MAIN, REST, VALUE, False,
     )  # fmt: skip
     maxima, weights, sums = _attend(
         maxima, weights, sums, open_end, stop, lowest, stop,
-        main_query, rest_query, keys, values, table, slope, positions, firsts,
+        main_query, rest_query, keys, values, table, slope, positions, firsts, lasts,
         scale, softcap, alibi_scale, slot_stride,
         MAIN_DIM, REST_DIM, VALUE_DIM, PAGE, SOFTCAP, ALIBI, ROWS, KEYS, MAIN, REST, VALUE, True,
     )  # fmt: skip
@@ -315,10 +329,12 @@ def paged_prefill(
     config: PrefillConfig,
     *,
     out: Tensor,
+    reach: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Attention of the queries in `tiles` ([num_tiles, TILE_WIDTH] on the device); other rows of `out` are left alone.
 
-    query, keys, values, block_tables and out as in `paged_decode`; out is returned.
+    reach: `last_keys` and `first_keys` of the step as int32; None: all rows are causal. query, keys, values,
+    block_tables and out as in `paged_decode`; out is returned.
     Launches one kernel, asks the device for nothing.
     """
     if tiles.shape[0] == 0:
@@ -330,6 +346,8 @@ def paged_prefill(
         values,
         block_tables,
         tiles,
+        None if reach is None else reach[0],
+        None if reach is None else reach[1],
         arguments.slopes,
         arguments.sinks,
         out,
@@ -344,7 +362,7 @@ def paged_prefill(
         keys.stride(2),
         values.stride(2),
         block_tables.stride(0),
-        **_constants(layer, arguments, config, keys.shape[1]),
+        **_constants(layer, arguments, config, keys.shape[1], ahead=reach is not None),
         num_warps=config.tiles.num_warps,
         num_stages=config.tiles.num_stages,
     )
@@ -352,27 +370,34 @@ def paged_prefill(
 
 
 def _constants(
-    layer: AttentionLayer, arguments: LayerArguments, config: PrefillConfig, page: int
+    layer: AttentionLayer, arguments: LayerArguments, config: PrefillConfig, page: int, *, ahead: bool
 ) -> dict[str, int | bool]:
     shared = shared_constants(layer, arguments, config.widths, config.tiles, page)
-    return shared | {"REACH": arguments.reach_kind, "WIDTH": TILE_WIDTH}
+    return shared | {"REACH": arguments.reach_kind, "AHEAD": ahead, "WIDTH": TILE_WIDTH}
 
 
 def variants() -> list[Variant]:
-    """Layers of real models, pages of 16."""
+    """Layers of real models, pages of 16; those with a window also for prompts whose tokens see ahead."""
 
-    def constants(example: Example, memory: int) -> list[tuple[dict[str, int | bool], Tiles]]:
+    def constants(example: Example, memory: int) -> list[tuple[dict[str, int | bool | None], Tiles]]:
         layer = example.layer
         widths = widths_of(layer, example.value_in_key)
         return [
-            (_constants(layer, layer_arguments(layer), PrefillConfig(widths, tiles), 16), tiles)
+            (
+                {
+                    **_constants(layer, layer_arguments(layer), PrefillConfig(widths, tiles), 16, ahead=ahead),
+                    **({} if ahead else {"last_keys": None, "first_keys": None}),
+                },
+                tiles,
+            )
             for tiles in prefill_tiles(widths, example.cache_itemsize, memory)
+            for ahead in ((False, True) if layer.window is not None else (False,))
         ]
 
     return example_variants(
         prefill_kernel,
         {
-            **dict.fromkeys(("tables", "tiles"), "*i32"),
+            **dict.fromkeys(("tables", "tiles", "last_keys", "first_keys"), "*i32"),
             **dict.fromkeys(("scale", "softcap", "alibi_scale", "value_scale"), "fp32"),
             **dict.fromkeys((*STRIDES, "table_stride", "reach"), "i32"),
         },

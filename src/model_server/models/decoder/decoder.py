@@ -144,9 +144,9 @@ class Decoder:
         return self._output.head(hidden)
 
     def _begin(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
-        """Kernels know causal masks only: prompts whose tokens see ahead are computed without them."""
-        backend = self._attention if metadata.last_keys is None else _SEES_AHEAD
-        return backend.begin(metadata, cache)
+        """The kernels of libraries know causal masks only: prompts whose tokens see ahead are computed without them."""
+        serves = metadata.last_keys is None or self._attention.sees_ahead
+        return (self._attention if serves else _SEES_AHEAD).begin(metadata, cache)
 
     def _first(self, inputs: ModelInputs, step: Step) -> Tensor:
         """What the first of the blocks reads, [num_tokens, hidden]."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -34,22 +33,9 @@ def test_prompts_whose_tokens_see_ahead(window: int | None, monkeypatch: pytest.
     """Beside causal rows, on a prefix, with and without a window that some of them do not have."""
     monkeypatch.setattr(reference, "PREFILL_CHUNK_TOKENS", 3)
     scene = Scene([(7, 7), (5, 12), (1, 9), (4, 4)], 4, 2, 4)
-    last = [0, 1, 4, 4, 4, 6, 6, *(11,) * 3, 10, 11, 8, *(3,) * 4]
-    first = [-1] * 13 + [0] * 4
-    scene.metadata = dataclasses.replace(scene.metadata, last_keys=torch.tensor(last), first_keys=torch.tensor(first))
+    scene.see_ahead((0, 2, 5), (0, 5, 7), (1, 5, 10), whole=(3,))
     layer = scene.layer(window)
-    found = scene.attend(layer).double().view(-1, 4, 16)
-    row = 0
-    for (count, total), key, value in zip(scene.batch, scene.keys, scene.values, strict=True):
-        for position in range(total - count, total):
-            begin = max(0, position + 1 - window) if window and first[row] < 0 else 0
-            seen = slice(begin, last[row] + 1)
-            for head in range(4):
-                weights = (key[seen, head // 2].double() @ scene.query[row, head].double() * layer.scale).softmax(0)
-                torch.testing.assert_close(
-                    found[row, head], weights @ value[seen, head // 2].double(), rtol=1e-5, atol=1e-5
-                )
-            row += 1
+    torch.testing.assert_close(scene.attend(layer).double(), scene.expected(layer), rtol=1e-5, atol=1e-5)
 
 
 def test_small_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
