@@ -84,7 +84,7 @@ class Stepper:
             if speculator.on_host(rows):
                 return False
             if running.windows is not None and running.has_open_window:
-                return speculator.on_device(rows) and running.windows.state.can_go_on(rows)
+                return speculator.on_device(running.windows, rows) and running.windows.state.can_go_on(rows)
         return not running.has_open_window
 
     def submit(
@@ -113,7 +113,7 @@ class Stepper:
         if self._links is not None:
             num_sampling = len(rows) if batch.is_uniform else sum([s.samples for s in rows])
             step.passage = self._links.begin(call.sequence, num_sampling)
-        if batch.is_uniform and self._drafts_on_device(rows):
+        if batch.is_uniform and self._drafts_on_device(running, rows):
             self._submit_device_window(running, step, rows, cache)
             return failures
         window = self._window(step, rows) if batch.is_uniform else None
@@ -147,8 +147,9 @@ class Stepper:
         with self.profiler.phase("drafting"), step.times.drafting():
             return self._speculator.window(rows)
 
-    def _drafts_on_device(self, rows: list[Sequence]) -> bool:
-        return isinstance(self._speculator, DeviceSpeculator) and self._speculator.on_device(rows)
+    def _drafts_on_device(self, running: Running, rows: list[Sequence]) -> bool:
+        speculator = self._speculator
+        return isinstance(speculator, DeviceSpeculator) and speculator.on_device(running.windows, rows)
 
     def _submit_device_window(
         self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache
@@ -201,6 +202,8 @@ class Stepper:
         """One forward of one token for each row."""
         with self.profiler.phase("inputs"):
             running.leave_windows()
+            if running.windows is not None:
+                running.windows.rested()
             inputs = running.decode.next(rows, running.newest)
         kept = None if self._speculator is None else self._speculator.keeps()
         logits = self._forward(step, inputs, cache, kept)

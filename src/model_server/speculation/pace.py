@@ -42,14 +42,14 @@ class Pace:
         slope = (self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2])
         return float(self._seconds[-1] + slope * (rows - self._rows[-1]))
 
-    def gain(self, length: int, lengths: Sequence[int], shares: Sequence[float]) -> float:
+    def gain(self, length: int, lengths: Sequence[float], shares: Sequence[float]) -> float:
         """How many times the tokens per second of plain steps come of steps with length + 1 places for each row.
 
-        lengths: of the rows' drafts; shares: of each row's drafted tokens, those that are right.
+        lengths: of the rows' drafts, on average; shares: of each row's drafted tokens, those that are right.
         """
         num_rows = len(lengths)
         share = np.array(shares, np.float64)[:, None] ** np.arange(1, length + 1)
-        brought = num_rows + float((share * (np.arange(length) < np.array(lengths)[:, None])).sum())
+        brought = num_rows + float((share * np.clip(np.array(lengths)[:, None] - np.arange(length), 0.0, 1.0)).sum())
         return brought * self.cost(num_rows) / (num_rows * self.cost(num_rows * (length + 1)))
 
     def best_length(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,8 @@ from model_server.quantization.forms import Plain
 from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
+from model_server.speculation.device.speculator import DeviceSpeculator
+from model_server.speculation.pace import Pace
 from wire.extensions import Extension
 
 pytestmark = pytest.mark.skipif(
@@ -150,6 +153,51 @@ def test_every_step_stays_on_the_device(runner: Decoder, monkeypatch: pytest.Mon
     step()
     for _ in range(6):  # into its second block
         step()
+
+
+def test_windows_stay_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts of changing lengths, with more blocks and with leavers, and prompts that join behind a plain window."""
+    folder = tiny_checkpoint("llama", tmp_path, variant="odd_vocab", with_tokenizer=False)
+    state = load_file(folder / "model.safetensors")
+    config = ModelConfig(json.loads((folder / "config.json").read_text()))
+    with fake_cuda(monkeypatch):
+        runner = decoder(state, config)
+        sampler = Sampler(runner.vocab_size, CUDA)
+        cache = KvCache(runner.kv_shapes, NUM_BLOCKS, BLOCK, DTYPE, CUDA)
+        graphs = GraphedRunner(runner, (32, 8), DeviceGraphCapture())
+        graphs.capture(cache, MAX_LENGTH, ProcessGroup())
+        speculator = DeviceSpeculator(3, 128, CUDA, BLOCK, alone=True)
+        speculator.pace = Pace([(1, 1.0)])
+        lengths = itertools.cycle([3, 1, 0, 2])
+        monkeypatch.setattr(DeviceSpeculator, "length", lambda *_: next(lengths))
+        stepper = Stepper(graphs, sampler, CUDA, BLOCK, lambda running: None, None, speculator)
+        running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
+        session = Session(extensions=frozenset(Extension), max_prefill_tokens=1000)
+
+        def step(*extensions: BlockExtension) -> SubmittedStep:
+            submitted = SubmittedStep(StepTimes())
+            call = DecodeCall(batch_ids=(0,), sequence=0, extensions=extensions)
+            with NeverWaits():
+                assert not stepper.submit(running, submitted, call, cache, session)
+            assert submitted.sampled is not None and submitted.sampled.ids.device == CUDA
+            assert submitted.sampled.ids.shape == (len(running.batch.sequences),)
+            return submitted
+
+        assert step().window is None
+        for _ in range(4):
+            assert step().window is not None
+        step(BlockExtension(2, np.array([60])))
+        running.filter([0, 2, 3, 5, 6], strict=True)
+        assert step().window is not None
+        running.filter([2, 5], strict=True)
+        assert step().window is not None
+        assert running.windows is not None and running.windows.unseen > 0
+        running.windows.unseen = 0  # as if the host had seen all
+        for sequence in running.batch.sequences:
+            sequence.ids += [7] * (sequence.num_sampled - 1)
+        running.batch.join(Batch(1, requests(sampler, [{}], 20)))
+        assert step().window is None
+        assert step().window is not None
 
 
 class PassageOnDevice:

@@ -27,25 +27,31 @@ _LENGTHS = (3, 1)
 # A decision holds for so many steps, and gives way only to what gains so much more.
 _STEPS = 8
 _CHANGE = 1.05
+# Where no drafts pay, so many steps are plain ones before windows of one token look again whether drafts would.
+_REST = 24
+# Weight of the newest draft in the average length.
+_NEW_WEIGHT = 0.25
 
 
 @dataclass(slots=True)
 class _Known:
-    """What the host has seen of a request's drafts: how many are right, and how long the newest is."""
+    """What the host has seen of a request's drafts: how many are right, and how long the newest are on average."""
 
     acceptance: Acceptance
-    next_draft: int = 0
+    drafted: float | None = None
 
 
 class BatchWindows:
     """The windows of one batch. state: on the device. length: of the drafts that the newest window checked at most.
-    unseen: how many tokens more than one the windows may have brought that the host has not seen."""
+    unseen: how many tokens more than one the windows may have brought that the host has not seen. rest: so many steps
+    are no windows."""
 
     def __init__(self, state: WindowState) -> None:
         self.state = state
         self.length = 0
         self.unseen = 0
         self.steps = _STEPS  # since the length was decided
+        self.rest = 0
         self._known: dict[Sequence, _Known] = {}
 
     def known(self, rows: list[Sequence]) -> list[_Known]:
@@ -70,6 +76,10 @@ class BatchWindows:
         self.steps += 1
         for sequence in rows:
             sequence.row.num_generated += 1
+
+    def rested(self) -> None:
+        """A plain step is submitted."""
+        self.rest = max(0, self.rest - 1)
 
     def seen(self, rows: list[Sequence], tokens: WindowTokens, length: int) -> Drafted:
         """The host has seen a window; what it drafted for this rank's requests."""
@@ -107,8 +117,10 @@ class DeviceSpeculator(Speculator):
         """For a batch that has had no window."""
         return BatchWindows(WindowState(self._device, self._block_size, staging, self.most, self._look_up))
 
-    def on_device(self, rows: list[Sequence]) -> bool:
+    def on_device(self, windows: BatchWindows | None, rows: list[Sequence]) -> bool:
         """Whether the next step of these rows, which all decode, is a window that the device makes."""
+        if windows is not None and windows.rest:
+            return False
         return self._may_pay(len(rows)) and all(map(_fits, rows))
 
     def on_host(self, rows: list[Sequence]) -> bool:
@@ -125,13 +137,14 @@ class DeviceSpeculator(Speculator):
         present = max((one for one in allowed if one <= windows.length), default=0)
         if not self.is_due(windows) and (not self.alone or rows is windows.state.rows):
             return present
-        windows.steps = 0
+        windows.steps, is_new = 0, windows.state.is_stale
         assert self.pace is not None
         known = windows.known(rows)
-        lengths, shares = [one.next_draft for one in known], [one.acceptance.share for one in known]
+        lengths, shares = [one.drafted or 0.0 for one in known], [one.acceptance.share for one in known]
         gains = {one: self.pace.gain(one, lengths, shares) for one in allowed}
         best = max(gains, key=lambda one: (gains[one], -one))
         if gains[best] < LEAST_GAIN:
+            windows.rest = 0 if present or is_new else _REST
             return 0
         return best if not present or gains[best] > _CHANGE * gains[present] else present
 
@@ -157,7 +170,8 @@ def _fits(sequence: Sequence) -> bool:
 
 
 def _note(known: _Known, outcome: RowOutcome) -> None:
-    known.next_draft = outcome.next_draft
+    before = outcome.next_draft if known.drafted is None else known.drafted
+    known.drafted = before + _NEW_WEIGHT * (outcome.next_draft - before)
     if outcome.checked:
         right = max(0, outcome.got - 1)
         known.acceptance.note(accepted=right, refused=right < outcome.checked)
