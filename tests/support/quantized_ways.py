@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from support.bitsandbytes_files import eight_bits, four_bits
 from support.quantized_folder import Store, block_fp8, compressed, modelopt_nvfp4, row_fp8, scalar_fp8
+from support.torchao_files import torchao_fp8, torchao_whole
 
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
 INT4 = {
@@ -50,5 +51,8 @@ WAYS: dict[str, Callable[[], tuple[Store, dict[str, Any]]]] = {
     "nf4": lambda: four_bits(double=True, storage=torch.bfloat16),
     "fp4": lambda: four_bits("fp4", skipped=("k_proj",)),
     "bitsandbytes int8": eight_bits,
+    "torchao int8": lambda: torchao_whole(8),
+    "torchao int4": lambda: torchao_whole(4, group=32),
+    "torchao fp8": torchao_fp8,
     "mixed": lambda: compressed("mixed-precision", *MIXED),
 }

@@ -23,6 +23,7 @@ _OWN_NAMES = {
     ".weight.quant_state.bitsandbytes__nf4": "bitsandbytes",
     ".weight.quant_state.bitsandbytes__fp4": "bitsandbytes",
     ".SCB": "bitsandbytes",
+    "._weight_qdata": "torchao",
 }
 """Ends of names that only one method has."""
 _BLOCKS = ("quantization_config", "compression_config")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ Quantize = Literal[
 """Words of `--quantize`: TGI's."""
 STORED = (
     "gptq", "awq", "auto-round", "intel/auto-round", "marlin", "exl2", "mxfp4", "compressed-tensors", "fbgemm_fp8",
-    "fp8", "modelopt FP8", "modelopt NVFP4", "modelopt MXFP4", "modelopt MXFP8", "bitsandbytes", "gguf",
+    "fp8", "modelopt FP8", "modelopt NVFP4", "modelopt MXFP4", "modelopt MXFP8", "bitsandbytes", "torchao", "gguf",
 )  # fmt: skip
 """Methods, as `method_of` names them, of checkpoints that are served. auto-round packs as gptq or awq do."""
 ON_LOAD = ("fp8", "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4")
@@ -44,6 +44,13 @@ _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 # Algorithms of modelopt that differ in what becomes of activations, which keep 16 bits here.
 _SAME_WEIGHTS = {"W4A16_NVFP4": "NVFP4", "W4A8_MXFP4_FP8": "MXFP4", "mxfp4": "MXFP4"}
 _GPTQ_BITS, _GPTQ_FORMATS = (2, 3, 4, 8), (None, "", "gptq", "gptq_v2", "marlin")
+_TORCHAO = (
+    "Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "Float8WeightOnlyConfig",
+    "Float8DynamicActivationFloat8WeightConfig", "IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig",
+    "int8_weight_only", "int8_dynamic_activation_int8_weight", "float8_weight_only",
+    "float8_dynamic_activation_float8_weight",
+)  # fmt: skip
+_TORCHAO_BY_MODULE = ("FqnToConfig", "ModuleFqnToConfig")
 _AWQ_BITS, _OTHER_AWQ = (4,), ("gemv", "gemv_fast", "marlin")
 
 
@@ -114,7 +121,7 @@ def method_of(said: Mapping[str, Any]) -> str:
     method = str(said.get("quant_method") or "unknown")
     if method.startswith("modelopt"):
         return f"modelopt {_modelopt(said)}"
-    variant = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq}.get(method)
+    variant = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, "torchao": _torchao}.get(method)
     other = None if variant is None else variant(said)
     return method if other is None else f"{method} {other}"
 
@@ -153,6 +160,26 @@ def _gptq(said: Mapping[str, Any]) -> str | None:
 def _awq(said: Mapping[str, Any]) -> str | None:
     version = str(said.get("version", "gemm")).lower()
     return f"of version {version}" if version in _OTHER_AWQ else _other_bits(said, _AWQ_BITS)
+
+
+def _torchao(said: Mapping[str, Any]) -> str | None:
+    """`quant_type` is a configuration with its class as `_type`, one for each of several modules, or an older word."""
+    return next((kind for kind in _torchao_kinds(said.get("quant_type")) if kind not in _TORCHAO), None)
+
+
+def _torchao_kinds(said: object) -> Iterator[str]:
+    if not isinstance(said, Mapping):
+        yield from () if said is None else (str(said),)
+    elif "_type" not in said:
+        for one in said.values():
+            yield from _torchao_kinds(one)
+    elif said["_type"] in _TORCHAO_BY_MODULE and isinstance(said.get("_data"), Mapping):
+        for modules in said["_data"].values():
+            for one in modules.values() if isinstance(modules, Mapping) else ():
+                if one is not None:
+                    yield from _torchao_kinds(one)
+    else:
+        yield str(said["_type"])
 
 
 def _other_bits(said: Mapping[str, Any], served: tuple[int, ...]) -> str | None:

@@ -20,6 +20,7 @@ from model_server.quantization.formats.gguf import GgufFormat
 from model_server.quantization.formats.gptq import GptqFormat
 from model_server.quantization.formats.marlin import MarlinFormat
 from model_server.quantization.formats.mxfp4 import Mxfp4Format
+from model_server.quantization.formats.torchao import TorchaoFormat
 from model_server.quantization.forms import Form, stacked
 from model_server.quantization.plain import PlainFormat, tensor_name
 from model_server.weights.matrix import MatrixSlice
@@ -48,6 +49,7 @@ FORMATS: tuple[Callable[[Mapping[str, Any]], WeightFormat], ...] = (
     Float4Format,
     CompressedFormat,
     Fp8Format,
+    TorchaoFormat,
     GgufFormat,
 )
 

@@ -99,7 +99,18 @@ def loaded(path: Path, *, quantize: str) -> Any:
 
 
 # Blocks and groups of 32 are cut: rows of 16 for a head, columns of 48 or 96 of the MLP.
-SHARDED = ("fp8 blocks", "modelopt", "int4", "mixed", "nvfp4", "mxfp4", "mxfp8", "nf4", "bitsandbytes int8")
+SHARDED = (
+    "fp8 blocks",
+    "modelopt",
+    "int4",
+    "mixed",
+    "nvfp4",
+    "mxfp4",
+    "mxfp8",
+    "nf4",
+    "bitsandbytes int8",
+    "torchao int4",
+)
 TESTS = Path(__file__).parents[3]
 
 

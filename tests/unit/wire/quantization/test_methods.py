@@ -11,7 +11,7 @@ from wire.quantization.methods import NAMES_STORED, ON_LOAD, STORED, Choice, Qua
 CT = "compressed-tensors"
 SERVED = (
     "gptq, awq, auto-round, intel/auto-round, marlin, exl2, mxfp4, compressed-tensors, fbgemm_fp8, fp8, modelopt FP8, "
-    "modelopt NVFP4, modelopt MXFP4, modelopt MXFP8, bitsandbytes, gguf"
+    "modelopt NVFP4, modelopt MXFP4, modelopt MXFP8, bitsandbytes, torchao, gguf"
 )
 
 
@@ -101,6 +101,30 @@ def test_a_flag_that_names_another_stored_format(flag: str, method: str) -> None
     assert found.warning == f"`--quantize {flag}` names another format than that of org/m: {method}, which is served"
 
 
+INT8 = {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {"group_size": None}}
+BY_MODULE = {
+    "_type": "FqnToConfig",
+    "_data": {"fqn_to_config": {"a": INT8, "b": {"_type": "NVFP4InferenceConfig"}, "_default": None}},
+}
+
+
+def torchao(default: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": default}}
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        INT8,
+        "int8_weight_only",
+        {"_type": "FqnToConfig", "_data": {"fqn_to_config": {"a": INT8, "_default": None}}},
+        *({"_type": kind} for kind in ("Float8WeightOnlyConfig", "IntxWeightOnlyConfig")),
+    ],
+)
+def test_kinds_of_torchao_that_are_served(default: Any) -> None:
+    assert chosen(None, torchao(default)).method == "torchao"
+
+
 FP4_FILE = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 NF4_FILE = {**FP4_FILE, "bnb_4bit_quant_type": "nf4"}
 BYTES_FILE = {"quant_method": "bitsandbytes", "load_in_8bit": True}
@@ -143,14 +167,14 @@ def test_quantized_weights_are_not_quantized_again(flag: str) -> None:
 @pytest.mark.parametrize(
     ("said", "named"),
     [
-        *(
-            ({"quant_method": name}, name)
-            for name in ("torchao", "hqq", "quanto", "aqlm", "vptq", "spqr", "higgs", "quark")
-        ),
+        *(({"quant_method": name}, name) for name in ("hqq", "quanto", "aqlm", "vptq", "spqr", "higgs", "quark")),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "modelopt NVFP4_AWQ"),
         ({"quant_method": CT, "format": "mxfp6-pack-quantized"}, f"{CT} mxfp6-pack-quantized"),
         ({"quant_method": CT, "format": "marlin-24"}, f"{CT} marlin-24"),
         ({"quant_method": "gptq", "bits": 6}, "gptq of 6 bits"),
+        (torchao({"_type": "Int4WeightOnlyConfig", "_data": {}}), "torchao Int4WeightOnlyConfig"),
+        (torchao("int4_weight_only"), "torchao int4_weight_only"),
+        (torchao(BY_MODULE), "torchao NVFP4InferenceConfig"),
         ({"quant_method": "awq", "version": "gemv"}, "awq of version gemv"),
     ],
 )
