@@ -45,6 +45,7 @@ class ShardInfo:
     quantize: str | None  # method of the weights; None: they are plain
     adapters: tuple[str, ...] = ()  # names of LoRA adapters that requests may ask for
     adapter_slots: int | None = None  # most adapters among the requests of all batches; None: any number
+    image_reserve: int = 0  # positions that a request needs for each of its images besides those of its tokens
     extensions: frozenset[Extension]
 
     @property

@@ -153,6 +153,7 @@ OURS = {
         "adapter_prefix_caching": (105, "bool", "opt"),
         "micro_batches": (106, "uint32", "opt"),
         "adapter_slots": (107, "uint32", "opt"),
+        "image_reserve": (108, "uint32", "opt"),
         "other_ranks": (120, "InfoResponse", "rep"),
     },
     "WarmupResponse": {"other_ranks": (120, "WarmupResponse", "rep")},

@@ -88,3 +88,9 @@ def test_several_shards_are_refused(scene: CrossScene) -> None:
         "divided among shards: use --num-shard 1"
     )
     assert on_ranks(2, refusal) == [expected] * 2
+
+
+def test_an_image_takes_room_among_the_states(scene: CrossScene) -> None:
+    """Of Mllama the keys and values of 4 tiles of 17 rows in 2 layers, of Idefics 4 rows, 32 wide, and no keys."""
+    traits = scene.runner.traits
+    assert traits.image_reserve == {"mllama": 4 * 17 + 1, "idefics": 1}[scene.name]

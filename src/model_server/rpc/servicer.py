@@ -52,6 +52,7 @@ class ShardFacts:
     images: bool = False
     loads_adapters: bool = False
     adapter_slots: int | None = None
+    image_reserve: int = 0
 
 
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
@@ -87,6 +88,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             quantize=self._facts.quantize,
             adapters=self._facts.adapters,
             adapter_slots=self._facts.adapter_slots,
+            image_reserve=self._facts.image_reserve or None,
             adapter_prefix_caching=self._facts.prefix_caching,
             extensions=[e for e in Extension if self._offers(e)],
         )

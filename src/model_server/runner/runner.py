@@ -94,7 +94,7 @@ class RunnerTraits:
     attention: the backend that serves it; None: it keeps a state for each request, and brings its own attention or has
     none.
     state_bytes: upper bound of the memory that a request's `RequestState` takes for each of its KV blocks; None: its
-    requests live in the paged cache.
+    requests live in the paged cache. image_reserve: tokens whose state takes as much as an image's part of it.
     decoder_prefix: the tokens before the first generated one where that is not the prompt (encoder-decoder).
     capturable: decode steps may be captured as CUDA graphs. Such a step asks the device for nothing, and the host's
     lengths only bound what it does: their true values are those on the device.
@@ -107,6 +107,7 @@ class RunnerTraits:
 
     attention: AttentionBackend | None = None
     state_bytes: int | None = None
+    image_reserve: int = 0
     decoder_prefix: tuple[int, ...] | None = None
     capturable: bool = False
     position_rows: int | None = None

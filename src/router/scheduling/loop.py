@@ -74,6 +74,7 @@ class Scheduler:
             chunking=info.chunks,
             can_grow=info.can_grow,
             may_share=_may_share(info),
+            image_reserve=info.image_reserve,
             adapters=None
             if info.adapter_slots is None
             else AdapterSlots(info.adapter_slots, limits.max_waiting_tokens),
@@ -104,7 +105,7 @@ class Scheduler:
         """
         if self._ended or self._draining:
             raise UnhealthyError
-        if not self.can_ever_fit(request.input_length, request.stopping.max_new_tokens):
+        if not self.can_ever_fit(request.input_length, request.stopping.max_new_tokens, len(request.images)):
             raise ValidationError("the request does not fit the server's cache or prefill budget")
         entry = Entry(request, self._batches.caller_left, max_unread_bytes=self._max_unread_bytes)
         if self._max_request_s is not None:
@@ -134,11 +135,15 @@ class Scheduler:
             self._task.cancel()
             await asyncio.wait((self._task,))
 
-    def can_ever_fit(self, input_length: int, max_new_tokens: int) -> bool:
+    def can_ever_fit(self, input_length: int, max_new_tokens: int, num_images: int = 0) -> bool:
         """Whether an otherwise idle server could run such a request; if not, validation answers 422."""
         limits = self._limits
         return self._queue.can_ever_fit(
-            input_length, max_new_tokens, limits.max_batch_prefill_tokens, limits.max_batch_total_tokens
+            input_length,
+            max_new_tokens,
+            limits.max_batch_prefill_tokens,
+            limits.max_batch_total_tokens,
+            num_images=num_images,
         )
 
     @property

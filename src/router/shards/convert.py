@@ -239,6 +239,7 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
         kv_cache_dtype=first.kv_cache_dtype or first.dtype,
         quantize=first.quantize or None,
         adapters=tuple(first.adapters),
+        image_reserve=max(m.image_reserve for m in messages),
         adapter_slots=min((m.adapter_slots for m in messages if m.adapter_slots), default=None),
         extensions=frozenset.intersection(*(Extension.known(m.extensions) for m in messages)),
     )

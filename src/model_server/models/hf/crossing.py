@@ -29,6 +29,9 @@ class CrossAttention(Protocol):
     def encode(self, features: dict[str, Tensor]) -> Encoded:
         """One image."""
 
+    def blank(self) -> Encoded:
+        """Zeros in the place of the largest image."""
+
     def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
         """For the forward of a prompt `ids` [n], and for each forward of one token behind it."""
 
@@ -42,11 +45,16 @@ class MllamaImages:
     def __init__(self, model: Any) -> None:
         self._model = model.model
         self._patches = int(self._model.vision_model.num_patches)  # of a tile
+        self._most_tiles = int(model.config.vision_config.max_num_tiles)
 
     def encode(self, features: dict[str, Tensor]) -> Encoded:
         states = self._model.vision_model(**features).last_hidden_state
         rows = self._model.multi_modal_projector(states).flatten(0, -2)
         return Encoded(rows, num_tiles=int(features["aspect_ratio_mask"].sum()))
+
+    def blank(self) -> Encoded:
+        weight = self._model.multi_modal_projector.weight
+        return Encoded(weight.new_zeros(self._most_tiles * self._patches, len(weight)), num_tiles=self._most_tiles)
 
     def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
         if not pictures:
@@ -81,6 +89,9 @@ class IdeficsImages:
         states = self._model.vision_model(pixel_values=features["pixel_values"]).last_hidden_state
         return Encoded((self._model.perceiver_resampler(states) if self._resamples else states)[0])
 
+    def blank(self) -> Encoded:
+        return Encoded(self._model.embed_tokens.weight.new_zeros(self._shape))
+
     def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
         """Text alone has an image of zeros, which no token reads."""
         mask = ids.new_zeros(1, len(ids), max(len(pictures), 1))
@@ -89,14 +100,10 @@ class IdeficsImages:
         for number, (place, stop) in enumerate(zip(places, [*places, len(ids)][1:], strict=True)):
             end = next((end + 1 for end in ends if place < end < stop), stop)
             mask[0, place:end, number] = 1
-        states = [encoded.rows for _, encoded in pictures] or [self._nothing()]
+        states = [encoded.rows for _, encoded in pictures] or [self.blank().rows]
         name = "perceiver_embeddings" if self._resamples else "image_encoder_embeddings"
         images = {name: torch.stack(states).unsqueeze(0)}
         return images | {"image_attention_mask": mask}, images | {"image_attention_mask": mask[:, -1:]}
-
-    def _nothing(self) -> Tensor:
-        weight = self._model.embed_tokens.weight
-        return torch.zeros(self._shape, dtype=weight.dtype, device=weight.device)
 
 
 _KINDS: dict[str, type[MllamaImages | IdeficsImages]] = {"idefics": IdeficsImages, "mllama": MllamaImages}

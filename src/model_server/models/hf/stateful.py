@@ -14,7 +14,14 @@ from torch import Tensor
 
 from model_server.errors import RequestError, StartupError
 from model_server.memory.kv_cache import KvCache, KvShape
-from model_server.models.hf.crossing import Arguments, CrossTower, Pictures, cross_attention_of, image_token_of
+from model_server.models.hf.crossing import (
+    Arguments,
+    CrossAttention,
+    CrossTower,
+    Pictures,
+    cross_attention_of,
+    image_token_of,
+)
 from model_server.models.hf.positions import StaticRotary, known_length
 from model_server.runner.runner import STATE_BLOCK_SIZE, ModelInputs, RequestState, RunnerTraits
 from model_server.text.tokenizer import Tokenizer
@@ -70,7 +77,8 @@ class StatefulRunner:
         self._takes_dynamic_cache = getattr(type(model), "_supports_default_dynamic_cache", lambda: True)()
         self._prefix = _decoder_prefix(model) if model.config.is_encoder_decoder else None
         self._vocab_size, state_bytes = self._measure(STATE_BLOCK_SIZE)
-        self.traits = RunnerTraits(state_bytes=state_bytes, decoder_prefix=self._prefix)
+        reserve = 0 if self.cross is None else self._image_reserve(self.cross, state_bytes)
+        self.traits = RunnerTraits(state_bytes=state_bytes, image_reserve=reserve, decoder_prefix=self._prefix)
 
     @property
     def vocab_size(self) -> int:
@@ -213,10 +221,21 @@ class StatefulRunner:
 
         A state has a fixed part and one that grows by the token, so requests of several blocks keep less per block.
         """
+        state, logits = self._state_of(num_tokens)
+        return logits.shape[-1], max(_tensor_bytes(state.kept, set()), 1)
+
+    def _image_reserve(self, cross: CrossAttention, state_bytes: int) -> int:
+        """Tokens whose state takes as many bytes as that of one image more."""
+        blank = cross.blank()
+        one, two = (self._state_of(STATE_BLOCK_SIZE, [(i, blank) for i in range(count)])[0] for count in (1, 2))
+        num_bytes = _tensor_bytes(two.kept, set()) - _tensor_bytes(one.kept, set())
+        return max(-(-num_bytes * STATE_BLOCK_SIZE // state_bytes), 0)
+
+    def _state_of(self, num_tokens: int, pictures: Pictures = ()) -> tuple[RequestState, Tensor]:
+        """Of a request of so many tokens, and the last one's logits."""
         state = RequestState(num_tokens)
         ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
-        logits = self._advance(state, ids, 0, [num_tokens - 1])
-        return logits.shape[-1], max(_tensor_bytes(state.kept, set()), 1)
+        return state, self._advance(state, ids, 0, [num_tokens - 1], pictures)
 
 
 def _decoder_prefix(model: Any) -> tuple[int, ...]:

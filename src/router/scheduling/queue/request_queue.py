@@ -67,7 +67,8 @@ class RequestQueue:
     `allocator` is None in padded mode, where budgets are arithmetic; in paged mode the allocator alone limits.
     chunking: the last prompt of a batch may be split at the budget. can_grow: the shards take more blocks for a running
     request, so it need not hold all it can come to need. may_share: whether a request's tokens may be looked up among
-    those of others. adapters: None: any number of them may run. `on_dropped` is called for every entry that is dropped
+    those of others. adapters: None: any number of them may run. image_reserve: positions for each image of a request
+    besides those of its tokens. `on_dropped` is called for every entry that is dropped
     because its caller has disconnected.
     """
 
@@ -81,6 +82,7 @@ class RequestQueue:
         can_grow: bool = False,
         may_share: Callable[[ValidRequest], bool] = lambda request: False,
         adapters: AdapterSlots | None = None,
+        image_reserve: int = 0,
         on_dropped: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
         self._entries: deque[Entry] = deque()
@@ -93,6 +95,7 @@ class RequestQueue:
         self._can_grow = can_grow
         self._may_share = may_share
         self._adapters = adapters
+        self._image_reserve = image_reserve
         self._on_dropped = on_dropped
         self._num_left = 0
         # The entry that got no blocks, and the allocator's version and the spare blocks at that time: it is not tried
@@ -144,13 +147,15 @@ class RequestQueue:
         self._num_left = 0
         return entries
 
-    def can_ever_fit(self, input_length: int, max_new_tokens: int, prefill_budget: int, token_budget: int) -> bool:
+    def can_ever_fit(
+        self, input_length: int, max_new_tokens: int, prefill_budget: int, token_budget: int, *, num_images: int = 0
+    ) -> bool:
         """Whether such a request would be taken if nothing else were there."""
         if not self._chunking and input_length > round_up(prefill_budget, self._block_size):
             return False
         if self._allocator is None:
             return input_length + max_new_tokens + self._speculate <= token_budget
-        blocks = -(-self._num_positions(input_length, max_new_tokens) // self._block_size)
+        blocks = -(-self._num_positions(input_length, max_new_tokens, num_images) // self._block_size)
         return blocks <= self._allocator.num_usable
 
     def next_batch(
@@ -267,14 +272,16 @@ class RequestQueue:
 
     def _num_reserved(self, entry: Entry) -> int:
         """KV positions that it gets at first: what it can come to need, or, if it can grow, whole blocks for less."""
-        needed = self._num_positions(entry.num_tokens, entry.num_remaining)
+        num_images = len(entry.request.images)
+        needed = self._num_positions(entry.num_tokens, entry.num_remaining, num_images)
         if not self._can_grow or entry.num_preemptions >= _MAX_PREEMPTIONS:
             return needed
-        first = self._num_positions(entry.num_tokens, min(entry.num_remaining, RESERVED_NEW_TOKENS))
+        first = self._num_positions(entry.num_tokens, min(entry.num_remaining, RESERVED_NEW_TOKENS), num_images)
         return min(round_up(first, self._block_size), needed)
 
-    def _num_positions(self, input_length: int, max_new_tokens: int) -> int:
-        return input_length + max_new_tokens + self._speculate - 1  # the last token is never written
+    def _num_positions(self, input_length: int, max_new_tokens: int, num_images: int) -> int:
+        # The last token is never written.
+        return input_length + max_new_tokens + self._speculate - 1 + num_images * self._image_reserve
 
     def _drop(self, entry: Entry) -> None:
         entry.drop()

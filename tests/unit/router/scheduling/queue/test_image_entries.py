@@ -83,3 +83,18 @@ def test_an_image_that_is_first_in_its_step_is_computed_whole_and_behind_others_
     queue.append(entry(b"b" * 32, is_indivisible=True))
     assert len(admitted(queue, 12)) == 1
     assert len(queue) == 1
+
+
+def test_images_that_are_kept_with_a_state_take_room_besides_their_tokens() -> None:
+    """40 tokens and 30 positions for the image: 18 blocks of 4. Two requests do not fit 35, and four images never."""
+    cache = PrefixCache(36, 4)
+    queue = RequestQueue(block_size=4, allocator=cache, image_reserve=30)
+    first, second = entry(b"a" * 32), entry(b"b" * 32)
+    queue.append(first)
+    queue.append(second)
+    assert admitted(queue) == [first]
+    assert first.allocation is not None and len(first.allocation.blocks) == 18
+    assert queue.can_ever_fit(PROMPT, 1, 1000, 1000, num_images=3)
+    assert not queue.can_ever_fit(PROMPT, 1, 1000, 1000, num_images=4)
+    cache.free(first.allocation, first.token_ids)
+    assert admitted(queue) == [second]
