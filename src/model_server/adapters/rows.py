@@ -59,6 +59,26 @@ class AdapterRows:
         return self.kept_numbers if num_rows == len(self.kept_numbers) else self.numbers
 
 
+class UniformRows(AdapterRows):
+    """All rows have the adapter of one number, however many there are."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        super().__init__(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), device)
+        self._number = number
+
+    @property
+    def groups(self) -> Groups:
+        return ((self._number, slice(None)),)
+
+    def among(self, num_rows: int) -> Groups:
+        return self.groups
+
+    def numbers_among(self, num_rows: int) -> Tensor:
+        return torch.full((num_rows,), self._number)
+
+
 @dataclass(slots=True)
 class CurrentRows:
     """The rows of the forward that runs. The decoder sets them, and its linear layers read them; None: base only."""

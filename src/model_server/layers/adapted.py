@@ -70,12 +70,13 @@ class AdaptedLinear:
         self._rows.pop(number, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._with_adapters(x, self.base(x))
+        return self.adapt(x, self.base(x))
 
     def wide(self, x: Tensor) -> Tensor:
-        return self._with_adapters(x, self.base.wide(x))
+        return self.adapt(x, self.base.wide(x))
 
-    def _with_adapters(self, x: Tensor, out: Tensor) -> Tensor:
+    def adapt(self, x: Tensor, out: Tensor) -> Tensor:
+        """out [n, outputs], which is changed: what the base model gives for x [n, in] -> what adapters make of it."""
         rows = self._current.rows
         if rows is None:
             return out
@@ -113,7 +114,10 @@ class AdaptedEmbedding:
         self._factors.pop(number, None)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        out = self._base(ids)
+        return self.adapt(ids, self._base(ids))
+
+    def adapt(self, ids: Tensor, out: Tensor) -> Tensor:
+        """out [n, width], which is changed: the base model's rows of ids [n] -> those of rows with adapters."""
         rows = self._current.rows
         for number, index in () if rows is None else rows.groups:
             if number in self._factors:

@@ -82,6 +82,11 @@ class AdapterSites:
         self._table = AdaptedEmbedding(base, self.current), table
         return self._table[0]
 
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Those that the model is loaded with, by their numbers."""
+        return self._adapters
+
     def numbers_of(self, num_rows: int) -> Tensor | None:
         """[num_rows] int64 of host memory: of the adapter of each row that the running layer has, BASE: none; None: no
         row has one."""

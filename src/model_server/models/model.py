@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 class Model:
     """name: what messages call it. spec: None for a family that the native decoder does not know, which transformers
     may compute. adapters: LoRA adapters to load with it. merged: one that is merged into the weights of `spec`.
-    adapter_room: for how many further adapters, which come while it serves."""
+    adapter_room: for how many further adapters, which come while it serves. adapter_folders: by their names, of the
+    adapters of a model without a spec, whose layers are known when it is loaded."""
 
     checkpoint: Checkpoint
     name: str
@@ -47,6 +48,7 @@ class Model:
     adapters: tuple[Adapter, ...] = ()
     merged: Adapter | None = None
     adapter_room: int = 0
+    adapter_folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
 
 
 def describe(
@@ -131,10 +133,12 @@ def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0) -
     if not folders and not room:
         return model
     if model.spec is None:
-        raise StartupError(
-            f"{model.config.model_type} is served by the transformers runner, which takes no LoRA adapters: merge the "
-            "adapter into the model"
-        )
+        if room:
+            raise StartupError(
+                f"--lora-root: {model.config.model_type} is served by the transformers runner, whose adapters are "
+                "loaded with the model: name them in --lora-adapters"
+            )
+        return dataclasses.replace(model, adapter_folders=folders)
     adapters = tuple(adapter_of(model, name, path) for name, path in folders.items())
     return dataclasses.replace(model, adapters=adapters, adapter_room=room)
 
@@ -143,10 +147,15 @@ def adapter_of(model: Model, name: str, folder: Path) -> Adapter:
     """The adapter in `folder`, checked for a model of the native decoder. Raises StartupError."""
     assert model.spec is not None
     found = read_adapter(name, folder, adapter_targets(model.spec), _bases(model, model.spec))
-    names = {Path(place).name.lower() for place in (model.name, model.checkpoint.directory)}
-    if found.base is not None and Path(found.base).name.lower() not in names:
-        _warn_of_base(name, found.base, model.name)
+    warn_of_other_base(model, found)
     return found
+
+
+def warn_of_other_base(model: Model, adapter: Adapter) -> None:
+    """One warning for an adapter that names another base model than this one."""
+    names = {Path(place).name.lower() for place in (model.name, model.checkpoint.directory)}
+    if adapter.base is not None and Path(adapter.base).name.lower() not in names:
+        _warn_of_base(adapter.name, adapter.base, model.name)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -11,12 +11,14 @@ import torch
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
+from model_server.models.hf.adapters import HookedAdapters
 from model_server.models.hf.crossing import CROSSING
 from model_server.models.hf.loading import HfModel, check_sharding, load_model, max_positions, one_line
 from model_server.models.hf.paged import ATTENTION_NAME, TransformersRunner, UnsuitableError, register
 from model_server.models.hf.positions import make_static
-from model_server.models.hf.self_check import check_captured, check_paged, check_stateful
+from model_server.models.hf.self_check import check_adapted, check_captured, check_paged, check_stateful
 from model_server.models.hf.stateful import StatefulRunner
+from model_server.models.model import warn_of_other_base
 from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import Runner
 
@@ -45,10 +47,17 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice, *
         except UnsuitableError as unsuitable:
             reason = str(unsuitable)
         else:
+            if hf.described.adapter_folders:
+                _adapt(hf, runner, placement)
             if captures and placement.device.type == "cuda" and runner.may_be_capturable:
                 _try_capture(runner, placement)
             _report("transformers", hf, error, started, "")
             return runner
+    if hf.described.adapter_folders:
+        raise StartupError(
+            f"{hf.model_type} needs a state for each request ({reason}), and takes no LoRA adapters: merge the adapter "
+            "into the model"
+        )
     if placement.cache_dtype is not None:
         raise StartupError(
             f"--kv-cache-dtype: {hf.model_type} keeps a state for each request ({reason}), which has the model's type; "
@@ -136,6 +145,24 @@ def _paged(
             runner.give_back()
         raise UnsuitableError(failure or "it failed the self-check on another rank")
     return runner, verdict.error
+
+
+def _adapt(hf: HfModel, runner: TransformersRunner, placement: Placement) -> None:
+    """Load the adapters, and try that rows get their own. Raises StartupError."""
+    model, device = hf.described, placement.device
+    hooked = HookedAdapters(runner.model, model.adapter_folders, placement.dtype, device)
+    for adapter in hooked.sites.adapters:
+        warn_of_other_base(model, adapter)
+    runner.adapt(hooked.sites.current, hooked.sites.names)
+    verdict = check_adapted(runner, hooked.sites.current, placement.dtype, device)
+    unused = sorted(hooked.hooked - hooked.called)
+    if unused:
+        raise StartupError(f"LoRA adapters: {hf.model_type} does not call {unused[0]} as a layer; merge the adapter")
+    if not verdict.passed:
+        raise StartupError(
+            f"LoRA adapters are not served for {hf.model_type}: a row of a batch gives other results than alone "
+            f"(relative error {verdict.error:.1e}); merge the adapter into the model"
+        )
 
 
 def _try_capture(runner: TransformersRunner, placement: Placement) -> None:

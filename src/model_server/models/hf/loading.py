@@ -147,6 +147,8 @@ def check_sharding(hf: HfModel, world_size: int) -> None:
         return
     if hf.described.checkpoint.merged is not None:
         raise StartupError(f"an adapter of {hf.model_type} is merged on one shard only: use --num-shard 1")
+    if hf.described.adapter_folders:
+        raise StartupError(f"LoRA adapters of {hf.model_type} are served on one shard only: use --num-shard 1")
     config = hf.text_config
     plan = getattr(config, "base_model_tp_plan", None)
     if not plan:

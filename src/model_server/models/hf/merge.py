@@ -1,4 +1,4 @@
-"""An adapter merged into the modules of a transformers model. Imports transformers late."""
+"""An adapter merged into the modules of a transformers model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_server.adapters.folder import Targets, read_adapter
+from model_server.adapters.folder import read_adapter
 from model_server.adapters.merge import Merging, with_tied_rows
 from model_server.errors import StartupError
+from model_server.models.hf.adapters import is_transposed, module_targets
 
 
 def merge(model: Any, directory: Path, name: str) -> None:
@@ -18,18 +19,9 @@ def merge(model: Any, directory: Path, name: str) -> None:
 
     Raises StartupError, which names the adapter, for a folder that is not served, or a module that takes no adapter.
     """
-    from transformers.pytorch_utils import Conv1D
-
-    paths = {one: path for path, one in model.named_modules()}
-    modules = {path: one for one, path in paths.items() if isinstance(one, nn.Linear | Conv1D)}
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    embedding, head_name = paths.get(table, ""), paths.get(head, "")
-    targets: dict[str, tuple[int, int]] = {}
-    for path, one in modules.items():
-        rows, columns = one.weight.shape
-        targets[path] = (rows, columns) if isinstance(one, Conv1D) else (columns, rows)
-    size, width = table.weight.shape
-    found = Targets(linear=targets, head=head_name, embedding=embedding, table=(size, width))
+    found, modules = module_targets(model)
+    embedding, head_name = found.embedding, found.head
     adapter = read_adapter(name, directory, found, ("",))
     if head is not None and head.weight is table.weight:
         adapter = with_tied_rows(adapter, embedding, head_name)
@@ -37,19 +29,19 @@ def merge(model: Any, directory: Path, name: str) -> None:
         merging = Merging(adapter, opened, embedding, table.weight.dtype)
         for path in {*adapter.pairs, *adapter.rows}:
             module = table if path == embedding else modules[path]
-            _merge_into(module, merging, path, name, is_transposed=isinstance(module, Conv1D))
+            _merge_into(module, merging, path, name, transposed=is_transposed(module))
 
 
-def _merge_into(module: Any, merging: Merging, path: str, name: str, *, is_transposed: bool) -> None:
+def _merge_into(module: Any, merging: Merging, path: str, name: str, *, transposed: bool) -> None:
     stored = module.weight
 
     def whole() -> Tensor:
         weight: Tensor = stored.detach().float().clone()
-        return weight.t() if is_transposed else weight
+        return weight.t() if transposed else weight
 
     weight = whole()
     merged = merging.matrix(path, weight, [(0, weight.shape[0])], (0, weight.shape[1]), whole)
-    merged = merged.t() if is_transposed else merged
+    merged = merged.t() if transposed else merged
     # Parameters of their own: a tied head must leave the embedding as it is.
     module.weight = nn.Parameter(merged.to(stored.dtype).contiguous(), requires_grad=False)
     if not merging.changes_bias(path):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from model_server.adapters.rows import CurrentRows
 from model_server.attention.backend import AttentionLayer, AttentionStep
 from model_server.attention.choice import AttentionChoice
 from model_server.errors import ModelServerError
@@ -198,6 +199,7 @@ class TransformersRunner:
         _check_windows(model.config.get_text_config(decoder=True), windows, max_positions)
         self._backend = attention.for_layers(probe.layers)
         self.traits = RunnerTraits(attention=self._backend)  # see `allow_capture`
+        self._adapters = CurrentRows()
         self._vocab_size = logits.shape[-1]
         self._kv_shapes = tuple(probe.shapes)
 
@@ -239,7 +241,12 @@ class TransformersRunner:
     @property
     def may_be_capturable(self) -> bool:
         """Nothing known speaks against it: tables by position that grow with the longest sequence would move."""
-        return self._backend.capturable and not self._rotaries
+        return self._backend.capturable and not self._rotaries and not self.traits.adapters
+
+    def adapt(self, current: CurrentRows, names: tuple[str, ...]) -> None:
+        """From now on the rows of each step are written to `current`. names: of the adapters, by their numbers."""
+        self._adapters = current
+        self.traits = replace(self.traits, adapters=names)
 
     def allow_capture(self) -> None:
         """From now on its traits say that steps can be captured."""
@@ -252,6 +259,7 @@ class TransformersRunner:
         metadata = inputs.attention
         attention = inputs.attention_step or self._backend.begin(metadata, cache)
         step = _Step(metadata.slots, cache, attention, inputs.positions, self._temperatures)
+        self._adapters.rows = inputs.adapters
         with known_length(self._rotaries, metadata.max_kv_length):
             return self._run(step, inputs.input_ids, inputs.positions, inputs.logit_rows)
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from model_server.adapters.rows import BASE, CurrentRows, UniformRows, adapter_rows
 from model_server.attention.metadata import AttentionMetadata
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
@@ -45,6 +47,23 @@ def check_paged(runner: TransformersRunner, dtype: torch.dtype, device: torch.de
     served = run(runner, sequences, dtype, device)
     with runner.given_back() as model:
         expected = [alone(model, s) for s in sequences]
+    return compare(served, expected, 1e-4, dtype)
+
+
+def check_adapted(
+    runner: TransformersRunner, current: CurrentRows, dtype: torch.dtype, device: torch.device
+) -> Verdict:
+    """A sequence with the first adapter beside one of the base model, each compared with itself alone. current: what
+    the layers read the rows of a step from, as the runner sets it."""
+    sequences = _sequences(runner.model.config, runner.vocab_size, device)
+    numbers = (0, BASE)
+    served = run(runner, sequences, dtype, device, numbers=numbers)
+    expected = []
+    with runner.given_back() as model:
+        for number, sequence in zip(numbers, sequences, strict=True):
+            current.rows = None if number == BASE else UniformRows(number, device)
+            expected.append(alone(model, sequence))
+    current.rows = None
     return compare(served, expected, 1e-4, dtype)
 
 
@@ -101,10 +120,12 @@ def run(
     device: torch.device,
     prefilled: Sequence[int] = PREFILLED,
     prepare: Callable[[KvCache], object] = lambda cache: None,
+    numbers: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """Logits of every token of each sequence, computed as the engine would: one prefill, then decode steps together.
 
     Blocks alternate between the sequences, and what has not been written is NaN. prepare: called with the cache first.
+    numbers: of the adapter of each sequence; None: none has one.
     """
     block_size = runner.traits.block_size
     widths = [-(-len(s) // block_size) for s in sequences]
@@ -123,6 +144,9 @@ def run(
             return [torch.cat(p) for p in parts]
         inputs = _inputs([sequences[i] for i in taking], [spans[i] for i in taking], tables[taking], block_size)
         inputs = replace(inputs, states=tuple(states[i] for i in taking))
+        if numbers is not None:
+            of_rows = np.repeat([numbers[i] for i in taking], [spans[i][1] - spans[i][0] for i in taking])
+            inputs = replace(inputs, adapters=adapter_rows(of_rows, None, device))
         logits = runner.forward(inputs, cache)
         parted: Sequence[Tensor] = torch.split(logits, [spans[i][1] - spans[i][0] for i in taking])
         for i, rows in zip(taking, parted, strict=True):

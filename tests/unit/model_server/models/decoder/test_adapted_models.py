@@ -215,10 +215,3 @@ def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "a", {"lm_head": (64, 512)}, tensors={key: torch.full((4, 64), float("nan"))})
     with pytest.raises(StartupError, match=rf"LoRA adapter `a`: tensor {key} holds numbers that are not finite"):
         load(model, adapters={"a": adapter})
-
-
-def test_the_transformers_runner_takes_none(tmp_path: Path) -> None:
-    model = tiny_checkpoint("mamba", tmp_path / "model", with_tokenizer=False)
-    adapter = write_adapter(tmp_path / "a", {"lm_head": (64, 512)})
-    with pytest.raises(StartupError, match="mamba is served by the transformers runner, which takes no LoRA adapters"):
-        load(model, adapters={"a": adapter})
