@@ -222,11 +222,10 @@ def _encoder(
     """What reads images, on every rank; None: they are not served. Raises StartupError."""
     name = model.config.model_type
     family = vision_family(model.checkpoint.fields)
-    other = "--num-stage" if config.num_stage > 1 else "--speculator" if config.speculator is not None else None
-    if family is not None and other is not None:
+    if family is not None and config.num_stage > 1:
         if family.sight == "prompt":
-            raise StartupError(f"{other} is not served for {name}, whose prompts are read as a whole; leave it out")
-        logger.warning("Only the text model of %s is served: images are not, with %s", name, other)
+            raise StartupError(f"--num-stage is not served for {name}, whose prompts are read as a whole; leave it out")
+        logger.warning("Only the text model of %s is served: images are not, with --num-stage", name)
         family = None
     if family is None:
         if config.encoder_cache_tokens is not None:

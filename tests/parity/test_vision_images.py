@@ -8,19 +8,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from parity.vision_scene import BLOCK, VisionScene, request
 from safetensors.torch import load_file, save_file
 from support.engine_shard import EngineShard, errors_of, tokens_of
-from support.loading import CPU
+from support.loading import CPU, load
 from support.running_server import free_port
 from support.vision_models import CONFIGS, MODEL_TYPES, write_vision_checkpoint
 
 from model_server.attention.choice import AttentionChoice
 from model_server.batch.sequence import NewRequest
 from model_server.errors import StartupError
+from model_server.speculation.drafters.draft_model import DraftModel
+from model_server.speculation.drafters.drafter import DraftedRunner
+from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.pace import Pace
 from model_server.speculation.speculator import Speculator
 from model_server.vision.families import FAMILIES
@@ -48,14 +52,30 @@ def alone(shard: EngineShard, new: NewRequest) -> list[int]:
     return tokens_of(*shard.run_out(shard.prefill(0, new), 0))[new.id]
 
 
-def test_tokens_equal_transformers(scene: VisionScene) -> None:
+def logits_of(shard: EngineShard) -> list[torch.Tensor]:
+    """Filled with what the model of `shard` gives from now on."""
+    seen: list[torch.Tensor] = []
+    forward = shard.runner.forward
+
+    def noting(inputs: Any, cache: Any) -> torch.Tensor:
+        logits = forward(inputs, cache)
+        seen.append(logits.clone())
+        return logits
+
+    shard.runner.forward = noting  # type: ignore[method-assign]
+    return seen
+
+
+def test_tokens_and_logits_equal_transformers(scene: VisionScene) -> None:
     """None, one and two pictures with text between; another picture gives other tokens."""
     answers = []
     for numbers in ((), (0,), (1, 0), (2,)):
         prompt = scene.prompt(numbers)
-        expected = scene.generate(prompt)
+        expected, logits = scene.answer(prompt)
         shard = scene.shard()
+        seen = logits_of(shard)
         assert alone(shard, request(shard, prompt)) == expected, numbers
+        assert (torch.cat(seen) - logits).abs().max() < 1e-4 * logits.abs().max(), numbers
         answers.append(tuple(expected))
     assert len(set(answers)) == len(answers) and len(set(answers[1])) >= 4
 
@@ -132,6 +152,25 @@ def test_drafts_change_nothing(scene: VisionScene) -> None:
     results = shard.run_out(shard.prefill(0, new), 0)
     assert tokens_of(*results)[new.id] == expected
     assert sum(r.drafted.num_right for r in results if r.drafted is not None) >= 4
+
+
+def test_a_draft_model_changes_nothing(scene: VisionScene) -> None:
+    """The text model drafts for itself: with the ids of image tokens, at the places of the cache."""
+    prompts = [scene.prompt((1, 0)), scene.prompt(())]
+    base: Any = load(scene.folder)
+    if base.traits.keeps_state:
+        pytest.skip("nothing is drafted where states cannot go back")
+    drafter = DraftModel(load(scene.folder), base)
+    shard = scene.shard(runner=DraftedRunner(base, drafter))
+    speculator = ModelSpeculator(3, drafter)
+    speculator.pace, drafter.pace = Pace([(1, 1.0)]), Pace([(1, 0.01)])
+    shard.engine.speculator = shard.engine._stepper._speculator = speculator
+    requests = [request(shard, one) for one in prompts]
+    results = [shard.prefill(0, requests[0]), shard.prefill(1, requests[1], cached=0)]
+    results += shard.run_out(results.pop(), 0)
+    found = tokens_of(*results)
+    assert [found[one.id] for one in requests] == [scene.generate(one) for one in prompts]
+    assert sum(r.drafted.num_tokens for r in results if r.drafted is not None) >= 4
 
 
 @pytest.mark.long

@@ -11,14 +11,17 @@ import torch
 from parity.vision_scene import VisionScene, request
 from safetensors.torch import load_file, save_file
 from support.adapters import write_adapter
+from support.drafted_shard import shard_of
 from support.engine_shard import tokens_of
 from support.loading import CPU, load
 from support.peft_adapters import peft_adapter, peft_model
 from support.quantized import gptq_tensors, rounded
 from support.quantized_folder import Store, Stored, block_fp8, quantize_folder
+from support.tiny_drafters import eagle3
 from torch import Tensor
 
 from model_server.errors import StartupError
+from model_server.text.tokenizer import Tokenizer
 from model_server.vision.families import FAMILIES
 from model_server.vision.tower import load_tower
 
@@ -125,3 +128,17 @@ def test_an_adapter_that_changes_the_tower_is_refused(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", {tower: (32, 32)})
     with pytest.raises(StartupError, match=f"LoRA adapter `seen`: tensor .*{tower}.* belongs to no layer"):
         load(folder, adapters={"seen": adapter})
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3"])
+def test_a_layer_that_drafts_from_the_models_states(name: str, tmp_path: Path) -> None:
+    """EAGLE-3: it reads what the model makes of images, and the ids of their tokens."""
+    scene = VisionScene(tmp_path / "model", name)
+    tokenizer = Tokenizer.load(scene.folder)
+    prompt = scene.prompt((1, 0))
+    speculator = eagle3(tmp_path / "eagle", hidden=64, vocab=512, draft_vocab=None)
+    shard, asked = shard_of(tokenizer, scene.folder, speculator, encoder=scene.encoder(), num_blocks=256)
+    new = request(shard, prompt)
+    assert tokens_of(*shard.run_out(shard.prefill(0, new), 0))[new.id] == scene.generate(prompt)
+    assert len(asked) >= 4

@@ -127,6 +127,10 @@ class VisionScene:
 
     def generate(self, prompt: Prompt, new_tokens: int = NEW_TOKENS) -> list[int]:
         """transformers' greedy answer."""
+        return self.answer(prompt, new_tokens)[0]
+
+    def answer(self, prompt: Prompt, new_tokens: int = NEW_TOKENS) -> tuple[list[int], torch.Tensor]:
+        """And the logits that its tokens were taken from, [new_tokens, vocab_size]."""
         ids = torch.tensor([prompt.ids])
         more: dict[str, Any] = {}
         if prompt.pictures:
@@ -138,9 +142,9 @@ class VisionScene:
         with torch.inference_mode():
             out = self.model.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens,
-                min_new_tokens=new_tokens, eos_token_id=None, **more,
+                min_new_tokens=new_tokens, eos_token_id=None, output_logits=True, return_dict_in_generate=True, **more,
             )  # fmt: skip
-        return [int(i) for i in out[0, len(prompt.ids) :]]
+        return [int(i) for i in out.sequences[0, len(prompt.ids) :]], torch.cat(out.logits)
 
     def encoder(self, capacity: int = 10_000) -> ImageEncoder:
         return ImageEncoder(self.tower, capacity)
@@ -152,10 +156,11 @@ class VisionScene:
         encoder: ImageEncoder | None = None,
         num_blocks: int = 256,
         folder: Path | None = None,
+        runner: Any = None,
         **options: Any,
     ) -> EngineShard:
-        """An engine on the model. folder: of another text model. options: for `load`."""
-        runner: Any = load(folder or self.folder, **options)
+        """An engine on the model. folder: of another text model. options: for `load`. runner: instead of a new one."""
+        runner = runner or load(folder or self.folder, **options)
         return EngineShard(
             Tokenizer.load(self.folder), budget=budget, runner=runner, encoder=encoder or self.encoder(),
             num_blocks=num_blocks,

@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence as Rows
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
@@ -58,12 +60,18 @@ class DraftModel:
         return True
 
     def follow(self, inputs: ModelInputs) -> None:
-        """Compute the keys of a step that has prompts."""
+        """Compute the keys of a step that has prompts. Of images it sees the ids of their tokens alone, and counts
+        them as tokens of text."""
         assert self._cache is not None
+        attention = inputs.attention
+        if attention.last_keys is not None:
+            attention = dataclasses.replace(attention, last_keys=None, first_keys=None)
         first = torch.zeros(1, dtype=torch.int64, device=inputs.input_ids.device)
         own = dataclasses.replace(
             inputs,
             input_ids=self._embedded(inputs.input_ids),
+            positions=_counted(attention),
+            attention=attention,
             logit_rows=first,
             attention_step=None,
             adapters=None,
@@ -107,3 +115,10 @@ class DraftModel:
     def _embedded(self, ids: Tensor) -> Tensor:
         """Ids that have an embedding: the model may have more, which no text has."""
         return ids.clamp(max=self.runner.vocab_size - 1)
+
+
+def _counted(metadata: AttentionMetadata) -> Tensor:
+    """The places of a step's tokens in the cache, [num_tokens] int64."""
+    counts, lengths = metadata.query_lengths_host, metadata.kv_lengths_host
+    spans = [np.arange(total - count, total) for count, total in zip(counts, lengths, strict=True)]
+    return torch.from_numpy(np.concatenate(spans)).to(metadata.slots.device)

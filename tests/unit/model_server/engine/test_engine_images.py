@@ -96,3 +96,21 @@ def test_a_step_encodes_no_more_images_than_fit(tiny_tokenizer: Tokenizer) -> No
             encoded.append(list(tower.encoded))
     # [1 2] [i i i 3] ...: a chunk of 8 tokens from the second one ends in the second image.
     assert lengths[:3] == [8, 8, 5] and encoded[:3] == [[1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5]]
+
+
+def test_answers_to_one_prompt_encode_its_image_once(tiny_tokenizer: Tokenizer) -> None:
+    """However little room there is for what is kept, in chunks, and where one of them is computed again."""
+    tower = Tower(set())
+    encoder = ImageEncoder(tower, 1)
+    shard = EngineShard(tiny_tokenizer, budget=4, encoder=encoder)
+    with torch.inference_mode():
+        first, second, third = [with_images(shard, 5, chunk_len=4) for _ in range(3)]
+        results = [shard.prefill(0, first, second), shard.prefill(1, third, cached=0)]
+        results += shard.run_out(results.pop(), 0)
+        tokens = tokens_of(*results)
+        assert len({tuple(tokens[one.id]) for one in (first, second, third)}) == 1
+        assert tower.encoded == [5] and encoder.num_rows == ROWS
+        again = with_images(shard, 5, id=9, resume_ids=tuple(tokens[first.id][:2]))
+        shard.prompts[9] = shard.prompts[first.id]
+        assert tokens_of(*shard.run_out(shard.prefill(2, again), 2))[9] == tokens[first.id][2:]
+    assert tower.encoded == [5]
