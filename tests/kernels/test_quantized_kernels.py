@@ -17,7 +17,7 @@ from model_server.kernels.quantized import TILES, TileConfig, multiply, tiles_fo
 from model_server.layers.linear.scaled import ScaledProduct
 from model_server.layers.linear.triton import TritonQuantizedLinear, can_decode, decoding_linear, kernel_matrix
 from model_server.quantization.forms import Plain
-from model_server.quantization.forms.codes import Codes, Order
+from model_server.quantization.forms.codes import E2M1, Codes, Order
 from model_server.quantization.forms.float8 import Fp8
 
 numpy_scalars.mend()
@@ -39,6 +39,11 @@ def codes_of(
     zeros = torch.randint(0, 2**bits, (out, groups), generator=generator, dtype=torch.uint8)
     size = torch.rand(out, groups, generator=generator).add(0.1).div(2**bits * columns**0.5)
     return Codes.of(codes.to(device), size.to(device, scales), zeros.to(device), group, bits)
+
+
+def float4_of(out: int, columns: int, group: int, device: torch.device) -> Codes:
+    form = codes_of(out, columns, 4, group, device, torch.float32)
+    return replace(form, zeros=torch.full_like(form.zeros, E2M1[0]), levels=E2M1)
 
 
 def float8_of(out: int, columns: int, block: tuple[int, int], device: torch.device) -> Fp8:
@@ -67,6 +72,23 @@ def test_codes(device: torch.device, shape: tuple[int, int], bits: int, group: i
     out, columns = shape
     form = codes_of(out, columns, bits, min(group, columns), device)
     check(form, num_rows, torch.bfloat16, device, biased=group == 32)
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 33, 64])
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_float4(device: torch.device, shape: tuple[int, int], group: int, num_rows: int) -> None:
+    check(float4_of(*shape, group, device), num_rows, torch.bfloat16, device, biased=group == 32)
+
+
+def test_every_4_bit_float_is_exact(device: torch.device) -> None:
+    codes = torch.arange(16, dtype=torch.uint8).repeat(16, 1)
+    ones = torch.ones(16, 1, device=device)
+    form = Codes.of(codes.to(device), ones / 2, torch.full_like(ones, 12, dtype=torch.uint8), 16, 4)
+    x = torch.eye(16, device=device, dtype=torch.bfloat16)
+    actual = multiply(x, kernel_matrix(replace(form, levels=E2M1)), None, torch.float32, 1)
+    numbers = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert actual[:, 0].tolist() == [*numbers, *(-number for number in numbers)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 33, 64])

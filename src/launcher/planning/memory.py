@@ -89,11 +89,14 @@ def weight_bytes(info: ModelInfo, quantize: str | None, width: int) -> int | Non
 
 def _growth(said: Mapping[str, Any], hidden_size: int) -> float:
     """What codes of 2 and 3 bits take in memory for each byte of the file: a group of them has a scale of 2 bytes, and
-    a zero point that is one more code in the file and a byte in memory. Of MXFP4, 32 numbers and an exponent become as
-    many bytes, a scale of 4 and a zero point. The scale of 64 numbers of bitsandbytes, a byte in the file if it is
-    quantized itself, takes 4."""
-    if said.get("quant_method") == "mxfp4":
-        return 37 / 17
+    a zero point that is one more code in the file and a byte in memory. Of 4-bit floats the scale, in the file of one
+    byte for 32 numbers (MXFP4) or 16 (NVFP4), takes 4, and a zero point one. The scale of 64 numbers of bitsandbytes, a
+    byte in the file if it is quantized itself, takes 4."""
+    kinds = f"{said.get('quant_method')} {said.get('format')} {said.get('quant_algo')}".lower()
+    if "mxfp4" in kinds:
+        return 21 / 17
+    if "nvfp4" in kinds:
+        return 13 / 9
     if said.get("quant_method") == "bitsandbytes" and said.get("bnb_4bit_use_double_quant"):
         return 72 / 66
     bits, group = said.get("bits"), said.get("group_size")

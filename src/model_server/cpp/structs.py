@@ -69,6 +69,7 @@ class CodeShapeStruct(ctypes.Structure):
         ("group", c_long),
         ("zero", c_long),
         ("is_float8", c_long),
+        ("levels", c_void_p),
     ]
 
 

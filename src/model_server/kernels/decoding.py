@@ -11,13 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Kind = Literal["plain", "codes4", "codes8", "float8", "float8_bits"]
+Kind = Literal["plain", "codes4", "codes8", "float4", "float8", "float8_bits"]
 
 # 2 ** 23: the float32 numbers from there on have a distance of 1, so that a code is the lower bits of one.
 _WHOLE = tl.constexpr(8388608.0)
 _WHOLE_BITS = tl.constexpr(0x4B000000)
 # The bits of an 8-bit float, moved to the places of a float32's, are smaller by this: 2 ** (127 - 7).
 _FLOAT8_FACTOR = tl.constexpr(2.0**120)
+# The same of 4-bit floats.
+_FLOAT4_FACTOR = tl.constexpr(2.0**126)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,8 @@ class Matrix:
     All tensors are contiguous; those of several matrices (experts) have one more dimension in front.
 
     numbers: of kind plain [out, depth] floating, without scales; codes4 [out, depth / 2] uint8, the even columns in
-    the lower bits; codes8 [out, depth] uint8; float8 [out, depth] float8_e4m3fn; float8_bits the same as uint8, for
-    devices that have no instruction for them.
+    the lower bits; codes8 [out, depth] uint8; float4 as codes4, but floats (E2M1); float8 [out, depth] float8_e4m3fn;
+    float8_bits the same as uint8, for devices that have no instruction for them.
     scales: [groups, rows of scales], of any floating type. zeros: [groups, out] uint8; None: floats.
     """
 
@@ -76,7 +78,7 @@ def _likeness(matrix: Matrix) -> tuple[object, ...]:
 
 
 def matrix_kind(numbers: Tensor, depth: int, *, has_float8: bool) -> tuple[Kind, Tensor]:
-    """The kind of numbers of a matrix with `depth` columns, and these as kernels take them."""
+    """The kind of numbers of a matrix with `depth` columns, whole ones if of 4 bits, and these as kernels take them."""
     if numbers.dtype == torch.float8_e4m3fn:
         return ("float8", numbers) if has_float8 else ("float8_bits", numbers.view(torch.uint8))
     return ("codes8" if numbers.shape[-1] == depth else "codes4"), numbers
@@ -106,12 +108,15 @@ def group_values(
 
 @triton.jit
 def decoded(raw, scale, zero, like, KIND: tl.constexpr, WHOLE_ROWS: tl.constexpr):
-    """Numbers [columns, n] of one tile in the type of `like`; of codes4 one of a byte's two. Rounded once."""
+    """Numbers [columns, n] of one tile in the type of `like`; of 4 bits one of a byte's two. Rounded once."""
     COLUMNS: tl.constexpr = raw.shape[0]
     WIDTH: tl.constexpr = raw.shape[1]
     GROUPS: tl.constexpr = scale.shape[1]
     if KIND == "float8":
         values = raw.to(tl.float32)
+    elif KIND == "float4":
+        bits = raw.to(tl.int32)
+        values = (((bits & 8) << 28) | ((bits & 7) << 22)).to(tl.float32, bitcast=True) * _FLOAT4_FACTOR
     elif KIND == "float8_bits":
         bits = raw.to(tl.int32)
         values = (((bits & 128) << 24) | ((bits & 127) << 20)).to(tl.float32, bitcast=True) * _FLOAT8_FACTOR

@@ -100,7 +100,8 @@ def _decode_multiply(
     BIASED: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    PER_BYTE: tl.constexpr = 2 if KIND == "codes4" else 1
+    PAIRS: tl.constexpr = KIND == "codes4" or KIND == "float4"
+    PER_BYTE: tl.constexpr = 2 if PAIRS else 1
     part = tl.program_id(2)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -124,7 +125,7 @@ def _decode_multiply(
             scales, zeros, column, start, width, depth, group, height, num_scales,
             KIND=KIND, GROUPS=GROUPS, WITHIN=DEPTH // GROUPS, WHOLE_ROWS=WHOLE_ROWS,
         )  # fmt: skip
-        if KIND == "codes4":
+        if PAIRS:
             even, odd = halves(given, DEPTH)
             total = product(decoded(raw & 15, scale, zero, given, KIND, WHOLE_ROWS), tl.trans(even), total)
             total = product(decoded(raw >> 4, scale, zero, given, KIND, WHOLE_ROWS), tl.trans(odd), total)
@@ -145,9 +146,11 @@ def variants() -> Sequence[Variant]:
         for dtype in ("bf16", "fp16"):
             found.append(_variant(tiles, dtype, "codes4", group=128))
             found.append(_variant(tiles, dtype, "codes8", group=None))
+            found.append(_variant(tiles, dtype, "float4", group=16))
             found.append(_variant(tiles, dtype, "float8", group=None))
         found.append(_variant(tiles, "bf16", "codes4", group=32))
         found.append(_variant(tiles, "bf16", "codes8", group=128))
+        found.append(_variant(tiles, "bf16", "float4", group=32))
         found.append(_variant(tiles, "bf16", "float8", group=128))
         found.append(_variant(tiles, "bf16", "float8_bits", group=None))
         found.append(_variant(tiles, "bf16", "codes4", group=128, BIASED=True, EVEN=False))

@@ -10,14 +10,17 @@ constexpr long BYTE_TILE_INPUTS = 64;  // that one product goes over
 constexpr long BYTE_TILE_ROWS = 64;    // of a block: their sums stay in the first-level cache
 
 // The codes of a chunk of one panel, a byte each: tiles do not read halves of bytes.
-inline const uint8_t* bytes_of_codes(const uint8_t* codes, long bits, long inputs, uint8_t* space) {
+inline const uint8_t* bytes_of_codes(const uint8_t* codes, long bits, const uint8_t* levels, long inputs, uint8_t* space) {
     constexpr long STEP_BYTES = TILE_PANEL * 4;
+    static constexpr uint8_t THEMSELVES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     if (bits == 8) return codes;
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)(levels ? levels : THEMSELVES)));
     for (long step = 0; step < inputs / 8; step++)
         for (long i = 0; i < STEP_BYTES; i += 64) {
             const __m512i both = _mm512_loadu_si512(codes + step * STEP_BYTES + i), mask = _mm512_set1_epi8(15);
-            _mm512_storeu_si512(space + 2 * step * STEP_BYTES + i, _mm512_and_si512(both, mask));
-            _mm512_storeu_si512(space + (2 * step + 1) * STEP_BYTES + i, _mm512_and_si512(_mm512_srli_epi16(both, 4), mask));
+            const __m512i first = _mm512_and_si512(both, mask), second = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+            _mm512_storeu_si512(space + 2 * step * STEP_BYTES + i, _mm512_shuffle_epi8(table, first));
+            _mm512_storeu_si512(space + (2 * step + 1) * STEP_BYTES + i, _mm512_shuffle_epi8(table, second));
         }
     return space;
 }

@@ -22,6 +22,7 @@ struct CodeShape {
     long outputs, inputs, columns, bits, group;
     long zero;             // of all groups, or -1: each has its own
     long is_float8;        // not whole numbers, but e4m3: bits 8, zero 0, no order (float8_product.hpp)
+    const uint8_t* levels;  // [16]: the numbers that codes of 4 bits stand for, or null: codes are these themselves
 
     long padded() const { return (columns + CODE_STEP - 1) / CODE_STEP * CODE_STEP; }
     long panel_count() const { return (outputs + PANEL - 1) / PANEL; }
@@ -104,19 +105,41 @@ INLINE vi add_pairs(vi sum, vi a, vi b) {
 // What a chunk's products with zero points are the products of, beside `beginning`.
 INLINE vi minus_pairs(vi zero) { return (-zero << 16) | (-128 * zero & 0xffff); }
 
+INLINE vi in_all_quarters(const uint8_t* sixteen) {
+    const __m128i one = _mm_loadu_si128((const __m128i*)sixteen);
+#if defined(__AVX512F__)
+    return (vi)_mm512_broadcast_i32x4(one);
+#else
+    return (vi)_mm256_broadcastsi128_si256(one);
+#endif
+}
+// Codes of 4 bits, each in a byte, as the numbers that they stand for.
+INLINE vi look_up(vi levels, vi codes) {
+#if defined(__AVX512F__)
+    return (vi)_mm512_shuffle_epi8((__m512i)levels, (__m512i)codes);
+#else
+    return (vi)_mm256_shuffle_epi8((__m256i)levels, (__m256i)codes);
+#endif
+}
+
 // How codes are multiplied: the codes of four inputs as one operand (bytes) or as two (of 16 bits, the even inputs first).
 struct CodeProducts {
 #if defined(__AVX512VNNI__)
     static constexpr int OPERANDS = 1;
-    template <int BITS> static INLINE vi operand(const uint8_t* b, int half, int) {
+    template <int BITS, bool LEVELS> static INLINE vi operand(const uint8_t* b, int half, int, vi levels) {
         vi four = load_lanes(b);
         if constexpr (BITS == 8) return four;
-        return (vi)((vu)four >> (4 * half)) & 0x0f0f0f0f;
+        const vi codes = (vi)((vu)four >> (4 * half)) & 0x0f0f0f0f;
+        return LEVELS ? look_up(levels, codes) : codes;
     }
     static INLINE vi add(vi sum, vi codes, vi x) { return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x); }
 #else
     static constexpr int OPERANDS = 2;
-    template <int BITS> static INLINE vi operand(const uint8_t* b, int half, int odd) {
+    template <int BITS, bool LEVELS> static INLINE vi operand(const uint8_t* b, int half, int odd, vi levels) {
+        if constexpr (LEVELS) {
+            const vi codes = (vi)((vu)load_lanes(b) >> (4 * half)) & 0x0f0f0f0f;
+            return (vi)((vu)look_up(levels, codes) >> (8 * odd)) & 0x00ff00ff;
+        }
         return (vi)((vu)load_lanes(b) >> (4 * half + 8 * odd)) & (BITS == 4 ? 0x000f000f : 0x00ff00ff);
     }
     static INLINE vi add(vi sum, vi codes, vi x) { return add_pairs(sum, codes, x); }
@@ -128,9 +151,9 @@ constexpr int CODE_SUMS = LANES < 16 ? 8 : 24;
 template <class T> constexpr int CODE_TILE_ROWS = CODE_SUMS / 2 / (CodeRow<T>::PLANES - CodeRow<T>::SUMS + 1);
 
 // parts[plane][r][v] += the products of `steps` steps of codes at b with PLANES planes of R rows at a.
-template <class T, int BITS, int P, int R, int PLANES>
+template <class T, int BITS, bool LEVELS, int P, int R, int PLANES>
 INLINE void add_steps(vi (&parts)[PLANES][R][2 * P], const char* a, long stride, long plane, const uint8_t* const (&from)[P],
-                      long steps, const uint8_t* const* panels, Fetch& fetch) {
+                      long steps, const uint8_t* const* panels, vi levels, Fetch& fetch) {
     constexpr int VECTOR = 4 * LANES;
     const uint8_t* b[P];
     for (int p = 0; p < P; p++) b[p] = from[p];
@@ -142,7 +165,7 @@ INLINE void add_steps(vi (&parts)[PLANES][R][2 * P], const char* a, long stride,
         for (int half = 0; half < 8 / BITS; half++)
             for (int part = 0; part < CodeProducts::OPERANDS; part++, a += 4) {
                 vi w[2 * P];
-                for (int v = 0; v < 2 * P; v++) w[v] = CodeProducts::operand<BITS>(b[v / 2] + v % 2 * VECTOR, half, part);
+                for (int v = 0; v < 2 * P; v++) w[v] = CodeProducts::operand<BITS, LEVELS>(b[v / 2] + v % 2 * VECTOR, half, part, levels);
                 for (int t = 0; t < PLANES; t++)
                     for (int r = 0; r < R; r++) {
                         const vi x = in_all_lanes(a + r * stride + t * plane);
@@ -154,7 +177,7 @@ INLINE void add_steps(vi (&parts)[PLANES][R][2 * P], const char* a, long stride,
 }
 
 // out[r * 2 * P + 2 * p + v] = rows[r] . columns of panel p, for R rows and P panels.
-template <class T, int BITS, int P, int R>
+template <class T, int BITS, bool LEVELS, int P, int R>
 __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t* const* panels, const CodeShape& m, vf* out,
                                          Fetch fetch) {
     constexpr int PLANES = CodeRow<T>::PLANES, SUMS = CodeRow<T>::SUMS, VECTOR = 4 * LANES;
@@ -166,6 +189,7 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
     for (int p = 0; p < P; p++) b[p] = panels[p];
     const char* a = rows.planes;
     const bool is_chunk = m.group <= CHUNK;  // a group
+    const vi levels = LEVELS ? in_all_quarters(m.levels) : vi{};
     long chunk = 0;
     for (long first = 0; first < m.columns; first += m.group) {
         const uint8_t* heads[P];
@@ -196,14 +220,14 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
             vf values[R][2 * P];
             vi parts[UPPER][R][2 * P] = {};
             begin_parts(parts[UPPER - 1], 0);
-            add_steps<T, BITS>(parts, a, stride, plane, b, steps, panels, fetch);
+            add_steps<T, BITS, LEVELS>(parts, a, stride, plane, b, steps, panels, levels, fetch);
             for (int r = 0; r < R; r++)
                 for (int v = 0; v < 2 * P; v++)
                     values[r][v] = __builtin_convertvector(UPPER == 2 ? (parts[0][r][v] << 7) + parts[UPPER - 1][r][v] : parts[0][r][v], vf);
             if constexpr (SUMS == 2) {
                 vi lowest[1][R][2 * P];
                 begin_parts(lowest[0], 1);
-                add_steps<T, BITS>(lowest, a + UPPER * plane, stride, plane, b, steps, panels, fetch);
+                add_steps<T, BITS, LEVELS>(lowest, a + UPPER * plane, stride, plane, b, steps, panels, levels, fetch);
                 for (int r = 0; r < R; r++)
                     for (int v = 0; v < 2 * P; v++)
                         values[r][v] = values[r][v] * 128.0f + __builtin_convertvector(lowest[0][r][v], vf);
@@ -225,10 +249,10 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
         for (int v = 0; v < 2 * P; v++) out[r * 2 * P + v] = sums[r][v];
 }
 
-template <class T, int BITS, int P, int R>
+template <class T, int BITS, bool LEVELS, int P, int R>
 void code_tile_of(long height, const CodeRows<T>& rows, const uint8_t* const* panels, const CodeShape& m, vf* out, Fetch fetch) {
-    if (height == R) return code_tile<T, BITS, P, R>(rows, panels, m, out, fetch);
-    if constexpr (R > 1) code_tile_of<T, BITS, P, R - 1>(height, rows, panels, m, out, fetch);
+    if (height == R) return code_tile<T, BITS, LEVELS, P, R>(rows, panels, m, out, fetch);
+    if constexpr (R > 1) code_tile_of<T, BITS, LEVELS, P, R - 1>(height, rows, panels, m, out, fetch);
 }
 
 #if defined(TERCET_TILES)
@@ -260,7 +284,7 @@ void code_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long
             for (long r = 0; r < rows; r++) of_group[r][0] = of_group[r][1] = vf{};
         for (long begin = first; begin < end; begin += CHUNK, chunk++) {
             const long inputs = std::min(CHUNK, end - begin);
-            const uint8_t* codes = bytes_of_codes(panel, m.bits, inputs, space);
+            const uint8_t* codes = bytes_of_codes(panel, m.bits, m.levels, inputs, space);
             panel += inputs * PANEL * m.bits / 8;
             for (long done = 0; done < rows; done += TILE_HEIGHT) {
                 const long from = std::min(done, rows - height);  // the last tile computes some rows again
@@ -308,8 +332,9 @@ INLINE void code_tiles(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, 
     for (long t = 0; t < count; t++) {
         const long row = rows * t / count, height = rows * (t + 1) / count - row;
         const Fetch fetch = {ahead + steps * pace * t, pace};
-        if (m.bits == 8) code_tile_of<T, 8, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
-        else code_tile_of<T, 4, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
+        if (m.bits == 8) code_tile_of<T, 8, false, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
+        else if (m.levels) code_tile_of<T, 4, true, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
+        else code_tile_of<T, 4, false, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
         for (long r = 0; r < height; r++) sink(row + r, sums[r]);
     }
 }

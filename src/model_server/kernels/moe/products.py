@@ -64,7 +64,8 @@ def _add_decoded(
     KIND: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WHOLE_ROWS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """total [rows, columns] + given [rows, DEPTH] @ the columns `start` and on of a quantized matrix of one expert."""
-    PER_BYTE: tl.constexpr = 2 if KIND == "codes4" else 1
+    PAIRS: tl.constexpr = KIND == "codes4" or KIND == "float4"
+    PER_BYTE: tl.constexpr = 2 if PAIRS else 1
     byte = start // PER_BYTE + tl.arange(0, DEPTH // PER_BYTE)
     num_bytes = depth // PER_BYTE
     at = numbers + column[:, None].to(tl.int64) * num_bytes + byte[None, :]
@@ -74,7 +75,7 @@ def _add_decoded(
         scales, zeros, column, start, width, depth, group, height, num_scales,
         KIND=KIND, GROUPS=GROUPS, WITHIN=DEPTH // GROUPS, WHOLE_ROWS=WHOLE_ROWS,
     )  # fmt: skip
-    if KIND == "codes4":
+    if PAIRS:
         even, odd = halves(given, DEPTH)
         total = product(even, tl.trans(decoded(raw & 15, scale, zero, given, KIND, WHOLE_ROWS)), total)
         return product(odd, tl.trans(decoded(raw >> 4, scale, zero, given, KIND, WHOLE_ROWS)), total)
@@ -123,7 +124,7 @@ def _multiply(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inner = tl.arange(0, DEPTH)
     all_rows = width * 2 if SILU else width
-    matrix = weight + expert * all_rows * (depth // 2 if KIND == "codes4" else depth)
+    matrix = weight + expert * all_rows * (depth // 2 if KIND == "codes4" or KIND == "float4" else depth)
     weight_scales += expert * num_groups * num_scales
     zeros += expert * num_groups * all_rows
     left = x + row[:, None] * depth + inner[None, :]
@@ -189,7 +190,8 @@ def variants() -> Sequence[Variant]:
     for tiles in FLOAT32_TILES:
         found.append(_variant(tiles, "fp32", SILU=True))
     stored: list[tuple[Kind, int]] = [
-        ("codes4", 128), ("codes4", 32), ("codes8", 0), ("float8", 0), ("float8", 128),
+        ("codes4", 128), ("codes4", 32), ("codes8", 0), ("float4", 16), ("float4", 32), ("float8", 0),
+        ("float8", 128),
     ]  # fmt: skip
     for tiles in TILES:
         for kind, group in stored:

@@ -46,7 +46,11 @@ class CodeLinear:
         self._type = TYPES[dtype]
         operators = prepared()
         self._function = operators.cpp_code_linear
-        self.struct, self._kept = _struct_of_codes(form) if isinstance(form, Codes) else (_struct_of_float8(form), None)
+        self._kept: tuple[Tensor | None, ...] = ()
+        if isinstance(form, Codes):
+            self.struct, self._kept = _struct_of_codes(form)
+        else:
+            self.struct = _struct_of_float8(form)
         self.struct.bias = None if bias is None else bias.data_ptr()
         self.panels = arena.zeros(operators.cpp_code_bytes(self.struct), dtype=torch.uint8)
         self.struct.panels = self.panels.data_ptr()
@@ -82,14 +86,15 @@ def can_pack(form: Form) -> TypeGuard[Codes | Fp8]:
     """Whether the operators multiply matrices of this kind."""
     if isinstance(form, Fp8):
         return form.shape[1] % 2 == 0 and (form.scales.shape[1] == 1 or form.block[1] % 2 == 0)
-    if not isinstance(form, Codes):
+    if not isinstance(form, Codes) or (form.levels is not None and not form.is_packed):
         return False
     return form.scales.shape[1] == 1 or (form.group % _STEP == 0 and form.group >= _SMALLEST_GROUP)
 
 
-def _struct_of_codes(form: Codes) -> tuple[CodeShapeStruct, Tensor | None]:
-    """And the tensor whose address it holds."""
+def _struct_of_codes(form: Codes) -> tuple[CodeShapeStruct, tuple[Tensor | None, Tensor | None]]:
+    """And the tensors whose addresses it holds."""
     order = None if form.order is None else form.order.columns.contiguous()
+    levels = None if form.levels is None else torch.tensor(form.levels, dtype=torch.uint8)
     zero = int(form.zeros[0, 0]) if form.zeros.numel() else 0
     struct = CodeShapeStruct(
         order=None if order is None else order.data_ptr(),
@@ -99,8 +104,9 @@ def _struct_of_codes(form: Codes) -> tuple[CodeShapeStruct, Tensor | None]:
         bits=4 if form.is_packed else 8,
         group=min(form.group, form.num_columns),
         zero=zero if bool((form.zeros == zero).all()) else -1,
+        levels=None if levels is None else levels.data_ptr(),
     )
-    return struct, order
+    return struct, (order, levels)
 
 
 def _struct_of_float8(form: Fp8) -> CodeShapeStruct:

@@ -12,7 +12,7 @@ from model_server.kernels.decoding import Matrix, matrix_kind
 from model_server.kernels.quantized import MOST_SPLIT_ROWS, TILES, multiply
 from model_server.layers.linear.scaled import ScaledProduct, can_scale
 from model_server.quantization.forms import Form
-from model_server.quantization.forms.codes import Codes
+from model_server.quantization.forms.codes import E2M1, Codes
 from model_server.quantization.forms.float8 import Fp8
 
 # Columns of a tile that have one scale are a power of 2: fewer would be more scales than numbers.
@@ -68,6 +68,8 @@ def can_decode(form: Form) -> TypeGuard[Codes | Fp8]:
     """Whether the kernels take `form`."""
     if not isinstance(form, Codes | Fp8):
         return False
+    if isinstance(form, Codes) and form.levels is not None and not (form.levels == E2M1 and form.is_packed):
+        return False
     group = form.group if isinstance(form, Codes) else form.block[1]
     return form.scales.shape[1] == 1 or group % _SMALLEST_GROUP == 0
 
@@ -75,6 +77,8 @@ def can_decode(form: Form) -> TypeGuard[Codes | Fp8]:
 def kernel_matrix(form: Codes | Fp8) -> Matrix:
     """`form` as kernels read it: scales of neighbouring rows side by side. Its numbers are shared, not copied."""
     scales = form.scales.t().contiguous()
+    if isinstance(form, Codes) and form.levels is not None:
+        return Matrix("float4", form.codes.contiguous(), 2 * scales, None, form.group, 1, form.num_columns)
     if isinstance(form, Codes):
         kind, numbers = matrix_kind(form.codes.contiguous(), form.num_columns, has_float8=False)
         return Matrix(kind, numbers, scales, form.zeros.t().contiguous(), form.group, 1, form.num_columns)

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from model_server.quantization.forms import Form, stacked
 
+E2M1 = tuple(12 + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 6, 8, 12))
+"""Levels of 4-bit floats: twice 0, .5, 1, 1.5, 2, 3, 4, 6 and their negatives, counted from the least. zeros: 12."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -29,10 +32,11 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Element (i, k) is `(code[i, k] - zeros[i, k // group]) * scales[i, k // group]`; the last group may be short.
+    """Element (i, k) is `(number[i, k] - zeros[i, k // group]) * scales[i, k // group]`; the last group may be short.
 
     codes: [out, columns] uint8; of 4 bits: [out, columns / 2], the even columns in the lower bits. scales: [out,
-    groups], of any floating type. zeros: [out, groups] uint8. order: None: that of the inputs.
+    groups], of any floating type. zeros: [out, groups] uint8. order: None: that of the inputs. levels: of codes of 4
+    bits, the sixteen numbers from 0 to 255 that they stand for; None: codes are the numbers.
     """
 
     codes: Tensor
@@ -41,6 +45,7 @@ class Codes:
     group: int
     num_columns: int
     order: Order | None = None
+    levels: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -67,6 +72,8 @@ class Codes:
     @property
     def kind(self) -> str:
         groups = "one group a row" if self.scales.shape[1] == 1 else f"groups of {self.group}"
+        if self.levels is not None:
+            return f"4-bit floats, {groups}"
         return f"{4 if self.is_packed else 8} bits, {groups}"
 
     def rows(self, start: int, stop: int) -> Codes:
@@ -88,8 +95,12 @@ class Codes:
         return values.to(dtype)
 
     def unpacked(self) -> Tensor:
-        """[out, columns] uint8."""
-        return torch.stack((self.codes & 15, self.codes >> 4), 2).flatten(1) if self.is_packed else self.codes
+        """The numbers [out, columns] uint8."""
+        codes = torch.stack((self.codes & 15, self.codes >> 4), 2).flatten(1) if self.is_packed else self.codes
+        if self.levels is None:
+            return codes
+        levels = torch.tensor(self.levels, dtype=torch.uint8, device=codes.device)
+        return levels.index_select(0, codes.flatten().int()).view(codes.shape)
 
     def _spread(self, of_groups: Tensor) -> Tensor:
         """[out, groups] -> [out, columns], or [out, 1] where there is one group."""
@@ -124,11 +135,11 @@ def cat(forms: Sequence[Codes]) -> Form:
     scales = [finer(form.scales, form.group, group, form.num_columns).to(dtype) for form in forms]
     zeros = [finer(form.zeros, form.group, group, form.num_columns) for form in forms]
     codes = torch.cat([form.codes for form in forms])
-    return Codes(codes, torch.cat(scales), torch.cat(zeros), group, first.num_columns, first.order)
+    return replace(first, codes=codes, scales=torch.cat(scales), zeros=torch.cat(zeros), group=group)
 
 
 def _same_columns(one: Codes, other: Codes) -> bool:
-    if one.is_packed != other.is_packed or one.num_columns != other.num_columns:
+    if one.is_packed != other.is_packed or one.num_columns != other.num_columns or one.levels != other.levels:
         return False
     return other.order is None if one.order is None else one.order.equals(other.order)
 

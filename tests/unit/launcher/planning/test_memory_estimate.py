@@ -31,6 +31,8 @@ LLAMA = {
 NUMBERS = 8_030_261_248
 VOCABULARY = 2 * 128256 * 4096
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+NVFP4 = {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}}
 
 
 def info(weight_bytes: int | None = 2 * NUMBERS, **more: Any) -> ModelInfo:
@@ -78,6 +80,8 @@ def test_a_shard_takes_what_was_estimated(
         (LauncherConfig(dtype="float32"), info(), 4 * NUMBERS),
         (LauncherConfig(), info(4 * NUMBERS, torch_dtype="float32"), 2 * NUMBERS),
         (LauncherConfig(), info(5_700_000_000, **GPTQ), 5_700_000_000),
+        (LauncherConfig(), info(17 * NUMBERS + 2 * VOCABULARY, **MXFP4), 21 * NUMBERS + 2 * VOCABULARY),
+        (LauncherConfig(), info(9 * NUMBERS + 2 * VOCABULARY, **NVFP4), 13 * NUMBERS + 2 * VOCABULARY),
         (LauncherConfig(quantize="gptq"), info(5_700_000_000, **GPTQ), 5_700_000_000),
         (LauncherConfig(quantize="fp8"), info(), VOCABULARY + NUMBERS + 5 * ((NUMBERS - VOCABULARY) // 4096)),
         (LauncherConfig(quantize="bitsandbytes-fp4"), info(), 2 * VOCABULARY + (NUMBERS - VOCABULARY) * 36 // 64),

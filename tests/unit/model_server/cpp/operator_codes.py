@@ -19,7 +19,8 @@ OUTPUTS = 1, 15, 16, 31, 32, 33, 64, 65, 100, 200
 
 @dataclass
 class Codes:
-    """codes [outputs, columns]; scales, zeros [outputs, groups]. order: the input of each column, or None."""
+    """codes [outputs, columns]; scales, zeros [outputs, groups]. order: the input of each column, or None. levels: of
+    codes of 4 bits, [16], or None."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -28,6 +29,7 @@ class Codes:
     bits: int
     inputs: int
     order: np.ndarray | None
+    levels: np.ndarray | None = None
 
     @classmethod
     def random(cls, random: np.random.Generator, outputs: int, inputs: int) -> Codes:
@@ -41,7 +43,10 @@ class Codes:
         zeros = random.integers(0, 2**bits, shape) if random.random() < 0.5 else np.full(shape, 2 ** (bits - 1))
         scales = (random.random(shape) / 2**bits / np.sqrt(columns)).astype(np.float32)
         codes = random.integers(0, 2**bits, (outputs, columns)).astype(np.uint8)
-        return cls(codes, scales, zeros.astype(np.uint8), group, bits, inputs, order)
+        levels = None
+        if bits == 4 and random.random() < 0.4:
+            levels = exact(random.integers(0, 256, 16).astype(np.uint8))
+        return cls(codes, scales, zeros.astype(np.uint8), group, bits, inputs, order, levels)
 
     def pack(self, operators: Operators, bias: np.ndarray | None = None) -> CodeShapeStruct:
         """The structure; it keeps the memory of its panels, but not that of the bias."""
@@ -55,6 +60,7 @@ class Codes:
             bits=self.bits,
             group=self.group,
             zero=first if (self.zeros == first).all() else -1,
+            levels=address(self.levels),
         )
         stored = self.codes if self.bits == 8 else self.codes[:, ::2] | self.codes[:, 1::2] << 4
         panels = exact(np.empty(operators.cpp_code_bytes(ctypes.byref(struct)), np.uint8))
@@ -72,7 +78,8 @@ class Codes:
     def decoded(self) -> np.ndarray:
         """[outputs, inputs] in float64."""
         groups = np.arange(self.codes.shape[1]) // self.group
-        values = (self.codes.astype(np.float64) - self.zeros[:, groups]) * self.scales[:, groups]
+        numbers = self.codes if self.levels is None else self.levels[self.codes]
+        values = (numbers.astype(np.float64) - self.zeros[:, groups]) * self.scales[:, groups]
         if self.order is None:
             return values
         out = np.zeros((len(values), self.inputs))

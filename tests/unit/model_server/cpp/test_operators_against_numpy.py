@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from support import effort
 from support.cpp_operators import AS, BF16, FLOAT, Operators, address, exact
 
 from model_server.cpp.instruction_sets import SETS, module, path, survey
+from model_server.quantization.forms.codes import E2M1
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[4]
 
@@ -37,20 +39,23 @@ def test_it_computes_what_numpy_does(name: str, threads: int) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def test_products_with_codes_have_the_same_bits_on_every_instruction_set() -> None:
+@pytest.mark.parametrize("levels", [None, exact(np.array(E2M1, np.uint8))], ids=["numbers", "levels"])
+def test_products_with_codes_have_the_same_bits_on_every_instruction_set(levels: np.ndarray | None) -> None:
     found = survey()
     names = [name for name in found.built if name in found.supported]
     if len(names) < 2:
         pytest.skip("only one instruction set was built that this CPU has")
     for type in (FLOAT, BF16):
-        products = [_code_products(Operators(path(module(name)), 1), type) for name in names]
+        products = [_code_products(Operators(path(module(name)), 1), type, levels) for name in names]
         for other in products[1:]:
             np.testing.assert_array_equal(other, products[0])
 
 
-def _code_products(operators: Operators, type: int) -> np.ndarray:
+def _code_products(operators: Operators, type: int, levels: np.ndarray | None) -> np.ndarray:
     random = np.random.default_rng(0)
     form = Codes.random(random, 100, 300)
+    if levels is not None:
+        form = replace(form, codes=form.codes & 15, bits=4, levels=levels)
     struct, x = form.pack(operators), exact(AS[type](random.standard_normal((9, 300))))
     out = exact(np.empty((9, 100), np.float32))
     operators.cpp_code_linear(type, ctypes.byref(struct), address(x), 300, 9, address(out), 1)

@@ -78,16 +78,25 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(operators: Operators, out
 
 
 @pytest.mark.parametrize(
-    ("bits", "group", "has_zeros"), [(4, 64, True), (4, 128, False), (8, 320, False), (8, 192, True)]
+    ("bits", "group", "has_zeros", "has_levels"),
+    [
+        (4, 64, True, False),
+        (4, 128, False, True),
+        (4, 128, False, False),
+        (8, 320, False, False),
+        (8, 192, True, False),
+    ],
 )
 def test_codes_have_the_same_bits_with_and_without_tiles(
-    operators: Operators, bits: int, group: int, has_zeros: bool
+    operators: Operators, bits: int, group: int, has_zeros: bool, has_levels: bool
 ) -> None:
     random = np.random.default_rng(bits + group)
     codes = random.integers(0, 2**bits, (70, 320)).astype(np.uint8)
     groups = 70, -(-320 // group)
     zeros = random.integers(0, 2**bits, groups) if has_zeros else np.full(groups, 2 ** (bits - 1))
     form = Codes(codes, random.random(groups).astype(np.float32), zeros.astype(np.uint8), group, bits, 320, None)
+    if has_levels:
+        form.levels = exact(random.integers(0, 256, 16).astype(np.uint8))
     struct, x = form.pack(operators), narrow(random.standard_normal((100, 320)).astype(np.float32))
 
     def product(rows: int, fewest: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Floats of 4 bits (E2M1) with a scale for each group of inputs, two in a byte, the first in the lower bits.
 
-Twice a number is a whole one from -12 to 12, so that matrices become codes, exactly, which all products know. Source:
-OCP Microscaling Formats v1.0, section 5.3.3.
+Twice a number is a whole one from -12 to 12, so that matrices are those of codes, exactly: these are their levels.
+Source: OCP Microscaling Formats v1.0, section 5.3.3.
 """
 
 from __future__ import annotations
@@ -12,13 +12,9 @@ import torch
 from torch import Tensor
 
 from model_server.quantization.formats.common.grouped import Grouped, keep
-from model_server.quantization.forms.codes import Codes
+from model_server.quantization.forms.codes import E2M1, Codes
 from model_server.weights.matrix import Part
 from model_server.weights.reader import Range
-
-_MIDDLE = 12
-# The codes of the sixteen numbers 0, .5, 1, 1.5, 2, 3, 4, 6 and their negatives.
-_CODES = tuple(_MIDDLE + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 6, 8, 12))
 
 # (rows, bytes of each row) of a matrix [out, in / 2] -> these, uint8.
 Read = Callable[[Range, Range], Tensor]
@@ -29,17 +25,17 @@ def keep_part(name: str, num_columns: int, scales: Tensor, group: int, part: Par
 
     Raises StartupError for groups that would be cut too small.
     """
-    table = torch.tensor(_CODES, dtype=torch.uint8, device=scales.device)
 
     def codes(rows: Range, columns: Range) -> Tensor:
         first, last = columns[0] // 2, -(-columns[1] // 2)
         some = read(rows, (first, last))
         numbers = torch.stack((some & 15, some >> 4), dim=2).flatten(1)
-        kept = numbers[:, columns[0] - 2 * first : columns[1] - 2 * first]
-        return table.index_select(0, kept.flatten().int()).view(kept.shape)
+        return numbers[:, columns[0] - 2 * first : columns[1] - 2 * first]
 
-    zeros = torch.full(scales.shape, _MIDDLE, dtype=torch.uint8, device=scales.device)
-    stored = Grouped(name=name, bits=8, num_columns=num_columns, scales=scales / 2, zeros=zeros, group=group)
+    zeros = torch.full(scales.shape, E2M1[0], dtype=torch.uint8, device=scales.device)
+    stored = Grouped(
+        name=name, bits=4, num_columns=num_columns, scales=scales / 2, zeros=zeros, group=group, levels=E2M1
+    )
     return keep(stored, part, columns, codes)
 
 

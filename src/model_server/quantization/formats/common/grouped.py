@@ -28,7 +28,8 @@ Unpack = Callable[[Range, Range], Tensor]
 class Grouped:
     """A stored matrix [out, in]. scales: [out, groups]. zeros: [out, groups] uint8.
 
-    group: inputs that share a scale. index: [in] the group of each input, where its place does not say it.
+    group: inputs that share a scale. index: [in] the group of each input, where its place does not say it. levels:
+    see `Codes`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Grouped:
     zeros: Tensor
     group: int
     index: Tensor | None = None
+    levels: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def keep(stored: Grouped, part: Part, columns: Range, unpack: Unpack) -> Codes:
     rows = torch.cat([torch.arange(*span, device=stored.scales.device) for span in part.rows])
     scales, zeros = (t[rows][:, kept.groups].contiguous() for t in (stored.scales, stored.zeros))
     num_columns = columns[1] - columns[0] if kept.sources is None else len(kept.sources)
-    form = Codes(torch.cat(pieces), scales, zeros, kept.group, num_columns, kept.order)
+    form = Codes(torch.cat(pieces), scales, zeros, kept.group, num_columns, kept.order, stored.levels)
     return form if part.order is None else form.permuted(part.order.apply(torch.arange(len(rows), device=rows.device)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from model_server.cpp.library import library
 from model_server.layers.linear.code_panels import CodeLinear, can_pack
 from model_server.layers.linear.dequantizing import DequantizingLinear
 from model_server.layers.linear.factory import LinearFactory
-from model_server.quantization.forms.codes import Codes, Order
+from model_server.quantization.forms.codes import E2M1, Codes, Order
 from model_server.quantization.forms.float8 import Fp8
 
 CPU = torch.device("cpu")
@@ -28,6 +29,10 @@ def seeded() -> Iterator[None]:
 
 
 def random_codes(rows: int, columns: int, bits: int, group: int, order: Order | None = None) -> Codes:
+    """Of 4-bit floats if `bits` is 0."""
+    if bits == 0:
+        form = random_codes(rows, columns, 4, group, order)
+        return replace(form, zeros=torch.full_like(form.zeros, E2M1[0]), levels=E2M1)
     shape = rows, -(-columns // group)
     codes = torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8)
     zeros = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
@@ -35,8 +40,8 @@ def random_codes(rows: int, columns: int, bits: int, group: int, order: Order | 
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-@pytest.mark.parametrize("group", [32, 128, 1024])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [16, 32, 128, 1024])
+@pytest.mark.parametrize("bits", [0, 4, 8])
 def test_a_product_is_that_with_the_decoded_matrix(bits: int, group: int, dtype: torch.dtype) -> None:
     form, bias = random_codes(100, 1024, bits, group), torch.randn(100).to(dtype)
     linear = LinearFactory(CPU, dtype).make(form, bias)
