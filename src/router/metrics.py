@@ -8,8 +8,9 @@ Single-threaded: the event loop's thread only.
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,7 +31,8 @@ class Declared:
     """One metric: what it counts, in which unit, and its one label if it has one."""
 
     kind: Literal["counter", "gauge", "histogram", "info"]
-    """info: a gauge that is always 1; its labels are facts that are known once the shards have answered."""
+    """info: one series, whose labels are facts that are known once the shards have answered. Its value is 1, or where
+    they change the time at which it is read."""
     help: str
     unit: str
     label: _Label | None = None
@@ -78,6 +80,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_lora_evictions": _counter("LoRA adapters that left the shards' memory for others", "adapters"),
     "tgi_lora_adapters": _gauge("LoRA adapters", "adapters", ("state", ("registered", "host"))),
     "tgi_lora_requests_waiting": _gauge("Requests whose LoRA adapter is being loaded", "requests"),
+    "tgi_lora_requests_info": Declared("info", "LoRA adapters of running and of waiting requests", "adapters"),
     "tgi_lora_load_duration": _histogram("Loading of a LoRA adapter on all shards in seconds", "seconds"),
     "tgi_image_count": _counter("Images in requests", "images"),
     "tgi_queue_size": _gauge("Requests that wait for a batch", "requests"),
@@ -164,6 +167,7 @@ class Metrics:
     def __init__(self, *, max_input_tokens: int = 1024, max_total_tokens: int = 2048, speculate: int = 0) -> None:
         self._values = {name: _ValueFamily(one) for name, one in DECLARED.items() if one.kind in ("counter", "gauge")}
         self._infos: dict[str, str] = {}
+        self._followed: dict[str, Callable[[], Mapping[str, str | int] | None]] = {}
         self._histograms: dict[str, _HistogramFamily] = {}
         durations = _duration_edges()
         for name in DECLARED:
@@ -213,7 +217,13 @@ class Metrics:
         """Sets the labels of an info."""
         if DECLARED[name].kind != "info":
             raise KeyError(name)
-        self._infos[name] = ",".join(f'{key}="{value}"' for key, value in facts.items())
+        self._infos[name] = _pairs(facts)
+
+    def follow(self, name: str, read: Callable[[], Mapping[str, str | int] | None]) -> None:
+        """The labels of an info are what `read` gives whenever the text is made; None: there is no series."""
+        if DECLARED[name].kind != "info":
+            raise KeyError(name)
+        self._followed[name] = read
 
     def observe(self, name: str, value: float, times: int = 1, **labels: str) -> None:
         """Adds one value to a histogram, or the same value several times."""
@@ -230,6 +240,8 @@ class Metrics:
             lines += [f"# HELP {name} {declared.help}", f"# TYPE {name} {kind}"]
             if declared.kind == "info":
                 lines += [f"{name}{{{self._infos[name]}}} 1"] if name in self._infos else []
+                facts = self._followed[name]() if name in self._followed else None
+                lines += [] if facts is None else [f"{name}{{{_pairs(facts)}}} {time.time():.3f}"]
             elif declared.kind == "histogram":
                 lines += self._histogram_lines(name, self._histograms[name])
             else:
@@ -247,6 +259,10 @@ class Metrics:
                 yield f"{name}_bucket{_labels(family.declared, key, bound)} {total}"
             yield f"{name}_sum{_labels(family.declared, key)} {_number(series.sum)}"
             yield f"{name}_count{_labels(family.declared, key)} {total}"
+
+
+def _pairs(facts: Mapping[str, str | int]) -> str:
+    return ",".join(f'{key}="{value}"' for key, value in facts.items())
 
 
 def _key(declared: Declared, labels: dict[str, str]) -> tuple[str, ...]:

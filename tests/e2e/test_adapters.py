@@ -168,6 +168,9 @@ def test_requests_are_counted_by_adapter(client: httpx.Client) -> None:
         generated(client, adapter, "Hi")
     grown = {name: n - before[name] for name, n in counted().items()}
     assert {name: n for name, n in grown.items() if n} == {"poems": 2, "org/prose": 1}
+    text = client.get("/metrics").text
+    none_run = r'^tgi_lora_requests_info\{max_lora="\d+",running_lora_adapters="",waiting_lora_adapters=""\} \d+\.\d+$'
+    assert re.search(none_run, text, re.M), "labels of vllm:lora_requests_info"
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ from router.generation.running import Running
 from router.generation.validation import Validator
 from router.images.prompt import ImagePrompts
 from router.limits import ServingLimits
-from router.lora.registry import AdapterRegistry
+from router.lora.registry import MOST_LOADED, AdapterRegistry
 from router.metrics import Metrics
 from router.scheduling.loop import Scheduler
 from router.text.tokenizer import PromptTokenizer
@@ -59,6 +59,7 @@ class Inference:
         self.permit_pool = PermitPool(limits.max_concurrent_requests)
         self.is_draining = False
         self._scheduler = scheduler
+        metrics.follow("tgi_lora_requests_info", self._adapters_in_use)
 
     def take_permits(self, number: int = 1, *, request_id: str = "") -> HeldPermits:
         """Permits for `number` generations, at once or not at all.
@@ -142,6 +143,17 @@ class Inference:
         generations = await self.generate_many([request] * (request.best_of or 1), permits)
         best = max(range(len(generations)), key=lambda index: mean_logprob(generations[index]))
         return replace(generations[best], best_of_sequences=generations[:best] + generations[best + 1 :])
+
+    def _adapters_in_use(self) -> dict[str, str | int] | None:
+        """As labels, in vLLM's words; None: this server has no adapters."""
+        if not self.adapters.names:
+            return None
+        running, queued = self._scheduler.adapters_in_use
+        return {
+            "max_lora": self._scheduler.most_adapters or MOST_LOADED,
+            "running_lora_adapters": ",".join(sorted(running)),
+            "waiting_lora_adapters": ",".join(sorted(queued | self.adapters.loading)),
+        }
 
     def refused(self, error: RouterError) -> RouterError:
         """Counts and logs a refusal. The log names its kind only: the text may quote the client."""

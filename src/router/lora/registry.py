@@ -120,6 +120,11 @@ class AdapterRegistry:
     def names(self) -> tuple[str, ...]:
         return (*self._given, *self._by_name)
 
+    @property
+    def loading(self) -> set[str]:
+        """Names of those that requests wait for."""
+        return {v.name for v in self._by_name.values() if v.loading is not None and v.users}
+
     def __contains__(self, name: object) -> bool:
         return name in self._given or name in self._by_name
 

@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from router.events import Failed
 from router.scheduling.batch import RunningBatch
@@ -68,6 +68,11 @@ class Batches:
     def num_running(self) -> int:
         """Requests in a batch."""
         return sum(len(batch.entries) for batch in self._current())
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """Requests in a batch."""
+        return (entry for batch in self._current() for entry in batch.entries.values())
 
     @property
     def any_growing(self) -> bool:

@@ -67,6 +67,7 @@ class Scheduler:
         self._max_request_s = max_request_s
         self._max_unread_bytes = max_unread_bytes
         self._metrics = StepMetrics(metrics)
+        self._most_adapters = info.adapter_slots
         self._queue = RequestQueue(
             block_size=info.block_size,
             speculate=info.reserved_draft_tokens,
@@ -114,6 +115,18 @@ class Scheduler:
         self._metrics.queue_size(len(self._queue))
         self._wakeup.set()
         return entry
+
+    @property
+    def adapters_in_use(self) -> tuple[set[str], set[str]]:
+        """Names of the adapters of running requests, and of queued ones."""
+        running = {entry.request.adapter_id for entry in self._batches.entries}
+        queued = {entry.request.adapter_id for entry in self._queue if not entry.closed}
+        return running - {None}, queued - {None}  # type: ignore[return-value]  # mypy does not subtract None
+
+    @property
+    def most_adapters(self) -> int | None:
+        """That may be in use at once; None: any number."""
+        return self._most_adapters
 
     async def check_health(self) -> bool:
         """Whether the shards answer (and, after a failed generation, still generate); False if the loop is stuck."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
     ("tgi_lora_evictions", "counter", {}, ""),
     ("tgi_lora_adapters", "gauge", {"state": {"registered", "host"}}, ""),
     ("tgi_lora_requests_waiting", "gauge", {}, ""),
+    ("tgi_lora_requests_info", "gauge", {}, ""),
     ("tgi_lora_load_duration", "histogram", {}, ""),
     ("tgi_speculation_drafted_tokens", "counter", {"kind": {"lookup", "grammar", "prediction", "model", "other"}}, ""),
     ("tgi_speculation_accepted_tokens", "counter", {"kind": {"lookup", "grammar", "prediction", "model", "other"}}, ""),
@@ -183,6 +185,17 @@ def test_facts_are_labels() -> None:
     assert (sample.value, sample.labels) == (1, {"block_size": "16", "num_gpu_blocks": "999"})
 
 
+def test_facts_that_change_are_read_with_the_text() -> None:
+    made = Metrics()
+    facts: dict[str, str | int] | None = None
+    made.follow("tgi_lora_requests_info", lambda: facts)
+    assert not families(made.render().decode())["tgi_lora_requests_info"].samples
+    facts = {"max_lora": 4, "running_lora_adapters": "a,b"}
+    before = time.time()
+    (sample,) = families(made.render().decode())["tgi_lora_requests_info"].samples
+    assert sample.labels == {"max_lora": "4", "running_lora_adapters": "a,b"} and sample.value >= before - 0.001
+
+
 def test_what_is_not_declared_is_an_error() -> None:
     made = Metrics()
     for wrong in (
@@ -195,6 +208,7 @@ def test_what_is_not_declared_is_an_error() -> None:
         lambda: made.observe("tgi_batch_forward_duration", 1, method="x"),
         lambda: made.gauge("tgi_request_count", 1),
         lambda: made.inform("tgi_queue_size", size=1),
+        lambda: made.follow("tgi_queue_size", lambda: None),
     ):
         before = made.render()
         with pytest.raises(KeyError):

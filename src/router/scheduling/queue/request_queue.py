@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from router.request import ValidRequest
@@ -104,6 +104,9 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
 
     def holds_tokens(self, count: int) -> bool:
         """Whether at least `count` tokens of prompts wait. Looks no further than it must."""

@@ -83,3 +83,15 @@ async def test_one_that_left_the_queue_is_not_waited_for():
         h.entries["b1"].close()
         await h.finish()
         assert prefills(h) == ["P(a1", "P(a2"]
+
+
+async def test_which_adapters_run_and_which_wait():
+    async with running_scheduler(shard(1)) as h:
+        assert h.scheduler.adapters_in_use == (set(), set()) and h.scheduler.most_adapters == 1
+        for name, new in (("a1", 3), ("-1", 3), ("b1", 2), ("a2", 2)):
+            ask(h, name, new)
+        assert h.scheduler.adapters_in_use == (set(), {"a", "b"})
+        await h.step()
+        assert h.scheduler.adapters_in_use == ({"a"}, {"b"})
+        await h.finish()
+        assert h.scheduler.adapters_in_use == (set(), set())
