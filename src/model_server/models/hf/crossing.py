@@ -30,7 +30,7 @@ class CrossAttention(Protocol):
         """One image."""
 
     def blank(self) -> Encoded:
-        """Zeros in the place of the largest image."""
+        """What an image of the largest size gives, all 0."""
 
     def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
         """For the forward of a prompt `ids` [n], and for each forward of one token behind it."""
