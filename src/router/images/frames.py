@@ -30,7 +30,7 @@ def job_to(job: Job) -> bytes:
 
 def job_from(asked: bytes) -> Job:
     header, data = _parted(asked)
-    return Job(bytes.fromhex(header["key"]), data, header["max_pixels"], header["detail"])
+    return Job(bytes.fromhex(header["key"]), bytes(data), header["max_pixels"], header["detail"])
 
 
 def fault_to(fault: str) -> bytes:
@@ -63,7 +63,7 @@ def answer_from(answer: bytes) -> PreparedImage | str:
     place = 0
     for one in header["features"]:
         end = place + one["bytes"]
-        features[one["name"]] = Feature(one["dtype"], tuple(one["shape"]), data[place:end])
+        features[one["name"]] = Feature(one["dtype"], tuple(one["shape"]), bytes(data[place:end]))
         place = end
     grid = header["grid"]
     return PreparedImage(
@@ -81,8 +81,8 @@ def _joined(header: dict[str, Any], *parts: bytes) -> bytes:
     return b"".join((_LENGTH.pack(len(text)), text, *parts))
 
 
-def _parted(data: bytes) -> tuple[dict[str, Any], bytes]:
+def _parted(data: bytes) -> tuple[dict[str, Any], memoryview]:
     (length,) = _LENGTH.unpack_from(data)
     begin = _LENGTH.size + length
     header: dict[str, Any] = orjson.loads(data[_LENGTH.size : begin])
-    return header, data[begin:]
+    return header, memoryview(data)[begin:]

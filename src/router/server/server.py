@@ -52,7 +52,7 @@ _COLLECTOR_THRESHOLDS = (20_000, 4, 20)
 
 # For how long a thread that parses a large body keeps the interpreter from the event loop, which asks for it again at
 # each of its callbacks. Python's default is 5 ms.
-_SWITCH_INTERVAL_S = 0.001
+SWITCH_INTERVAL_S = 0.001
 
 
 async def serve(config: RouterConfig) -> int:
@@ -231,7 +231,7 @@ async def _answer(
     logger.info("Connected")
     phases.enter(phases.READY)
     _slow_down_garbage_collector()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         await server.serve([listener])
     finally:

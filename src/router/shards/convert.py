@@ -53,11 +53,11 @@ _NS = 1e-9
 def prefill_to(call: PrefillCall, extensions: frozenset[Extension]) -> pb.PrefillRequest:
     """Fields of an extension are set only if the shards announced it. Raises `UnsendableError`."""
     request = pb.PrefillRequest(
-        batch=batch_to(call.batch, extensions),
         growth=_growth_to(call.growth),
         chunk_tokens=call.chunk_tokens,
         unanswered=call.unanswered or None,
     )
+    _fill_batch(request.batch, call.batch, extensions)
     if call.cached_id is not None:
         request.cached_batch.id = call.cached_id
     return request
@@ -75,6 +75,13 @@ def decode_to(call: DecodeCall) -> pb.DecodeRequest:
 
 
 def batch_to(batch: NewBatch, extensions: frozenset[Extension]) -> pb.Batch:
+    """Raises `UnsendableError`."""
+    message = pb.Batch()
+    _fill_batch(message, batch, extensions)
+    return message
+
+
+def _fill_batch(message: pb.Batch, batch: NewBatch, extensions: frozenset[Extension]) -> None:
     requests: list[pb.Request] = []
     reasons: dict[int, Exception] = {}
     for request in batch.requests:
@@ -84,17 +91,14 @@ def batch_to(batch: NewBatch, extensions: frozenset[Extension]) -> pb.Batch:
             reasons[request.request_id] = error
     if reasons:
         raise UnsendableError(reasons)
-    return pb.Batch(
-        id=batch.batch_id,
-        requests=requests,
-        size=len(batch.requests),
-        max_tokens=batch.max_tokens,
-        max_blocks=batch.max_blocks,
-        images=_images_to(batch.requests) if Extension.IMAGES in extensions else (),
-    )
+    message.id, message.size = batch.batch_id, len(batch.requests)
+    message.max_tokens, message.max_blocks = batch.max_tokens, batch.max_blocks
+    message.requests.extend(requests)
+    if Extension.IMAGES in extensions:
+        _add_images(message, batch.requests)
 
 
-def _images_to(requests: Sequence[NewRequest]) -> list[pb.PreparedImage]:
+def _add_images(message: pb.Batch, requests: Sequence[NewRequest]) -> None:
     """Each image once: its arrays only if tokens of it are still to be computed, its grid in any case."""
     needed: dict[bytes, tuple[PreparedImage, bool]] = {}
     for new in requests:
@@ -102,17 +106,11 @@ def _images_to(requests: Sequence[NewRequest]) -> list[pb.PreparedImage]:
             is_cached = one.place.stop <= new.cache_len
             _, was_cached = needed.get(one.image.key, (one.image, True))
             needed[one.image.key] = one.image, is_cached and was_cached
-    return [_image_to(image, with_features=not is_cached) for image, is_cached in needed.values()]
-
-
-def _image_to(image: PreparedImage, *, with_features: bool) -> pb.PreparedImage:
-    features = image.features.items() if with_features else ()
-    return pb.PreparedImage(
-        key=image.key,
-        features=[pb.Feature(name=n, dtype=f.dtype, shape=f.shape, data=f.data) for n, f in features],
-        grid=image.grid or (),
-        num_embeds=image.num_embeds,
-    )
+    for image, is_cached in needed.values():
+        # Made in its place: a message is copied into the one that it becomes part of, and arrays have megabytes.
+        added = message.images.add(key=image.key, grid=image.grid or (), num_embeds=image.num_embeds)
+        for name, array in () if is_cached else image.features.items():
+            added.features.add(name=name, dtype=array.dtype, shape=array.shape, data=array.data)
 
 
 def _growth_to(growth: Sequence[Growth]) -> list[pb.BlockGrowth]:

@@ -151,13 +151,14 @@ def _receive(process: subprocess.Popen[bytes], deadline: float) -> bytes:
 def _receive_exactly(process: subprocess.Popen[bytes], count: int, deadline: float) -> bytes:
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
-    data = bytearray()
-    while len(data) < count:
+    data = bytearray(count)
+    rest = memoryview(data)
+    while rest:
         _wait(descriptor, select.POLLIN, deadline)
-        piece = os.read(descriptor, min(count - len(data), _PIPE_BYTES))
-        if not piece:
+        num_read = os.readv(descriptor, [rest[:_PIPE_BYTES]])
+        if not num_read:
             raise ConnectionResetError("the process has ended")
-        data += piece
+        rest = rest[num_read:]
     return bytes(data)
 
 

@@ -25,7 +25,7 @@ async def random_bodies(target: Target, source: random.Random, count: int) -> Co
             path, raw = random_request(own)
             is_stranger = own.random() < 0.02
             headers = _JSON | ({"authorization": "Bearer wrong"} if is_stranger else {})
-            answer = await _asked(client, path, raw, headers)
+            answer = await asked(client, path, raw, headers)
             statuses[str(answer.status_code)] += 1
             try:
                 if is_stranger:
@@ -40,7 +40,7 @@ async def random_bodies(target: Target, source: random.Random, count: int) -> Co
     return statuses
 
 
-async def _asked(client: httpx.AsyncClient, path: str, raw: bytes, headers: dict[str, str]) -> httpx.Response:
+async def asked(client: httpx.AsyncClient, path: str, raw: bytes, headers: dict[str, str]) -> httpx.Response:
     """The answer; a connection that was closed while a busy machine let the client wait is tried once more."""
     try:
         return await client.post(path, content=raw, headers=headers)

@@ -9,7 +9,9 @@ from collections import Counter
 from typing import Any
 
 import httpx
+import orjson
 from hostile.answers import check
+from hostile.attacks.bodies import asked
 from hostile.random_bodies import MARK
 from hostile.target import Target
 from support.harmful_pictures import random_picture
@@ -39,7 +41,7 @@ async def random_pictures(target: Target, source: random.Random, count: int) -> 
             while own.random() < 0.2 and len(pictures) < 3 and next(left, None) is not None:
                 pictures.append(_picture(own))
             path, body = _request(own, [url for _, url in pictures])
-            answer = await client.post(path, json=body)
+            answer = await asked(client, path, orjson.dumps(body), {"content-type": "application/json"})
             kinds = {kind for kind, _ in pictures}
             kind = "harmful" if "harmful" in kinds else "rare" if "rare" in kinds else "sound"
             statuses[f"{kind} {answer.status_code}"] += 1

@@ -6,6 +6,7 @@ no nesting beyond 128 levels (serde's limit, which TGI has), not more than 200,0
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -19,6 +20,7 @@ import pydantic
 from starlette.requests import ClientDisconnect, Request
 
 from router.api.errors import BodyError
+from router.api.http.base64_runs import Base64Runs
 from router.api.http.disconnect import cancel_on_disconnect
 from router.generation.parsed_bodies import ParsedBodies
 from router.schemas.base import Body
@@ -60,9 +62,14 @@ class LargeBodies:
         return await cancel_on_disconnect(request.receive, self._parse(raw, work))
 
     async def _parse(self, raw: bytes, work: Callable[[], T]) -> T:
-        if raw.count(b"{") + raw.count(b"[") > _MANY_CONTAINERS:
+        if await asyncio.to_thread(_num_brackets, raw) > _MANY_CONTAINERS:
             await self.parsed.enter(len(raw))
         return await self.lane.run(len(raw), work)
+
+
+def _num_brackets(raw: bytes) -> int:
+    """At least as many as there are objects and arrays. Takes a millisecond for some megabytes."""
+    return raw.count(b"{") + raw.count(b"[")
 
 
 async def read_body(request: Request, body_type: type[BodyType], *, limit: int, large: LargeBodies) -> BodyType:
@@ -149,12 +156,14 @@ async def _read(request: Request, limit: int) -> bytes:
 
 def parse_json(raw: bytes) -> Any:
     """Raises BodyError 400 for wrong syntax, 422 for what JSON allows and no request may hold."""
+    files = Base64Runs(raw)
+    raw = files.rest
     try:
-        if raw.count(b"[") + raw.count(b"{") > _MAX_DEPTH:
+        if _num_brackets(raw) > _MAX_DEPTH:
             _check_structure(raw)
         if _SURROGATE.search(raw):
             orjson.loads(raw)  # refuses half pairs, which Python's parser lets through
-        return _DECODER.decode(raw.decode().removeprefix("\ufeff"))
+        return files.put_back(_DECODER.decode(raw.decode().removeprefix("\ufeff")))
     except _ShapeError as error:
         raise BodyError(422, "validation", f"Failed to deserialize the JSON body: {error}") from None
     except (ValueError, RecursionError) as error:

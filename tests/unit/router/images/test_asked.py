@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import random
 
 import pytest
 
 from router.errors import ValidationError
+from router.images import asked
 from router.images.asked import data_of, split_markers
 
 
@@ -37,6 +39,25 @@ def test_data_urls() -> None:
     for encoded in ("aGVsbG8=", "aGVsbG8"):  # padding may be absent
         assert data_of(f"data:image/png;base64,{encoded}", 100) == b"hello"
     assert data_of("http://x", 100) is None
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 2, 3, 20, 23, 24, 25, 26, 47, 48, 49, 1000])
+def test_long_ones_are_decoded_in_pieces(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked, "_PIECE", 32)
+    data = random.Random(num_bytes).randbytes(num_bytes)
+    encoded = base64.b64encode(data).decode()
+    for padding in range(encoded.count("=") + 1):
+        kept = encoded[: len(encoded) - padding]
+        assert data_of(f"data:;base64,{kept}", 10_000) == data
+    for wrong in (
+        f"{encoded}=",
+        f"={encoded}",
+        f"{encoded}AA==A",
+        encoded[:30] + "=" + encoded[30:] + "AAA",
+        f"{encoded}\n",
+    ):
+        with pytest.raises(ValidationError, match="base64 encoding is invalid"):
+            data_of(f"data:;base64,{wrong}", 10_000)
 
 
 @pytest.mark.parametrize(
