@@ -13,7 +13,7 @@ from launcher.errors import ArgumentValidation
 from launcher.group_config import GroupConfig, check_group, num_nodes
 from launcher.http_config import HttpConfig, check_http, http_port
 from wire import tracing
-from wire.adapters import check_adapters, check_lora_root
+from wire.adapters import check_adapters, check_lora_root, check_slots
 from wire.cli.adapter_options import AdapterOptions
 from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
@@ -279,8 +279,8 @@ PROFILE_FLAGS = ("profile", "profile_steps")
 """Variables of a shard, set only with `--profile`: TGI's own shard does not know them."""
 SHARD_VARIABLES = (
     "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "batch_invariant",
-    "disable_custom_kernels", "lora_adapters", "lora_root", "lora_slots", "speculator", "num_stage", "stage_layers",
-    "watermark_gamma", "watermark_delta", "attention", "speculate_max_rows",
+    "disable_custom_kernels", "lora_adapters", "lora_root", "lora_slots", "lora_max_rank", "speculator", "num_stage",
+    "stage_layers", "watermark_gamma", "watermark_delta", "attention", "speculate_max_rows",
 )  # fmt: skip
 GROUP_TLS = ("group_tls_cert", "group_tls_key", "group_tls_ca")
 """Variables of the shards and the router of a group of nodes."""
@@ -368,8 +368,8 @@ def _check_served(config: LauncherConfig) -> None:
     taken = (config.model_id or DEFAULT_MODEL_ID, *config.served_model_name)
     check_adapters(config.lora_adapters, ArgumentValidation, taken=taken)
     check_lora_root(config.lora_root, config.api_key, num_nodes(config), ArgumentValidation)
-    if config.lora_slots is not None and not (config.lora_adapters or config.lora_root):
-        raise ArgumentValidation("`--lora-slots` needs adapters: name some in `--lora-adapters`, or give `--lora-root`")
+    adapters = config.lora_adapters or config.lora_root
+    check_slots(config.lora_slots, config.lora_max_rank, adapters, ArgumentValidation)
     if config.quantize == "exl2" and (config.num_shard or 1) > 1:
         raise ArgumentValidation("Sharding is currently not supported with `exl2` quantization")
     for flag, is_set, remedy in (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from model_server.errors import StartupError
+from wire.adapters import check_slots
 from wire.cli.adapter_options import MOST_SLOTS
 from wire.cli.options import argument, option
 from wire.log import progress_bars
@@ -96,13 +97,17 @@ class ServeConfig:
     )
     lora_root: str | None = option(
         None,
-        help="Folder of LoRA adapters that the router may have loaded and dropped while the model serves; on CPUs only",
+        help="Folder of LoRA adapters that the router may have loaded and dropped while the model serves",
     )
     lora_slots: int | None = option(
+        None, minimum=1, maximum=MOST_SLOTS,
+        help="Most LoRA adapters in one batch, which the router keeps to. On a GPU as many have memory of their own; "
+        "unset: 8, without --lora-root at most those of --lora-adapters; on a CPU any number",
+    )  # fmt: skip
+    lora_max_rank: int | None = option(
         None,
-        minimum=1,
-        maximum=MOST_SLOTS,
-        help="Most LoRA adapters in one batch, which the router keeps to; unset: any number",
+        help="Largest rank of a LoRA adapter: 8, 16, 32, 64, 128 or 256. Unset: 256 on a CPU; on a GPU, whose slots "
+        "all have that rank, that of --lora-adapters, and at least 64 with --lora-root",
     )
     request_logprobs: bool = option(False, help="Compute prompt logprobs when a request asks for them")
     attention: str | None = option(
@@ -366,6 +371,7 @@ def check(config: ServeConfig) -> None:
         if is_set:
             raise StartupError(f"{flag} is {NOT_SERVED}: {remedy}")
     check_speculation(config.speculator, config.speculate, config.num_stage, StartupError)
+    check_slots(config.lora_slots, config.lora_max_rank, config.lora_adapters or config.lora_root, StartupError)
     if config.rope_factor == 0:
         raise StartupError("ROPE_FACTOR must be > 0")
     if config.sharded and (config.rank is None or config.world_size is None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,10 +24,9 @@ from model_server.engine.profile import StepProfiler
 from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
 from model_server.errors import LostPeerError, StartupError
 from model_server.memory.budget import CudaMemory
-from model_server.models.decoder.decoder import Decoder
 from model_server.models.hf.stateful import StatefulRunner
-from model_server.models.load import load_runner
-from model_server.models.model import Model, adapter_of, cache_dtype, check_batch_invariance, describe, with_adapters
+from model_server.models.load import load_runner, resident_adapters
+from model_server.models.model import Model, cache_dtype, check_batch_invariance, describe, in_slots, with_adapters
 from model_server.models.stages import layer_counts
 from model_server.rpc.endpoint import EndpointPlan
 from model_server.rpc.interceptor import is_fatal
@@ -77,7 +75,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     if model.scheme.method == "exl2" and layout.tensor.size > 1:
         raise StartupError("Sharding is currently not supported with `exl2` quantization")  # TGI's words
     room = 0 if config.lora_root is None else MOST_RESIDENT
-    model = with_adapters(model, adapter_folders(config.lora_adapters), room=room)
+    model = with_adapters(model, adapter_folders(config.lora_adapters), room=room, max_rank=config.lora_max_rank)
     layout = replace(layout, layer_counts=layer_counts(model, config.num_stage, config.stage_layers))
     if rank == 0 and model.scheme.warning is not None:
         logger.warning("%s", model.scheme.warning)
@@ -87,6 +85,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             f"--speculator {config.speculator}: on a GPU tokens are drafted from the text so far alone; leave it out "
             "and give `--speculate N`"
         )
+    if device.type != "cpu" and (model.adapters or room):
+        model = in_slots(model, config.lora_slots)
     dtype = resolve_dtype(
         config.dtype,
         device,
@@ -94,10 +94,6 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         needs_bfloat16=checkpoint.needs_bfloat16,
         is_native=model.spec is not None,
     )
-    if room and device.type != "cpu":
-        raise StartupError(
-            "--lora-root: adapters are loaded at run time on CPUs only; on a GPU name them in --lora-adapters"
-        )
     if config.batch_invariant:
         check_batch_invariance(model, device, dtype, layout.world.size)
         # Prompt tokens in a chunk, or computed again after a preemption, pass through another kernel.
@@ -114,7 +110,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     try:
         placement = Placement(device, dtype, ranks, stored, batch_invariant=config.batch_invariant)
         runner = _load(config, model, placement, attention, graphs)
-        residents = _residents(config, model, runner, dtype)
+        residents = resident_adapters(model, runner, config.lora_root, dtype)
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
         drafted = config.num_drafted, config.speculate_max_rows
         speculator = lookup_speculator(runner.traits, *drafted, device, alone=layout.world.size == 1)
@@ -134,7 +130,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
                 announce(config, runner, device, dtype, layout, stored, model.scheme.method),
                 images=encoder is not None,
                 loads_adapters=residents is not None,
-                adapter_slots=config.lora_slots,
+                adapter_slots=config.lora_slots if model.slots is None else model.slots.number,
             ),
             _memory_plan(config, engine, stored or dtype),
         )
@@ -237,16 +233,6 @@ def _encoder(
     quiet()
     whole = runner.tower(family, tokenizer) if isinstance(runner, StatefulRunner) else None
     return load_encoder(model.checkpoint.directory, name, family, placement, whole, config.encoder_cache_tokens)
-
-
-def _residents(config: ServeConfig, model: Model, runner: Runner, dtype: torch.dtype) -> Residents | None:
-    """Adapters that come while the model serves; None: none do."""
-    if config.lora_root is None:
-        return None
-    assert isinstance(runner, Decoder) and runner.adapters is not None, "room was made for them"
-    first, root = len(model.adapters), Path(config.lora_root).expanduser()
-    numbers = range(first, first + MOST_RESIDENT)
-    return Residents(runner.adapters, numbers, root, partial(adapter_of, model), dtype.itemsize)
 
 
 def announce(

@@ -77,8 +77,9 @@ DECLARED: dict[str, Declared] = {
     "tgi_lora_requests": _counter(
         "Requests for LoRA adapters, by the first hundred names", "requests", ("adapter", (_OTHER_ADAPTERS,))
     ),
+    "tgi_lora_slot_loads": _counter("Copies of LoRA adapters into slots of a GPU", "adapters"),
     "tgi_lora_evictions": _counter("LoRA adapters that left the shards' memory for others", "adapters"),
-    "tgi_lora_adapters": _gauge("LoRA adapters", "adapters", ("state", ("registered", "host"))),
+    "tgi_lora_adapters": _gauge("LoRA adapters", "adapters", ("state", ("registered", "host", "slot"))),
     "tgi_lora_requests_waiting": _gauge("Requests whose LoRA adapter is being loaded", "requests"),
     "tgi_lora_requests_info": Declared("info", "LoRA adapters of running and of waiting requests", "adapters"),
     "tgi_lora_load_duration": _histogram("Loading of a LoRA adapter on all shards in seconds", "seconds"),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9._:-][A-Za-z0-9._:/-]{0,199}")
+RANKS = (8, 16, 32, 64, 128, 256)
+"""Of slots for adapters."""
 _BASE = "tgi"
 """What OpenAI's clients of TGI call the base model."""
 
@@ -59,6 +61,15 @@ def check_lora_root(root: str | None, api_key: str | None, num_nodes: int, error
         raise error("`--lora-root` lets clients load adapters: it needs `--api-key`")
     if num_nodes > 1:
         raise error("`--lora-root` is served on one node: name the adapters in `--lora-adapters`")
+
+
+def check_slots(slots: int | None, max_rank: int | None, adapters: str | None, error: type[Exception]) -> None:
+    """`--lora-slots` and `--lora-max-rank`, beside --lora-adapters or --lora-root. Raises `error`."""
+    for flag, value in (("--lora-slots", slots), ("--lora-max-rank", max_rank)):
+        if value is not None and not adapters:
+            raise error(f"`{flag}` needs adapters: name some in `--lora-adapters`, or give `--lora-root`")
+    if max_rank is not None and max_rank not in RANKS:
+        raise error(f"`--lora-max-rank` {max_rank}: choose one of {', '.join(map(str, RANKS))}")
 
 
 def check_name(name: str, error: type[Exception], *, taken: Collection[str] = (), hint: str = "") -> None:

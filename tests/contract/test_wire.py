@@ -186,6 +186,7 @@ OURS = {
         "phases_ns": (101, "uint64", "rep"),
         "speculation": (102, "Speculation", "opt"),
         "images": (103, "EncodedImages", "opt"),
+        "adapter_slots": (104, "AdapterSlots", "opt"),
         "other_ranks": (120, "PrefillResponse", "rep"),
     },
     "DecodeResponse": {
@@ -258,8 +259,8 @@ def test_our_fields_can_be_ignored(name):
 
 def test_there_are_no_other_messages_than_those_of_extensions():
     assert set(FILE.message_types_by_name) - set(STOCK) == {
-        "BlockGrowth", "Columns", "EncodedImages", "Feature", "ImagePlace", "LogitBias", "OtherRanks", "PreparedImage",
-        "Speculation",
+        "AdapterSlots", "BlockGrowth", "Columns", "EncodedImages", "Feature", "ImagePlace", "LogitBias", "OtherRanks",
+        "PreparedImage", "Speculation",
     }  # fmt: skip
 
 

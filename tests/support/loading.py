@@ -16,7 +16,7 @@ from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.models.load import load_runner
-from model_server.models.model import describe, with_adapters
+from model_server.models.model import describe, in_slots, with_adapters
 from model_server.runner.runner import Runner
 from model_server.weights.checkpoint import examine
 
@@ -53,15 +53,15 @@ def load(
     merged: Path | None = None,
     adapter_room: int = 0,
     quantize: str | None = None,
+    adapter_slots: int | None = None,
 ) -> Runner:
     """The model in `path` on the CPU. group: one stage of these ranks; ranks: several. backend: None: the reference.
-    merged: the folder of an adapter that is merged into it. quantize: `--quantize`."""
+    merged: the folder of an adapter that is merged into it. quantize: `--quantize`. adapter_slots: as a GPU has them;
+    None: as a CPU does."""
+    described = describe(examine(path, merged), rope_factor=rope_factor, quantize=quantize)
+    model = with_adapters(described, adapters or {}, room=adapter_room)
     return load_runner(
-        with_adapters(
-            describe(examine(path, merged), rope_factor=rope_factor, quantize=quantize),
-            adapters or {},
-            room=adapter_room,
-        ),
+        model if adapter_slots is None else in_slots(model, adapter_slots),
         Placement(CPU, dtype, ranks or Ranks.of(group or ProcessGroup()), cache_dtype),
         FixedAttention(backend or ReferenceBackend()),
         trust_remote_code=trust_remote_code,

@@ -126,7 +126,8 @@ class AdapterReader:
         places = replaced.ids[own] - start
         if not len(places):
             return None
-        return HeadRows(places, replaced.weight[own], None if head.bias is None else head.bias[places])
+        bias = None if head.bias is None else head.bias.to(self._device)[places]
+        return HeadRows(places, replaced.weight[own], bias)
 
     def _gain(self, product: Product, outputs: int) -> Tensor | None:
         """The lengths that rows of W + scale * B @ A are to have, over those that they have; 1 for other rows."""
@@ -154,7 +155,7 @@ class AdapterReader:
         shift = torch.zeros(outputs, dtype=torch.float32, device=self._device)
         has_any = False
         if gain is not None and product.bias is not None:
-            shift += (1 - gain) * product.bias.float()
+            shift += (1 - gain) * product.bias.to(self._device).float()
             has_any = True
         start = 0
         for part in product.parts:
@@ -212,7 +213,7 @@ class AdapterReader:
         found = []
         for chunk in _chunks(table.size):
             own = self._placed(self._read(key, [chunk]))
-            found.append((own != table.rows(chunk)).any(1).nonzero().flatten().cpu() + chunk[0])
+            found.append((own != table.rows(chunk).to(own.device)).any(1).nonzero().flatten().cpu() + chunk[0])
         return torch.cat(found)
 
     def _a(self, module: str, inputs: Range | None) -> Tensor:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from model_server.adapters.tiles import row_tiles
+from model_server.kernels.availability import usable
 from model_server.memory.transfer import upload
 
 # Rows one after another, or [n] int64.
@@ -23,14 +25,24 @@ class AdapterRows:
     """The adapter of each row, and of each of the rows that continue after the last attention, which are in the order
     of the tokens.
 
-    numbers, kept_numbers: of the adapter of each row, or BASE; int64 in host memory.
+    numbers, kept_numbers: of the adapter of each row, or BASE; int64 in host memory. tiles, kept_tiles: the same rows
+    as `kernels/lora` reads them, on the device; None: no kernels run there.
     """
 
-    __slots__ = ("_device", "_groups", "_kept", "kept_numbers", "numbers")
+    __slots__ = ("_device", "_groups", "_kept", "kept_numbers", "kept_tiles", "numbers", "tiles")
 
-    def __init__(self, numbers: Tensor, kept_numbers: Tensor, device: torch.device) -> None:
+    def __init__(
+        self,
+        numbers: Tensor,
+        kept_numbers: Tensor,
+        device: torch.device,
+        tiles: Tensor | None = None,
+        kept_tiles: Tensor | None = None,
+    ) -> None:
         self.numbers = numbers
         self.kept_numbers = kept_numbers
+        self.tiles = tiles
+        self.kept_tiles = kept_tiles
         self._device = device
         self._groups: Groups | None = None
         self._kept: Groups | None = None
@@ -57,6 +69,10 @@ class AdapterRows:
     def numbers_among(self, num_rows: int) -> Tensor:
         """The same as a number for each row."""
         return self.kept_numbers if num_rows == len(self.kept_numbers) else self.numbers
+
+    def tiles_among(self, num_rows: int) -> Tensor | None:
+        """The same in tiles."""
+        return self.kept_tiles if num_rows == len(self.kept_numbers) else self.tiles
 
 
 class UniformRows(AdapterRows):
@@ -97,7 +113,11 @@ def adapter_rows(
         return None
     of_tokens = torch.from_numpy(numbers.astype(np.int64))
     of_kept = of_tokens if kept is None else of_tokens[torch.from_numpy(kept)]
-    return AdapterRows(of_tokens, of_kept, device)
+    if not usable(device):
+        return AdapterRows(of_tokens, of_kept, device)
+    tiles = upload(torch.from_numpy(row_tiles(of_tokens.numpy())), device)
+    kept_tiles = tiles if kept is None else upload(torch.from_numpy(row_tiles(of_kept.numpy())), device)
+    return AdapterRows(of_tokens, of_kept, device, tiles, kept_tiles)
 
 
 def _groups(numbers: npt.NDArray[np.int64], device: torch.device) -> Groups:

@@ -46,6 +46,7 @@ class NewRequest:
     input_ids: tuple[int, ...] = ()  # the prompt's tokens; empty: `text` is tokenized
     resume_ids: tuple[int, ...] = ()  # tokens generated before the request was preempted
     adapter_id: str | None = None  # None: the base model
+    adapter_slot: int | None = None  # of the warm-up: computes with a slot, whatever is in it
     adapter: int | None = None  # load id of an adapter that came while the model serves; None: it has none
     prediction_ids: tuple[int, ...] = ()  # what will probably be generated
     images: tuple[ImagePlace, ...] = ()
@@ -85,7 +86,7 @@ class Sequence:
     ) -> None:
         """Raises RequestError if `resume_ids` cannot be gone through again."""
         self.id = request.id
-        self.adapter = adapter  # its number
+        self.adapter = adapter  # its number, or slot
         self.residence = residence  # while this refers to it, the number stays that adapter's
         self.images = images
         self.ids = [*prompt_ids, *request.resume_ids]

@@ -94,7 +94,7 @@ class Engine:
         self._factory = SequenceFactory(
             tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, options.layout.owns,
             runner.traits.decoder_prefix, runner.traits.adapters, None if encoder is None else encoder.tower,
-            options.residents,
+            options.residents, runner.traits.slots,
         )  # fmt: skip
         self._store = BatchStore()
         self._cache: KvCache | None = None
@@ -202,7 +202,7 @@ class Engine:
         if running is not None:
             running = self._without_ended(running, call, is_alone=True)
         with self._losing_on_error(running):
-            sequences, refused = self._admit(requests, prompts)
+            sequences, refused = self._admit(requests, prompts, call)
             if running is not None:
                 with times.merging():
                     running.batch.join(Batch(call.batch_id, sequences))
@@ -274,16 +274,18 @@ class Engine:
         """Touch the device; raises what it raises."""
         torch.zeros((2, 2), device=self.options.device)
 
-    def _admit(self, requests: list[NewRequest], prompts: list[list[int]]) -> tuple[list[Sequence], list[Generation]]:
+    def _admit(
+        self, requests: list[NewRequest], prompts: list[list[int]], call: PrefillCall
+    ) -> tuple[list[Sequence], list[Generation]]:
         """Sequences of the requests that can run, and this rank's answers to those that cannot.
 
         Raises RequestError for an empty batch, and for any bad request of a router that knows no row errors.
         """
         options = self.options
         layout = CacheLayout(block_size=options.block_size, num_blocks=self.cache.num_blocks, chunking=options.chunking)
-        sequences, refusals = self._factory.sequences(requests, prompts, layout, self.session)
-        answers = [(request_id, self._answers.error(request_id, reason)) for request_id, reason in refusals]
-        return sequences, [answer for request_id, answer in answers if options.layout.owns(request_id)]
+        in_use = partial(self._store.adapters_in_use, call)
+        sequences, refusals = self._factory.sequences(requests, prompts, layout, self.session, in_use)
+        return sequences, [self._answers.error(*one) for one in refusals if options.layout.owns(one[0])]
 
     def _find(self, batch_id: int, call: StepCall) -> Running | None:
         return self._store.find(batch_id) if call.numbered else self._store.get(batch_id)

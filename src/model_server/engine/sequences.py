@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from model_server.adapters.residents import Residence, Residents
 from model_server.adapters.rows import BASE
+from model_server.adapters.slots.table import SlotTable
 from model_server.batch.sequence import NewRequest, Sequence, check_layout, number_blocks
 from model_server.batch.stopping import StoppingState
 from model_server.engine.calls import Session
@@ -51,10 +52,12 @@ class SequenceFactory:
         adapters: tuple[str, ...] = (),
         tower: SeesImages | None = None,
         residents: Residents | None = None,
+        slots: SlotTable | None = None,
     ) -> None:
         """owns: whether this rank answers for a request id. decoder_prefix: the tokens before the first generated one
         where these are not the prompt. adapters: names of those that are loaded, by their numbers. tower: None: images
-        are refused. residents: adapters that come while the model serves; None: none do."""
+        are refused. residents: adapters that come while the model serves; None: none do.
+        slots: into which adapters are copied; None: rows have them by their numbers."""
         self._tokenizer = tokenizer
         self._sampler = sampler
         self._vocab_size = vocab_size
@@ -66,6 +69,7 @@ class SequenceFactory:
         self._warned_of_adapter = False
         self._tower = tower
         self._residents = residents
+        self._slots = slots
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
         """Token ids of the prompts. May run on any thread; compiles grammars too, while the steps before it run."""
@@ -80,25 +84,41 @@ class SequenceFactory:
         ]
 
     def sequences(
-        self, requests: list[NewRequest], prompts: list[list[int]], layout: CacheLayout, session: Session
+        self,
+        requests: list[NewRequest],
+        prompts: list[list[int]],
+        layout: CacheLayout,
+        session: Session,
+        slots_in_use: Callable[[], set[int]] = set,
     ) -> tuple[list[Sequence], list[Refusal]]:
         """Sequences of the requests that can run, and which cannot, and why; the same on all ranks.
 
-        Raises RequestError without requests.
+        slots_in_use: by rows that run. Raises RequestError without requests.
         """
         if not requests:
             raise RequestError("Batch must have at least one request")
         sequences: list[Sequence] = []
         refusals: list[Refusal] = []
         numbered = with_blocks(requests, prompts, layout.block_size)
+
+        def in_use() -> set[int]:
+            return slots_in_use() | {sequence.adapter for sequence in sequences}
+
         for request, prompt in zip(numbered, prompts, strict=True):
             try:
-                sequences.append(self._sequence(request, prompt, layout, session))
+                sequences.append(self._sequence(request, prompt, layout, session, in_use))
             except (RequestError, ValueError) as error:
                 refusals.append((request.id, str(error)))
         return sequences, refusals
 
-    def _sequence(self, request: NewRequest, prompt: list[int], layout: CacheLayout, session: Session) -> Sequence:
+    def _sequence(
+        self,
+        request: NewRequest,
+        prompt: list[int],
+        layout: CacheLayout,
+        session: Session,
+        slots_in_use: Callable[[], set[int]],
+    ) -> Sequence:
         """Raises RequestError or ValueError for what cannot run."""
         check_layout(
             request,
@@ -110,6 +130,7 @@ class SequenceFactory:
         )
         residence = self._residence(request)
         adapter = self._adapter(request, session) if residence is None else residence.number
+        adapter = self._slot(request, adapter, slots_in_use)
         images = self._images(request, prompt)
         known = prompt
         if images is not None and self._tower is not None and self._tower.image_token >= self._vocab_size:
@@ -181,6 +202,20 @@ class SequenceFactory:
         if found is None:
             raise RequestError(f"request {request.id}: no adapter is loaded under {request.adapter}")
         return found
+
+    def _slot(self, request: NewRequest, number: int, in_use: Callable[[], set[int]]) -> int:
+        """Where rows find the adapter of this number; copied there first, if need be."""
+        if request.adapter_slot is not None:
+            return request.adapter_slot
+        if self._slots is None or number == BASE:
+            return number
+        slot = self._slots.take(number, in_use)
+        if slot is None:
+            raise RequestError(
+                f"request {request.id}: rows that run have other adapters in all {self._slots.num_slots} slots; raise "
+                "--lora-slots"
+            )
+        return slot
 
     def _adapter(self, request: NewRequest, session: Session) -> int:
         """Its number. TGI's router gets the base model for a name that is unknown, as TGI's shard does it."""

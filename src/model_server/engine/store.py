@@ -49,6 +49,15 @@ class BatchStore:
         for running in [one for one in self._batches.values() if one.has_ended(call)]:
             self.remove(running)
 
+    def adapters_in_use(self, call: StepCall) -> set[int]:
+        """Numbers or slots of the rows that take part in further steps: the same on every rank."""
+        return {
+            sequence.adapter
+            for running in self._batches.values()
+            for sequence in running.batch.sequences
+            if sequence.ended_in is None or not call.follows_answer_of(sequence.ended_in)
+        }
+
     def lose(self, batch_id: int) -> None:
         """The batch failed."""
         self._batches.pop(batch_id, None)

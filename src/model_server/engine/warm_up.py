@@ -294,7 +294,11 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
         kept.append(request)
     tokens = [len(p) + r.stopping.max_new_tokens for p, r in zip(prompts, kept, strict=True)]
     numbered = number_blocks(tokens, engine.options.block_size)
-    kept = [dataclasses.replace(r, blocks=b, slots=s) for r, (b, s) in zip(kept, numbered, strict=True)]
+    # With adapters its products are computed too, and their kernels compiled.
+    slot = None if engine.runner.traits.slots is None else 0
+    kept = [
+        dataclasses.replace(r, blocks=b, slots=s, adapter_slot=slot) for r, (b, s) in zip(kept, numbered, strict=True)
+    ]
     used_blocks = sum(len(blocks) for blocks, _ in numbered)
     engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
     if plan.memory is not None:

@@ -8,18 +8,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model_server.adapters.config import MAX_NEW_ROWS
 from model_server.adapters.factors import EmbeddingFactors
 from model_server.adapters.folder import Adapter, Targets
 from model_server.adapters.reader import AdapterReader, HeadTable, Product, Table
 from model_server.adapters.rows import BASE, AdapterRows, CurrentRows
+from model_server.adapters.slots.product import ProductSlots, SlotSizes
+from model_server.adapters.slots.rows import EmbeddingSlots, HeadSlots, RowSizes
+from model_server.adapters.slots.table import SlotTable
 from model_server.layers.adapted import AdaptedEmbedding, AdaptedLinear, Addition
+from model_server.layers.adapted_slots import SlottedEmbedding, SlottedLinear, pinned_embedding
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear
+from model_server.weights.reader import Range
 
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    linear: AdaptedLinear
+    linear: AdaptedLinear | SlottedLinear
     product: Product
     head: HeadTable | None
 
@@ -42,9 +48,17 @@ class AdapterSites:
     numbers from there on. `current` is what all sites read the rows of a step from."""
 
     def __init__(
-        self, targets: Targets, adapters: Sequence[Adapter], dtype: torch.dtype, device: torch.device, *, room: int = 0
+        self,
+        targets: Targets,
+        adapters: Sequence[Adapter],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        room: int = 0,
+        slots: SlotSizes | None = None,
     ) -> None:
-        """targets: what adapters may change. room: for how many adapters that come later."""
+        """targets: what adapters may change. room: for how many adapters that come later. slots: of the device, into
+        which they are copied; None: rows have them where they were loaded."""
         self.names = tuple(adapter.name for adapter in adapters)
         self.number = len(adapters) + room
         self.current = CurrentRows()
@@ -57,6 +71,8 @@ class AdapterSites:
         self._device = device
         self._sites: list[_Site] = []
         self._table: tuple[AdaptedEmbedding, Table] | None = None
+        self._sizes = slots
+        self.slots = None if slots is None else SlotTable(slots.number, self._fill)
 
     def linear(self, base: Linear, product: Product, head: HeadTable | None = None) -> Linear:
         """`base`, which computes `product`, as a site if adapters may change it. head: where it is the head."""
@@ -70,8 +86,12 @@ class AdapterSites:
             touched |= {head.table.module, head.tied_to or ""}
         if not self._room and not any(touched & {*a.pairs, *a.rows} for a in self._adapters):
             return base
-        current = self.current if expert is None else self._of_expert
-        linear = AdaptedLinear(base, current, self.number, self._device, self._dtype)
+        linear: AdaptedLinear | SlottedLinear
+        if self._sizes is None:
+            current = self.current if expert is None else self._of_expert
+            linear = AdaptedLinear(base, current, self.number, self._device, self._dtype)
+        else:
+            linear = self._slotted(base, product, head, self._sizes)
         self._sites.append(_Site(linear, product, head))
         return linear
 
@@ -79,8 +99,14 @@ class AdapterSites:
         """`base` as a site if adapters may change it."""
         if not self._room and not any(table.module in {*a.pairs, *a.rows} for a in self._adapters):
             return base
-        self._table = AdaptedEmbedding(base, self.current), table
-        return self._table[0]
+        embedding = AdaptedEmbedding(base, self.current)
+        if self._sizes is not None:
+            vocabulary, width = self._targets.table
+            rows = RowSizes(num_rows=self._new_rows(table.module), rank=self._embedding_rank(table.module))
+            slots = EmbeddingSlots(self._sizes.number, rows, vocabulary, width, self._dtype, self._device)
+            embedding = SlottedEmbedding(base, self.current, slots)
+        self._table = embedding, table
+        return embedding
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
@@ -115,14 +141,18 @@ class AdapterSites:
         for name in adapter.pairs.keys() & self._closed.keys():
             raise adapter.error(f"{name:.200} {self._closed[name]}")
         with torch.inference_mode(), adapter.open() as opened:
-            reader = AdapterReader(adapter, opened, self._dtype, self._device)
+            place = self._device if self.slots is None else torch.device("cpu")
+            reader = AdapterReader(adapter, opened, self._dtype, place)
             additions: dict[int, Addition] = {}
-            for place, site in enumerate(self._sites):
+            for number, site in enumerate(self._sites):
                 rows = None if site.head is None else reader.head(site.head)
                 addition = site.linear.addition(reader.product(site.product), rows)
                 if addition is not None:
-                    additions[place] = addition
-            return LoadedAdapter(additions, None if self._table is None else reader.embedding(self._table[1]))
+                    additions[number] = addition
+            embedding = None if self._table is None else reader.embedding(self._table[1])
+            if embedding is not None and self.slots is not None:
+                embedding = pinned_embedding(embedding)
+            return LoadedAdapter(additions, embedding)
 
     def put(self, number: int, loaded: LoadedAdapter) -> None:
         """From now on rows with that number get this adapter. No row of a running step may have the number."""
@@ -133,7 +163,48 @@ class AdapterSites:
 
     def remove(self, number: int) -> None:
         """The number is free again. No row of a running step may have it."""
+        if self.slots is not None:
+            self.slots.forget(number)
         for site in self._sites:
             site.linear.remove(number)
         if self._table is not None:
             self._table[0].remove(number)
+
+    def _fill(self, slot: int, number: int) -> bool:
+        """Copy an adapter into a slot; whether steps with its rows need the host."""
+        with torch.inference_mode():
+            found = [site.linear.fill(slot, number) for site in self._sites if isinstance(site.linear, SlottedLinear)]
+            if self._table is not None and isinstance(self._table[0], SlottedEmbedding):
+                found.append(self._table[0].fill(slot, number))
+        return any(found)
+
+    def _slotted(self, base: Linear, product: Product, head: HeadTable | None, sizes: SlotSizes) -> SlottedLinear:
+        names = {part.name for part in product.parts if part.name in self._targets.linear}
+        touched = {name for name in names if self._room or any(name in a.pairs for a in self._adapters)}
+        slots = None
+        if touched:
+            inputs = self._targets.linear[min(touched)][0] if product.columns is None else _length(product.columns)
+            pairs = [a.pairs[name] for a in self._adapters for name in touched if name in a.pairs]
+            affine = self._room > 0 or any(p.magnitude is not None or p.bias is not None for p in pairs)
+            slots = ProductSlots(product.parts, touched, inputs, sizes, self._dtype, self._device, affine=affine)
+        rows = None
+        if head is not None:
+            count = max(self._new_rows(head.table.module), 0 if head.tied_to is None else self._new_rows(head.tied_to))
+            if count:
+                rows = HeadSlots(sizes.number, count, self._targets.table[1], self._dtype, self._device)
+        return SlottedLinear(base, self.current, slots, rows)
+
+    def _new_rows(self, module: str) -> int:
+        """The most that an adapter has of this table."""
+        found = [a.rows[module] for a in self._adapters if module in a.rows]
+        if self._room or any(new.ids is None for new in found):
+            return MAX_NEW_ROWS
+        return max((len(new.ids or ()) for new in found), default=0)
+
+    def _embedding_rank(self, module: str) -> int:
+        assert self._sizes is not None
+        return self._sizes.rank if self._room or any(module in a.pairs for a in self._adapters) else 0
+
+
+def _length(span: Range) -> int:
+    return span[1] - span[0]

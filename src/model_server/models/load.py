@@ -9,10 +9,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
 
 import torch
 
 from model_server.adapters.merge import MergedReader
+from model_server.adapters.residents import Residents
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
 from model_server.layers.adapter_sites import AdapterSites
@@ -21,7 +24,8 @@ from model_server.models.decoder.attention.layers import attention_layers
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.spec import Spec
-from model_server.models.model import Model
+from model_server.models.model import Model, adapter_of
+from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.runner.runner import Runner
 from model_server.weights.reader import SafetensorsReader, WeightReader
 from wire.text.counting import counted
@@ -59,6 +63,17 @@ def load_runner(
         return choice.load_runner(found, placement, attention, captures=captures)
 
 
+def resident_adapters(model: Model, runner: Runner, root: str | None, dtype: torch.dtype) -> Residents | None:
+    """Adapters that come while `model` serves, from folders in `root`; None: none do."""
+    if root is None:
+        return None
+    inner = runner.inner if isinstance(runner, GraphedRunner) else runner
+    assert isinstance(inner, Decoder) and inner.adapters is not None, "room was made for them"
+    first = len(model.adapters)
+    numbers = range(first, first + model.adapter_room)
+    return Residents(inner.adapters, numbers, Path(root).expanduser(), partial(adapter_of, model), dtype.itemsize)
+
+
 @contextmanager
 def _merging(model: Model, spec: Spec, reader: WeightReader) -> Iterator[WeightReader]:
     """What reads the weights: of the base model alone, or with an adapter merged into them."""
@@ -81,7 +96,9 @@ def _load_native(
     adapters = None
     if model.adapters or model.adapter_room:
         targets = adapter_targets(spec)
-        adapters = AdapterSites(targets, model.adapters, placement.dtype, placement.device, room=model.adapter_room)
+        adapters = AdapterSites(
+            targets, model.adapters, placement.dtype, placement.device, room=model.adapter_room, slots=model.slots
+        )
     with ExitStack() as opened:
         weights = opened.enter_context(_merging(model, spec, opened.enter_context(reading)))
         runner = build(spec, weights, placement, backend, progress=progress, scheme=model.scheme, adapters=adapters)

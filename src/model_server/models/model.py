@@ -13,6 +13,7 @@ import torch
 
 from model_server.adapters.folder import Adapter, read_adapter
 from model_server.adapters.merge import with_tied_rows
+from model_server.adapters.slots.product import SlotSizes
 from model_server.attention.choice import KEEP_MODEL_TYPE
 from model_server.cpp import library as cpp
 from model_server.errors import StartupError
@@ -27,18 +28,23 @@ from model_server.quantization.scheme import Scheme, resolve
 from model_server.vision.families import vision_family
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.header import Header
+from wire.adapters import RANKS
 from wire.quantization.config import wants_float8_cache
 from wire.quantization.methods import Choice
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_SLOTS = 8
+DEFAULT_RANK = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """name: what messages call it. spec: None for a family that the native decoder does not know, which transformers
     may compute. adapters: LoRA adapters to load with it. merged: one that is merged into the weights of `spec`.
-    adapter_room: for how many further adapters, which come while it serves. adapter_folders: by their names, of the
-    adapters of a model without a spec, whose layers are known when it is loaded."""
+    adapter_room: for how many further adapters, which come while it serves. max_adapter_rank: None: any that is read.
+    slots: of the device, into which adapters are copied; None: rows have them where they were loaded. adapter_folders:
+    by their names, of the adapters of a model without a spec, whose layers are known when it is loaded."""
 
     checkpoint: Checkpoint
     name: str
@@ -48,6 +54,8 @@ class Model:
     adapters: tuple[Adapter, ...] = ()
     merged: Adapter | None = None
     adapter_room: int = 0
+    max_adapter_rank: int | None = None
+    slots: SlotSizes | None = None
     adapter_folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
 
 
@@ -125,8 +133,9 @@ def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple
     return spec, dataclasses.replace(checkpoint, headers=headers)
 
 
-def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0) -> Model:
+def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0, max_rank: int | None = None) -> Model:
     """`model`, to be loaded with the LoRA adapters in these folders, by their names. room: for how many later ones.
+    max_rank: of all of them; None: any that is read.
 
     Raises StartupError for an adapter, or a model, that is not served so.
     """
@@ -138,17 +147,39 @@ def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0) -
                 f"--lora-root: {model.config.model_type} is served by the transformers runner, whose adapters are "
                 "loaded with the model: name them in --lora-adapters"
             )
-        return dataclasses.replace(model, adapter_folders=folders)
-    adapters = tuple(adapter_of(model, name, path) for name, path in folders.items())
-    return dataclasses.replace(model, adapters=adapters, adapter_room=room)
+        return dataclasses.replace(model, adapter_folders=folders, max_adapter_rank=max_rank)
+    model = dataclasses.replace(model, adapter_room=room, max_adapter_rank=max_rank)
+    return dataclasses.replace(model, adapters=tuple(adapter_of(model, *one) for one in folders.items()))
+
+
+def in_slots(model: Model, number: int | None) -> Model:
+    """`model`, whose adapters are copied into slots of its device when rows need them. number: of the slots; None:
+    enough for those that it is loaded with, up to DEFAULT_SLOTS.
+
+    The rank of the slots is the largest that is allowed; if none is set, that of the largest adapter that the model is
+    loaded with, and for later ones DEFAULT_RANK.
+    """
+    largest = max((adapter.rank for adapter in model.adapters), default=1)
+    rank = model.max_adapter_rank or max(DEFAULT_RANK if model.adapter_room else 1, largest)
+    if number is None:
+        number = DEFAULT_SLOTS if model.adapter_room else min(DEFAULT_SLOTS, len(model.adapters))
+    slots = SlotSizes(number=number, rank=next(size for size in RANKS if size >= rank))
+    return dataclasses.replace(model, slots=slots, max_adapter_rank=slots.rank)
 
 
 def adapter_of(model: Model, name: str, folder: Path) -> Adapter:
     """The adapter in `folder`, checked for a model of the native decoder. Raises StartupError."""
     assert model.spec is not None
     found = read_adapter(name, folder, adapter_targets(model.spec), _bases(model, model.spec))
+    check_rank(model, found)
     warn_of_other_base(model, found)
     return found
+
+
+def check_rank(model: Model, adapter: Adapter) -> None:
+    """Raises StartupError for a rank above `--lora-max-rank`."""
+    if model.max_adapter_rank is not None and adapter.rank > model.max_adapter_rank:
+        raise adapter.error(f"rank {adapter.rank} is above --lora-max-rank {model.max_adapter_rank}")
 
 
 def warn_of_other_base(model: Model, adapter: Adapter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import grpc
+import torch
 
 from model_server.adapters.residents import Residents
 from model_server.engine.device_thread import DeviceThread, whole
@@ -39,6 +40,8 @@ class LoraServicer(pb_grpc.AdaptersServicer):  # type: ignore[misc]  # generated
                 size = self._residents.load(request.id, request.name, request.path)
             else:
                 size = self._residents.check(request.name, request.path)
+        except (torch.OutOfMemoryError, MemoryError):
+            return pb.LoadResponse(refused=f"LoRA adapter `{request.name}`: memory is short; try again later")
         except (StartupError, OSError) as error:
             return pb.LoadResponse(refused=" ".join(str(error).split()))
         return pb.LoadResponse(num_bytes=size.num_bytes, rank=size.rank)

@@ -163,7 +163,11 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
 
         job = Job(submit, overlaps=overlaps, is_over=self._engine.is_over)
         result = await self._run(job, call.sequence)
-        return convert.prefill_response(result, self._engine.session.column_tokens)
+        response = convert.prefill_response(result, self._engine.session.column_tokens)
+        slots = self._engine.runner.traits.slots
+        if slots is not None and not self._engine.session.upstream_router:
+            response.adapter_slots.CopyFrom(pb.AdapterSlots(loads=slots.num_loads, held=slots.num_held))
+        return response
 
     @answering_errors
     async def Decode(self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext) -> pb.DecodeResponse:

@@ -102,6 +102,11 @@ class GraphedRunner:
         self._cache: KvCache | None = None
 
     @property
+    def inner(self) -> Runner:
+        """What computes the steps."""
+        return self._runner
+
+    @property
     def traits(self) -> RunnerTraits:
         return self._runner.traits
 

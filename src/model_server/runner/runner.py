@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from model_server.adapters.rows import AdapterRows
+from model_server.adapters.slots.table import SlotTable
 from model_server.attention.backend import AttentionBackend, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache, KvShape
@@ -101,6 +102,7 @@ class RunnerTraits:
     position_rows: longest sequence that a learned table of positions serves; None: there is no table.
     weight_bytes: what this rank's weights take; None: not counted.
     adapters: names of the LoRA adapters that are loaded; the place of one is its number.
+    slots: of the device, for adapters; None: rows have them where they were loaded, by number.
     received: the residual stream that comes from the stage before; None: this is the first stage. passed_on: the one
     that the forward returns, for the stage after; None: it returns logits.
     """
@@ -113,6 +115,7 @@ class RunnerTraits:
     position_rows: int | None = None
     weight_bytes: int | None = None
     adapters: tuple[str, ...] = ()
+    slots: SlotTable | None = None
     received: TokenRow | None = None
     passed_on: TokenRow | None = None
 

@@ -17,6 +17,7 @@ class StepMetrics:
         self._metrics = metrics
         self._current = (-1, -1)
         self._blocks = (-1, -1)
+        self._slot_loads = 0
 
     def queue_size(self, size: int) -> None:
         self._metrics.gauge("tgi_queue_size", size)
@@ -78,6 +79,11 @@ class StepMetrics:
             self._metrics.count("tgi_encoder_cache_misses", reply.images.misses)
             if reply.images.misses:
                 observe("tgi_image_encode_duration", reply.images.encode_s)
+        if reply.adapter_slots is not None:
+            slots = reply.adapter_slots
+            self._metrics.count("tgi_lora_slot_loads", max(0, slots.loads - self._slot_loads))
+            self._slot_loads = slots.loads
+            self._metrics.gauge("tgi_lora_adapters", slots.held, state="slot")
         if reply.drafted is not None:
             for kind, (num_tokens, num_right) in reply.drafted.labelled().items():
                 self._metrics.count("tgi_speculation_drafted_tokens", num_tokens, kind=kind)

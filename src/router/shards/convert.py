@@ -25,6 +25,7 @@ from router.shards.interface import (
     NewRequest,
     PrefillCall,
     Row,
+    SlotUse,
     StepReply,
     Timings,
     UnsendableError,
@@ -251,6 +252,7 @@ def step_from(messages: Sequence[StepMessage]) -> StepReply:
     """One step of all ranks: rows of all, the batch of the last, timings of the slowest."""
     reply = StepReply()
     reply.drafted = _drafted_from([message.speculation for message in messages if message.HasField("speculation")])
+    reply.adapter_slots = _slots_from(messages[0])
     reply.images = _images_from([message.images for message in messages if message.HasField("images")])
     for message in messages:
         if message.HasField("columns"):
@@ -283,6 +285,12 @@ def _drafted_from(messages: Sequence[pb.Speculation]) -> Drafted | None:
         longest=max(m.window for m in messages),
         by_kind=tuple((sum(drafted for drafted, _ in one), sum(right for _, right in one)) for one in by_kind),
     )
+
+
+def _slots_from(message: StepMessage) -> SlotUse | None:
+    if not isinstance(message, pb.PrefillResponse) or not message.HasField("adapter_slots"):
+        return None
+    return SlotUse(message.adapter_slots.loads, message.adapter_slots.held)
 
 
 def _images_from(messages: Sequence[pb.EncodedImages]) -> EncodedImages | None:

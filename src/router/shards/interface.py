@@ -189,6 +189,14 @@ class EncodedImages:
     encode_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class SlotUse:
+    """Slots for adapters: copies into them since the shards' start, and how many have one."""
+
+    loads: int
+    held: int
+
+
 @dataclass(slots=True)
 class StepReply:
     """Answer of a Prefill or Decode, merged over the ranks. `batch` is None when nothing continues."""
@@ -199,6 +207,7 @@ class StepReply:
     timings: Timings = field(default_factory=Timings)
     drafted: Drafted | None = None
     images: EncodedImages | None = None
+    adapter_slots: SlotUse | None = None
 
 
 class Shards(Protocol):

@@ -387,7 +387,7 @@ class PrefillRequest(_message.Message):
     def __init__(self, batch: _Optional[_Union[Batch, _Mapping]] = ..., cached_batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[int] = ..., growth: _Optional[_Iterable[_Union[BlockGrowth, _Mapping]]] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
-    __slots__ = ("generations", "batch", "forward_ns", "decode_ns", "total_ns", "concat_ns", "columns", "phases_ns", "speculation", "images", "other_ranks")
+    __slots__ = ("generations", "batch", "forward_ns", "decode_ns", "total_ns", "concat_ns", "columns", "phases_ns", "speculation", "images", "adapter_slots", "other_ranks")
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +398,7 @@ class PrefillResponse(_message.Message):
     PHASES_NS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_SLOTS_FIELD_NUMBER: _ClassVar[int]
     OTHER_RANKS_FIELD_NUMBER: _ClassVar[int]
     generations: _containers.RepeatedCompositeFieldContainer[Generation]
     batch: CachedBatch
@@ -409,8 +410,9 @@ class PrefillResponse(_message.Message):
     phases_ns: _containers.RepeatedScalarFieldContainer[int]
     speculation: Speculation
     images: EncodedImages
+    adapter_slots: AdapterSlots
     other_ranks: _containers.RepeatedCompositeFieldContainer[PrefillResponse]
-    def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., forward_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., concat_ns: _Optional[int] = ..., columns: _Optional[_Union[Columns, _Mapping]] = ..., phases_ns: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., images: _Optional[_Union[EncodedImages, _Mapping]] = ..., other_ranks: _Optional[_Iterable[_Union[PrefillResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., forward_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., concat_ns: _Optional[int] = ..., columns: _Optional[_Union[Columns, _Mapping]] = ..., phases_ns: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., images: _Optional[_Union[EncodedImages, _Mapping]] = ..., adapter_slots: _Optional[_Union[AdapterSlots, _Mapping]] = ..., other_ranks: _Optional[_Iterable[_Union[PrefillResponse, _Mapping]]] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("drafted", "accepted", "window", "drafted_by_kind", "accepted_by_kind")
@@ -425,6 +427,14 @@ class Speculation(_message.Message):
     drafted_by_kind: _containers.RepeatedScalarFieldContainer[int]
     accepted_by_kind: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., window: _Optional[int] = ..., drafted_by_kind: _Optional[_Iterable[int]] = ..., accepted_by_kind: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AdapterSlots(_message.Message):
+    __slots__ = ("loads", "held")
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    loads: int
+    held: int
+    def __init__(self, loads: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
 
 class EncodedImages(_message.Message):
     __slots__ = ("hits", "misses", "encode_ns")

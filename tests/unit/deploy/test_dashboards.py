@@ -127,6 +127,7 @@ def test_panels_lie_beside_each_other() -> None:
 def test_the_dashboard_covers_the_metrics() -> None:
     asked = {family(name)[0] for _, query in queries() for name in re.findall(r"\btgi_\w+", query)}
     left_out = {
+        "tgi_lora_slot_loads",  # of GPUs only
         "tgi_request_inference_duration",  # the whole request less queue and validation
         "tgi_cache_config_info",  # for endpoint pickers
         "tgi_lora_requests_info",

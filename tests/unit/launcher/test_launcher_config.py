@@ -50,6 +50,7 @@ def test_defaults_of_tgi() -> None:
         ({"lora_adapters": "a=/nowhere"}, ["LoRA adapter `a`: no adapter_config.json in /nowhere"]),
         ({"lora_adapters": "m=org/a", "model_id": "m"}, ["LoRA adapter name `m` is a name of the base model"]),
         ({"lora_slots": 2}, ["`--lora-slots` needs adapters"]),
+        ({"lora_max_rank": 12, "lora_root": "/tmp", "api_key": "k"}, ["`--lora-max-rank` 12: choose one of 8, 16, 32"]),
         ({"lora_root": "/nowhere", "api_key": "k"}, ["`--lora-root` /nowhere: no such directory"]),
         ({"lora_root": "/tmp"}, ["`--lora-root` lets clients load adapters: it needs `--api-key`"]),
         (

@@ -71,6 +71,7 @@ class Decoder:
             position_rows=None if embedding is None else embedding.position_rows,
             weight_bytes=weight_bytes,
             adapters=() if adapters is None else adapters.names,
+            slots=None if adapters is None else adapters.slots,
             received=stream if embedding is None else None,
             passed_on=stream if output is None else None,
         )

@@ -78,7 +78,7 @@ class Moe:
         router = self._router(loader, prefix, spec.hidden_size)
         silu = self.swiglu is None and spec.activation in ("silu", "swish")
         adapters = loader.adapters
-        if adapters is not None and loader.device.type != "cpu":
+        if adapters is not None and (loader.device.type != "cpu" or adapters.slots is not None):
             targets = self.store.targets(self, spec.hidden_size)
             parameters = (f"{name}.{one.name}" for name, some in targets.experts.items() for one in some)
             why = "belongs to experts, which take adapters on CPUs only; merge the adapter into the model"

@@ -18,7 +18,7 @@ from model_server.models.hf.paged import ATTENTION_NAME, TransformersRunner, Uns
 from model_server.models.hf.positions import make_static
 from model_server.models.hf.self_check import check_adapted, check_captured, check_paged, check_stateful
 from model_server.models.hf.stateful import StatefulRunner
-from model_server.models.model import warn_of_other_base
+from model_server.models.model import check_rank, warn_of_other_base
 from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import Runner
 
@@ -152,6 +152,7 @@ def _adapt(hf: HfModel, runner: TransformersRunner, placement: Placement) -> Non
     model, device = hf.described, placement.device
     hooked = HookedAdapters(runner.model, model.adapter_folders, placement.dtype, device)
     for adapter in hooked.sites.adapters:
+        check_rank(model, adapter)
         warn_of_other_base(model, adapter)
     runner.adapt(hooked.sites.current, hooked.sites.names)
     verdict = check_adapted(runner, hooked.sites.current, placement.dtype, device)

@@ -1,0 +1,64 @@
+"""Which adapter is in which slot of the device."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+
+from torch import Tensor
+
+
+class SlotTable:
+    """Adapters by their numbers. Belongs to the device thread, but for `forget`."""
+
+    def __init__(self, num_slots: int, copy: Callable[[int, int], bool]) -> None:
+        """copy: put the adapter of a number into a slot, in the order of the device's work; whether steps with its rows
+        need the host."""
+        self.num_slots = num_slots
+        self.num_loads = 0
+        self._copy = copy
+        self._free = list(reversed(range(num_slots)))
+        self._numbers: OrderedDict[int, int] = OrderedDict()  # by slot, the one used longest ago first
+        self._slots: dict[int, int] = {}  # by number
+        self._need_host: set[int] = set()
+
+    @property
+    def num_held(self) -> int:
+        """Slots with an adapter."""
+        return len(self._numbers)
+
+    def take(self, number: int, in_use: Callable[[], Collection[int]]) -> int | None:
+        """The slot of that adapter, which is copied there unless it is there. A free slot is taken, else the one used
+        longest ago that is not among `in_use`: None if there is none."""
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._room(in_use)
+            if slot is None:
+                return None
+            self._need_host.discard(slot)
+            if self._copy(slot, number):
+                self._need_host.add(slot)
+            self.num_loads += 1
+            self._slots[number], self._numbers[slot] = slot, number
+        self._numbers.move_to_end(slot)
+        return slot
+
+    def forget(self, number: int) -> None:
+        """The adapter is gone, and no row has it. On any thread."""
+        slot = self._slots.pop(number, None)
+        if slot is not None:
+            self._numbers.pop(slot, None)
+            self._free.append(slot)
+
+    def is_capturable(self, slots: Tensor) -> bool:
+        """Whether a step with rows of these slots [n], int64 in host memory, asks nothing of the host."""
+        return not self._need_host or not self._need_host.intersection(slots.tolist())
+
+    def _room(self, in_use: Callable[[], Collection[int]]) -> int | None:
+        if self._free:
+            return self._free.pop()
+        used = in_use()
+        slot = next((slot for slot in self._numbers if slot not in used), None)
+        if slot is not None:
+            del self._slots[self._numbers.pop(slot)]
+        return slot

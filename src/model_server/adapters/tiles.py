@@ -1,0 +1,38 @@
+"""Rows of a forward in tiles of one adapter, as `kernels/lora` reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+TILE_ROWS = 16
+"""Rows of a tile in steps of up to NARROW_ROWS rows, among them all that are captured."""
+_WIDE_TILE_ROWS = 64
+NARROW_ROWS = 512
+UNUSED = -1
+"""In place of the adapter of a tile, or of one of its rows: there is none."""
+
+
+def row_tiles(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """numbers [n]: of the adapter of each row, below 0: none -> [tiles, 1 + rows]: of each tile the number, then its
+    rows."""
+    size = TILE_ROWS if len(numbers) <= NARROW_ROWS else _WIDE_TILE_ROWS
+    names, amounts = np.unique(numbers, return_counts=True)
+    order = np.argsort(numbers, kind="stable")
+    tiles: list[npt.NDArray[np.int32]] = []
+    first = 0
+    for name, amount in zip(names.tolist(), amounts.tolist(), strict=True):
+        if name >= 0:
+            group = np.full((-(-amount // size), 1 + size), UNUSED, np.int32)
+            group[:, 0] = name
+            for place, tile in enumerate(group):
+                rows = order[first + place * size : first + min((place + 1) * size, amount)]
+                tile[1 : 1 + len(rows)] = rows
+            tiles.append(group)
+        first += amount
+    return np.concatenate(tiles) if tiles else np.zeros((0, 1 + size), np.int32)
+
+
+def most_tiles(num_rows: int, num_adapters: int) -> int:
+    """Tiles of TILE_ROWS rows that any `num_rows` rows of so many adapters can need."""
+    return min(num_rows, (num_rows + min(num_rows, num_adapters) * (TILE_ROWS - 1)) // TILE_ROWS)

@@ -1,0 +1,143 @@
+"""Products and an embedding with the LoRA adapters that are in the slots of a device.
+
+Adapters are in host memory by their numbers, and are copied into a slot when rows need them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from model_server.adapters.factors import EmbeddingFactors, Expansion, Factors, HeadRows, TableRows
+from model_server.adapters.rows import CurrentRows
+from model_server.adapters.slots.product import ProductSlots
+from model_server.adapters.slots.rows import EmbeddingSlots, HeadSlots
+from model_server.layers.adapted import AdaptedEmbedding, Addition
+from model_server.layers.embedding import Embedding
+from model_server.layers.linear.linear import Linear
+
+
+class SlottedLinear:
+    """A `Linear`: the base model's product, and what the adapters in the slots make of it for the rows that have one.
+
+    Rows without an adapter are what `base` gives, bit for bit.
+    """
+
+    __slots__ = ("_current", "_head", "_head_rows", "_on_host", "_slots", "base")
+
+    def __init__(
+        self, base: Linear, current: CurrentRows, slots: ProductSlots | None, head: HeadSlots | None = None
+    ) -> None:
+        """current: whose rows are read at each call. slots: None: adapters have no matrices for this product. head:
+        where they replace rows of the head."""
+        self.base = base
+        self._current = current
+        self._slots = slots
+        self._head = head
+        self._head_rows: dict[int, HeadRows] = {}
+        self._on_host: dict[int, Addition] = {}
+
+    def addition(self, factors: Factors | None, rows: HeadRows | None = None) -> Addition | None:
+        """As `put` takes it; None: it would change nothing."""
+        if factors is None and rows is None:
+            return None
+        return Addition(
+            None if factors is None else _pinned_factors(factors), None if rows is None else _pinned_rows(rows)
+        )
+
+    def put(self, number: int, addition: Addition) -> None:
+        """The adapter of that number may be copied into slots from now on."""
+        self._on_host[number] = addition
+
+    def remove(self, number: int) -> None:
+        """The adapter of that number is not copied any more. No row of a running step may have it."""
+        self._on_host.pop(number, None)
+
+    def fill(self, slot: int, number: int) -> bool:
+        """Copy an adapter into a slot, in the order of the device's work. Whether it has rows of a head."""
+        addition = self._on_host.get(number)
+        if self._slots is not None:
+            factors = None if addition is None else addition.factors
+            assert factors is None or isinstance(factors, Factors)
+            self._slots.write(slot, factors)
+        self._head_rows.pop(slot, None)
+        if addition is None or addition.rows is None:
+            return False
+        assert self._head is not None
+        self._head_rows[slot] = self._head.write(slot, addition.rows)
+        return True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._with_adapters(x, self.base(x))
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self._with_adapters(x, self.base.wide(x))
+
+    def _with_adapters(self, x: Tensor, out: Tensor) -> Tensor:
+        rows = self._current.rows
+        if rows is None:
+            return out
+        if self._head_rows:
+            for slot, index in rows.among(x.shape[0]):
+                if slot in self._head_rows:
+                    self._head_rows[slot].replace(x, out, index)
+        if self._slots is not None:
+            self._slots.add(rows, x, out)
+        return out
+
+
+class SlottedEmbedding(AdaptedEmbedding):
+    """An embedding of which the adapters in the slots change rows."""
+
+    __slots__ = ("_on_host", "_slots")
+
+    def __init__(self, base: Embedding, current: CurrentRows, slots: EmbeddingSlots) -> None:
+        super().__init__(base, current)
+        self._slots = slots
+        self._on_host: dict[int, EmbeddingFactors] = {}
+
+    def put(self, number: int, factors: EmbeddingFactors) -> None:
+        """The adapter of that number may be copied into slots from now on."""
+        self._on_host[number] = factors
+
+    def remove(self, number: int) -> None:
+        """The adapter of that number is not copied any more. No row of a running step may have it."""
+        self._on_host.pop(number, None)
+
+    def fill(self, slot: int, number: int) -> bool:
+        """Copy what an adapter changes into a slot, in the order of the device's work. Whether it changes anything."""
+        super().remove(slot)
+        factors = self._on_host.get(number)
+        if factors is None:
+            return False
+        super().put(slot, self._slots.write(slot, factors))
+        return True
+
+
+def pinned_embedding(factors: EmbeddingFactors) -> EmbeddingFactors:
+    """In memory from which a device copies without the host."""
+    rows = factors.rows
+    return EmbeddingFactors(
+        rows=None if rows is None else TableRows(_pinned(rows.ids), _pinned(rows.weight)),
+        **{name: None if t is None else _pinned(t) for name in ("a", "b", "gain") for t in (getattr(factors, name),)},
+    )
+
+
+def _pinned_factors(factors: Factors) -> Factors:
+    return replace(
+        factors,
+        a=_pinned(factors.a),
+        expansions=tuple(Expansion(e.start, e.stop, e.first, _pinned(e.b)) for e in factors.expansions),
+        gain=None if factors.gain is None else _pinned(factors.gain),
+        shift=None if factors.shift is None else _pinned(factors.shift),
+    )
+
+
+def _pinned_rows(rows: HeadRows) -> HeadRows:
+    return HeadRows(_pinned(rows.places), _pinned(rows.weight), None if rows.bias is None else _pinned(rows.bias))
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor.pin_memory() if torch.cuda.is_available() else tensor
