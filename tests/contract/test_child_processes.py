@@ -18,8 +18,8 @@ STARTERS = {
     "launcher/processes/parent_watchdog.py",  # becomes what `child` wants
     "launcher/placement/ray_nodes.py",  # the launcher, on a node
     "model_server/weights/conversion/clean_process.py",
-    "router/worker/forked.py",  # a copy of a worker, which imports nothing more
-    "router/worker/process.py",
+    "wire/worker/forked.py",  # a copy of a worker, which imports nothing more
+    "wire/worker/process.py",
     "wire/text/tokenizer_trial.py",
 }
 _MODULES = {"subprocess", "multiprocessing", "pty", "concurrent.futures.process"}

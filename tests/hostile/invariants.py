@@ -54,7 +54,7 @@ class Invariants:
         _until(lambda: not self._held(), lambda: f"still held: {self._held()}")
         self._blocks = self._metrics()["tgi_kv_blocks_free"]
         self._files = self._names()
-        self._most_workers = _MOST_WORKERS + sum("router.images.worker" in p.cmdline() for p in family)
+        self._most_workers = _MOST_WORKERS + sum("wire.images.worker" in p.cmdline() for p in family)
         self._num_others = self._num_processes() - len(worker_processes(self._launcher))
         self._before = {process: _footprint(process) for process in (self.router, *self.shards)}
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from router.errors import ValidationError
 from router.images.asked import invalid
-from router.images.frames import Job
 from router.images.prompt import ImagePrompts
 from router.images.reader import ImageLimits, ImageReader
 from router.images.store import ImageStore
 from router.metrics import Metrics
 from wire.images.decoding import Detail, ImageError
 from wire.images.families import FAMILIES
+from wire.images.frames import Job
 from wire.images.prepared import PreparedImage
 from wire.images.preparing import Preparer
 

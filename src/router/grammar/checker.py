@@ -19,7 +19,7 @@ import orjson
 from router.errors import ValidationError
 from router.grammar.listed import listed
 from router.worker.pair import LARGE_BYTES, WorkerPair
-from router.worker.process import WorkerEndedError
+from wire.worker.process import WorkerEndedError
 
 logger = logging.getLogger(__name__)
 

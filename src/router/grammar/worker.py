@@ -16,9 +16,9 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from router.grammar.closed_schema import close_objects
 from router.grammar.listed import listed
 from router.grammar.text_grammar import lark_of, lark_of_regex
-from router.worker.forked import Forked, JobEndedError
-from router.worker.main import serve
 from wire.grammar import OF_CALLS, GrammarKind, compile_grammar
+from wire.worker.forked import Forked, JobEndedError
+from wire.worker.main import serve
 
 MEMORY_LIMIT = 512 << 20
 _CPU_LIMIT_S = 10

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from router.errors import ValidationError
 from router.images.asked import AskedImage, data_of
-from router.images.frames import Job
 from router.images.store import ImageStore
 from router.images.workers import ImageWorkers
 from router.metrics import Metrics
+from wire.images.frames import Job
 from wire.images.prepared import PreparedImage
 
 _PIXELS_OF_A_REQUEST = 2  # as many images of the largest size

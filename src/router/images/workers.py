@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from router.errors import StartupError
-from router.images import frames
 from router.images.asked import invalid
-from router.images.frames import Job
 from router.worker.lane import Lane
 from router.worker.pair import QueuedWorker
-from router.worker.process import WorkerEndedError
+from wire.images import frames
 from wire.images.decoding import Detail
+from wire.images.frames import Job
 from wire.images.prepared import PreparedImage
+from wire.worker.process import WorkerEndedError
 
 logger = logging.getLogger(__name__)
 
 LIMIT_S = 10.0
-_MODULE = "router.images.worker"
+_MODULE = "wire.images.worker"
 _SETTINGS = ("config.json", "preprocessor_config.json", "processor_config.json")
 
 

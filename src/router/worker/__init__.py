@@ -1,1 +1,1 @@
-"""A bounded process of its own for work that a client's input could make endless."""
+"""Queues of work for threads and for processes of `wire.worker`, and memory given back."""

@@ -15,9 +15,9 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-from router.worker.frames import with_limit
 from router.worker.lane import MAX_WAITING_COST, Lane
-from router.worker.process import WorkerProcess
+from wire.worker.frames import with_limit
+from wire.worker.process import WorkerProcess
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import orjson
 
 from router.errors import TemplateError
 from router.worker.pair import WorkerPair
-from router.worker.process import WorkerEndedError
+from wire.worker.process import WorkerEndedError
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from jinja2.exceptions import TemplateError as JinjaError
 from router.openai.template.compiled import CompiledTemplate
 from router.openai.template.messages import Turn
 from router.openai.template.sandbox import ChatEnvironment
-from router.worker.frames import LATE
-from router.worker.main import serve
+from wire.worker.frames import LATE
+from wire.worker.main import serve
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from router.errors import OverloadedError, ValidationError
 from router.grammar.checker import AskedGrammar, GrammarChecker, read_grammar
 from router.worker import pair
 from router.worker.pair import LARGE_BYTES
-from router.worker.process import WorkerEndedError
+from wire.worker.process import WorkerEndedError
 
 MakeChecker = Callable[..., GrammarChecker]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

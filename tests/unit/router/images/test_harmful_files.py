@@ -11,8 +11,8 @@ from support.pictures import picture
 from support.vision_settings import settings_folder
 
 from router.errors import ValidationError
-from router.images.frames import Job
 from router.images.workers import ImageWorkers
+from wire.images.frames import Job
 
 MAX_PIXELS = 50_000_000
 SLOW = ("49 megapixels", "a line")

@@ -14,8 +14,8 @@ from support.pictures import picture, saved
 from support.vision_settings import settings_folder
 
 from router.errors import StartupError, ValidationError
-from router.images.frames import Job
 from router.images.workers import ImageWorkers
+from wire.images.frames import Job
 from wire.images.prepared import PreparedImage
 
 MAX_PIXELS = 50_000_000

@@ -11,7 +11,7 @@ from router_fakes import until
 
 from router.worker.lane import Lane
 from router.worker.pair import QueuedWorker
-from router.worker.process import WorkerProcess
+from wire.worker.process import WorkerProcess
 
 
 class Replaced(WorkerProcess):

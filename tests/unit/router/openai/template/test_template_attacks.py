@@ -21,7 +21,7 @@ from router.openai.template.renderer import Renderer
 from router.openai.template.template import ChatTemplate
 from router.worker import pair
 from router.worker.pair import LARGE_BYTES
-from router.worker.process import WorkerEndedError
+from wire.worker.process import WorkerEndedError
 
 USER = Turn(role="user", parts="Hello")
 _BIG = "{% set b = 'x' * 1000000 %}"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from router.worker.frames import with_limit
-from router.worker.process import WorkerEndedError, WorkerProcess
+from wire.worker.frames import with_limit
+from wire.worker.process import WorkerEndedError, WorkerProcess
 
 _MODULE = """
 import os, time
-from router.worker.main import serve
+from wire.worker.main import serve
 
 def answer(asked, limit_s):
     if asked == b"sleep":

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-from router.worker.frames import LATE
+from wire.worker.frames import LATE
 
 _BLOCK = 1 << 16
 _PDEATHSIG = 1  # <sys/prctl.h>

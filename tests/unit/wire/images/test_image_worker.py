@@ -8,11 +8,11 @@ import pytest
 from support.pictures import picture
 from support.vision_settings import settings_folder
 
-from router.images import frames
-from router.worker.frames import with_limit
-from router.worker.process import WorkerProcess
+from wire.images import frames
 from wire.images.prepared import Feature, PreparedImage
 from wire.images.preparing import Preparer
+from wire.worker.frames import with_limit
+from wire.worker.process import WorkerProcess
 
 KEY = bytes(range(32))
 
@@ -24,7 +24,7 @@ def asked(process: WorkerProcess, data: bytes, **options: object) -> PreparedIma
 
 def test_the_process_answers_as_the_library_does_and_never_loads_torch(tmp_path: Path) -> None:
     folder = settings_folder(tmp_path, "qwen2_vl")
-    process = WorkerProcess("router.images.worker", (str(folder), "bfloat16"))
+    process = WorkerProcess("wire.images.worker", (str(folder), "bfloat16"))
     try:
         assert asked(process, b"") == ""
         loaded = Path(f"/proc/{process.pid}/maps").read_text()
@@ -42,7 +42,7 @@ def test_the_process_answers_as_the_library_does_and_never_loads_torch(tmp_path:
 
 def test_a_model_that_cannot_be_prepared_is_said_once_asked(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    process = WorkerProcess("router.images.worker", (str(tmp_path), "float32"))
+    process = WorkerProcess("wire.images.worker", (str(tmp_path), "float32"))
     try:
         assert asked(process, b"") == "images of the model type llama are not served"
         assert asked(process, picture(8, 8)) == "images of the model type llama are not served"

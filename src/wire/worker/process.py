@@ -13,8 +13,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from router.worker.frames import frame, read_frame
 from wire.processes.python_child import NEUTRAL_FOLDER, child_environment, module_command
+from wire.worker.frames import frame, read_frame
 
 logger = logging.getLogger(__name__)
 

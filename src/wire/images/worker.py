@@ -1,4 +1,4 @@
-"""The process that prepares images on behalf of the router: `python -m router.images.worker FOLDER DTYPE`.
+"""The process that prepares images on behalf of the router: `python -m wire.images.worker FOLDER DTYPE`.
 
 A file may be built to take all memory or to run forever; here it takes 2 GiB at most, in a fork that is ended when it
 takes too long. Knows nothing of requests.
@@ -14,11 +14,11 @@ from typing import Any, cast
 sys.modules["torch"] = cast(Any, None)
 sys.modules["torchvision"] = cast(Any, None)
 
-from router.images import frames  # noqa: E402
-from router.worker.forked import Forked, JobEndedError  # noqa: E402
-from router.worker.main import serve  # noqa: E402
+from wire.images import frames  # noqa: E402
 from wire.images.decoding import ImageError  # noqa: E402
 from wire.images.preparing import ModelType, Preparer, UnpreparableError  # noqa: E402
+from wire.worker.forked import Forked, JobEndedError  # noqa: E402
+from wire.worker.main import serve  # noqa: E402
 
 MEMORY_LIMIT = 2 << 30
 _CPU_LIMIT_S = 30

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import BinaryIO
 
-from router.worker.frames import frame, limit_and_data, read_frame
+from wire.worker.frames import frame, limit_and_data, read_frame
 
 
 def serve(answer: Callable[[bytes, float], bytes], *, memory_limit: int, cpu_limit_s: int) -> None:
