@@ -232,7 +232,9 @@ def _encoder(
 
     quiet()
     whole = runner.tower(family, tokenizer) if isinstance(runner, StatefulRunner) else None
-    return load_encoder(model.checkpoint.directory, name, family, placement, whole, config.encoder_cache_tokens)
+    return load_encoder(
+        model.checkpoint, name, family, placement, tokenizer, tower=whole, capacity=config.encoder_cache_tokens
+    )
 
 
 def announce(

@@ -117,6 +117,14 @@ def test_warm_up_echoes_limits_and_can_be_repeated(shard: ShardProcess) -> None:
     assert free.max_total_tokens == 2048 and free.max_input_tokens == 2047, "the model's positions, not one prefill"
 
 
+def test_a_text_model_refuses_images(stub: TextGenerationServiceStub) -> None:
+    request = _request(5, "Hello", 1, 1)
+    request.input_chunks.chunks.add(image=pb.Image(data=b"x", mimetype="image/png"))
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.Prefill(pb.PrefillRequest(batch=_batch(3, request)), timeout=120)
+    assert raised.value.details() == "request 5: this model takes text only, not images"
+
+
 def test_one_token_leaves_nothing_cached(stub: TextGenerationServiceStub) -> None:
     response = stub.Prefill(pb.PrefillRequest(batch=_batch(3, _request(5, "Hello", 1, 1))), timeout=120)
     (generation,) = response.generations

@@ -50,6 +50,8 @@ class NewRequest:
     adapter: int | None = None  # load id of an adapter that came while the model serves; None: it has none
     prediction_ids: tuple[int, ...] = ()  # what will probably be generated
     images: tuple[ImagePlace, ...] = ()
+    chunks: tuple[str | bytes, ...] = ()  # texts and files of images, which together are the prompt; empty: `text` is
+    refusal: str | None = None  # why it cannot run, where that is known before it is admitted
 
 
 class Sequence:

@@ -120,6 +120,8 @@ class SequenceFactory:
         slots_in_use: Callable[[], set[int]],
     ) -> Sequence:
         """Raises RequestError or ValueError for what cannot run."""
+        if request.refusal is not None:
+            raise RequestError(f"request {request.id}: {request.refusal}")
         check_layout(
             request,
             len(prompt),

@@ -69,6 +69,7 @@ def _request_from(message: pb.Request, images: Mapping[bytes, Image]) -> NewRequ
     return NewRequest(
         id=message.id,
         text=_prompt_text(message),
+        chunks=_chunks_from(message),
         truncate=message.truncate,
         add_special_tokens=message.add_special_tokens,
         sampling=_sampling_from(message),
@@ -139,13 +140,22 @@ def _chunk_tokens_from(message: StepMessage) -> int | None:
 
 
 def _prompt_text(message: pb.Request) -> str:
-    """The text chunks; clients older than `input_chunks` send the prompt in `inputs`. Images are not ours to read."""
+    """The text chunks; clients older than `input_chunks` send the prompt in `inputs`."""
     if not message.HasField("input_chunks"):
         return message.inputs
-    chunks = message.input_chunks.chunks
-    if any(c.WhichOneof("chunk") == "image" and c.image.mimetype != _WARMUP_IMAGE for c in chunks):
-        raise RequestError(f"request {message.id}: this model takes text only, not images")
-    return "".join(c.text for c in chunks)
+    return "".join(c.text for c in message.input_chunks.chunks)
+
+
+def _chunks_from(message: pb.Request) -> tuple[str | bytes, ...]:
+    """Texts and files of images; empty where there is no file but the warm-up's."""
+    chunks = [c for c in message.input_chunks.chunks if c.WhichOneof("chunk") == "text" or not _is_of_warm_up(c)]
+    if all(c.WhichOneof("chunk") == "text" for c in chunks):
+        return ()
+    return tuple([c.text if c.WhichOneof("chunk") == "text" else c.image.data for c in chunks])
+
+
+def _is_of_warm_up(chunk: pb.InputChunk) -> bool:
+    return chunk.image.mimetype == _WARMUP_IMAGE
 
 
 def _sampling_from(message: pb.Request) -> SamplingParameters:

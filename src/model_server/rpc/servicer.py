@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import grpc
@@ -79,7 +79,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             device_type=self._facts.device_type,
             speculate=self._facts.speculate,
             support_chunking=self._facts.chunking,
-            use_prefix_caching=self._facts.prefix_caching and not self._facts.adapters,
+            use_prefix_caching=self._facts.prefix_caching and not (self._facts.adapters or self._facts.images),
             attention_impl=self._facts.attention_impl,
             block_size=self._facts.block_size,
             pipeline_depth=_PIPELINE_DEPTH,
@@ -193,5 +193,23 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
     def _prepare(self, request: pb.PrefillRequest) -> tuple[list[NewRequest], list[list[int]]]:
         if request.HasField("cached_batch") and not self._facts.chunking:
             raise RequestError("this shard does not chunk prefills, as its Info says: no cached_batch in Prefill")
-        requests = convert.requests_from(request.batch)
+        requests = [self._with_images(one) for one in convert.requests_from(request.batch)]
         return requests, self._engine.encode(requests)
+
+    def _with_images(self, request: NewRequest) -> NewRequest:
+        """With the tokens of a prompt whose images came as files; what is wrong with one is its request's error."""
+        if not request.chunks:
+            return request
+        encoder = self._engine.encoder
+        if encoder is None:
+            return replace(request, refusal="this model takes text only, not images")
+        if encoder.files is None:
+            return replace(request, refusal="images that come as files are read by a single shard only")
+        try:
+            ids, images = encoder.files.read(
+                request.chunks, truncate=request.truncate, add_special_tokens=request.add_special_tokens
+            )
+        except RequestError as error:
+            return replace(request, refusal=str(error))
+        # TGI's router cuts prompts by token counts of its own, which may be larger.
+        return replace(request, chunks=(), input_ids=tuple(ids), images=images, chunk_len=None)

@@ -36,8 +36,10 @@ class Tokenizer:
         eos_token_ids: frozenset[int] = frozenset(),
         special_tokens: Iterable[str] = (),
         model_max_length: int | None = None,
+        bos_token: str = "",
     ) -> None:
-        """`special_tokens`: texts that the configs call special, besides those the file itself flags."""
+        """`special_tokens`: texts that the configs call special, besides those the file itself flags. bos_token: its
+        text; empty: there is none."""
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -49,6 +51,7 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids
         self.special_ids = frozenset(flagged | named)
         self.model_max_length = model_max_length
+        self.bos_token = bos_token
         self.vocab_size = tokenizer_file.num_ids(vocabulary.values(), StartupError)
         self._texts: dict[int, str] = {}
 
@@ -85,6 +88,7 @@ class Tokenizer:
             eos_token_ids=frozenset(eos_token_ids),
             special_tokens=_special_tokens(settings),
             model_max_length=length_limit(tokenizer_config.get("model_max_length")),
+            bos_token=token_text(settings.get("bos_token")) or "",
         )
 
     def encode(self, text: str, *, truncate: int, add_special_tokens: bool) -> list[int]:

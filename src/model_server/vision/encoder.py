@@ -10,6 +10,7 @@ from collections import OrderedDict
 from weakref import WeakValueDictionary
 
 from model_server.distributed.group import ProcessGroup
+from model_server.vision.files import ImageFiles
 from model_server.vision.image import Encoded, EncodedImages, Image, SeesImages
 from model_server.vision.samples import SampleImages
 
@@ -27,12 +28,15 @@ class ImageEncoder:
         capacity: int | None = None,
         ranks: ProcessGroup | None = None,
         samples: SampleImages | None = None,
+        files: ImageFiles | None = None,
     ) -> None:
         """capacity: None: what `begin` makes of the router's limits. ranks: those that run the same steps, each with a
-        tower of its own; None: this one alone. samples: for the warm-up; None: it encodes none."""
+        tower of its own; None: this one alone. samples: for the warm-up; None: it encodes none. files:
+        reads images that come as files; None: nothing does."""
         self.tower = tower
         self._ranks = ranks or ProcessGroup()
         self._samples = samples
+        self.files = files
         self._asked = capacity
         self._most_tokens = 0
         self.capacity = capacity or 0

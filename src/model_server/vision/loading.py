@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from model_server.distributed.placement import Placement
+from model_server.text.tokenizer import Tokenizer
 from model_server.vision.encoder import ImageEncoder
 from model_server.vision.families import VisionFamily
+from model_server.vision.files import ImageFiles
 from model_server.vision.image import SeesImages
 from model_server.vision.samples import sample_images
 from model_server.vision.tower import load_tower
+from model_server.weights.checkpoint import Checkpoint
+from wire.images.families import FAMILIES, family_name
 
 
 def load_encoder(
-    directory: Path,
+    checkpoint: Checkpoint,
     name: str,
     family: VisionFamily,
     placement: Placement,
-    tower: SeesImages | None = None,
-    capacity: int | None = None,
+    tokenizer: Tokenizer,
+    *,
+    tower: SeesImages | None,
+    capacity: int | None,
 ) -> ImageEncoder:
-    """For the model of type `name` in `directory`. tower: that of a model which is loaded as a whole; None: it is read
-    from the folder. capacity: as of `ImageEncoder`. Imports transformers: seconds.
+    """For the model of type `name`. tower: that of a model which is loaded as a whole; None: it is read from the
+    checkpoint. capacity: as of `ImageEncoder`. Imports transformers: seconds.
 
     Raises StartupError.
     """
+    directory, dtype = checkpoint.directory, placement.dtype
     if tower is None:
         with torch.inference_mode():
-            tower = load_tower(directory, name, family, placement.device, placement.dtype)
-    return ImageEncoder(tower, capacity, placement.ranks.tensor, sample_images(directory, placement.dtype))
+            tower = load_tower(directory, name, family, placement.device, dtype)
+    files = None
+    text = family_name(checkpoint.fields)
+    if text is not None and placement.ranks.world.size == 1:  # several could disagree about a file that takes long
+        files = ImageFiles(directory, dtype, FAMILIES[text], tower.image_token, tokenizer)
+    return ImageEncoder(tower, capacity, placement.ranks.tensor, sample_images(directory, dtype), files)

@@ -11,7 +11,7 @@ from router.images.asked import AskedImage, split_markers
 from router.images.reader import ImageReader
 from router.request import PlacedImage
 from wire.images.families import ImageFamily
-from wire.images.prepared import ImagePlace, PreparedImage
+from wire.images.prepared import PreparedImage, places_of
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,9 @@ class ImagePrompts:
 
     def places(self, ids: Sequence[int], images: Sequence[PreparedImage]) -> tuple[PlacedImage, ...]:
         """Where the images are in the tokens of their prompt. Raises ValidationError where tokens are missing."""
-        found = [index for index, token in enumerate(ids) if token == self._token_id]
-        if len(found) < sum(image.num_embeds for image in images):
-            raise ValidationError("`truncate` would cut an image")
-        if len(found) > sum(image.num_embeds for image in images):
-            raise ValidationError(f"`inputs` contains {self.family.image_token}, which stands for an image")
-        placed: list[PlacedImage] = []
-        first = 0
-        for image in images:
-            start, last = found[first], found[first + image.num_embeds - 1]
-            place = ImagePlace(image.key, start, last + 1 - start)
-            placed.append(PlacedImage(image, place, is_indivisible=self.family.is_indivisible))
-            first += image.num_embeds
-        return tuple(placed)
+        try:
+            places = places_of(ids, self._token_id, self.family.image_token, images)
+        except ValueError as error:
+            raise ValidationError(str(error)) from None
+        placed = zip(images, places, strict=True)
+        return tuple([PlacedImage(image, p, is_indivisible=self.family.is_indivisible) for image, p in placed])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -76,3 +76,25 @@ class ImagePlace:
     @property
     def stop(self) -> int:
         return self.start + self.length
+
+
+def places_of(
+    ids: Sequence[int], image_token: int, token_text: str, images: Sequence[PreparedImage]
+) -> list[ImagePlace]:
+    """Where the images of a prompt are in its tokens, whose image tokens, `token_text`, are theirs in their order.
+
+    Raises ValueError where image tokens are missing or too many.
+    """
+    found = [index for index, token in enumerate(ids) if token == image_token]
+    wanted = sum(image.num_embeds for image in images)
+    if len(found) < wanted:
+        raise ValueError("`truncate` would cut an image")
+    if len(found) > wanted:
+        raise ValueError(f"`inputs` contains {token_text}, which stands for an image")
+    places: list[ImagePlace] = []
+    first = 0
+    for image in images:
+        start, last = found[first], found[first + image.num_embeds - 1]
+        places.append(ImagePlace(image.key, start, last + 1 - start))
+        first += image.num_embeds
+    return places

@@ -33,14 +33,14 @@ def test_the_prompt_is_read_from_chunks_and_else_from_inputs() -> None:
     assert _read(_message(input_chunks=chunks)).text == "chunked"
 
 
-def test_an_image_is_refused_but_for_the_one_of_the_warm_up() -> None:
+def test_images_come_as_files_between_texts_and_that_of_the_warm_up_is_none() -> None:
     def chunks(mimetype: str) -> pb.Input:
         image = pb.Image(data=b"x", mimetype=mimetype)
         return pb.Input(chunks=[pb.InputChunk(text="a"), pb.InputChunk(image=image)])
 
-    with pytest.raises(RequestError, match="text only"):
-        _read(_message(input_chunks=chunks("image/png")))
-    assert _read(_message(input_chunks=chunks("image/jpeg;base64"))).text == "a"
+    assert _read(_message(input_chunks=chunks("image/png"))).chunks == ("a", b"x")
+    of_warm_up = _read(_message(input_chunks=chunks("image/jpeg;base64")))
+    assert (of_warm_up.text, of_warm_up.chunks) == ("a", ())
 
 
 def test_a_block_that_no_cache_has_does_not_become_another() -> None:

@@ -40,7 +40,8 @@ async def test_a_paged_runner_offers_everything() -> None:
     assert not (await info(facts(quantize=None))).HasField("quantize")
     assert not answer.HasField("image_reserve") and (await info(facts(image_reserve=70))).image_reserve == 70
     assert not answer.HasField("adapter_slots") and (await info(facts(adapter_slots=3))).adapter_slots == 3
-    assert answer.support_chunking and answer.use_prefix_caching
+    assert answer.support_chunking and (await info(facts())).use_prefix_caching
+    assert answer.adapter_prefix_caching and not answer.use_prefix_caching  # TGI's router cannot tell images apart
 
 
 async def test_a_runner_with_states_offers_neither_chunks_nor_prefixes_nor_growth() -> None:
