@@ -5,7 +5,8 @@ CLIP-base's. In turns in one process, without a server: the prefill of a prompt 
 once the image is encoded, transformers' own tower on another image, and the prefill of as many tokens of text. `fresh`
 is the first over the sum of the last two, `again` the second over the last. `text` is what is left of the tokens per
 second of a batch of text without images on the vision model, beside its text model alone. All are medians of the ratios
-of turns, or of steps in turns, which a busy machine moves least. The result goes to `benchmarks/results/image_prefill.json`.
+of turns, or of steps in turns, which a busy machine moves least. The result goes to
+`benchmarks/results/image_prefill.json`.
 """
 
 from __future__ import annotations
