@@ -34,8 +34,9 @@ from model_server.rpc.lora import LoraServicer
 from model_server.rpc.server import ShardServer
 from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.rpc.sockets import claim_socket, socket_path
-from model_server.runner.cuda_graphs import GraphedRunner, graph_sizes, with_graphs
+from model_server.runner.cuda_graphs import GraphedRunner, with_graphs
 from model_server.runner.graph_capture import CudaGraphCapture
+from model_server.runner.graph_sizes import graph_sizes, window_sizes
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.drafters.drafter import DraftedRunner
@@ -183,7 +184,8 @@ def _load(
     if placement.ranks.world.rank == 0:
         attention.log(runner.traits.attention, caching_asked=config.prefix_caching)
     if placement.device.type == "cuda":
-        return with_graphs(runner, graphs, CudaGraphCapture(placement.device))
+        windows = window_sizes(config.num_drafted, config.speculate_max_rows, config.max_batch_size)
+        return with_graphs(runner, graphs, CudaGraphCapture(placement.device), windows)
     return runner
 
 

@@ -18,6 +18,9 @@ class AttentionMetadata:
     layer with a window, -1 where the window says it. Both are for steps of prompts: all keys are below the kv_length,
     neither decreases within a sequence, and a sequence with one query sees up to itself.
 
+    In a step of single queries every `places` sequences that follow each other may be one: its queries at as many
+    positions, the table repeated, with padding (one key, slot 0, a table of zeros) behind the first.
+
     The `_host` fields hold the same numbers as plain ints, so that no backend has to ask the device for them.
     """
 
@@ -29,6 +32,7 @@ class AttentionMetadata:
     kv_lengths_host: tuple[int, ...]  # [num_seqs]
     last_keys: Tensor | None = None  # [num_tokens] int64
     first_keys: Tensor | None = None  # [num_tokens] int64, beside last_keys
+    places: int = 1
 
     @property
     def is_decode(self) -> bool:

@@ -28,7 +28,7 @@ from model_server.memory.kv_cache import KvCache
 MAX_DIM = 256
 MAX_LATENT_DIM, MAX_LATENT_VALUE_DIM = 640, 512
 
-_Shape = tuple[int, int, int, int, bool, torch.dtype, torch.device]
+_Shape = tuple[int, int, int, int, bool, torch.dtype, torch.device, int]
 
 
 def refuses(layer: AttentionLayer) -> str | None:
@@ -59,6 +59,9 @@ class TritonBackend:
 
     def __init__(self, *, batch_invariant: bool = False, prefill: FlashPrefill | None = None) -> None:
         self._batch_invariant = batch_invariant
+        # Reads keys and values once for all places of a sequence, which are then cut by the longest, not by their own
+        # lengths.
+        self.joins_windows = not batch_invariant
         self._prefill = prefill
         self._decode_configs: dict[_Shape, DecodeConfig] = {}
         self._prefill_configs: dict[_Shape, PrefillConfig] = {}
@@ -76,9 +79,9 @@ class TritonBackend:
         library = self._prefill
         return library if library is not None and library.serves(layer, cache, _unmeasured()) else None
 
-    def decode_config(self, layer: AttentionLayer, cache: KvCache) -> DecodeConfig:
-        """How single queries of layers of this shape are computed."""
-        key = _shape(layer, cache)
+    def decode_config(self, layer: AttentionLayer, cache: KvCache, places: int = 1) -> DecodeConfig:
+        """How single queries of layers of this shape are computed, or `places` of each sequence."""
+        key = _shape(layer, cache, places)
         found = self._decode_configs.get(key)
         if found is None:
             found = self._decode_configs[key] = decode_config(
@@ -87,6 +90,7 @@ class TritonBackend:
                 cache_dtype=cache.rows[layer.index].dtype,
                 device=cache.rows[layer.index].device,
                 batch_invariant=self._batch_invariant,
+                places=places,
             )
         return found
 
@@ -110,11 +114,11 @@ class TritonBackend:
         return found
 
 
-def _shape(layer: AttentionLayer, cache: KvCache) -> _Shape:
+def _shape(layer: AttentionLayer, cache: KvCache, places: int = 1) -> _Shape:
     rows = cache.rows[layer.index]
     value_in_key = cache.shapes[layer.index].value_in_key
     heads = (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim)
-    return (*heads, value_in_key, rows.dtype, rows.device)
+    return (*heads, value_in_key, rows.dtype, rows.device, places)
 
 
 def _unmeasured() -> TritonBackend:
@@ -145,8 +149,10 @@ class TritonStep:
             query = query.contiguous()
         out = query.new_empty(query.shape[0], layer.num_heads * layer.value_dim)
         if self._num_single:
-            decode = self._backend.decode_config(layer, cache)
-            paged_decode(query, keys, values, tables, self._plan(layer, decode), layer, decode, out=out)
+            decode = self._backend.decode_config(layer, cache, self._places(layer))
+            plan = self._plan(layer, decode)
+            lengths = metadata.kv_lengths if decode.places > 1 else None
+            paged_decode(query, keys, values, tables, plan, layer, decode, out=out, kv_lengths=lengths)
         if self._num_single < len(metadata.query_lengths_host):
             library = None if self._prompts is None else self._backend.library_for(layer, cache)
             if library is not None and self._prompts is not None:
@@ -165,6 +171,17 @@ class TritonStep:
         """What the rows of the step see, as the kernel takes it."""
         last, first = self._metadata.last_keys, self._metadata.first_keys
         return None if last is None or first is None else (last.int(), first.int())
+
+    def _places(self, layer: AttentionLayer) -> int:
+        """Queries of a sequence that are computed together. Those of layers with a window may see different first keys;
+        a latent head's fill a tile by themselves."""
+        if (
+            not self._metadata.is_decode
+            or not self._backend.joins_windows
+            or self._cache.shapes[layer.index].value_in_key
+        ):
+            return 1
+        return self._metadata.places if layer.window is None and layer.chunk is None else 1
 
     def _plan(self, layer: AttentionLayer, config: DecodeConfig) -> DecodePlan:
         key = (config, layer.num_kv_heads, layer.window, layer.chunk)

@@ -224,7 +224,7 @@ def _measure(
         cost = graphs.measure(engine.cache, longest, world)
     engine.set_cache(None)
     free, total = memory.rest()
-    graph_bytes = 0 if graphs is None else cost.total(len(graphs.sizes))
+    graph_bytes = 0 if graphs is None else cost.total(graphs.num_graphs)
     return Measured(total=total, free=free, peak=peak, graphs=graph_bytes)
 
 

@@ -11,7 +11,7 @@ import gc
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from model_server.distributed.group import ProcessGroup
-from model_server.errors import FatalError, StartupError
+from model_server.errors import FatalError
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.runner.decode_buffers import DecodeBuffers
 from model_server.runner.graph_capture import CapturedGraph, GraphCapture
@@ -30,42 +30,25 @@ from model_server.runner.runner import ModelInputs, Runner, RunnerTraits, TokenR
 
 logger = logging.getLogger(__name__)
 
-# TGI's default ends at 32; larger batches gain as much in sum, and a graph costs little beyond the first.
-DEFAULT_SIZES = (1, 2, 4, *range(8, 257, 8))
-# Beyond, a step takes longer than the host needs to enqueue it.
-LARGEST_SIZE = 2048
-
 Graph = TypeVar("Graph", CapturedGraph, PiecewiseGraph)
 
 # What became of a capture; ranks agree on the smallest.
 _IMPOSSIBLE, _NO_MEMORY, _CAPTURED = range(3)
 
 
-def graph_sizes(asked: Iterable[int], max_batch_size: int | None) -> tuple[int, ...]:
-    """Batch sizes to capture, the largest first. asked: `--cuda-graphs`; empty: the defaults; only 0: none.
-
-    Sizes that no batch needs (`max_batch_size`) are left out, but for the one that holds the largest batch.
-    Raises StartupError for a size that is too large.
-    """
-    asked = tuple(asked)
-    sizes = sorted({size for size in asked if size > 0} if asked else DEFAULT_SIZES)
-    if sizes and sizes[-1] > LARGEST_SIZE:
-        raise StartupError(f"--cuda-graphs {sizes[-1]}: the largest batch size that can be captured is {LARGEST_SIZE}")
-    if max_batch_size is not None:
-        needed = next((i for i, size in enumerate(sizes) if size >= max_batch_size), len(sizes))
-        sizes = sizes[: needed + 1]
-    return tuple(reversed(sizes))
-
-
-def with_graphs(runner: Runner, sizes: tuple[int, ...], capture: GraphCapture) -> Runner:
+def with_graphs(
+    runner: Runner, sizes: tuple[int, ...], capture: GraphCapture, windows: Mapping[int, tuple[int, ...]] | None = None
+) -> Runner:
     """A runner whose decode steps can be captured, or `runner` itself where that is not possible; says which. For
-    stages of a pipeline `GraphedRunner.capture` decides, since other stages have other layers."""
+    stages of a pipeline `GraphedRunner.capture` decides, since other stages have other layers. windows: as there, where
+    attention computes a window's places together."""
     if not sizes:
         logger.info("CUDA graphs are off (--cuda-graphs 0)")
     elif not (runner.traits.capturable or runner.traits.is_stage):
         logger.info("CUDA graphs are off: this model's decode step, or its attention backend, needs the host")
     else:
-        return GraphedRunner(runner, sizes, capture)
+        joined = getattr(runner.traits.attention, "joins_windows", False)
+        return GraphedRunner(runner, sizes, capture, windows if joined else None)
     return runner
 
 
@@ -89,13 +72,22 @@ class _ImpossibleError(Exception):
 class GraphedRunner:
     """A `Runner`: steps by replay where a graph fits, everything else by the runner inside."""
 
-    def __init__(self, runner: Runner, sizes: tuple[int, ...], capture: GraphCapture) -> None:
-        """sizes: batch sizes to capture, the largest first."""
+    def __init__(
+        self,
+        runner: Runner,
+        sizes: tuple[int, ...],
+        capture: GraphCapture,
+        windows: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> None:
+        """sizes: batch sizes to capture, the largest first; windows: the same by number of places, of steps whose
+        sequences have several. Those without a graph of their own replay one whose rows are single queries."""
         self.sizes = sizes
+        self._families = {1: sizes, **(windows or {})}
         self._runner = runner
         self._capture = capture
-        self._graphs: dict[int, CapturedGraph] = {}
-        self._fitting: list[int] = []  # by number of rows: the size that serves them
+        self._graphs: dict[tuple[int, int], CapturedGraph] = {}  # by places and batch size
+        # By places and number of sequences: the batch size that serves them.
+        self._fitting: dict[int, list[int]] = {}
         self._buffers: DecodeBuffers | None = None
         self._pieces: dict[int, PiecewiseGraph] = {}
         self._piece_buffers: PiecewiseBuffers | None = None
@@ -125,7 +117,17 @@ class GraphedRunner:
     @property
     def captured_sizes(self) -> tuple[int, ...]:
         """Batch sizes of decode steps, ascending."""
-        return tuple(sorted(self._graphs))
+        return self._captured(1)
+
+    @property
+    def captured_windows(self) -> dict[int, tuple[int, ...]]:
+        """The same of steps whose sequences have several places, by their number."""
+        return {places: sizes for places in self._families if places > 1 and (sizes := self._captured(places))}
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs of decode steps that are to be captured."""
+        return sum(map(len, self._families.values()))
 
     @property
     def captured_tokens(self) -> tuple[int, ...]:
@@ -141,10 +143,11 @@ class GraphedRunner:
         if not self._may_replay(inputs, cache):
             return self._runner.forward(inputs, cache)
         assert self._buffers is not None
-        size = self._size_for(inputs)
-        if size is not None:
-            self._buffers.fill(inputs, size)
-            self._graphs[size].replay()
+        found = self._graph_for(inputs)
+        if found is not None:
+            places, size = found
+            self._buffers.fill(inputs, places * size)
+            self._graphs[found].replay()
             output = self._buffers.output[: inputs.input_ids.shape[0]]
             return output if self.traits.passed_on is None else output.clone()
         tokens = self._tokens_for(inputs)
@@ -169,16 +172,22 @@ class GraphedRunner:
             return
         with _without_collector():
             self._capture_prompts(cache, world)
-            for size in self.sizes:
-                self._capture_size(size, cache, world)
-                if self._buffers is None:
-                    return
-        for size in self.captured_sizes:
-            self._fitting += [size] * (size + 1 - len(self._fitting))
+            for places, sizes in self._families.items():
+                for size in sizes:
+                    is_there = self._capture_size(size, places, cache, world)
+                    if self._buffers is None:
+                        return
+                    if places > 1 and not is_there:
+                        break  # shorter windows are more useful than this one for fewer sequences
+        for places in self._families:
+            fitting: list[int] = []
+            for size in self._captured(places):
+                fitting += [size] * (size + 1 - len(fitting))
+            self._fitting[places] = fitting
         logger.info(
             "CUDA graphs for %d batch sizes up to %d, and for steps with prompts of up to %d tokens: %.1f MiB, %.2f s",
             len(self._graphs),
-            max(self._graphs, default=0),
+            max(self.captured_sizes, default=0),
             max(self._pieces, default=0),
             (self._capture.used_bytes() - used) / 2**20,
             time.perf_counter() - started,
@@ -197,7 +206,7 @@ class GraphedRunner:
         with _without_collector():
             self._capture_prompts(cache, world)
             for size in self.sizes[:2]:
-                self._capture_size(size, cache, world)
+                self._capture_size(size, 1, cache, world)
                 used.append(self._capture.used_bytes())
                 if self._buffers is None:
                     break
@@ -211,7 +220,7 @@ class GraphedRunner:
         for graph in self._graphs.values():
             graph.release()
         self._graphs.clear()
-        self._fitting = []
+        self._fitting = {}
         had_memory, self._buffers, self._cache = self._buffers is not None, None, None
         if had_memory:
             self._capture.release()
@@ -223,7 +232,7 @@ class GraphedRunner:
         self._piece_buffers = None
 
     def _may_replay(self, inputs: ModelInputs, cache: KvCache) -> bool:
-        if cache is not self._cache or not (self._fitting or self._pieces):
+        if cache is not self._cache or not (self._graphs or self._pieces):
             return False
         if inputs.adapters is not None:
             return False  # graphs hold the base model's products
@@ -235,12 +244,19 @@ class GraphedRunner:
             return False
         return True
 
-    def _size_for(self, inputs: ModelInputs) -> int | None:
-        """The batch size to replay; None: this is no decode step, or too large."""
-        rows = inputs.input_ids.shape[0]
-        if rows >= len(self._fitting) or inputs.logit_rows is not None or not inputs.attention.is_decode:
+    def _captured(self, places: int) -> tuple[int, ...]:
+        return tuple(sorted(size for each, size in self._graphs if each == places))
+
+    def _graph_for(self, inputs: ModelInputs) -> tuple[int, int] | None:
+        """Places and batch size of the graph to replay; None: this is no decode step, or too large."""
+        if inputs.logit_rows is not None or not inputs.attention.is_decode:
             return None
-        return self._fitting[rows]
+        rows = inputs.input_ids.shape[0]
+        for places in {inputs.attention.places: None, 1: None}:
+            fitting = self._fitting.get(places, [])
+            if rows // places < len(fitting):
+                return places, fitting[rows // places]
+        return None
 
     def _tokens_for(self, inputs: ModelInputs) -> int | None:
         """The number of tokens to replay; None: this step is too large, or has more than tokens."""
@@ -265,7 +281,8 @@ class GraphedRunner:
         device = cache.rows[0].device
         try:
             output = self.traits.passed_on or TokenRow(self.vocab_size, torch.float32)
-            self._buffers = DecodeBuffers(self.sizes[0], width, max_length, output, device, self.traits.received)
+            most = max(places * sizes[0] for places, sizes in self._families.items())
+            self._buffers = DecodeBuffers(most, width, max_length, output, device, self.traits.received)
             self._piece_buffers = PiecewiseBuffers(TOKEN_SIZES[0], self.sizes[0], max_length, device)
         except torch.OutOfMemoryError:
             has_memory = 0
@@ -294,21 +311,23 @@ class GraphedRunner:
             if found is not None:
                 self._pieces[tokens] = found
 
-    def _capture_size(self, size: int, cache: KvCache, world: ProcessGroup) -> None:
-        """One size; on all ranks or none. Work that cannot be captured at all ends all capturing."""
+    def _capture_size(self, size: int, places: int, cache: KvCache, world: ProcessGroup) -> bool:
+        """One size, on all ranks or none; whether it is there. Work that cannot be captured ends all capturing."""
+        what = f"{size} rows" if places == 1 else f"{size} rows with drafts of {places - 1} tokens, and of fewer rows"
         try:
-            found = self._agreed(f"{size} rows", partial(self._graph_of, size, cache, world), world)
+            found = self._agreed(what, partial(self._graph_of, size, places, cache, world), world)
         except _ImpossibleError as error:
             logger.warning("Decode runs without CUDA graphs: %s", error)
             self.release()
-            return
+            return False
         if found is not None:
-            self._graphs[size] = found
+            self._graphs[places, size] = found
+        return found is not None
 
-    def _graph_of(self, size: int, cache: KvCache, world: ProcessGroup) -> CapturedGraph:
+    def _graph_of(self, size: int, places: int, cache: KvCache, world: ProcessGroup) -> CapturedGraph:
         buffers = self._buffers
         assert buffers is not None
-        inputs, output = buffers.inputs(size), buffers.output[:size]
+        inputs, output = buffers.inputs(size * places, places), buffers.output[: size * places]
 
         def work() -> None:
             # Copied: as outputs of their own, the logits of all sizes together would take gigabytes.

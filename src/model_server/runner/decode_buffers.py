@@ -41,8 +41,8 @@ class DecodeBuffers:
         self._filled_rows = 0
         self._filled_width = 0
 
-    def inputs(self, num_rows: int) -> ModelInputs:
-        """What a step of `num_rows` rows reads, the padding included."""
+    def inputs(self, num_rows: int, places: int = 1) -> ModelInputs:
+        """What a step of `num_rows` rows reads, the padding included. places: rows of each sequence."""
         metadata = AttentionMetadata(
             slots=self._slots[:num_rows],
             block_tables=self._tables[:num_rows],
@@ -50,6 +50,7 @@ class DecodeBuffers:
             kv_lengths=self._kv_lengths[:num_rows],
             query_lengths_host=(1,) * num_rows,
             kv_lengths_host=(self.max_length,) * num_rows,
+            places=places,
         )
         hidden = None if self._hidden is None else self._hidden[:num_rows]
         return ModelInputs(self._ids[:num_rows], self._positions[:num_rows], metadata, None, hidden=hidden)

@@ -6,7 +6,8 @@ a batch of b rows of c keys takes at least b * c * h * (key_dim + value_dim) * i
 of the 8B shape (8 KV heads of 128) are 1.07 GB a layer, 0.25 ms at 4.3 TB/s. So that the memory is busy:
 
 - all query heads of a KV head are one tile: K and V are read once for the group. Tiles have 16 rows or more, the least
-  that the tensor cores take; what is padding costs no memory traffic.
+  that the tensor cores take; what is padding costs no memory traffic. The queries of a window (the newest token of a
+  sequence and its draft) are in the same tile, each with its own last key: K and V are read once for the window.
 - each thread loads 16 bytes along the head, and the loop is pipelined: the next tile (about 32 KiB) is on its way while
   one is computed. Three programs per processor have about 100 KiB in flight; 4.3 TB/s at 1 us latency ask for 33 KiB.
 - the keys of all rows are cut into items of equal size (`decode_plan`), about eight programs per processor.
@@ -39,6 +40,7 @@ from model_server.kernels.attention.parts import (
     example_variants,
     layer_arguments,
     load_tile,
+    merged,
     normalised,
     num_processors,
     shared_constants,
@@ -60,41 +62,9 @@ _STAGE_BYTES = 40 * 1024
 # Triton's pipeliner shares the stages between the loads of blocks' numbers and those of keys, which need them.
 _TWO_BUFFERS, _ONE_BUFFER = 5, 3
 _MAX_ROWS = 64
+# Layers that windows are compiled for ahead of time.
+_WINDOW_EXAMPLES = ("64", "128", "256, softcap")
 NO_SPLITS = SplitRule(target_items=None, min_keys=1, max_splits=1)
-
-
-@triton.jit
-def _merged(
-    partials,
-    stats,
-    first_places,
-    count,
-    columns,
-    stored,
-    NUM_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    """(sums, maxima, weights) of `count` parts that are NUM_HEADS places apart."""
-    inside = stored[:, None] & (columns < VALUE_DIM)[None, :]
-    maxima = tl.full([ROWS], float("-inf"), tl.float32)
-    weights = tl.zeros([ROWS], tl.float32)
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    # Unrolled so that the loads of several parts, which depend on nothing, are in flight together.
-    for part in tl.range(0, count, loop_unroll_factor=UNROLL):
-        places = first_places + part * NUM_HEADS
-        maximum = tl.load(stats + places * 2, mask=stored, other=0.0, cache_modifier=".cg")
-        weight = tl.load(stats + places * 2 + 1, mask=stored, other=0.0, cache_modifier=".cg")
-        at = partials + places[:, None] * VALUE_DIM + columns[None, :]
-        values = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
-        raised = tl.maximum(maxima, maximum)
-        old, new = tl.exp2(maxima - raised), tl.exp2(maximum - raised)
-        weights = weights * old + weight * new
-        sums = sums * old[:, None] + values * new[:, None]
-        maxima = raised
-    return sums, maxima, weights
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -105,6 +75,7 @@ def decode_kernel(
     tables,
     items,
     arrivals,
+    lengths,  # [num_tokens] int32: keys that each query sees; only with several places
     slopes,
     sinks,
     partials,
@@ -122,7 +93,8 @@ def decode_kernel(
     table_stride,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    PARTS: tl.constexpr,  # programs that share a group's query heads
+    PLACES: tl.constexpr,  # queries of a sequence
+    PARTS: tl.constexpr,  # programs that share a group's query heads, at all places
     MAIN_DIM: tl.constexpr,
     REST_DIM: tl.constexpr,  # 0: values are stored; else they are the first MAIN_DIM numbers of the keys
     VALUE_DIM: tl.constexpr,
@@ -155,11 +127,16 @@ def decode_kernel(
 
     kv_head = tile // PARTS
     in_group = tile % PARTS * ROWS + tl.arange(0, ROWS)
-    stored = in_group < GROUP
-    heads = kv_head * GROUP + tl.where(stored, in_group, 0)
+    stored = in_group < GROUP * PLACES
+    inner = tl.where(stored, in_group, 0)
+    heads = kv_head * GROUP + inner % GROUP
     main = tl.arange(0, MAIN)
     columns = tl.arange(0, VALUE)
-    query_rows = query + row * query_row_stride + heads[:, None] * query_head_stride
+    if PLACES == 1:
+        query_rows = query + row * query_row_stride + heads[:, None] * query_head_stride
+    else:
+        tokens = row * PLACES + inner // GROUP
+        query_rows = query + tokens[:, None] * query_row_stride + heads[:, None] * query_head_stride
     main_query = load_tile(query_rows, main, stored, MAIN_DIM, MAIN, True)
     if REST_DIM > 0:
         rest = tl.arange(0, REST)
@@ -167,6 +144,8 @@ def decode_kernel(
     slope = tl.load(slopes + heads) if ALIBI != 0 else 0.0
     table = tables + sequence.to(tl.int64) * table_stride
     positions = tl.zeros([ROWS], tl.int32) + position
+    if PLACES > 1:
+        positions = tl.load(lengths + tokens) - 1
 
     maxima = tl.full([ROWS], float("-inf"), tl.float32)
     weights = tl.zeros([ROWS], tl.float32)
@@ -187,16 +166,26 @@ def decode_kernel(
             value_rows = values + slots[:, None] + kv_head * value_head_stride
             value = load_tile(value_rows, columns, present, VALUE_DIM, VALUE, True).to(main_query.dtype)
         scores = base2_scores(products, scale, softcap, slope, alibi_scale, at, positions, SOFTCAP, ALIBI)
-        scores = tl.where(present[None, :], scores, float("-inf"))
-        raised = tl.maximum(maxima, tl.max(scores, 1))
-        shrink = tl.exp2(maxima - raised)
-        shares = tl.exp2(scores - raised[:, None])
+        if PLACES == 1:
+            scores = tl.where(present[None, :], scores, float("-inf"))
+            raised = tl.maximum(maxima, tl.max(scores, 1))
+            base = raised
+        else:
+            scores = tl.where(present[None, :] & (at[None, :] <= positions[:, None]), scores, float("-inf"))
+            raised = tl.maximum(maxima, tl.max(scores, 1))
+            base = tl.where(raised == float("-inf"), 0.0, raised)  # a query may see no key of this item
+        shrink = tl.exp2(maxima - base)
+        shares = tl.exp2(scores - base[:, None])
         weights = weights * shrink + tl.sum(shares, 1)
         sums = product(shares.to(value.dtype), value, sums * shrink[:, None])
         maxima = raised
 
-    places = item.to(tl.int64) * (KV_HEADS * GROUP) + heads
-    target = output + row * (KV_HEADS * GROUP * VALUE_DIM) + heads[:, None] * VALUE_DIM + columns[None, :]
+    places = item.to(tl.int64) * (KV_HEADS * GROUP * PLACES) + kv_head * (GROUP * PLACES) + inner
+    if PLACES == 1:
+        target = output + row * (KV_HEADS * GROUP * VALUE_DIM) + heads[:, None] * VALUE_DIM + columns[None, :]
+    else:
+        at_token = output + tokens[:, None] * (KV_HEADS * GROUP * VALUE_DIM)
+        target = at_token + heads[:, None] * VALUE_DIM + columns[None, :]
     inside = stored[:, None] & (columns < VALUE_DIM)[None, :]
     sink = tl.load(sinks + heads) if SINKS else 0.0
     if count == 1:
@@ -210,9 +199,19 @@ def decode_kernel(
         arrival = arrivals + sequence * (KV_HEADS * PARTS) + tile
         if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == count - 1:
             tl.store(arrival, 0)  # for the next layer
-            first_places = places - number.to(tl.int64) * (KV_HEADS * GROUP)
-            sums, maxima, weights = _merged(
-                partials, stats, first_places, count, columns, stored, KV_HEADS * GROUP, VALUE_DIM, ROWS, VALUE, UNROLL
+            first_places = places - number.to(tl.int64) * (KV_HEADS * GROUP * PLACES)
+            sums, maxima, weights = merged(
+                partials,
+                stats,
+                first_places,
+                count,
+                columns,
+                stored,
+                KV_HEADS * GROUP * PLACES,
+                VALUE_DIM,
+                ROWS,
+                VALUE,
+                UNROLL,
             )
             result = normalised(sums, maxima, weights, sink, value_scale, SINKS)
             tl.store(target, result.to(output.dtype.element_ty), mask=inside)
@@ -222,7 +221,8 @@ def decode_kernel(
 class DecodeConfig:
     """How layers of one shape are decoded: everything about a launch that does not depend on the batch.
 
-    parts: programs that share the query heads of a KV head; unroll: partial results that a merge reads at once.
+    parts: programs that share the query heads of a KV head; unroll: partial results that a merge reads at once. places:
+    queries of each sequence, which see all keys up to their own.
     """
 
     widths: Widths
@@ -230,6 +230,7 @@ class DecodeConfig:
     parts: int
     unroll: int
     rule: SplitRule
+    places: int = 1
 
 
 def decode_config(
@@ -240,13 +241,14 @@ def decode_config(
     device: torch.device,
     num_splits: int | None = None,
     batch_invariant: bool = False,
+    places: int = 1,
 ) -> DecodeConfig:
     """num_splits: items per row (fewer where it has not as many tiles of keys); None: what keeps the device busy, for
     which rows are cut by how many keys the whole batch has. batch_invariant: rows are cut by their own length alone,
     so that a row's result has the same bits in any batch, at some cost in speed.
     """
     widths = widths_of(layer, value_in_key)
-    config = _config(widths, layer, cache_dtype.itemsize, shared_memory(device), NO_SPLITS)
+    config = _config(widths, layer, cache_dtype.itemsize, shared_memory(device), NO_SPLITS, places)
     if num_splits is not None:
         rule = SplitRule(target_items=None, min_keys=1, max_splits=num_splits)
     elif batch_invariant:
@@ -257,12 +259,14 @@ def decode_config(
     return replace(config, rule=rule)
 
 
-def _config(widths: Widths, layer: AttentionLayer, cache_itemsize: int, memory: int, rule: SplitRule) -> DecodeConfig:
-    group = layer.num_heads // layer.num_kv_heads
-    tiles = decode_tiles(widths, group, cache_itemsize, memory)
+def _config(
+    widths: Widths, layer: AttentionLayer, cache_itemsize: int, memory: int, rule: SplitRule, places: int = 1
+) -> DecodeConfig:
+    rows = layer.num_heads // layer.num_kv_heads * places
+    tiles = decode_tiles(widths, rows, cache_itemsize, memory)
     per_thread = tiles.rows * widths.value_tile // (32 * tiles.num_warps)
     unroll = 4 if per_thread <= 16 else 2 if per_thread <= 32 else 1
-    return DecodeConfig(widths, tiles, triton.cdiv(group, tiles.rows), unroll, rule)
+    return DecodeConfig(widths, tiles, triton.cdiv(rows, tiles.rows), unroll, rule, places)
 
 
 def decode_tiles(widths: Widths, group: int, cache_itemsize: int, memory: int) -> Tiles:
@@ -286,7 +290,13 @@ def decode_tiles(widths: Widths, group: int, cache_itemsize: int, memory: int) -
 def plan_rows(
     config: DecodeConfig, layer: AttentionLayer, kv_lengths: Tensor, cu_seqlens_q: Tensor, num_rows: int
 ) -> DecodePlan:
-    """The plan of a step for all layers of this config and reach."""
+    """The plan of a step for all layers of this config and reach. num_rows: single queries; with several places these
+    are all queries, and those of a sequence follow each other, as their tables do."""
+    if config.places > 1:
+        assert layer.window is None and layer.chunk is None, "places may see different first keys"
+        num_rows //= config.places
+        kv_lengths = kv_lengths.view(num_rows, config.places).amax(1)
+        cu_seqlens_q = torch.arange(num_rows + 1, dtype=torch.int32, device=kv_lengths.device)
     return plan_decode(
         kv_lengths,
         cu_seqlens_q,
@@ -309,19 +319,22 @@ def paged_decode(
     config: DecodeConfig,
     *,
     out: Tensor,
+    kv_lengths: Tensor | None = None,
 ) -> Tensor:
     """Attention of the planned single queries; other rows of `out` are left alone.
 
     query: [num_tokens, num_heads, head_dim], any strides but 1 along the head. keys: [num_blocks, page, num_kv_heads,
     head_dim] and values: the same with value_dim; a token's row may hold both, but with one stride from token to token.
     They may be float8: they are computed with in the query's dtype, the layer's scales taken into account.
-    block_tables: [num_seqs, max_blocks] int32. out: [num_tokens, num_heads * value_dim], contiguous, returned.
+    block_tables: [num_seqs, max_blocks] int32; where `config` has several places, of each query, and that of a
+    sequence's first is read. kv_lengths: [num_tokens] int32, only then: the keys that each query sees, the first at
+    least. out: [num_tokens, num_heads * value_dim], contiguous, returned.
     Launches one kernel, asks the device for nothing.
     """
     arguments = layer_arguments(layer)
     num_items = plan.items.shape[0]
     splits = config.rule.max_splits > 1
-    size = (num_items if splits else 0) * layer.num_heads
+    size = (num_items if splits else 0) * layer.num_heads * config.places
     partials = torch.empty(size, layer.value_dim, dtype=torch.float32, device=query.device)
     stats = torch.empty(size, 2, dtype=torch.float32, device=query.device)
     tiles = config.tiles
@@ -332,6 +345,7 @@ def paged_decode(
         block_tables,
         plan.items,
         plan.arrivals,
+        plan.items if kv_lengths is None else kv_lengths,
         arguments.slopes,
         arguments.sinks,
         partials,
@@ -346,7 +360,7 @@ def paged_decode(
         keys.stride(1),
         keys.stride(2),
         values.stride(2),
-        block_tables.stride(0),
+        block_tables.stride(0) * config.places,
         **_constants(layer, arguments, config, keys.shape[1]),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -358,7 +372,7 @@ def _constants(
     layer: AttentionLayer, arguments: LayerArguments, config: DecodeConfig, page: int
 ) -> dict[str, int | bool]:
     shared = shared_constants(layer, arguments, config.widths, config.tiles, page)
-    return shared | {"PARTS": config.parts, "UNROLL": config.unroll, "WIDTH": ITEM_WIDTH}
+    return shared | {"PLACES": config.places, "PARTS": config.parts, "UNROLL": config.unroll, "WIDTH": ITEM_WIDTH}
 
 
 def variants() -> list[Variant]:
@@ -367,13 +381,16 @@ def variants() -> list[Variant]:
     def constants(example: Example, memory: int) -> list[tuple[dict[str, int | bool], Tiles]]:
         layer = example.layer
         widths = widths_of(layer, example.value_in_key)
-        config = _config(widths, layer, example.cache_itemsize, memory, NO_SPLITS)
-        return [(_constants(layer, layer_arguments(layer), config, 16), config.tiles)]
+        found = []
+        for places in (1, 6) if example.name in _WINDOW_EXAMPLES else (1,):
+            config = _config(widths, layer, example.cache_itemsize, memory, NO_SPLITS, places)
+            found.append((_constants(layer, layer_arguments(layer), config, 16), config.tiles))
+        return found
 
     return example_variants(
         decode_kernel,
         {
-            **dict.fromkeys(("tables", "items", "arrivals"), "*i32"),
+            **dict.fromkeys(("tables", "items", "arrivals", "lengths"), "*i32"),
             **dict.fromkeys(("partials", "stats"), "*fp32"),
             **dict.fromkeys(("scale", "softcap", "alibi_scale", "value_scale"), "fp32"),
             **dict.fromkeys((*STRIDES, "table_stride"), "i32"),

@@ -113,6 +113,40 @@ def base2_scores(
 
 
 @triton.jit
+def merged(
+    partials,
+    stats,
+    first_places,
+    count,
+    columns,
+    stored,
+    NUM_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """(sums, maxima, weights) of `count` parts that are NUM_HEADS places apart."""
+    inside = stored[:, None] & (columns < VALUE_DIM)[None, :]
+    maxima = tl.full([ROWS], float("-inf"), tl.float32)
+    weights = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    # Unrolled so that the loads of several parts, which depend on nothing, are in flight together.
+    for part in tl.range(0, count, loop_unroll_factor=UNROLL):
+        places = first_places + part * NUM_HEADS
+        maximum = tl.load(stats + places * 2, mask=stored, other=0.0, cache_modifier=".cg")
+        weight = tl.load(stats + places * 2 + 1, mask=stored, other=0.0, cache_modifier=".cg")
+        at = partials + places[:, None] * VALUE_DIM + columns[None, :]
+        values = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+        raised = tl.maximum(maxima, maximum)
+        old, new = tl.exp2(maxima - raised), tl.exp2(maximum - raised)
+        weights = weights * old + weight * new
+        sums = sums * old[:, None] + values * new[:, None]
+        maxima = raised
+    return sums, maxima, weights
+
+
+@triton.jit
 def normalised(sums, maxima, weights, sinks, value_scale, SINKS: tl.constexpr):
     """Weighted sums of values [m, d], the scores' maxima and sums of weights [m] -> attention [m, d].
 

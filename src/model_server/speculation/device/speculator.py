@@ -13,6 +13,7 @@ import torch
 from model_server.batch.results import Drafted
 from model_server.batch.sequence import Sequence
 from model_server.memory.transfer import Staging
+from model_server.runner.graph_sizes import window_lengths
 from model_server.sampling.windows import places
 from model_server.speculation.device.lookup import LookUp, look_up_on
 from model_server.speculation.device.state import WindowState
@@ -22,8 +23,6 @@ from model_server.speculation.speculator import Speculator
 from model_server.speculation.window import Window
 from wire.step_phases import DraftKind
 
-# Beside the longest draft and none, the lengths that windows have: each has its own shapes.
-_LENGTHS = (3, 1)
 # A decision holds for so many steps, and gives way only to what gains so much more.
 _STEPS = 8
 _CHANGE = 1.05
@@ -153,8 +152,7 @@ class DeviceSpeculator(Speculator):
         return windows.steps >= _STEPS
 
     def _allowed(self, num_rows: int) -> list[int]:
-        lengths = {self.most, *(one for one in _LENGTHS if one < self.most)}
-        return [one for one in sorted(lengths) if num_rows * (one + 1) <= self._max_rows]
+        return [one for one in window_lengths(self.most) if num_rows * (one + 1) <= self._max_rows]
 
     def _may_pay(self, num_rows: int) -> bool:
         """Whether drafts gain anything if all of them are right."""

@@ -168,6 +168,7 @@ class WindowState:
             kv_lengths=(stored + 1).view(-1).to(torch.int32),
             query_lengths_host=(1,) * count,
             kv_lengths_host=tuple(longest.reshape(-1).tolist()),
+            places=num_places,
         )
         return ModelInputs(
             ids.masked_fill(~inside, 0).view(-1),

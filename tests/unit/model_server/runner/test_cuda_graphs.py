@@ -15,7 +15,8 @@ from model_server.attention.metadata import AttentionMetadata
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import FatalError, StartupError
 from model_server.memory.kv_cache import KvCache
-from model_server.runner.cuda_graphs import DEFAULT_SIZES, GraphCost, GraphedRunner, graph_sizes, with_graphs
+from model_server.runner.cuda_graphs import GraphCost, GraphedRunner, with_graphs
+from model_server.runner.graph_sizes import DEFAULT_SIZES, graph_sizes, window_sizes
 from model_server.runner.runner import ModelInputs
 from model_server.text.tokenizer import Tokenizer
 
@@ -348,3 +349,38 @@ def test_an_engine_says_the_same_with_graphs(tiny_tokenizer: Tokenizer) -> None:
     results = shard.run_out(shard.prefill(0, *requests), 0)
     assert tokens_of(*results) == {r.id: shard.expected(r) for r in requests}
     assert inner.seen == [3, 4, 4, 4, 2, 1], "the prompts, then replays"
+
+
+def test_windows_replay_graphs_of_their_own() -> None:
+    """By places and sequences; where there is none, the graph of as many single queries."""
+    inner = CapturableRunner()
+    runner = GraphedRunner(inner, (16, 4, 1), PlainGraphCapture(), {4: (4, 2), 3: (4, 2), 2: (3, 1)})
+    cache = cache_of(inner)
+    runner.capture(cache, MAX_LENGTH, ProcessGroup())
+    assert runner.captured_sizes == (1, 4, 16) and runner.captured_windows == {4: (2, 4), 3: (2, 4), 2: (1, 3)}
+    assert runner.num_graphs == 9
+    for sequences, places, rows in ((1, 4, 8), (3, 4, 16), (5, 2, 16), (2, 2, 6), (1, 2, 2), (4, 3, 12), (1, 1, 1)):
+        inner.seen.clear()
+        inputs = decode_step(cache, [3] * (sequences * places))
+        attention = dataclasses.replace(inputs.attention, places=places)
+        runner.forward(dataclasses.replace(inputs, attention=attention), cache)
+        assert inner.seen == [rows], (sequences, places)
+
+
+def test_windows_without_memory_are_left_out_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    inner = CapturableRunner()
+    capture = PlainGraphCapture(fail={2: torch.OutOfMemoryError("no memory")})
+    runner = GraphedRunner(inner, (16, 4), capture, {4: (4, 2), 2: (3, 1)})
+    runner.capture(cache_of(inner), MAX_LENGTH, ProcessGroup())
+    assert runner.captured_windows == {2: (1, 3)}
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "No memory for a CUDA graph of 4 rows with drafts of 3 tokens, and of fewer rows: it is left out"
+    ]
+
+
+def test_sizes_of_windows() -> None:
+    assert window_sizes(0, 128, None) == {}
+    found = window_sizes(5, 128, None)
+    assert {places: (sizes[0], sizes[-1]) for places, sizes in found.items()} == {6: (24, 1), 4: (32, 1), 2: (64, 1)}
+    assert window_sizes(3, 128, 2) == {4: (2, 1), 2: (2, 1)}
+    assert window_sizes(15, 8, None).keys() == {4, 2}
