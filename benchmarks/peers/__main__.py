@@ -9,7 +9,8 @@ With --quantized, which stands for
   --peers tercet,llama.cpp,openvino --precisions int8,int4 --shapes 0.5B,1.1B --lengths 128:64
   --rounds 1 --out benchmarks/peers/results/quantized.json
 where they are not given: int8 is `--quantize eetq`, Q8_0 and OpenVINO's int8, int4 is gptq in groups of 128, Q4_K_M and
-OpenVINO's int4 in groups of 128. The first run converts the checkpoints, a few minutes for each shape. `--precisions
+OpenVINO's int4 in groups of 128. `--peers tercet,llama.cpp --precisions q8_0,q4_k_m` compares both on the same GGUF
+files. The first run converts the checkpoints, a few minutes for each shape. `--precisions
 bfloat16,int8,int4` measures plain weights beside them.
 """
 
@@ -41,7 +42,7 @@ from launcher.bench.results import Cell
 OUT = Path(__file__).parent.parent / "out" / "peers" / "peers.json"
 QUANTIZED = {
     "peers": "tercet,llama.cpp,openvino",
-    "precisions": ",".join(BITS),
+    "precisions": "int8,int4",
     "shapes": "0.5B,1.1B",
     "lengths": "128:64",
     "rounds": 1,

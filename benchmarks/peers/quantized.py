@@ -2,7 +2,8 @@
 
 int8: the plain checkpoint with `--quantize eetq`. int4: the same weights rounded to 4 bits in groups of 128 inputs, as
 gptq's writers store them (v1, symmetric, columns in order). Embedding and head stay bfloat16 in both, as in the
-checkpoints that people download; so does the arithmetic around the products.
+checkpoints that people download; so does the arithmetic around the products. q8_0 and q4_k_m: GGUF files that
+llama.cpp's tools make (`servers`), head and embedding as these leave them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from benchmarks.peers.checkpoints import FOLDER, checkpoint
 
 GROUP = 128
 # Bits that a weight of a layer takes, with its share of scales (float16) and zero points.
-BITS = {"int8": 8.0, "int4": 4 + (16 + 4) / GROUP}
+BITS = {"int8": 8.0, "int4": 4 + (16 + 4) / GROUP, "q8_0": 8.5, "q4_k_m": 4.85}
+# Of these all servers read the same GGUF file.
+GGUF_TYPES = {"q8_0": "Q8_0", "q4_k_m": "Q4_K_M"}
 # Of a precision whose quantized weights are multiplied as float32.
 _WIDE = "-float32"
 _CODES_PER_WORD = 8

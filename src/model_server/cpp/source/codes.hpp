@@ -3,8 +3,10 @@
 //
 //   out = sum over groups of scale * sum over inputs of (code - zero) * x
 //
-// A matrix is packed into panels of PANEL outputs. A panel has for each group its scales (float), its zero points (bytes,
-// unless all of the matrix are the same), and its codes: for each 4 inputs (8 bits) or 8 inputs (4 bits, the first four
+// or, of a matrix with offsets and without zero points, sum over inputs of (scale * code - offset) * x.
+//
+// A matrix is packed into panels of PANEL outputs. A panel has for each group its scales and offsets (float), its zero points
+// (bytes, unless all of the matrix are the same), and its codes: for each 4 inputs (8 bits) or 8 inputs (4 bits, the first four
 // in the lower halves) four bytes of each output, as the instructions for products of bytes read them. One stream of
 // memory serves a single row; many rows read it from the cache.
 //
@@ -21,8 +23,10 @@ struct CodeShape {
     const int32_t* order;  // [columns]: the input that each is multiplied by, or null: the same
     long outputs, inputs, columns, bits, group;
     long zero;             // of all groups, or -1: each has its own
-    long is_float8;        // not whole numbers, but e4m3: bits 8, zero 0, no order (float8_product.hpp)
+    long is_float8;        // not whole numbers, but floats, e4m3 or of a table: zero 0, no order (float8_product.hpp)
     const uint8_t* levels;  // [16]: the numbers that codes of 4 bits stand for, or null: codes are these themselves
+    const float* table;    // [16]: the floats that codes of 4 bits stand for, or null: floats are e4m3
+    long has_offsets;      // then zero is 0
 
     long padded() const { return (columns + CODE_STEP - 1) / CODE_STEP * CODE_STEP; }
     long panel_count() const { return (outputs + PANEL - 1) / PANEL; }
@@ -31,7 +35,7 @@ struct CodeShape {
         const long whole = (std::min(group, columns) + CHUNK - 1) / CHUNK, last = columns - (group_count() - 1) * group;
         return (group_count() - 1) * whole + (last + CHUNK - 1) / CHUNK;
     }
-    long header() const { return PANEL * sizeof(float) + (zero < 0 ? (PANEL + 4 * LANES - 1) / (4 * LANES) * 4 * LANES : 0); }
+    long header() const { return (has_offsets ? 2 : 1) * PANEL * sizeof(float) + (zero < 0 ? (PANEL + 4 * LANES - 1) / (4 * LANES) * 4 * LANES : 0); }
     long panel_bytes() const { return group_count() * header() + padded() * PANEL * bits / 8; }
 };
 
@@ -43,9 +47,9 @@ template <class T> struct CodeMatrix : CodeShape {
     const T* added() const { return static_cast<const T*>(bias); }
 };
 
-// codes [outputs, columns * bits / 8], scales [outputs, groups], zeros [outputs, groups].
-inline void pack_codes(const CodeShape& m, const uint8_t* codes, const float* scales, const uint8_t* zeros, uint8_t* out,
-                       long first, long last) {
+// codes [outputs, columns * bits / 8], scales [outputs, groups], zeros [outputs, groups], offsets [outputs, groups] or null.
+inline void pack_codes(const CodeShape& m, const uint8_t* codes, const float* scales, const uint8_t* zeros,
+                       const float* offsets, uint8_t* out, long first, long last) {
     const long groups = m.group_count(), width = m.columns * m.bits / 8;
     for (long p = first; p < last; p++) {
         uint8_t* to = out + p * m.panel_bytes();
@@ -57,6 +61,8 @@ inline void pack_codes(const CodeShape& m, const uint8_t* codes, const float* sc
                 const bool exists = row < m.outputs;
                 const float scale = exists ? scales[row * groups + g] : 0.0f;
                 std::memcpy(to + c * sizeof(float), &scale, sizeof(scale));
+                const float offset = exists && offsets ? offsets[row * groups + g] : 0.0f;
+                if (m.has_offsets) std::memcpy(to + (PANEL + c) * sizeof(float), &offset, sizeof(offset));
                 if (m.zero < 0) to[PANEL * sizeof(float) + c] = exists ? zeros[row * groups + g] : 0;
                 uint8_t* at = to + m.header() + c * 4;
                 const uint8_t* from = codes + row * width;
@@ -208,7 +214,9 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
             auto begin_parts = [&](vi (&parts)[R][2 * P], int which) __attribute__((always_inline)) {
                 const int32_t* from = rows.sums + chunk * SUMS + which;
                 for (int v = 0; v < 2 * P; v++) {
-                    if (m.zero >= 0) {
+                    if (m.has_offsets) {
+                        for (int r = 0; r < R; r++) parts[r][v] = vi{};
+                    } else if (m.zero >= 0) {
                         for (int r = 0; r < R; r++) parts[r][v] = in_all_lanes(from + r * rows.chunks * SUMS);
                     } else {
                         const vi zero = load_zeros(heads[v / 2] + PANEL * sizeof(float) + v % 2 * LANES);
@@ -238,6 +246,11 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
                     if (is_chunk) sums[r][v] = fma(values[r][v], scale(v) * of_inputs, sums[r][v]);
                     else of_group[r][v] = fma(values[r][v], splat(of_inputs), of_group[r][v]);
                 }
+            if (m.has_offsets)
+                for (int v = 0; v < 2 * P; v++) {
+                    const vf offset = load(reinterpret_cast<const float*>(heads[v / 2]) + PANEL + v % 2 * LANES);
+                    for (int r = 0; r < R; r++) sums[r][v] = sums[r][v] - offset * rows.total(r, chunk);
+                }
             a += inputs * CodeRow<T>::INPUT_BYTES;
             for (int p = 0; p < P; p++) b[p] += steps * 2 * VECTOR;
         }
@@ -258,7 +271,7 @@ void code_tile_of(long height, const CodeRows<T>& rows, const uint8_t* const* pa
 #if defined(TERCET_TILES)
 // Whether every chunk is made of whole tiles.
 inline bool is_of_byte_tiles(const CodeShape& m) {
-    return m.columns % BYTE_TILE_INPUTS == 0 && (m.group >= m.columns || m.group % BYTE_TILE_INPUTS == 0);
+    return !m.has_offsets && m.columns % BYTE_TILE_INPUTS == 0 && (m.group >= m.columns || m.group % BYTE_TILE_INPUTS == 0);
 }
 
 // Call `sink(row, sums[2])` for at most BYTE_TILE_ROWS rows: what code_tile computes, in the same order.
@@ -409,7 +422,7 @@ CodeRows<T> shared_code_rows(const CodeShape& m, const X* x, long stride, long r
     CodeRows<T> out = code_rows_in<T>(space, rows, m);
     long first, last;
     team.share(rows, first, last);
-    for (long r = first; r < last; r++) quantize_row<T>(x + r * stride, m.order, m.columns, m.group, m.zero, out, r);
+    for (long r = first; r < last; r++) quantize_row<T>(x + r * stride, m.order, m.columns, m.group, m.has_offsets ? SUMS_ALONE : m.zero, out, r);
     team.barrier();
     return out;
 }

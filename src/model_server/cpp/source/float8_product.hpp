@@ -1,7 +1,8 @@
-// Products with matrices of 8-bit floats (e4m3), with a scale for each group of inputs of each output. The layout is that
+// Products with matrices of 8-bit floats (e4m3), or of 4-bit codes of a table of floats, with a scale for each group of inputs of each output. The layout is that
 // of codes (codes.hpp), but with the pairs of inputs of Packing<T>, so that a chunk of a panel, once it is decoded into
 // the first-level cache, is multiplied like a panel of the activations' type: by all rows of a block, which share the cost.
-// Every number of 8 bits is one of bfloat16: decoding rounds nothing.
+// Every number of 8 bits is one of bfloat16: decoding rounds nothing. Numbers of a table are rounded to the activations' type.
+// Codes come in blocks of TABLE_BLOCK, the first half of them in the lower halves of its bytes.
 #pragma once
 #include "codes.hpp"
 #include "float8.hpp"
@@ -12,7 +13,47 @@ template <class T> using Decoded = std::conditional_t<std::is_same_v<Input<T>, T
 constexpr long FLOAT8_CHUNK = 128;
 constexpr long FLOAT8_ROWS = 64;  // of a block: their sums stay in the first-level cache beside the chunk
 
-// weight [outputs, columns], scales [outputs, groups].
+constexpr long TABLE_BLOCK = 32;
+
+// n codes, a multiple of TABLE_BLOCK, as the numbers that they stand for.
+template <class T, class D> void decode_table(const uint8_t* from, const float* table, D* to, long n) {
+    alignas(64) float numbers[TABLE_BLOCK / 2];
+    for (int i = 0; i < TABLE_BLOCK / 2; i++) numbers[i] = widen(narrow<T>(table[i]));
+    const __m128i mask = _mm_set1_epi8(15);
+#if defined(__AVX512BW__)
+    const __m512 all = _mm512_load_ps(numbers);
+    const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(all), 16);
+    const __m512i halves = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(upper));
+#else
+    const __m256 small = _mm256_load_ps(numbers), large = _mm256_load_ps(numbers + 8);
+    auto put_eight = [&](__m128i codes, D* out) __attribute__((always_inline)) {
+        const __m256i at = _mm256_cvtepu8_epi32(codes);
+        const __m256 is_large = _mm256_castsi256_ps(_mm256_slli_epi32(at, 28));
+        const __m256 value = _mm256_blendv_ps(_mm256_permutevar8x32_ps(small, at), _mm256_permutevar8x32_ps(large, at), is_large);
+        store(out, (vf)value);
+    };
+#endif
+    for (long i = 0; i < n; i += TABLE_BLOCK, from += TABLE_BLOCK / 2) {
+        const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
+        const __m128i first = _mm_and_si128(bytes, mask), second = _mm_and_si128(_mm_srli_epi16(bytes, 4), mask);
+#if defined(__AVX512BW__)
+        if constexpr (std::is_same_v<D, bf16>) {
+            const __m512i at = _mm512_cvtepu8_epi16(_mm256_set_m128i(second, first));
+            _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(at, halves));
+        } else {
+            _mm512_storeu_ps(to + i, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(first), all));
+            _mm512_storeu_ps(to + i + 16, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(second), all));
+        }
+#else
+        put_eight(first, to + i);
+        put_eight(_mm_srli_si128(first, 8), to + i + 8);
+        put_eight(second, to + i + 16);
+        put_eight(_mm_srli_si128(second, 8), to + i + 24);
+#endif
+    }
+}
+
+// weight [outputs, columns * bits / 8], scales [outputs, groups].
 template <class T>
 void pack_float8(const CodeShape& m, const uint8_t* weight, const float* scales, uint8_t* out, long first, long last) {
     constexpr long STEP = Packing<Decoded<T>>::STEP;
@@ -26,11 +67,21 @@ void pack_float8(const CodeShape& m, const uint8_t* weight, const float* scales,
                 const bool exists = row < m.outputs;
                 const float scale = exists ? scales[row * groups + g] : 0.0f;
                 std::memcpy(to + c * sizeof(float), &scale, sizeof(scale));
+                if (m.table) {
+                    const uint8_t* codes = weight + row * m.columns / 2;
+                    for (long i = begin; i < end && exists; i++) {
+                        const long place = ((i - begin) / STEP * PANEL + c) * STEP + (i - begin) % STEP;
+                        const long within = place % TABLE_BLOCK, half = TABLE_BLOCK / 2;
+                        uint8_t& byte = to[m.header() + place / TABLE_BLOCK * half + within % half];
+                        byte |= (codes[i / 2] >> (i % 2 * 4) & 15) << (within / half * 4);
+                    }
+                    continue;
+                }
                 uint8_t* at = to + m.header() + c * STEP;
                 for (long i = begin; i < end; i += STEP, at += PANEL * STEP)
                     for (long s = 0; s < STEP; s++) at[s] = exists ? weight[row * m.columns + i + s] : 0;
             }
-            to += m.header() + (end - begin) * PANEL;
+            to += m.header() + (end - begin) * PANEL * m.bits / 8;
         }
     }
 }
@@ -60,8 +111,9 @@ void float8_tiles(const CodeShape& m, const Input<T>* x, long stride, long rows,
         for (long begin = first; begin < end; begin += FLOAT8_CHUNK) {
             const long inputs = std::min(FLOAT8_CHUNK, end - begin);
             for (int p = 0; p < P; p++) {
-                decode(reinterpret_cast<const e4m3*>(b[p]), decoded[p], inputs * PANEL);
-                b[p] += inputs * PANEL;
+                if (m.table) decode_table<T>(b[p], m.table, decoded[p], inputs * PANEL);
+                else decode(reinterpret_cast<const e4m3*>(b[p]), decoded[p], inputs * PANEL);
+                b[p] += inputs * PANEL * m.bits / 8;
             }
             const D* const(&given)[P] = chunk;
             tiles<D, P>(x + begin, stride, rows, given, inputs, [&](long r, vf(&s)[2 * P]) {

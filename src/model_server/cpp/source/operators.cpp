@@ -126,18 +126,19 @@ long cpp_linear(long type, const void* panels, const void* bias, long outputs, l
     });
 }
 
-// codes [outputs, columns * bits / 8] -> out, `cpp_code_bytes` of it.
-long cpp_pack_codes(const CodeShape* m, const uint8_t* codes, const float* scales, const uint8_t* zeros, uint8_t* out) {
+// codes [outputs, columns * bits / 8] -> out, `cpp_code_bytes` of it. offsets: null if the matrix has none.
+long cpp_pack_codes(const CodeShape* m, const uint8_t* codes, const float* scales, const uint8_t* zeros, const float* offsets,
+                    uint8_t* out) {
     return status_of([&] {
         parallel([&](Team team) {
             long first, last;
             team.share(m->panel_count(), first, last);
-            pack_codes(*m, codes, scales, zeros, out, first, last);
+            pack_codes(*m, codes, scales, zeros, offsets, out, first, last);
         });
     });
 }
 
-// weight [outputs, columns] of e4m3, for activations of the type.
+// weight [outputs, columns * bits / 8] of e4m3 or of codes of a table, for activations of the type.
 long cpp_pack_float8(long type, const CodeShape* m, const uint8_t* weight, const float* scales, uint8_t* out) {
     return with_type(type, [&](auto zero) {
         parallel([&](Team team) {

@@ -1,4 +1,4 @@
-"""A matrix of codes or of 8-bit floats, packed for `cpp/source/codes.hpp` and `float8_product.hpp`.
+"""A matrix of codes or of 4- or 8-bit floats, packed for `cpp/source/codes.hpp` and `float8_product.hpp`.
 
 It stays as small as it was stored: whole numbers are multiplied as such, floats are decoded while they are multiplied.
 """
@@ -16,6 +16,10 @@ from model_server.memory import huge_pages
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import Codes
 from model_server.quantization.forms.float8 import Fp8
+from model_server.quantization.forms.offset_codes import OffsetCodes
+from model_server.quantization.forms.table import TableCodes
+
+Packable = Codes | OffsetCodes | Fp8 | TableCodes
 
 # Inputs that share an activation's bytes in the panels: a group must not end between them, except the last.
 _STEP = 8
@@ -28,14 +32,14 @@ class CodeLinear:
 
     Beside whole numbers (`Codes`) activations become whole numbers too, of 14 bits (bfloat16) or 21 bits (float32)
     with a scale for each 256 of them or fewer: that is what the result differs by from a product with the decoded
-    matrix.
+    matrix. Numbers of a table are rounded to `dtype`.
     """
 
     __slots__ = ("_function", "_kept", "_type", "bias", "dtype", "inputs", "outputs", "panels", "struct")
 
     def __init__(
         self,
-        form: Codes | Fp8,
+        form: Packable,
         bias: Tensor | None,
         dtype: torch.dtype,
         arena: huge_pages.Arena = huge_pages.WEIGHTS,
@@ -46,20 +50,26 @@ class CodeLinear:
         self._type = TYPES[dtype]
         operators = prepared()
         self._function = operators.cpp_code_linear
-        self._kept: tuple[Tensor | None, ...] = ()
-        if isinstance(form, Codes):
-            self.struct, self._kept = _struct_of_codes(form)
-        else:
-            self.struct = _struct_of_float8(form)
+        self.struct, self._kept = _struct_of(form)
         self.struct.bias = None if bias is None else bias.data_ptr()
         self.panels = arena.zeros(operators.cpp_code_bytes(self.struct), dtype=torch.uint8)
         self.struct.panels = self.panels.data_ptr()
         at = self.panels.data_ptr()
-        if isinstance(form, Codes):
-            codes, scales, zeros = form.codes.contiguous(), form.scales.float().contiguous(), form.zeros.contiguous()
-            operators.cpp_pack_codes(self.struct, codes.data_ptr(), scales.data_ptr(), zeros.data_ptr(), at)
+        if isinstance(form, Codes | OffsetCodes):
+            stored = form.codes if isinstance(form, OffsetCodes) else form
+            offsets = form.offsets.contiguous() if isinstance(form, OffsetCodes) else None
+            codes, scales, zeros = (
+                stored.codes.contiguous(),
+                stored.scales.float().contiguous(),
+                stored.zeros.contiguous(),
+            )
+            operators.cpp_pack_codes(
+                self.struct, codes.data_ptr(), scales.data_ptr(), zeros.data_ptr(),
+                None if offsets is None else offsets.data_ptr(), at,
+            )  # fmt: skip
         else:
-            weight, scales = form.weight.contiguous(), form.scales_of_rows().contiguous()
+            weight = (form.weight if isinstance(form, Fp8) else form.codes).contiguous()
+            scales = (form.scales_of_rows() if isinstance(form, Fp8) else form.scales).contiguous()
             operators.cpp_pack_float8(self._type, self.struct, weight.data_ptr(), scales.data_ptr(), at)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -82,13 +92,33 @@ class CodeLinear:
         return out
 
 
-def can_pack(form: Form) -> TypeGuard[Codes | Fp8]:
+def can_pack(form: Form) -> TypeGuard[Packable]:
     """Whether the operators multiply matrices of this kind."""
+    if isinstance(form, TableCodes):
+        return form.is_packed and (form.scales.shape[1] == 1 or form.group % 2 == 0)
+    if isinstance(form, OffsetCodes):
+        return can_pack(form.codes) and form.codes.order is None and not bool(form.codes.zeros.any())
     if isinstance(form, Fp8):
         return form.shape[1] % 2 == 0 and (form.scales.shape[1] == 1 or form.block[1] % 2 == 0)
     if not isinstance(form, Codes) or (form.levels is not None and not form.is_packed):
         return False
     return form.scales.shape[1] == 1 or (form.group % _STEP == 0 and form.group >= _SMALLEST_GROUP)
+
+
+def _struct_of(form: Packable) -> tuple[CodeShapeStruct, tuple[Tensor | None, ...]]:
+    """And the tensors whose addresses it holds."""
+    if isinstance(form, Codes):
+        return _struct_of_codes(form)
+    if isinstance(form, OffsetCodes):
+        struct, kept = _struct_of_codes(form.codes)
+        struct.has_offsets = True
+        return struct, kept
+    if isinstance(form, Fp8):
+        return _struct_of_floats(form.shape, form.scales, form.block[1], bits=8), ()
+    table = form.table.contiguous()
+    struct = _struct_of_floats(form.shape, form.scales, form.group, bits=4)
+    struct.table = table.data_ptr()
+    return struct, (table,)
 
 
 def _struct_of_codes(form: Codes) -> tuple[CodeShapeStruct, tuple[Tensor | None, Tensor | None]]:
@@ -109,9 +139,7 @@ def _struct_of_codes(form: Codes) -> tuple[CodeShapeStruct, tuple[Tensor | None,
     return struct, (order, levels)
 
 
-def _struct_of_float8(form: Fp8) -> CodeShapeStruct:
-    outputs, inputs = form.shape
-    group = inputs if form.scales.shape[1] == 1 else form.block[1]
-    return CodeShapeStruct(
-        outputs=outputs, inputs=inputs, columns=inputs, bits=8, group=min(group, inputs), is_float8=True
-    )
+def _struct_of_floats(shape: tuple[int, int], scales: Tensor, group: int, bits: int) -> CodeShapeStruct:
+    outputs, inputs = shape
+    group = inputs if scales.shape[1] == 1 else min(group, inputs)
+    return CodeShapeStruct(outputs=outputs, inputs=inputs, columns=inputs, bits=bits, group=group, is_float8=True)

@@ -70,13 +70,10 @@ class LinearFactory:
         return TorchLinear(weight, bias)
 
     def _quantized(self, form: Form, bias: Tensor | None) -> Linear:
-        if isinstance(form, OffsetCodes):
-            offsets = offsets_of(form)
-            in_panels = cpp.usable(self.device, torch.float32)
-            product = PackedLinear(offsets, None) if in_panels else TorchLinear(offsets, None)
-            return OffsetLinear(self._quantized(form.codes, bias), product, form)
         if can_pack(form) and cpp.usable(self.device, self.dtype):
             return CodeLinear(form, bias, self.dtype)
+        if isinstance(form, OffsetCodes):
+            return OffsetLinear(self._quantized(form.codes, bias), TorchLinear(offsets_of(form), None), form)
         linear = None if self._decoding is None else self._decoding(form, bias)
         return DequantizingLinear(form, bias) if linear is None else linear
 

@@ -21,7 +21,7 @@ from model_server.weights.reader import Range, WeightReader
 
 
 class GgufFormat:
-    """Q8_0, Q4_0 and Q6_K become `Codes`; Q4_1, Q4_K and Q5_K, whose groups have a least value, `OffsetCodes`."""
+    """Types whose groups have a least value (Q4_1, Q5_1, Q4_K, Q5_K) become `OffsetCodes`, others `Codes`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """config: says nothing here that the file does not."""

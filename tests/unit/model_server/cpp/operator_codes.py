@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from support.cpp_operators import AS, DTYPE, FLOAT, Operators, address, assert_near, exact, rows_apart, widen
+from support.cpp_operators import AS, BF16, DTYPE, FLOAT, Operators, address, assert_near, exact, rows_apart, widen
 
 from model_server.cpp.structs import CodeShapeStruct
 
@@ -19,8 +19,10 @@ OUTPUTS = 1, 15, 16, 31, 32, 33, 64, 65, 100, 200
 
 @dataclass
 class Codes:
-    """codes [outputs, columns]; scales, zeros [outputs, groups]. order: the input of each column, or None. levels: of
-    codes of 4 bits, [16], or None."""
+    """codes [outputs, columns]; scales, zeros and, if there are any, offsets [outputs, groups].
+
+    order: the input of each column, or None. levels: of codes of 4 bits, [16], or None.
+    """
 
     codes: np.ndarray
     scales: np.ndarray
@@ -30,6 +32,7 @@ class Codes:
     inputs: int
     order: np.ndarray | None
     levels: np.ndarray | None = None
+    offsets: np.ndarray | None = None
 
     @classmethod
     def random(cls, random: np.random.Generator, outputs: int, inputs: int) -> Codes:
@@ -46,7 +49,11 @@ class Codes:
         levels = None
         if bits == 4 and random.random() < 0.4:
             levels = exact(random.integers(0, 256, 16).astype(np.uint8))
-        return cls(codes, scales, zeros.astype(np.uint8), group, bits, inputs, order, levels)
+            scales /= 16  # as large numbers as codes of 4 bits are
+        offsets = None
+        if order is None and random.random() < 0.3:
+            zeros, offsets = np.zeros(shape), (scales * random.integers(0, 2**bits, shape)).astype(np.float32)
+        return cls(codes, scales, zeros.astype(np.uint8), group, bits, inputs, order, levels, offsets)
 
     def pack(self, operators: Operators, bias: np.ndarray | None = None) -> CodeShapeStruct:
         """The structure; it keeps the memory of its panels, but not that of the bias."""
@@ -61,6 +68,7 @@ class Codes:
             group=self.group,
             zero=first if (self.zeros == first).all() else -1,
             levels=address(self.levels),
+            has_offsets=self.offsets is not None,
         )
         stored = self.codes if self.bits == 8 else self.codes[:, ::2] | self.codes[:, 1::2] << 4
         panels = exact(np.empty(operators.cpp_code_bytes(ctypes.byref(struct)), np.uint8))
@@ -69,6 +77,7 @@ class Codes:
             address(exact(stored)),
             address(exact(self.scales)),
             address(exact(self.zeros)),
+            None if self.offsets is None else address(exact(self.offsets)),
             address(panels),
         )
         struct.panels = address(panels)
@@ -80,6 +89,8 @@ class Codes:
         groups = np.arange(self.codes.shape[1]) // self.group
         numbers = self.codes if self.levels is None else self.levels[self.codes]
         values = (numbers.astype(np.float64) - self.zeros[:, groups]) * self.scales[:, groups]
+        if self.offsets is not None:
+            values -= self.offsets[:, groups]
         if self.order is None:
             return values
         out = np.zeros((len(values), self.inputs))
@@ -89,11 +100,12 @@ class Codes:
 
 @dataclass
 class Float8:
-    """weight [outputs, inputs]: bytes of e4m3; scales [outputs, groups]."""
+    """weight [outputs, inputs]: bytes of e4m3, or codes of `table` [16] (of bfloat16); scales [outputs, groups]."""
 
     weight: np.ndarray
     scales: np.ndarray
     group: int
+    table: np.ndarray | None = None
 
     @classmethod
     def random(cls, random: np.random.Generator, outputs: int, inputs: int) -> Float8:
@@ -101,17 +113,28 @@ class Float8:
         weight = random.integers(0, 256, (outputs, inputs)).astype(np.uint8)
         weight[weight & 0x7F == 0x7F] = 1  # NaN
         scales = (random.random((outputs, -(-inputs // group))) / 100 / np.sqrt(inputs)).astype(np.float32)
-        return cls(weight, scales, group)
+        table = None
+        if random.random() < 0.5:
+            weight, table = weight & 15, exact(widen(AS[BF16](random.random(16) * 100 - 50)).astype(np.float32))
+        return cls(weight, scales, group, table)
 
     def pack(self, operators: Operators, type: int, bias: np.ndarray | None = None) -> CodeShapeStruct:
         """The structure; it keeps the memory of its panels, but not that of the bias."""
         outputs, inputs = self.weight.shape
         struct = CodeShapeStruct(
-            bias=address(bias), outputs=outputs, inputs=inputs, columns=inputs, bits=8, group=self.group, is_float8=1
+            bias=address(bias),
+            outputs=outputs,
+            inputs=inputs,
+            columns=inputs,
+            bits=8 if self.table is None else 4,
+            group=self.group,
+            is_float8=1,
+            table=address(self.table),
         )
-        panels = exact(np.empty(operators.cpp_code_bytes(ctypes.byref(struct)), np.uint8))
+        stored = self.weight if self.table is None else self.weight[:, ::2] | self.weight[:, 1::2] << 4
+        panels = exact(np.zeros(operators.cpp_code_bytes(ctypes.byref(struct)), np.uint8))
         operators.cpp_pack_float8(
-            type, ctypes.byref(struct), address(exact(self.weight)), address(exact(self.scales)), address(panels)
+            type, ctypes.byref(struct), address(exact(stored)), address(exact(self.scales)), address(panels)
         )
         struct.panels = address(panels)
         struct.kept = panels
@@ -119,14 +142,17 @@ class Float8:
 
     def decoded(self) -> np.ndarray:
         """[outputs, inputs] in float64."""
+        scales = self.scales[:, np.arange(self.weight.shape[1]) // self.group]
+        if self.table is not None:
+            return self.table.astype(np.float64)[self.weight] * scales
         size, sign = (self.weight & 0x7F).astype(np.int64), np.where(self.weight & 0x80, -1.0, 1.0)
         exponent, mantissa = size >> 3, (size & 7) / 8
         values = np.where(exponent, np.exp2(exponent - 7.0) * (1 + mantissa), np.exp2(-6.0) * mantissa)
-        return sign * values * self.scales[:, np.arange(self.weight.shape[1]) // self.group]
+        return sign * values * scales
 
 
 def float8_case(operators: Operators, random: np.random.Generator, type: int) -> None:
-    """The same of 8-bit floats, which round nothing."""
+    """The same of floats, which round nothing."""
     outputs, inputs = int(random.choice(OUTPUTS)), int(random.choice(WIDTHS))
     form = Float8.random(random, outputs, inputs)
     bias = exact(AS[type](random.standard_normal(outputs)), True) if random.random() < 0.5 else None

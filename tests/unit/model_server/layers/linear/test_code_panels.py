@@ -14,6 +14,8 @@ from model_server.layers.linear.dequantizing import DequantizingLinear
 from model_server.layers.linear.factory import LinearFactory
 from model_server.quantization.forms.codes import E2M1, Codes, Order
 from model_server.quantization.forms.float8 import Fp8
+from model_server.quantization.forms.offset_codes import OffsetCodes
+from model_server.quantization.forms.table import TableCodes
 
 CPU = torch.device("cpu")
 # Of the largest output: activations keep 14 bits beside bfloat16 ones, and 21 beside float32 ones.
@@ -69,6 +71,39 @@ def test_a_product_with_8_bit_floats_rounds_nothing(block: tuple[int, int], dtyp
     together = linear.wide(x)
     torch.testing.assert_close(together.double(), expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
     assert torch.equal(linear(x), together.to(dtype))
+    assert torch.equal(torch.cat([linear.wide(row) for row in x.split(1)]), together)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("group", [16, 64, 500])
+def test_a_product_with_4_bit_codes_of_a_table(group: int, dtype: torch.dtype) -> None:
+    """The table is of the activations' type."""
+    table = torch.randn(16)
+    codes, scales = torch.randint(0, 16, (100, 500), dtype=torch.uint8), torch.rand(100, -(-500 // group)) + 0.1
+    linear = LinearFactory(CPU, dtype).make(TableCodes.of(codes, scales, table, group))
+    assert isinstance(linear, CodeLinear)
+    x = torch.randn(9, 500).to(dtype)
+    exact = TableCodes.of(codes, scales, table.to(dtype).float(), group).dequantize(torch.float32)
+    expected = x.double() @ exact.double().T
+    together = linear.wide(x)
+    torch.testing.assert_close(together.double(), expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+    assert torch.equal(linear(x), together.to(dtype))
+    assert torch.equal(torch.cat([linear.wide(row) for row in x.split(1)]), together)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 32), (4, 512)])
+def test_a_product_with_codes_that_have_offsets(bits: int, group: int, dtype: torch.dtype) -> None:
+    codes = random_codes(100, 1024, bits, group)
+    offsets = torch.rand(codes.scales.shape) * 4
+    form = OffsetCodes(replace(codes, zeros=torch.zeros_like(codes.zeros)), offsets)
+    linear = LinearFactory(CPU, dtype).make(form)
+    assert isinstance(linear, CodeLinear)
+    x = torch.randn(9, 1024).to(dtype)
+    expected = x.double() @ form.dequantize(torch.float32).double().T
+    together = linear.wide(x)
+    bound = BOUNDS[dtype] * float(expected.abs().max())
+    torch.testing.assert_close(together.double(), expected, rtol=0, atol=bound)
     assert torch.equal(torch.cat([linear.wide(row) for row in x.split(1)]), together)
 
 

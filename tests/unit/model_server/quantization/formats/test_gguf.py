@@ -21,9 +21,9 @@ from model_server.weights.gguf.names import read_named
 from model_server.weights.matrix import HeadOrder, MatrixSlice, Part
 from model_server.weights.reader import SafetensorsReader
 
-QUANTIZED = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 # Where the halves that scale a block are.
-FACTORS = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+FACTORS = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 
 def random_rows(kind: str, num_rows: int, num_columns: int, seed: int = 0) -> numpy.ndarray:
