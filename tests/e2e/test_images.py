@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import re
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,14 @@ class Scene:
         answer = httpx.post(f"{self.url}/generate", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
         return [token["id"] for token in answer.json()["details"]["tokens"]]
+
+    def wait_idle(self) -> None:
+        """Until nothing runs, waits or holds KV blocks."""
+        held = ("tgi_batch_current_size", "tgi_queue_size", "tgi_kv_blocks_live")
+        until = time.monotonic() + 60
+        while any(self.metric(name) for name in held):
+            assert time.monotonic() < until, {name: self.metric(name) for name in held}
+            time.sleep(0.05)
 
     def metric(self, name: str) -> float:
         text = httpx.get(f"{self.url}/metrics").text
@@ -121,6 +131,40 @@ def test_a_streamed_chat(scene: Scene) -> None:
     expected = scene.expected("What <image> now", seen, add_special_tokens=False)
     assert text == scene._tokenizer.decode(expected)
     assert events[-1]["usage"]["prompt_tokens"] > PER_IMAGE
+
+
+def test_choices_of_a_prompt_encode_its_picture_once_and_hold_nothing(scene: Scene) -> None:
+    seen = picture(44, 66, 11)
+    prompt = f"See ![]({data_url(seen)}) here"
+    encoded = scene.metric("tgi_encoder_cache_misses")
+    body = {"model": "m", "prompt": prompt, "n": 3, "max_tokens": NUM_TOKENS, "temperature": 0}
+    answer = httpx.post(f"{scene.url}/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    expected = scene._tokenizer.decode(scene.expected("See <image> here", seen))
+    assert [choice["text"] for choice in answer.json()["choices"]] == [expected] * 3
+    assert scene.metric("tgi_encoder_cache_misses") == encoded + 1
+    scene.wait_idle()
+
+
+def test_clients_that_disconnect_leave_nothing_of_their_picture(scene: Scene) -> None:
+    """While it is read, and while tokens are streamed."""
+    seen = picture(80, 44, 12)
+    body = {
+        "inputs": f"See ![]({data_url(seen)}) here",
+        "parameters": {"max_new_tokens": 400, "ignore_eos_token": True},
+    }
+    raw = json.dumps(body).encode()
+    head = (
+        f"POST /generate_stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(raw)}\r\n\r\n"
+    ).encode()
+    for waits in (False, True):
+        with socket.create_connection(("127.0.0.1", int(scene.url.rsplit(":", 1)[1])), timeout=60) as client:
+            client.sendall(head + raw)
+            if waits:
+                assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    scene.wait_idle()
+    assert scene.generate("What is this") == scene.expected("What is this")
 
 
 def test_harmful_files_cost_their_own_requests_only(scene: Scene) -> None:
