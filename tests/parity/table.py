@@ -56,7 +56,7 @@ because transformers' plans divide them).
 
 | Runner | What it is |
 |---|---|
-| native | our decoder: fastest, own tensor parallelism; only this one serves [quantized weights](quantization.md) |
+| native | our decoder: fastest, own tensor parallelism |
 | transformers | transformers' modelling over our paged cache: continuous batching, chunked prefill, prefix cache |
 | stateful | transformers' modelling, one cache per request, one after another: no chunks, no prefix cache, one shard |
 

@@ -83,9 +83,7 @@ def describe(
             raise StartupError(
                 f"--rope-scaling is not served for {config.model_type}: set it in the model's config.json"
             ) from None
-        if scheme.method is not None:
-            raise _plain_only(config.model_type, scheme.method, on_load=scheme.quantize is not None) from None
-        return Model(checkpoint=checkpoint, name=name, config=config, spec=None)
+        return Model(checkpoint=checkpoint, name=name, config=config, spec=None, scheme=scheme)
     if rope_factor is not None:
         spec = with_linear_rope(spec, rope_factor)
     if config.model_type in TEXT_TYPES:
@@ -203,8 +201,6 @@ def check_family(fields: Mapping[str, Any], choice: Choice, num_stages: int = 1)
     except UnknownFamilyError:
         if num_stages > 1:
             raise whole_only(config.model_type, num_stages) from None
-        if choice.method is not None:
-            raise _plain_only(config.model_type, choice.method, on_load=choice.on_load) from None
 
 
 def whole_only(model_type: str, num_stages: int) -> StartupError:
@@ -215,13 +211,14 @@ def whole_only(model_type: str, num_stages: int) -> StartupError:
     )
 
 
-def _plain_only(model_type: str, method: str, *, on_load: bool) -> StartupError:
+def plain_only(model_type: str, method: str, reason: str, *, on_load: bool) -> StartupError:
+    """For a quantized model that needs a state for each request."""
     if on_load:
         return StartupError(
-            f"`--quantize {method}`: {model_type} is served by the transformers runner, which serves plain weights "
-            "only; leave it out"
+            f"`--quantize {method}`: {model_type} is served by the stateful runner, which serves plain weights only "
+            f"({reason}); leave it out"
         )
-    return StartupError(f"{model_type} is stored as {method}; the transformers runner serves plain weights only")
+    return StartupError(f"{model_type} is stored as {method}; the stateful runner serves plain weights only ({reason})")
 
 
 def cache_dtype(

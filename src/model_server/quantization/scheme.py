@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
+from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.quantization.described import said_of_weights
@@ -19,7 +20,7 @@ from model_server.quantization.forms import Form, Stacked, float8, stacked, tabl
 from model_server.quantization.forms.codes import Codes, cat
 from model_server.quantization.forms.float8 import Fp8
 from model_server.quantization.forms.table import TableCodes
-from model_server.quantization.onload import QUANTIZERS, Quantizer, read_quantized
+from model_server.quantization.onload import PIECE_BYTES, QUANTIZERS, Quantizer, read_quantized
 from model_server.quantization.plain import PlainFormat
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.matrix import MatrixSlice, Part
@@ -63,6 +64,22 @@ class Scheme:
             self._count(reader, parts, form, is_quantized=quantize is not None)
             forms.append(form)
         return stacked(forms)
+
+    def quantized(self, weight: Tensor, name: str) -> Form | None:
+        """A plain matrix [out, in] of the module `name`, quantized as if it were loaded; None: it stays as it is."""
+        if self.quantize is None or is_skipped(name, self.skipped):
+            self._plain.add(name)
+            return None
+        step = max(PIECE_BYTES // max(weight[:1].nbytes, 1), 1)
+        columns = (0, weight.shape[1])
+        form = merged([self.quantize(rows, columns, name) for rows in torch.split(weight, step)])
+        self._kinds[form.kind or ""] += 1
+        return form
+
+    def stores(self, reader: WeightReader, module: str) -> bool:
+        """Whether the checkpoint has a matrix for `module` that is quantized."""
+        found = next((known for known in self.formats if known.claims(reader, module)), None)
+        return found is not None and not isinstance(found, PlainFormat)
 
     def holds(self, reader: WeightReader, module: str) -> bool:
         """Whether the checkpoint has a matrix for `module`."""

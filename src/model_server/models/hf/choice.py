@@ -16,6 +16,7 @@ from model_server.models.hf.crossing import CROSSING
 from model_server.models.hf.loading import HfModel, check_sharding, load_model, max_positions, one_line
 from model_server.models.hf.paged import ATTENTION_NAME, TransformersRunner, UnsuitableError, register
 from model_server.models.hf.positions import make_static
+from model_server.models.hf.quantized import check_quantized
 from model_server.models.hf.self_check import check_adapted, check_captured, check_paged, check_stateful
 from model_server.models.hf.stateful import StatefulRunner
 from model_server.models.model import check_rank, warn_of_other_base
@@ -37,6 +38,7 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice, *
     started = time.perf_counter()
     logger.info("%s is not one of the native families: transformers' modelling is loaded", hf.model_type)
     reason = _needs_state(hf)
+    check_quantized(hf.described, placement.ranks.tensor.size, reason)
     model = None
     if reason is None:
         check_sharding(hf, placement.ranks.tensor.size)
@@ -58,6 +60,7 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice, *
             f"{hf.model_type} needs a state for each request ({reason}), and takes no LoRA adapters: merge the adapter "
             "into the model"
         )
+    check_quantized(hf.described, placement.ranks.tensor.size, reason)
     if placement.cache_dtype is not None:
         raise StartupError(
             f"--kv-cache-dtype: {hf.model_type} keeps a state for each request ({reason}), which has the model's type; "

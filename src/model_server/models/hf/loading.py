@@ -11,6 +11,7 @@ from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.hf.crossing import CROSSING
 from model_server.models.hf.merge import merge
+from model_server.models.hf.quantized import Exchange, forget_config
 from model_server.models.model import Model
 from wire.model_files import POSITIONS, check_small_file
 
@@ -116,6 +117,12 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
         "use_safetensors": True,
         "output_loading_info": True,
     }
+    exchange = None
+    if hf.described.scheme.method is not None:
+        forget_config(hf.config)
+        exchange = Exchange.of(hf.described, getattr(hf.model_class, "base_model_prefix", "") or "model", placement)
+        if exchange.scheme.quantize is None:
+            options["quantization_config"] = exchange.config()
     if placement.ranks.tensor.size > 1:
         options |= _sharding(placement.ranks.tensor.size)
     elif placement.device.type != "cpu":
@@ -124,11 +131,19 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
         warnings.simplefilter("ignore")  # deprecations inside other people's modelling
         model, report = hf.auto_class.from_pretrained(hf.described.checkpoint.directory, **options)
     missing = sorted(report["missing_keys"])
+    if missing and exchange is not None:
+        raise StartupError(
+            f"{hf.model_type} is stored as {exchange.scheme.method}, and transformers finds no {missing[0]} in it: "
+            "only linear layers are served quantized by the transformers runner"
+        )
     if missing:
         raise StartupError(f"the weights of {hf.model_type} lack {len(missing)} tensors, the first is {missing[0]}")
     merged = hf.described.checkpoint.merged
     if merged is not None:
         merge(model, merged, hf.described.name)
+    if exchange is not None:
+        exchange.fill(model) if exchange.scheme.quantize is None else exchange.quantize(model)
+        exchange.scheme.report(placement.dtype)
     return model.eval().requires_grad_(False)
 
 

@@ -112,19 +112,13 @@ def test_scalars_of_older_files(tmp_path: Path) -> None:
     assert said_of_weights(examine(tmp_path)) == {"quant_method": "gptq", "bits": 4}
 
 
-def test_the_family_is_checked_by_its_config_alone() -> None:
-    check_family({"model_type": "no such type"}, Choice())
-    with pytest.raises(StartupError) as stored:
-        check_family({"model_type": "no such type"}, Choice("gptq"))
-    assert str(stored.value) == "no such type is stored as gptq; the transformers runner serves plain weights only"
-    with pytest.raises(StartupError, match=r"^`--quantize eetq`: no such type is served by the transformers runner, "):
-        check_family({"model_type": "no such type"}, Choice("eetq", on_load=True))
-
-
 def test_types_of_the_transformers_runner() -> None:
+    """Whether it needs a state for each request, which is refused, transformers alone knows."""
+    for choice in (Choice(), Choice("gptq"), Choice("eetq", on_load=True)):
+        check_family({"model_type": "no such type"}, choice)
     found = checkpoint(model_type="no such type", quantization_config={"quant_method": "gptq"})
-    with pytest.raises(StartupError, match=r"^no such type is stored as gptq; the transformers runner serves plain"):
-        describe(found)
+    described = describe(found)
+    assert (described.spec, described.scheme.method) == (None, "gptq")
 
 
 def test_what_the_download_step_refuses_by_configs(tmp_path: Path) -> None:
@@ -145,10 +139,9 @@ def test_what_the_download_step_refuses_by_configs(tmp_path: Path) -> None:
     assert refusal(None, **llama) is None
     assert refusal("eetq", **llama) is None
     assert refusal(None, **llama, quantization_config={"quant_method": "gptq"}) is None
-    unknown = refusal(None, model_type="x", quantization_config={"quant_method": "gptq"})
-    assert unknown == "x is stored as gptq; the transformers runner serves plain weights only"
-    other = refusal(None, model_type="llama", quantization_config={"quant_method": "torchao"}) or ""
-    assert other.startswith("org/m is quantized with torchao, which is not served; served are gptq, ")
+    assert refusal(None, model_type="x", quantization_config={"quant_method": "gptq"}) is None
+    other = refusal(None, model_type="llama", quantization_config={"quant_method": "quanto"}) or ""
+    assert other.startswith("org/m is quantized with quanto, which is not served; served are gptq, ")
     assert (refusal("gptq", model_type="llama") or "").startswith("`--quantize gptq` names a stored format")
     index = {"weight_map": {"m.qweight": "model-1.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -1,0 +1,202 @@
+"""Quantized matrices in a transformers model: its linear layers give way to our products. Imports transformers late.
+
+Layers that are stored quantized give way before the weights are loaded, so that transformers reads the rest alone;
+plain ones that are to be quantized do so afterwards, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_server.distributed.placement import Placement
+from model_server.errors import StartupError
+from model_server.layers.linear.factory import LinearFactory
+from model_server.layers.linear.linear import Linear
+from model_server.models.model import Model, plain_only
+from model_server.quantization.scheme import Scheme
+from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.reader import SafetensorsReader
+
+_METHOD = "tercet"
+# Layers that choose experts stay plain, as in the native decoder.
+_ROUTERS = ("gate", "router", "shared_expert_gate")
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer by one of our products. `weight` is empty: models ask it for type and device."""
+
+    weight: Tensor
+
+    def __init__(self, product: Linear, size: tuple[int, int], placement: Placement) -> None:
+        """size: outputs, inputs."""
+        super().__init__()
+        self.out_features, self.in_features = size
+        self.bias = None
+        self._product = product
+        self._dtype = placement.dtype
+        empty = torch.empty(0, dtype=placement.dtype, device=placement.device)
+        self.register_buffer("weight", empty, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).to(self._dtype)
+        return self._product(rows).view(*x.shape[:-1], self.out_features).to(x.dtype)
+
+
+class _Absent(nn.Module):
+    """Stands for a layer until its matrix is read; transformers finds nothing in it to load."""
+
+    def __init__(self, size: tuple[int, int], *, transposed: bool) -> None:
+        super().__init__()
+        self.size = size
+        self.transposed = transposed
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What makes the layers of one model, on one device."""
+
+    scheme: Scheme
+    reader: SafetensorsReader
+    placement: Placement
+
+    @classmethod
+    def of(cls, model: Model, prefix: str, placement: Placement) -> Exchange:
+        """prefix: that the names of tensors may have or lack, without the dot."""
+        reader = SafetensorsReader(
+            model.checkpoint.headers, dtype=placement.dtype, device=placement.device, base_prefix=prefix + "."
+        )
+        return cls(model.scheme, reader, placement)
+
+    def config(self) -> Any:
+        """For `from_pretrained` as `quantization_config`: leaves out what is stored quantized."""
+        return _config_class()(self._leave_out)
+
+    def fill(self, model: nn.Module) -> None:
+        """Read what was left out. Raises StartupError for a matrix that is damaged or of another size."""
+        factory = LinearFactory(self.placement.device, self.placement.dtype)
+        for name, module in list(model.named_modules()):
+            if not isinstance(module, _Absent):
+                continue
+            num_rows, num_columns = module.size
+            part = Part(name, ((0, num_rows),), num_rows)
+            wanted = MatrixSlice(
+                parts=(part,), columns=(0, num_columns), num_columns=num_columns, transposed=module.transposed
+            )
+            form = self.scheme.read(self.reader, wanted)
+            bias = self.reader.rows(name + ".bias", part.rows) if self.reader.has(name + ".bias") else None
+            _put(model, name, QuantizedLinear(factory.make(form, bias), module.size, self.placement))
+
+    def quantize(self, model: Any) -> None:
+        """Quantize the plain matrices of the layers, as the native decoder does on load."""
+        factory = LinearFactory(self.placement.device, self.placement.dtype)
+        spared = {id(module) for module in (model.get_output_embeddings(), model.get_input_embeddings())}
+        for name, module in list(model.named_modules()):
+            if not _is_linear(module) or id(module) in spared or not _is_in_layer(name):
+                continue
+            size, transposed = _size(module)
+            weight = module.weight.detach()
+            form = self.scheme.quantized(weight.t() if transposed else weight, name)
+            if form is not None:
+                bias = None if module.bias is None else module.bias.detach()
+                _put(model, name, QuantizedLinear(factory.make(form, bias), size, self.placement))
+
+    def _leave_out(self, model: nn.Module) -> None:
+        for name, module in list(model.named_modules()):
+            if _is_linear(module) and self.scheme.stores(self.reader, name):
+                size, transposed = _size(module)
+                _put(model, name, _Absent(size, transposed=transposed))
+
+
+def check_quantized(model: Model, num_ranks: int, state: str | None) -> None:
+    """state: why the model keeps a state for each request; None: it does not. Raises StartupError for what is not
+    served quantized."""
+    method, model_type = model.scheme.method, model.config.model_type
+    if method is None:
+        return
+    if state is not None:
+        raise plain_only(model_type, method, state, on_load=model.scheme.quantize is not None)
+    if model.adapter_folders:
+        raise StartupError(
+            f"{model_type} is computed by transformers, which takes LoRA adapters with plain weights only, not with "
+            f"{method}: leave out --lora-adapters, or merge the adapter into the plain model"
+        )
+    if num_ranks > 1:
+        raise StartupError(
+            f"{model_type} is computed by transformers, and served as {method} on one shard only: use --num-shard 1"
+        )
+
+
+def forget_config(config: Any) -> None:
+    """Take from a config of transformers what it says of quantization: the library must not act on it."""
+    for one in (config, config.get_text_config(decoder=True)):
+        for name in ("quantization_config", "compression_config"):
+            if hasattr(one, name):
+                delattr(one, name)
+
+
+@cache
+def _config_class() -> Callable[[Callable[[nn.Module], None]], Any]:
+    """The class of our `quantization_config`, made known to transformers together with what it leads to."""
+    from transformers.quantizers.auto import register_quantizer
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    def config(self: Any, leave_out: Callable[[nn.Module], None]) -> None:
+        self.quant_method, self.leave_out = _METHOD, leave_out
+
+    def before(self: Any, model: nn.Module, **others: Any) -> None:
+        self.quantization_config.leave_out(model)
+
+    def after(self: Any, model: nn.Module, **others: Any) -> nn.Module:
+        self.remove_quantization_config(model)
+        return model
+
+    quantizer = type(
+        "Quantizer",
+        (HfQuantizer,),
+        {
+            "requires_calibration": False,
+            "_process_model_before_weight_loading": before,
+            "_process_model_after_weight_loading": after,
+            "is_serializable": lambda self: False,
+            "is_trainable": property(lambda self: False),
+        },
+    )
+    register_quantizer(_METHOD)(quantizer)
+    # A model keeps a copy of its config; this part has nothing to copy.
+    members = {
+        "__init__": config,
+        "__deepcopy__": lambda self, memo: self,
+        "to_dict": lambda self: {"quant_method": _METHOD},
+    }
+    made: Any = type("Config", (QuantizationConfigMixin,), members)
+    return made  # type: ignore[no-any-return]
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Not subclasses, which may compute something else."""
+    from transformers.pytorch_utils import Conv1D
+
+    return type(module) in (nn.Linear, Conv1D)
+
+
+def _size(module: Any) -> tuple[tuple[int, int], bool]:
+    """Outputs and inputs, and whether the matrix is [in, out]."""
+    first, second = module.weight.shape
+    return ((first, second), False) if isinstance(module, nn.Linear) else ((second, first), True)
+
+
+def _is_in_layer(name: str) -> bool:
+    *path, last = name.split(".")
+    return last not in _ROUTERS and any(part.isdigit() for part in path)
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)

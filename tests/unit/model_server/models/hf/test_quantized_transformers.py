@@ -1,0 +1,142 @@
+"""Quantized models of types that transformers computes: what plain models of the decoded weights compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from parity.protocol import assert_equal_logits, prompts, run_protocol
+from safetensors.torch import load_file, save_file
+from support import quantized
+from support.loading import load
+from support.quantized_folder import quantize_folder
+from support.quantized_ways import WAYS
+from support.tiny_types import type_checkpoint
+
+from model_server.distributed.group import ProcessGroup
+from model_server.errors import StartupError
+from model_server.models.hf.paged import TransformersRunner
+from model_server.models.hf.quantized import QuantizedLinear
+from model_server.quantization.onload import QUANTIZERS
+
+SEQUENCES = prompts(256)
+TYPE = "arcee"
+ALWAYS = ("gptq", "nf4", "int4")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("transformers") / "source"
+    type_checkpoint(TYPE, path)
+    return path
+
+
+def check(stored: Path, decoded: Path, quantize: str | None = None) -> TransformersRunner:
+    runner = load(stored, quantize=quantize)
+    assert isinstance(runner, TransformersRunner)
+    num_quantized = sum(isinstance(module, QuantizedLinear) for module in runner.model.modules())
+    assert num_quantized > 0
+    plain = load(decoded)
+    assert_equal_logits(run_protocol(runner, SEQUENCES, 4), run_protocol(plain, SEQUENCES, 4))
+    return runner
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=() if way in ALWAYS else pytest.mark.parity)
+        for way in ("gptq", "awq", "fp8 blocks", "int4", "nvfp4", "nf4", "bitsandbytes int8", "torchao fp8")
+    ],
+)
+def test_stored_quantized(way: str, source: Path, tmp_path: Path) -> None:
+    if way in ("gptq", "awq"):
+        stored = quantized.quantize_folder(source, tmp_path, way, group=16, act_order=way == "gptq")
+        decoded = tmp_path / "plain"
+    else:
+        stored, decoded = quantize_folder(source, tmp_path, *WAYS[way]())
+    check(stored, decoded)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["bitsandbytes-nf4", *(pytest.param(m, marks=pytest.mark.parity) for m in ("eetq", "bitsandbytes", "fp8"))],
+)
+def test_quantized_on_load(method: str, source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    def store(module: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        form = QUANTIZERS[method](weight, (0, weight.shape[1]), module)
+        return {}, form.dequantize(torch.float32)
+
+    _, decoded = quantize_folder(source, tmp_path, store, {})
+    (decoded / "config.json").write_text((source / "config.json").read_text())
+    check(source, decoded, method)
+    line = next(message for message in caplog.messages if message.startswith("Weights: "))
+    assert line.startswith(f"Weights: {method} on load, ") and line.endswith("; activations in float32")
+
+
+def test_matrices_that_the_config_spares(source: Path, tmp_path: Path) -> None:
+    stored, _ = quantize_folder(source, tmp_path, lambda module, weight: None, {"quant_method": "gptq"})
+    config = json.loads((source / "config.json").read_text())
+    (stored / "config.json").write_text(json.dumps(config | {"modules_to_not_convert": ["mlp", "self_attn"]}))
+    spared = load(stored, quantize="eetq")
+    assert isinstance(spared, TransformersRunner)
+    assert not any(isinstance(module, QuantizedLinear) for module in spared.model.modules())
+
+
+def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def refusal(folder: Path, quantize: str | None = None, group: ProcessGroup | None = None) -> str:
+    with pytest.raises(StartupError) as refused:
+        load(folder, quantize=quantize, group=group)
+    return str(refused.value)
+
+
+def test_damaged_matrices(source: Path, tmp_path: Path) -> None:
+    stored, _ = quantize_folder(source, tmp_path, *WAYS["bitsandbytes int8"]())
+    name = next(n for n in load_file(stored / "model.safetensors") if n.endswith("down_proj.SCB"))
+
+    def cut(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name][:5].clone()
+
+    assert f"weight {name} has shape [5]" in refusal(changed(stored, cut))
+
+
+def test_several_shards(source: Path, tmp_path: Path) -> None:
+    stored, _ = quantize_folder(source, tmp_path, *WAYS["nf4"]())
+
+    class Two(ProcessGroup):
+        size = 2
+
+    assert refusal(stored, group=Two()) == (
+        f"{TYPE} is computed by transformers, and served as bitsandbytes on one shard only: use --num-shard 1"
+    )
+
+
+def test_models_that_keep_a_state_are_refused(tmp_path: Path) -> None:
+    type_checkpoint("mamba", tmp_path / "plain")
+    refused = refusal(tmp_path / "plain", quantize="eetq")
+    assert refused.startswith(
+        "`--quantize eetq`: mamba is served by the stateful runner, which serves plain weights only"
+    )
+    stored, _ = quantize_folder(tmp_path / "plain", tmp_path, *WAYS["bitsandbytes int8"]())
+    assert refusal(stored).startswith(
+        "mamba is stored as bitsandbytes; the stateful runner serves plain weights only (its layers are recurrent"
+    )
+
+
+def test_adapters_are_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(StartupError) as refused:
+        load(source, quantize="eetq", adapters={"a": tmp_path})
+    assert str(refused.value) == (
+        f"{TYPE} is computed by transformers, which takes LoRA adapters with plain weights only, not with eetq: leave "
+        "out --lora-adapters, or merge the adapter into the plain model"
+    )
