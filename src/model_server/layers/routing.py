@@ -43,19 +43,34 @@ Choice = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Logits [n, num_experts] -> weights [n, top_k] float32 and the experts they belong to, [n, top_k] int64."""
 
 
-class Router:
-    """`choice` of the product of hidden states [n, hidden] with `weight` [num_experts, hidden]; bias: on the logits."""
+class RouterLinear:
+    """A `Linear`: logits of hidden states [n, hidden] by `weight` [num_experts, hidden]; bias: on the logits."""
 
-    __slots__ = ("_bias", "_choice", "_weight", "_wide")
+    __slots__ = ("_bias", "_is_wide", "_weight")
 
-    def __init__(self, routing: Routing, weight: Tensor, bias: Tensor | None, choice: Choice) -> None:
-        self._wide = routing.wide
+    def __init__(self, routing: Routing, weight: Tensor, bias: Tensor | None) -> None:
+        self._is_wide = routing.wide
         self._weight = weight.float() if routing.wide else weight
         self._bias = bias.float() if routing.wide and bias is not None else bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x.float() if self._is_wide else x, self._weight, self._bias)
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self(x).float()
+
+
+class Router:
+    """`choice` of the logits that `linear` gives for hidden states [n, hidden]."""
+
+    __slots__ = ("_choice", "_linear")
+
+    def __init__(self, linear: Callable[[Tensor], Tensor], choice: Choice) -> None:
+        self._linear = linear
         self._choice = choice
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self._choice(F.linear(hidden.float() if self._wide else hidden, self._weight, self._bias))
+        return self._choice(self._linear(hidden))
 
 
 def choose(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ from model_server.models.decoder.spec import Spec
 
 
 def adapter_targets(spec: Spec) -> Targets:
-    """The linear layers of attention and MLP, experts, the embedding and the head; not routers, or a head
-    of unit rows."""
+    """The linear layers of attention and MLP, experts and their routers, the embedding and the head; not
+    a head of unit rows."""
     found: dict[str, tuple[int, int]] = {}
     experts: dict[str, tuple[ExpertParameter, ...]] = {}
     for index in range(spec.num_layers):

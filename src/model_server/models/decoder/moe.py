@@ -17,7 +17,7 @@ from model_server.adapters.reader import ExpertRows, Product
 from model_server.layers.experts.choice import make_experts
 from model_server.layers.experts.experts import Experts, ExpertWeights
 from model_server.layers.linear.linear import Linear
-from model_server.layers.routing import Router, Routing
+from model_server.layers.routing import Router, RouterLinear, Routing
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.parts import Mlp, Step
@@ -60,6 +60,7 @@ class Moe:
 
     def targets(self, spec: Spec) -> Targets:
         found = self.store.targets(self, spec.hidden_size)
+        found = replace(found, linear={**found.linear, self.router: (spec.hidden_size, self.routing.num_experts)})
         if self.shared is None:
             return found
         outer, inner = spec.hidden_size, self.shared_size
@@ -82,7 +83,7 @@ class Moe:
             targets = self.store.targets(self, spec.hidden_size)
             parameters = (f"{name}.{one.name}" for name, some in targets.experts.items() for one in some)
             why = "belongs to experts, which take adapters on CPUs only; merge the adapter into the model"
-            adapters.close((prefix + name for name in (*targets.linear, *parameters)), why)
+            adapters.close((prefix + name for name in (self.router, *targets.linear, *parameters)), why)
             adapters = None
         experts = make_experts(
             weights, count, activation, loader.linears, on_input=self.routing.on_input, silu=silu, adapters=adapters
@@ -101,7 +102,13 @@ class Moe:
         bias = loader.rows(name + ".bias", rows) if loader.has(name + ".bias") else None
         correction = None if self.correction is None else loader.exact(prefix + self.correction, rows)
         weight = loader.dense(name, self.routing.num_experts, hidden_size)
-        return Router(self.routing, weight, bias, loader.fused.route(self.routing, correction))
+        linear: Linear = RouterLinear(self.routing, weight, bias)
+        if loader.device.type == "cpu":
+            part = Part(name, tuple(rows), len(weight))
+            linear = loader.adapted(
+                linear, Product(parts=(part,), columns=None, weight=lambda: weight.float(), bias=bias)
+            )
+        return Router(linear, loader.fused.route(self.routing, correction))
 
     def _shared(self, loader: Loader, spec: Spec, index: int) -> Mlp:
         names = replace(

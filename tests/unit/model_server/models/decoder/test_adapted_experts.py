@@ -99,6 +99,25 @@ def test_matrices_of_single_experts(
         assert_equal_logits(of_rank, changed)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "router"),
+    [("qwen3_moe", "mlp.gate.weight"), pytest.param("gpt_oss", "mlp.router.weight", marks=pytest.mark.parity)],
+)
+def test_a_router(model_type: str, router: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    model = tiny_checkpoint(model_type, tmp_path / "model", with_tokenizer=False)
+    adapter = peft_adapter(model, tmp_path / "adapter", 1, target_modules=[], target_parameters=[router], r=3)
+    wanted = [peft_logits(model, a, [s])[0] for a, s in zip((adapter, None, adapter), SEQUENCES, strict=True)]
+    assert float((wanted[0] - peft_logits(model, None, SEQUENCES[:1])[0]).abs().max()) > 0.05
+
+    def logits(group: ProcessGroup | None = None) -> list[Tensor]:
+        return run_protocol(load(model, group=group, adapters={"a": adapter}), SEQUENCES, 4, adapters=(0, BASE, 0))
+
+    assert_equal_logits(logits(), wanted)
+    for of_rank in on_ranks(2, logits):
+        assert_equal_logits(of_rank, wanted)
+
+
 def test_a_shared_expert_and_its_gate(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     model = tiny_checkpoint("qwen2_moe", tmp_path / "model", with_tokenizer=False)
