@@ -18,7 +18,7 @@ from model_server.sampling.windows import places
 from model_server.speculation.device.lookup import LookUp, look_up_on
 from model_server.speculation.device.state import WindowState
 from model_server.speculation.device.tokens import RowOutcome, WindowTokens
-from model_server.speculation.pace import LEAST_GAIN, Acceptance
+from model_server.speculation.pace import LEAST_GAIN, Acceptance, Pace
 from model_server.speculation.speculator import Speculator
 from model_server.speculation.window import Window
 from wire.step_phases import DraftKind
@@ -111,6 +111,8 @@ class DeviceSpeculator(Speculator):
         self._device = device
         self._block_size = block_size
         self._look_up: LookUp = look_up_on(device)
+        self._judged: Pace | None = None
+        self._pays: dict[int, bool] = {}  # by number of rows, at the pace that was judged
 
     def begin(self, staging: Staging) -> BatchWindows:
         """For a batch that has had no window."""
@@ -156,11 +158,15 @@ class DeviceSpeculator(Speculator):
 
     def _may_pay(self, num_rows: int) -> bool:
         """Whether drafts gain anything if all of them are right."""
-        if self.pace is None:
+        pace = self.pace
+        if pace is None:
             return False
-        return any(
-            self.pace.gain(one, [one] * num_rows, [1.0] * num_rows) >= LEAST_GAIN for one in self._allowed(num_rows)
-        )
+        if pace is not self._judged:
+            self._judged, self._pays = pace, {}
+        if num_rows not in self._pays:
+            gains = [pace.gain(one, [one] * num_rows, [1.0] * num_rows) for one in self._allowed(num_rows)]
+            self._pays[num_rows] = max(gains, default=0.0) >= LEAST_GAIN
+        return self._pays[num_rows]
 
 
 def _fits(sequence: Sequence) -> bool:
