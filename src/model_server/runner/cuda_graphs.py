@@ -7,12 +7,10 @@ and longer sequences run as they are. Sampling is outside, as in TGI.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -20,11 +18,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from model_server.adapters.rows import AdapterRows
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import FatalError
+from model_server.kernels.availability import usable
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.runner.decode_buffers import DecodeBuffers
-from model_server.runner.graph_capture import CapturedGraph, GraphCapture
+from model_server.runner.graph_capture import CapturedGraph, GraphCapture, without_collector
 from model_server.runner.piecewise import TOKEN_SIZES, PiecewiseBuffers, PiecewiseGraph, Recorder
 from model_server.runner.runner import ModelInputs, Runner, RunnerTraits, TokenRow
 
@@ -86,6 +86,7 @@ class GraphedRunner:
         self._runner = runner
         self._capture = capture
         self._graphs: dict[tuple[int, int], CapturedGraph] = {}  # by places and batch size
+        self._adapted: dict[tuple[int, int], CapturedGraph] = {}  # the same, of steps with rows of adapters
         # By places and number of sequences: the batch size that serves them.
         self._fitting: dict[int, list[int]] = {}
         self._buffers: DecodeBuffers | None = None
@@ -143,11 +144,11 @@ class GraphedRunner:
         if not self._may_replay(inputs, cache):
             return self._runner.forward(inputs, cache)
         assert self._buffers is not None
-        found = self._graph_for(inputs)
-        if found is not None:
+        found, graphs = self._graph_for(inputs), self._graphs if inputs.adapters is None else self._adapted
+        if found is not None and found in graphs:
             places, size = found
             self._buffers.fill(inputs, places * size)
-            self._graphs[found].replay()
+            graphs[found].replay()
             output = self._buffers.output[: inputs.input_ids.shape[0]]
             return output if self.traits.passed_on is None else output.clone()
         tokens = self._tokens_for(inputs)
@@ -170,7 +171,7 @@ class GraphedRunner:
         used = self._capture.used_bytes()
         if not self._prepare(cache, max_length, world):
             return
-        with _without_collector():
+        with without_collector():
             self._capture_prompts(cache, world)
             for places, sizes in self._families.items():
                 for size in sizes:
@@ -203,7 +204,7 @@ class GraphedRunner:
         used = [self._capture.used_bytes()]
         if not self._prepare(cache, max_length, world):
             return GraphCost(0, 0)
-        with _without_collector():
+        with without_collector():
             self._capture_prompts(cache, world)
             for size in self.sizes[:2]:
                 self._capture_size(size, 1, cache, world)
@@ -217,9 +218,10 @@ class GraphedRunner:
     def release(self) -> None:
         """Forget all graphs and give their memory back."""
         self._release_pieces()
-        for graph in self._graphs.values():
+        for graph in (*self._graphs.values(), *self._adapted.values()):
             graph.release()
         self._graphs.clear()
+        self._adapted.clear()
         self._fitting = {}
         had_memory, self._buffers, self._cache = self._buffers is not None, None, None
         if had_memory:
@@ -234,8 +236,8 @@ class GraphedRunner:
     def _may_replay(self, inputs: ModelInputs, cache: KvCache) -> bool:
         if cache is not self._cache or not (self._graphs or self._pieces):
             return False
-        if inputs.adapters is not None:
-            return False  # graphs hold the base model's products
+        if inputs.adapters is not None and not self._may_adapt(inputs.adapters):
+            return False
         assert self._buffers is not None
         if inputs.attention.max_kv_length > self._buffers.max_length:
             # The runner may now move tables that the graphs read where they were.
@@ -243,6 +245,10 @@ class GraphedRunner:
             self.release()
             return False
         return True
+
+    def _may_adapt(self, rows: AdapterRows) -> bool:
+        slots = self.traits.slots
+        return slots is not None and rows.tiles is not None and slots.is_capturable(rows.numbers)
 
     def _captured(self, places: int) -> tuple[int, ...]:
         return tuple(sorted(size for each, size in self._graphs if each == places))
@@ -262,7 +268,7 @@ class GraphedRunner:
         """The number of tokens to replay; None: this step is too large, or has more than tokens."""
         if inputs.logit_rows is None or inputs.embeddings or inputs.hidden is not None or inputs.positions.dim() > 1:
             return None
-        if inputs.attention.last_keys is not None:
+        if inputs.attention.last_keys is not None or inputs.adapters is not None:
             return None
         tokens, rows = inputs.input_ids.shape[0], inputs.logit_rows.shape[0]
         fitting = [size for size in self._pieces if size >= tokens]
@@ -282,7 +288,8 @@ class GraphedRunner:
         try:
             output = self.traits.passed_on or TokenRow(self.vocab_size, torch.float32)
             most = max(places * sizes[0] for places, sizes in self._families.items())
-            self._buffers = DecodeBuffers(most, width, max_length, output, device, self.traits.received)
+            received, num_slots = self.traits.received, self._num_slots(device)
+            self._buffers = DecodeBuffers(most, width, max_length, output, device, received, num_slots)
             self._piece_buffers = PiecewiseBuffers(TOKEN_SIZES[0], self.sizes[0], max_length, device)
         except torch.OutOfMemoryError:
             has_memory = 0
@@ -312,22 +319,31 @@ class GraphedRunner:
                 self._pieces[tokens] = found
 
     def _capture_size(self, size: int, places: int, cache: KvCache, world: ProcessGroup) -> bool:
-        """One size, on all ranks or none; whether it is there. Work that cannot be captured ends all capturing."""
+        """One size, for steps with adapters too, on all ranks or none; whether it is there. Work that cannot be
+        captured ends all capturing."""
         what = f"{size} rows" if places == 1 else f"{size} rows with drafts of {places - 1} tokens, and of fewer rows"
+        has_slots = self._num_slots(cache.rows[0].device) > 0
         try:
-            found = self._agreed(what, partial(self._graph_of, size, places, cache, world), world)
+            for graphs in (self._graphs, self._adapted) if has_slots else (self._graphs,):
+                capture = partial(self._graph_of, size, places, cache, world, adapted=graphs is self._adapted)
+                found = self._agreed(what, capture, world)
+                if found is not None:
+                    graphs[places, size] = found
         except _ImpossibleError as error:
             logger.warning("Decode runs without CUDA graphs: %s", error)
             self.release()
             return False
-        if found is not None:
-            self._graphs[places, size] = found
-        return found is not None
+        return (places, size) in self._graphs
 
-    def _graph_of(self, size: int, places: int, cache: KvCache, world: ProcessGroup) -> CapturedGraph:
+    def _num_slots(self, device: torch.device) -> int:
+        """Of adapters, for rows in tiles; 0: steps with them are not captured."""
+        slots = self.traits.slots
+        return slots.num_slots if slots is not None and usable(device) else 0
+
+    def _graph_of(self, size: int, places: int, cache: KvCache, world: ProcessGroup, *, adapted: bool) -> CapturedGraph:
         buffers = self._buffers
         assert buffers is not None
-        inputs, output = buffers.inputs(size * places, places), buffers.output[: size * places]
+        inputs, output = buffers.inputs(size * places, places, adapted=adapted), buffers.output[: size * places]
 
         def work() -> None:
             # Copied: as outputs of their own, the logits of all sizes together would take gigabytes.
@@ -380,16 +396,3 @@ class GraphedRunner:
             if world.size > 1:  # the others wait for this rank inside of a collective
                 raise FatalError("out of memory in a decode step; lower --cuda-memory-fraction") from error
             raise
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """A cycle that is collected during a capture may free device memory or events, which the capture forbids."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

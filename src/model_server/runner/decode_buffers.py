@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from model_server.adapters.rows import BASE, AdapterRows
+from model_server.adapters.tiles import TILE_ROWS, UNUSED, most_tiles
 from model_server.attention.metadata import AttentionMetadata
 from model_server.runner.runner import ModelInputs, TokenRow
 
@@ -14,7 +16,7 @@ class DecodeBuffers:
     A row without a sequence is padding: token 0 at position 0, one key, table and slot 0. It reads and writes
     only block 0, which no sequence gets. max_length: the longest sequence, for planning on the host; the
     lengths that count are those on the device. output: what a step gives each row. hidden: what it gets of the stage
-    before for each row; None: nothing.
+    before for each row; None: nothing. num_slots: of adapters; 0: no step has rows of any.
     """
 
     def __init__(
@@ -25,6 +27,7 @@ class DecodeBuffers:
         output: TokenRow,
         device: torch.device,
         hidden: TokenRow | None = None,
+        num_slots: int = 0,
     ) -> None:
         self.width = width
         self.max_length = max_length
@@ -38,11 +41,16 @@ class DecodeBuffers:
         self._kv_lengths = torch.ones(max_rows, dtype=torch.int32, device=device)
         self._tables = torch.zeros(max_rows, width, dtype=torch.int32, device=device)
         self._cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._num_slots = num_slots
+        self._tiles = torch.full(
+            (most_tiles(max_rows, num_slots), 1 + TILE_ROWS), UNUSED, dtype=torch.int32, device=device
+        )
         self._filled_rows = 0
         self._filled_width = 0
 
-    def inputs(self, num_rows: int, places: int = 1) -> ModelInputs:
-        """What a step of `num_rows` rows reads, the padding included. places: rows of each sequence."""
+    def inputs(self, num_rows: int, places: int = 1, *, adapted: bool = False) -> ModelInputs:
+        """What a step of `num_rows` rows reads, the padding included. places: rows of each sequence. adapted: some of
+        them have adapters."""
         metadata = AttentionMetadata(
             slots=self._slots[:num_rows],
             block_tables=self._tables[:num_rows],
@@ -53,7 +61,19 @@ class DecodeBuffers:
             places=places,
         )
         hidden = None if self._hidden is None else self._hidden[:num_rows]
-        return ModelInputs(self._ids[:num_rows], self._positions[:num_rows], metadata, None, hidden=hidden)
+        return ModelInputs(
+            self._ids[:num_rows],
+            self._positions[:num_rows],
+            metadata,
+            None,
+            hidden=hidden,
+            adapters=self._adapters(num_rows) if adapted else None,
+        )
+
+    def _adapters(self, num_rows: int) -> AdapterRows:
+        tiles = self._tiles[: most_tiles(num_rows, self._num_slots)]
+        numbers = torch.full((num_rows,), BASE)  # which rows have which is on the device
+        return AdapterRows(numbers, numbers, tiles.device, tiles, tiles)
 
     def fill(self, inputs: ModelInputs, num_rows: int) -> None:
         """Put a decode step into the first rows, and padding into the further rows that the step before used. num_rows:
@@ -83,5 +103,10 @@ class DecodeBuffers:
             assert inputs.hidden is not None, "the stage before has computed it"
             self._hidden[:rows].copy_(inputs.hidden)
             self._hidden[rows:num_rows].zero_()  # a step may write into what it gets
+        if inputs.adapters is not None:
+            assert inputs.adapters.tiles is not None, "such steps alone are replayed"
+            used = inputs.adapters.tiles.shape[0]
+            self._tiles[:used].copy_(inputs.adapters.tiles)
+            self._tiles[used : most_tiles(num_rows, self._num_slots), 0].fill_(UNUSED)
         self._kv_lengths[:rows].copy_(metadata.kv_lengths)
         self._tables[:rows, :width].copy_(tables)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -114,3 +115,16 @@ class _CudaGraph:
 
     def release(self) -> None:
         self._graph.reset()
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """A cycle that is collected during a capture may free device memory or events, which the capture forbids."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
