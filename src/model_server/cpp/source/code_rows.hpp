@@ -39,11 +39,11 @@ template <class T> struct CodeRows {
 
     static constexpr long bytes_of(long columns) { return columns * CodeRow<T>::PLANES * CodeRow<T>::INPUT_BYTES; }
     const char* row(long r) const { return planes + r * bytes_of(columns); }
-    // The sum of a chunk's inputs, where the sums are those alone.
+    // The sum of a chunk's inputs, a float, where that is wanted in place of the sums.
     float total(long r, long chunk) const {
-        const int32_t* of = sums + (r * chunks + chunk) * CodeRow<T>::SUMS;
-        const float whole = CodeRow<T>::SUMS == 2 ? of[0] * 128.0f + of[1] : of[0];
-        return whole * scales[r * chunks + chunk];
+        float out;
+        std::memcpy(&out, sums + (r * chunks + chunk) * CodeRow<T>::SUMS, sizeof(out));
+        return out;
     }
     CodeRows from(long r) const {
         return {planes + r * bytes_of(columns), scales + r * chunks, sums + r * chunks * CodeRow<T>::SUMS, columns, chunks};
@@ -62,7 +62,7 @@ INLINE vu larger_bits(vu a, vu b) {
 #endif
 }
 
-// In place of a zero point: the sum of a chunk's inputs is wanted itself.
+// In place of a zero point: the sum of a chunk's inputs is wanted itself, as a float.
 constexpr long SUMS_ALONE = -2;
 
 // What products of a chunk begin with: -zero * the sum of its inputs if one zero point is that of all codes. Otherwise
@@ -71,7 +71,6 @@ constexpr long SUMS_ALONE = -2;
 INLINE int32_t beginning(vi x, long zero) {
     int32_t total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
-    if (zero == SUMS_ALONE) return total;
     return zero < 0 ? (total & 127) << 16 | (total >> 7 & 0xffff) : -int32_t(zero) * total;
 }
 
@@ -137,6 +136,16 @@ void quantize_chunk(const X* x, const int32_t* order, long at, long count, long 
             store_terms(to, at + i, upper, n);
         }
         if constexpr (TERMS == 3) store_terms(to + bytes, at + i, lowest, n);
+    }
+    if (zero == SUMS_ALONE) {
+        float upper = 0, lower = 0;
+        for (int i = 0; i < LANES; i++) {
+            upper += upper_sum[i];
+            lower += lowest_sum[i];
+        }
+        const float total = (TERMS == 3 ? upper * 128.0f + lower : upper) * scale;
+        std::memcpy(sums, &total, sizeof(total));
+        return;
     }
     sums[0] = beginning(upper_sum, zero);
     if constexpr (TERMS == 3) sums[1] = beginning(lowest_sum, zero);

@@ -246,11 +246,14 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
                     if (is_chunk) sums[r][v] = fma(values[r][v], scale(v) * of_inputs, sums[r][v]);
                     else of_group[r][v] = fma(values[r][v], splat(of_inputs), of_group[r][v]);
                 }
-            if (m.has_offsets)
+            if (m.has_offsets) {
+                vf totals[R];
+                for (int r = 0; r < R; r++) totals[r] = splat(-rows.total(r, chunk));
                 for (int v = 0; v < 2 * P; v++) {
                     const vf offset = load(reinterpret_cast<const float*>(heads[v / 2]) + PANEL + v % 2 * LANES);
-                    for (int r = 0; r < R; r++) sums[r][v] = sums[r][v] - offset * rows.total(r, chunk);
+                    for (int r = 0; r < R; r++) sums[r][v] = fma(offset, totals[r], sums[r][v]);
                 }
+            }
             a += inputs * CodeRow<T>::INPUT_BYTES;
             for (int p = 0; p < P; p++) b[p] += steps * 2 * VECTOR;
         }
