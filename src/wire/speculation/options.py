@@ -28,8 +28,9 @@ def speculator_source(value: str, error: type[Exception]) -> tuple[str, str | No
 
 def check_speculation(speculator: str | None, speculate: int | None, num_stages: int, error: type[Exception]) -> None:
     """Refuses options that contradict each other. Raises `error`."""
-    if speculator is not None and not is_mtp(speculator):
-        speculator_source(speculator, error)
+    if speculator is not None:
+        if not is_mtp(speculator):
+            speculator_source(speculator, error)
         if speculate == 0:
             raise error("`--speculator` drafts nothing with `--speculate 0`: leave one of them out")
     if (speculate or speculator is not None) and num_stages > 1:
