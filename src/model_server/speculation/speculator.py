@@ -103,10 +103,15 @@ class Speculator:
         pairs = zip(drafts, known, strict=True)
         return [1.0 if one.num_forced else drafting.acceptance.share for one, drafting in pairs]
 
+    def _most_for(self, num_rows: int) -> int:
+        """The longest draft where so many rows have one."""
+        return self.most
+
     def _drafts(self, rows: list[Sequence], known: list[Drafting], pace: Pace) -> list[Draft] | None:
         """As long as it pays; None: it does not."""
         drafts = [self._draft(sequence, drafting) for sequence, drafting in zip(rows, known, strict=True)]
-        longest = pace.best_length([len(one.ids) for one in drafts], self.shares(drafts, known), self.most)
+        lengths = [len(one.ids) for one in drafts]
+        longest = pace.best_length(lengths, self.shares(drafts, known), self._most_for(len(rows)))
         if not longest:
             for one, drafting in zip(drafts, known, strict=True):
                 drafting.untried = one.ids

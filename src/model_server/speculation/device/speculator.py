@@ -153,6 +153,9 @@ class DeviceSpeculator(Speculator):
         """Whether the next window's length is decided again."""
         return windows.steps >= _STEPS
 
+    def _most_for(self, num_rows: int) -> int:
+        return min(self.most, self._max_rows // num_rows - 1)
+
     def _allowed(self, num_rows: int) -> list[int]:
         return [one for one in window_lengths(self.most) if num_rows * (one + 1) <= self._max_rows]
 

@@ -98,6 +98,20 @@ def test_what_needs_the_host_is_drafted_by_the_host(asked: dict[str, object]) ->
     assert not made.on_host(rows(2)) and made.on_device(None, rows(2))
 
 
+@pytest.mark.parametrize(("num_rows", "longest"), [(2, 5), (10, 5), (20, 2), (32, 1)])
+def test_drafts_of_the_host_have_no_more_tokens_than_a_step_may(num_rows: int, longest: int) -> None:
+    made, batch = speculator(FLAT, max_rows=64), rows(num_rows, prediction=(1, 2))
+    for number, row in enumerate(batch):
+        vars(row).update(
+            id=number, ids=[1, 2, 3, 4, 5, 6] * 3, prompt_length=12, prefill_length=12, cache_length=17, num_sampled=6,
+            max_new_tokens=40, slots=range(64),
+        )  # fmt: skip
+    window = made.window(batch)
+    assert window is not None
+    assert max(map(len, window.drafts)) == longest
+    assert sum(1 + len(draft) for draft in window.drafts) <= 64
+
+
 def test_ranks_decide_only_where_all_have_seen_the_same() -> None:
     made = speculator(FLAT, alone=False)
     windows, batch = made.begin(copying_staging()), rows(2)
