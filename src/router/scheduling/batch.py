@@ -66,6 +66,7 @@ class RunningBatch:
         "_draft_tokens",
         "_ends_at",
         "_full_at",
+        "_leaving",
         "_plan",
         "batch_id",
         "dirty",
@@ -105,8 +106,15 @@ class RunningBatch:
         self._ends_at: dict[int, int] = {}  # the step by which each request ends whose first token is on its way
         self.num_unanswered = 0  # Prefill or FilterBatch sent, not answered
         self.dirty = False  # the shards hold rows that are no longer wanted
+        self._leaving: list[Entry] = []  # whose rows the shards have until a FilterBatch is sent
         self.ended = False  # nothing more is sent for it, nothing more is expected of it
         self.failed = False  # it ended by an error
+
+    @property
+    def on_shards(self) -> list[Entry]:
+        """Requests whose rows the shards have when they execute a call that is sent now: also those that nobody wants
+        any more, until they are filtered away."""
+        return [*self.entries.values(), *self._leaving]
 
     @property
     def computes_prompts(self) -> bool:
@@ -168,6 +176,7 @@ class RunningBatch:
     def filter_sent(self) -> None:
         """A FilterBatch names the requests that are still wanted."""
         self.dirty = False
+        self._leaving.clear()
 
     # Members.
 
@@ -189,6 +198,7 @@ class RunningBatch:
         self.size += other.size
         self.max_tokens += other.max_tokens
         self.dirty |= other.dirty
+        self._leaving += other._leaving
         other.end()
 
     def first_token(self, entry: Entry, at_step: int) -> None:
@@ -238,6 +248,7 @@ class RunningBatch:
         """The router no longer wants this request, which the shards still have: a FilterBatch must follow."""
         self.remove(entry)
         self.growth = [g for g in self.growth if g.request_id != entry.request_id]
+        self._leaving.append(entry)
         self.mark_dirty()
 
     def mark_dirty(self) -> None:
@@ -257,6 +268,8 @@ class RunningBatch:
     def compare_size(self) -> None:
         """If the shards keep more rows than are wanted, a FilterBatch must follow."""
         self.dirty = self.size != len(self.entries)
+        if not self.dirty:
+            self._leaving.clear()
 
     def end(self, *, failed: bool = False) -> list[Entry]:
         """Nothing more is sent for this batch. Returns the requests that were in it."""

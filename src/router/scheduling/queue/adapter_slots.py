@@ -33,7 +33,8 @@ class AdapterSlots:
         self._has_passed_first = False
 
     def begin(self, running: Iterable[Entry], num_steps: int) -> None:
-        """The queue is looked through from its head. running: requests in all batches. num_steps: answered so far."""
+        """The queue is looked through from its head. running: requests of which shards have rows.
+        num_steps: answered so far."""
         self._in_use = {entry.request.namespace for entry in running if entry.request.namespace}
         self._num_steps = num_steps
         self._has_passed_first = False

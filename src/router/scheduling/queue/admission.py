@@ -61,7 +61,7 @@ class Admission:
         found = self._queue.next_batch(
             allowed,
             spare_blocks=sum(len(batch.growing) for batch in batches),
-            running=(entry for batch in batches for entry in batch.entries.values()),
+            running=(entry for batch in batches for entry in batch.on_shards),
             num_steps=num_steps,
         )
         self._metrics.queue_size(len(self._queue))

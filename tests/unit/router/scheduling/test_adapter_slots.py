@@ -85,6 +85,22 @@ async def test_one_that_left_the_queue_is_not_waited_for():
         assert prefills(h) == ["P(a1", "P(a2"]
 
 
+async def test_a_slot_is_not_free_before_the_shards_hear_that_its_request_left():
+    """They hear it after a Prefill that joins its batch; meanwhile another micro-batch looks into the queue."""
+    async with running_scheduler(shard(1, micro_batches=3)) as h:
+        ask(h, "a1", 30)
+        ask(h, "-1", 30)
+        await h.step(4)
+        ask(h, "-2", 30)
+        await h.step(1)
+        h.entries["a1"].close()
+        ask(h, "b1", 2)
+        await h.step(8)
+        calls = [call for call in h.trace if call.startswith(("F", "P(b1", "P(-2"))]
+        assert [call[:4] for call in calls] == ["P(-2", "F(-2", "P(b1"]
+        await h.finish()
+
+
 async def test_which_adapters_run_and_which_wait():
     async with running_scheduler(shard(1)) as h:
         assert h.scheduler.adapters_in_use == (set(), set()) and h.scheduler.most_adapters == 1
