@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 
 from torch import Tensor
@@ -21,15 +21,21 @@ class SlotTable:
         self._numbers: OrderedDict[int, int] = OrderedDict()  # by slot, the one used longest ago first
         self._slots: dict[int, int] = {}  # by number
         self._need_host: set[int] = set()
+        self._gone: deque[int] = deque()  # numbers of adapters whose slots are yet to be freed
 
     @property
     def num_held(self) -> int:
-        """Slots with an adapter."""
-        return len(self._numbers)
+        """Slots with an adapter. On any thread."""
+        return len(set(self._slots).difference(tuple(self._gone)))
 
     def take(self, number: int, in_use: Callable[[], Collection[int]]) -> int | None:
         """The slot of that adapter, which is copied there unless it is there. A free slot is taken, else the one used
         longest ago that is not among `in_use`: None if there is none."""
+        while self._gone:
+            left = self._slots.pop(self._gone.popleft(), None)
+            if left is not None:
+                del self._numbers[left]
+                self._free.append(left)
         slot = self._slots.get(number)
         if slot is None:
             slot = self._room(in_use)
@@ -44,11 +50,8 @@ class SlotTable:
         return slot
 
     def forget(self, number: int) -> None:
-        """The adapter is gone, and no row has it. On any thread."""
-        slot = self._slots.pop(number, None)
-        if slot is not None:
-            self._numbers.pop(slot, None)
-            self._free.append(slot)
+        """The adapter is gone, and no row has it. On any thread, also while the device thread takes a slot."""
+        self._gone.append(number)
 
     def is_capturable(self, slots: Tensor) -> bool:
         """Whether a step with rows of these slots [n], int64 in host memory, asks nothing of the host."""

@@ -34,6 +34,24 @@ def test_the_one_used_longest_ago_makes_room() -> None:
     copies.table.forget(99)
 
 
+def test_an_adapter_that_goes_while_a_slot_is_taken() -> None:
+    """What had it may be collected at any moment, on any thread: every rank finds a slot all the same."""
+    copies = Copies(1)
+    assert copies.table.take(10, tuple) == 0
+
+    def in_use() -> tuple[int, ...]:
+        copies.table.forget(10)
+        return ()
+
+    assert copies.table.take(11, in_use) == 0 and copies.slots == [11]
+    assert copies.table.take(11, tuple) == 0
+    assert (copies.table.num_loads, copies.table.num_held) == (2, 1)
+    copies.table.forget(11)
+    assert copies.table.num_held == 0
+    assert copies.table.take(11, tuple) == 0, "another of the same number is copied"
+    assert (copies.table.num_loads, copies.table.num_held) == (3, 1)
+
+
 def test_which_steps_need_the_host() -> None:
     copies = Copies(2)
     slot, other = copies.table.take(7, tuple), copies.table.take(1, tuple)
