@@ -108,7 +108,7 @@ class AdapterReader:
         return None if new is None else EmbeddingFactors(rows=self._new_rows(new, table))
 
     def head(self, head: HeadTable) -> HeadRows | None:
-        """The rows that it has in place of the base model's on this rank; None: none.
+        """The rows that it has in place of the base model's on this rank, perhaps none; None: it has none on any rank.
 
         Raises StartupError, also for a saved matrix that is not the copy it should be.
         """
@@ -122,10 +122,10 @@ class AdapterReader:
         if new is None:
             return None
         replaced = self._new_rows(new, table)
+        if not len(replaced.ids):
+            return None
         own = (replaced.ids >= start) & (replaced.ids < stop)
         places = replaced.ids[own] - start
-        if not len(places):
-            return None
         bias = None if head.bias is None else head.bias.to(self._device)[places]
         return HeadRows(places, replaced.weight[own], bias)
 

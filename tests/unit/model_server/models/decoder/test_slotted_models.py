@@ -98,6 +98,26 @@ def test_two_ranks(tmp_path: Path) -> None:
         assert_equal_logits(of_rank, wanted)
 
 
+def test_ranks_agree_whether_a_step_needs_the_host(tmp_path: Path) -> None:
+    """Also where only one of them has the new rows of a head: else one would replay a graph, whose sums over the ranks
+    have padding, and the other not."""
+    model = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False)
+    rows = {"base_model.model.lm_head.token_adapter.trainable_tokens_delta": torch.randn(1, 64)}
+    indices = {"lm_head": [5]}
+    folder = write_adapter(tmp_path / "adapter", {}, tensors=rows, trainable_token_indices=indices)
+
+    def found(group: ProcessGroup | None) -> tuple[bool, list[Tensor]]:
+        runner: Any = load(model, group=group, adapters={"a": folder}, adapter_slots=1)
+        assert runner.adapters.slots.take(0, unused) == 0
+        logits = run_protocol(runner, SEQUENCES, 4, adapters=(0, BASE, 0))
+        return runner.adapters.slots.is_capturable(torch.tensor([0])), logits
+
+    _, wanted = found(None)
+    for needs_no_host, logits in on_ranks(2, found):
+        assert not needs_no_host
+        assert_equal_logits(logits, wanted)
+
+
 def test_an_adapter_that_leaves_and_another_of_its_number(tmp_path: Path) -> None:
     """A slot never has what an adapter before had, whatever the two change."""
     model = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False)
