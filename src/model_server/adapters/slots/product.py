@@ -77,7 +77,8 @@ class ProductSlots:
 
     def write(self, slot: int, factors: Factors | None) -> None:
         """Put the matrices of an adapter into a slot; None: it changes nothing. Queued, where they are pinned."""
-        self._b[slot].zero_()  # what is left of A then counts for nothing
+        self._b[slot].zero_()
+        self._a[slot].zero_()  # what is left of large numbers would not be 0 times 0
         if self._affine is not None:
             self._affine[slot, 0].fill_(1.0)
             self._affine[slot, 1].zero_()
