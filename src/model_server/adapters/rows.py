@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.adapters.tiles import row_tiles
+from model_server.adapters.tiles import TILE_ROWS, row_tiles
 from model_server.kernels.availability import usable
 from model_server.memory.transfer import upload
 
@@ -46,6 +46,11 @@ class AdapterRows:
         self._device = device
         self._groups: Groups | None = None
         self._kept: Groups | None = None
+
+    @property
+    def has_narrow_tiles(self) -> bool:
+        """Whether the kernels read tiles of the size that captured steps have."""
+        return self.tiles is not None and self.tiles.shape[1] == 1 + TILE_ROWS
 
     @property
     def groups(self) -> Groups:

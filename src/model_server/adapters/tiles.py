@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 TILE_ROWS = 16
-"""Rows of a tile in steps of up to NARROW_ROWS rows, among them all that are captured."""
+"""Rows of a tile in steps of up to NARROW_ROWS rows; larger ones are not replayed."""
 _WIDE_TILE_ROWS = 64
 NARROW_ROWS = 512
 UNUSED = -1

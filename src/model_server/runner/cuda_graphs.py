@@ -248,7 +248,7 @@ class GraphedRunner:
 
     def _may_adapt(self, rows: AdapterRows) -> bool:
         slots = self.traits.slots
-        return slots is not None and rows.tiles is not None and slots.is_capturable(rows.numbers)
+        return slots is not None and rows.has_narrow_tiles and slots.is_capturable(rows.numbers)
 
     def _captured(self, places: int) -> tuple[int, ...]:
         return tuple(sorted(size for each, size in self._graphs if each == places))

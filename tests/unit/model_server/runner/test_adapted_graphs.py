@@ -124,6 +124,17 @@ def test_steps_with_rows_that_need_the_host_are_not_replayed() -> None:
         assert inner.seen[-1] == size
 
 
+def test_steps_with_wide_tiles_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--cuda-graphs` may name sizes with more rows than narrow tiles serve."""
+    runner, inner, _, cache = runner_of()
+    monkeypatch.setattr("model_server.adapters.tiles.NARROW_ROWS", 30)
+    for count, size in ((31, 31), (30, 40)):
+        inputs = step([0, 2] + [BASE] * (count - 2))
+        logits = runner.forward(inputs, cache).clone()
+        assert inner.seen[-1] == size
+        assert torch.equal(logits, inner.forward(inputs, cache))
+
+
 def test_without_kernels_steps_with_adapters_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("model_server.runner.cuda_graphs.usable", lambda device: False)
     runner, inner, capture, cache = runner_of()
