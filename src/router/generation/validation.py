@@ -57,19 +57,20 @@ class Validator:
         limits: ServingLimits,
         info: ShardInfo,
         *,
-        can_ever_fit: Callable[[int, int], bool],
+        most_new_tokens: Callable[[int, int], int],
         grammars: GrammarChecker | None,
         images: ImagePrompts | None = None,
         max_stop_bytes: int = 4096,
         adapters: Container[str] | None = None,
     ) -> None:
         """`grammars`: None refuses every request that has one. `images`: None where the model reads text only.
-        `adapters`: names of all; None: those of the shards."""
+        `adapters`: names of all; None: those of the shards. `most_new_tokens`: that a request of so many tokens and
+        images can get."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._extensions = info.extensions
         self._adapters = info.adapters if adapters is None else adapters
-        self._can_ever_fit = can_ever_fit
+        self._most_new_tokens = most_new_tokens
         self._max_stop_bytes = max_stop_bytes
         self._grammars = grammars
         self.images = images
@@ -133,7 +134,9 @@ class Validator:
         if input_ids is None:
             self._check_fewest_tokens(request, [inputs])
             input_ids = await self._encode(request)
-        max_new_tokens = self._max_new_tokens(len(input_ids), request.max_new_tokens)
+        shown = request.image_prompt.prompt
+        num_images = 0 if shown is None else len(shown.images)
+        max_new_tokens = self._max_new_tokens(len(input_ids), request.max_new_tokens, num_images)
         if request.sampling.min_tokens > max_new_tokens:
             raise ValidationError(
                 f"`min_tokens` must be <= `max_new_tokens`. Given: {request.sampling.min_tokens} and {max_new_tokens}"
@@ -296,7 +299,7 @@ class Validator:
             )
         return text
 
-    def _max_new_tokens(self, input_length: int, asked: int | None, *, or_more: str = "") -> int:
+    def _max_new_tokens(self, input_length: int, asked: int | None, num_images: int = 0, *, or_more: str = "") -> int:
         """The exact number of tokens that the request may generate. `or_more` qualifies a length in what is said."""
         limits = self._limits
         room = max(limits.max_total_tokens - input_length, 0)
@@ -310,10 +313,13 @@ class Validator:
             raise ValidationError(
                 f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {input_length}{or_more}"
             )
-        granted = room if asked is None else min(asked, room)
-        if not self._can_ever_fit(input_length, granted):
+        granted, most = room if asked is None else min(asked, room), self._most_new_tokens(input_length, num_images)
+        if asked is None and num_images and most > 0:
+            granted = min(granted, most)  # images that are kept with a state take room of the cache
+        if granted > most:
+            beside = " besides its images" if num_images else ""
             raise ValidationError(
-                f"{input_length} `inputs` tokens and {granted} `max_new_tokens` do not fit "
+                f"{input_length} `inputs` tokens and {granted} `max_new_tokens`{beside} do not fit "
                 f"the server's cache of {limits.max_batch_total_tokens} tokens"
             )
         return granted

@@ -102,7 +102,7 @@ class Scheduler:
         """Queue a request. Never blocks.
 
         Raises `UnhealthyError` if the loop has ended or is ending, and `ValidationError` for a request that could never
-        run: it would block the queue for good. Validation refuses such requests earlier, by `can_ever_fit`.
+        run: it would block the queue for good. Validation refuses such requests earlier, by `most_new_tokens`.
         """
         if self._ended or self._draining:
             raise UnhealthyError
@@ -149,14 +149,15 @@ class Scheduler:
             await asyncio.wait((self._task,))
 
     def can_ever_fit(self, input_length: int, max_new_tokens: int, num_images: int = 0) -> bool:
-        """Whether an otherwise idle server could run such a request; if not, validation answers 422."""
+        """Whether an otherwise idle server could run such a request."""
+        return max_new_tokens <= self.most_new_tokens(input_length, num_images)
+
+    def most_new_tokens(self, input_length: int, num_images: int = 0) -> int:
+        """How many tokens a request could get of an otherwise idle server, below 0: it could not run. Validation
+        answers 422 for more."""
         limits = self._limits
-        return self._queue.can_ever_fit(
-            input_length,
-            max_new_tokens,
-            limits.max_batch_prefill_tokens,
-            limits.max_batch_total_tokens,
-            num_images=num_images,
+        return self._queue.most_new_tokens(
+            input_length, limits.max_batch_prefill_tokens, limits.max_batch_total_tokens, num_images=num_images
         )
 
     @property

@@ -177,7 +177,7 @@ def _app_state(
         tokenizer,
         limits,
         started.info,
-        can_ever_fit=started.scheduler.can_ever_fit,
+        most_new_tokens=started.scheduler.most_new_tokens,
         grammars=grammars,
         images=images,
         max_stop_bytes=config.max_stop_sequence_bytes,

@@ -144,7 +144,7 @@ class FakeScheduler:
         self.submitted: list[ValidRequest] = []
         self.open: list[FakeEntry] = []
         self.healthy = True
-        self.fits = True
+        self.most_new_tokens: Callable[..., int] = lambda input_length, num_images=0: 1 << 20
         self.wait_s = 0.0
         self.failure: BaseException | None = None
 
@@ -156,9 +156,6 @@ class FakeScheduler:
 
     async def check_health(self) -> bool:
         return self.healthy
-
-    def can_ever_fit(self, input_length: int, max_new_tokens: int) -> bool:
-        return self.fits
 
     @property
     def estimated_wait_s(self) -> float:
@@ -197,7 +194,7 @@ class Router:
             self.tokenizer,
             limits,
             info,
-            can_ever_fit=self.scheduler.can_ever_fit,
+            most_new_tokens=lambda *sizes: self.scheduler.most_new_tokens(*sizes),
             grammars=self.grammars,
             adapters=adapters,
         )

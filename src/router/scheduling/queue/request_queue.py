@@ -150,16 +150,14 @@ class RequestQueue:
         self._num_left = 0
         return entries
 
-    def can_ever_fit(
-        self, input_length: int, max_new_tokens: int, prefill_budget: int, token_budget: int, *, num_images: int = 0
-    ) -> bool:
-        """Whether such a request would be taken if nothing else were there."""
+    def most_new_tokens(self, input_length: int, prefill_budget: int, token_budget: int, *, num_images: int = 0) -> int:
+        """How many tokens a request may generate to be taken if nothing else were there; below 0: it never is."""
         if not self._chunking and input_length > round_up(prefill_budget, self._block_size):
-            return False
+            return -1
         if self._allocator is None:
-            return input_length + max_new_tokens + self._speculate <= token_budget
-        blocks = -(-self._num_positions(input_length, max_new_tokens, num_images) // self._block_size)
-        return blocks <= self._allocator.num_usable
+            return token_budget - input_length - self._speculate
+        num_positions = self._allocator.num_usable * self._block_size
+        return num_positions - self._num_positions(input_length, 0, num_images)
 
     def next_batch(
         self, budget: Budget, spare_blocks: int = 0, *, running: Iterable[Entry] = (), num_steps: int = 0

@@ -130,7 +130,7 @@ async def test_long_generations_are_capped_exactly(make_router: MakeRouter) -> N
 
 
 async def test_what_can_never_fit_is_refused_at_once(router: Router) -> None:
-    router.scheduler.fits = False
+    router.scheduler.most_new_tokens = lambda input_length, num_images=0: -1
     answer = await router.post("/generate", {"inputs": "Hi"})
     assert answer.status_code == 422 and "cache" in answer.json()["error"]
 

@@ -62,6 +62,16 @@ async def test_offsets_of_tokens_are_in_the_text_that_is_answered(scene: Scene) 
     assert all(text.encode()[span["start"] : span["stop"]].decode() == span["text"] for span in spans)
 
 
+async def test_an_answer_of_no_given_length_gets_the_room_that_images_leave(scene: Scene) -> None:
+    scene.router.scheduler.most_new_tokens = lambda input_length, num_images=0: 90 - 40 * num_images
+    answer = await scene.post("/v1/completions", model="m", prompt=PROMPT)
+    assert answer.status_code == 200 and scene.last.stopping.max_new_tokens == 50
+    status, error = await scene.refusal("/v1/completions", model="m", prompt=PROMPT, max_tokens=51)
+    assert status == 422 and "51 `max_new_tokens` besides its images do not fit the server's cache" in error
+    status, _ = await scene.refusal("/v1/completions", model="m", prompt=PROMPT * 3)
+    assert status == 422
+
+
 @pytest.mark.parametrize("seed", [None, 7])
 async def test_choices_share_the_files_of_their_prompt(seed: int | None, scene: Scene) -> None:
     await scene.post("/v1/completions", model="m", prompt=PROMPT, n=3, seed=seed)
