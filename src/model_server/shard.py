@@ -362,6 +362,8 @@ async def _serve(
     try:
         await server.serve()
     finally:
+        if engine.encoder is not None and engine.encoder.files is not None:
+            engine.encoder.files.close()  # the device thread, and the interpreter's end, would wait for an image
         ended = device.stop(STOP_LIMIT_S)
     return ended
 

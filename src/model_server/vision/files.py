@@ -20,19 +20,20 @@ from wire.images.prepared import PreparedImage, places_of
 from wire.worker.frames import with_limit
 from wire.worker.process import WorkerProcess
 
+_MODULE = "wire.images.worker"
 _LIMIT_S = 10.0  # for one image
 _GRACE_S = 5.0
 _MAX_PIXELS = 50_000_000
 
 
 class ImageFiles:
-    """Makes tokens and places of prompts with files, for one model. For one thread; its process starts with the first
-    image."""
+    """Makes tokens and places of prompts with files, for one model. For one thread, except for `close`; its process
+    starts with the first image."""
 
     def __init__(
         self, directory: Path, dtype: torch.dtype, family: ImageFamily, image_token: int, tokenizer: Tokenizer
     ) -> None:
-        self._process = WorkerProcess("wire.images.worker", (str(directory), str(dtype).removeprefix("torch.")))
+        self._process = WorkerProcess(_MODULE, (str(directory), str(dtype).removeprefix("torch.")))
         self._family = family
         self._image_token = image_token
         self._tokenizer = tokenizer
@@ -65,8 +66,8 @@ class ImageFiles:
         return ids, tuple([ImagePlace(p.key, p.start, p.length, _image_of(image)) for p, image in placed])
 
     def close(self) -> None:
-        """Ends the process."""
-        self._process.end()
+        """Ends the process, whatever it does: a `read` that waits for it fails, as later ones do."""
+        self._process.kill()
 
     def _prepared(self, data: bytes) -> PreparedImage:
         if not data:
