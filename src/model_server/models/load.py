@@ -104,6 +104,8 @@ def _load_native(
         runner = build(spec, weights, placement, backend, progress=progress, scheme=model.scheme, adapters=adapters)
         if model.adapter_room:
             opened.pop_all()  # adapters that come later may have to read the base model's weights
+            if model.slots is not None:
+                reading.read_to_host()  # the KV cache leaves no room for them on the device
     logger.info(
         "Loaded %s with the native runner: %s, %.1f MiB of weights in %.2f s",
         model.config.model_type,

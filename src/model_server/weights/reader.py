@@ -125,6 +125,10 @@ class SafetensorsReader:
     def device(self) -> torch.device:
         return self._device
 
+    def read_to_host(self) -> None:
+        """What is read from now on is in host memory."""
+        self._device = torch.device("cpu")
+
     def has(self, name: str) -> bool:
         return self._find(name) is not None
 

@@ -48,6 +48,14 @@ def test_values_are_cast_and_owned(files: tuple[Path, Path]) -> None:
         assert torch.equal(r.rows("model.matrix", [(0, 6)]), MATRIX)
 
 
+def test_into_host_memory_from_then_on(files: tuple[Path, Path]) -> None:
+    with SafetensorsReader(read_headers(files), dtype=torch.float32, device=torch.device("meta")) as r:
+        assert r.rows("vector", [(2, 4)]).is_meta
+        r.read_to_host()
+        assert r.device == CPU
+        assert torch.equal(r.rows("vector", [(2, 4)]), torch.tensor([2.0, 3.0]))
+
+
 def test_names_with_and_without_the_base_prefix(files: tuple[Path, Path]) -> None:
     with reader(*files) as r:
         assert r.has("matrix")

@@ -20,6 +20,7 @@ from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.models.model import describe, in_slots, with_adapters
 from model_server.weights.checkpoint import examine
+from model_server.weights.reader import SafetensorsReader
 
 SEQUENCES = prompts(512)
 LAST = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -139,6 +140,17 @@ def test_an_adapter_that_leaves_and_another_of_its_number(tmp_path: Path) -> Non
             sites.remove(0)
             assert sites.slots.num_held == 0
     assert_equal_logits(got, wanted)
+
+
+def test_adapters_that_come_later_read_the_weights_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lengths of DoRA need whole matrices in float32, beside a KV cache that fills the device."""
+    model = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False)
+    readers: list[SafetensorsReader] = []
+    monkeypatch.setattr(SafetensorsReader, "read_to_host", lambda reader: readers.append(reader))
+    load(model, adapter_room=1)
+    assert not readers
+    load(model, adapter_room=1, adapter_slots=1)
+    assert len(readers) == 1
 
 
 def test_how_many_slots_of_which_rank(tmp_path: Path) -> None:
