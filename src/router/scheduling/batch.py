@@ -112,8 +112,8 @@ class RunningBatch:
 
     @property
     def on_shards(self) -> list[Entry]:
-        """Requests whose rows the shards have when they execute a call that is sent now: also those that nobody wants
-        any more, until they are filtered away."""
+        """Requests whose rows the shards have when they execute a call that is sent now: also those that are no longer
+        wanted, until a FilterBatch is sent."""
         return [*self.entries.values(), *self._leaving]
 
     @property
