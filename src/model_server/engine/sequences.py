@@ -7,6 +7,8 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+import numpy as np
+
 from model_server.adapters.residents import Residence, Residents
 from model_server.adapters.rows import BASE
 from model_server.adapters.slots.table import SlotTable
@@ -136,11 +138,12 @@ class SequenceFactory:
         images = self._images(request, prompt)
         known = prompt
         if images is not None and self._tower is not None and self._tower.image_token >= self._vocab_size:
-            known = prompt.copy()  # without image tokens, for which there are no logits
-            for place in images.all_tokens.tolist():
-                known[place] = 0
+            # There are no logits for image tokens. Of a prompt without another token something must be left.
+            known = np.delete(prompt, images.all_tokens).tolist() or [0]
             if not images.crosses:  # embeddings are laid over them, and the text model may have none for them
-                prompt = known
+                prompt = prompt.copy()
+                for place in images.all_tokens.tolist():
+                    prompt[place] = 0
         ids = [*known, *request.resume_ids]
         highest = max(*ids, *request.prediction_ids, 0)
         if highest >= self._vocab_size:

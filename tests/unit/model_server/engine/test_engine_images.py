@@ -6,11 +6,15 @@ import dataclasses
 
 import pytest
 import torch
-from support.engine_shard import EngineShard, errors_of, tokens_of
+from support.engine_shard import BLOCK, EngineShard, errors_of, tokens_of
 from support.thread_ranks import on_ranks
 
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
+from model_server.engine.calls import Session
+from model_server.engine.sequences import CacheLayout, SequenceFactory
+from model_server.sampling.parameters import SamplingParameters
+from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
 from model_server.vision.encoder import ImageEncoder
 from model_server.vision.families import FAMILIES
@@ -114,3 +118,26 @@ def test_answers_to_one_prompt_encode_its_image_once(tiny_tokenizer: Tokenizer) 
         shard.prompts[9] = shard.prompts[first.id]
         assert tokens_of(*shard.run_out(shard.prefill(2, again), 2))[9] == tokens[first.id][2:]
     assert tower.encoded == [5]
+
+
+@pytest.mark.parametrize("family", ["llava", "mllama"])
+def test_penalties_see_no_token_where_an_image_has_no_logits(tiny_tokenizer: Tokenizer, family: str) -> None:
+    """The image token is behind the text model's vocabulary: nothing is repeated by it, not even token 0, which
+    is there where nothing else is."""
+    tower = Tower(set())
+    tower.family = FAMILIES[family]
+    shard = EngineShard(tiny_tokenizer, encoder=ImageEncoder(tower, 100))
+    sampler = Sampler(IMAGE_TOKEN, torch.device("cpu"))
+    factory = SequenceFactory(tiny_tokenizer, sampler, IMAGE_TOKEN, False, lambda request_id: True, tower=tower)
+    rows = ROWS if family == "llava" else 1
+    pixels = {name: Feature("float32", (1, 1), bytes(4)) for name in tower.family.features}
+    for prompt, seen in (([1, *[IMAGE_TOKEN] * rows, 3], [1, 3, 4]), ([IMAGE_TOKEN] * rows, [0, 4])):
+        start = prompt.index(IMAGE_TOKEN)
+        place = ImagePlace(bytes(32), start, rows, Image(bytes(32), pixels, rows))
+        penalised = SamplingParameters(repetition_penalty=1.2)
+        one = shard.request(prompt, 4, images=(place,), sampling=penalised, resume_ids=(4,), tokens=64)
+        layout = CacheLayout(block_size=BLOCK, num_blocks=64, chunking=False)
+        (sequence,), refused = factory.sequences([one], [prompt], layout, Session())
+        history = sequence.row.history
+        assert not refused and history is not None
+        assert history[: sequence.row.num_prompt + sequence.row.num_generated].tolist() == seen
