@@ -31,16 +31,20 @@ class Resolver:
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """All addresses. Raises OSError, TimeoutError, UnicodeError, and OverloadedError while too many are looked
-        up."""
+        up, or there is no thread for it."""
         key = host, port
         running = self._running.get(key)
         if running is None:
             if len(self._running) >= self._max_at_once:
                 raise OverloadedError(_RETRY_AFTER_S)
             loop = asyncio.get_running_loop()
-            running = self._running[key] = loop.create_future()
             # Not of a pool: the interpreter would wait for it at its end.
-            threading.Thread(target=self._look_up, args=(loop, key), name="resolver", daemon=True).start()
+            thread = threading.Thread(target=self._look_up, args=(loop, key), name="resolver", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more threads
+                raise OverloadedError(_RETRY_AFTER_S) from None
+            running = self._running[key] = loop.create_future()  # before the thread's answer, which this loop takes
         async with asyncio.timeout(self._limit_s):
             outcome = await asyncio.shield(running)
         if isinstance(outcome, Exception):

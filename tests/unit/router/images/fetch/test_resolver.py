@@ -65,3 +65,17 @@ async def test_a_lookup_is_shared_and_its_answer_is_not_kept(names: SlowNames) -
     assert names.asked == ["slow", "slow"]
     with pytest.raises(OSError, match="unknown"):
         await resolver.resolve("unknown", 80)
+
+
+async def test_a_lookup_that_gets_no_thread_is_not_waited_for(
+    names: SlowNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    resolver = Resolver(max_at_once=1)
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", start)
+        with pytest.raises(OverloadedError):
+            await resolver.resolve("quick", 80)
+    assert await resolver.resolve("quick", 80) == ["8.8.8.8", "8.8.4.4"]
