@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -48,8 +49,13 @@ class Pace:
         lengths: of the rows' drafts, on average; shares: of each row's drafted tokens, those that are right.
         """
         num_rows = len(lengths)
-        share = np.array(shares, np.float64)[:, None] ** np.arange(1, length + 1)
-        brought = num_rows + float((share * np.clip(np.array(lengths)[:, None] - np.arange(length), 0.0, 1.0)).sum())
+        brought = float(num_rows)
+        # By products and sums alone: numpy's powers have other last bits on other CPUs, and ranks must decide alike.
+        for drafted, share in zip(lengths, shares, strict=True):
+            chance = 1.0
+            for place in range(min(length, math.ceil(drafted))):
+                chance *= share
+                brought += chance * min(1.0, drafted - place)
         return brought * self.cost(num_rows) / (num_rows * self.cost(num_rows * (length + 1)))
 
     def best_length(

@@ -33,6 +33,16 @@ def test_rows_draft_what_they_have() -> None:
     assert costs.best_length([0, 0], [1.0, 1.0], 8) == 0
 
 
+def test_gains_have_the_same_bits_on_every_cpu() -> None:
+    """They are sums of products, which are rounded alike everywhere. Powers are not."""
+    for share in (0.1, 0.37, 0.7, 0.9, 0.99):
+        chance, brought = 1.0, 1.0
+        for length in range(1, 16):
+            chance *= share
+            brought += chance
+            assert Pace([(1, 1.0)]).gain(length, [length], [share]) == brought
+
+
 def test_costs_between_and_beyond_what_was_measured() -> None:
     costs = Pace([(1, 1.0), (2, 0.9), (4, 2.0)])
     assert [costs.cost(rows) for rows in (1, 2, 3, 4, 6)] == pytest.approx([1.0, 1.0, 1.5, 2.0, 3.0])
