@@ -6,7 +6,7 @@ plain ones that are to be quantized do so afterwards, one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -61,17 +61,23 @@ class _Absent(nn.Module):
 class Exchange:
     """What makes the layers of one model, on one device."""
 
-    scheme: Scheme
+    model: Model
+    prefix: str
     reader: SafetensorsReader
     placement: Placement
 
     @classmethod
     def of(cls, model: Model, prefix: str, placement: Placement) -> Exchange:
         """prefix: that the names of tensors may have or lack, without the dot."""
+        prefix += "."
         reader = SafetensorsReader(
-            model.checkpoint.headers, dtype=placement.dtype, device=placement.device, base_prefix=prefix + "."
+            model.checkpoint.headers, dtype=placement.dtype, device=placement.device, base_prefix=prefix
         )
-        return cls(model.scheme, reader, placement)
+        return cls(model, prefix, reader, placement)
+
+    @property
+    def scheme(self) -> Scheme:
+        return self.model.scheme
 
     def config(self) -> Any:
         """For `from_pretrained` as `quantization_config`: leaves out what is stored quantized."""
@@ -111,6 +117,23 @@ class Exchange:
             if _is_linear(module) and self.scheme.stores(self.reader, name):
                 size, transposed = _size(module)
                 _put(model, name, _Absent(size, transposed=transposed))
+        self._check_rest(model)
+
+    def _check_rest(self, model: nn.Module) -> None:
+        """Raises StartupError for quantized matrices that transformers would load as they are, without their scales:
+        those of modules that are no linear layers, and of experts that become one tensor."""
+        places = dict(model.named_modules())
+        names = {
+            name.rpartition(".")[0] for header in self.model.checkpoint.headers.values() for name in header.tensors
+        }
+        for name in sorted(names):
+            short = name.removeprefix(self.prefix)
+            owner = _nearest(places, self.prefix + short) or _nearest(places, short)
+            if owner is not None and list(owner.parameters(recurse=False)) and self.scheme.stores(self.reader, name):
+                raise StartupError(
+                    f"{self.model.config.model_type} is stored as {self.scheme.method}, and {name} is no linear layer "
+                    "of transformers: only these are served quantized by the transformers runner"
+                )
 
 
 def check_quantized(model: Model, num_ranks: int, state: str | None) -> None:
@@ -177,6 +200,13 @@ def _config_class() -> Callable[[Callable[[nn.Module], None]], Any]:
     }
     made: Any = type("Config", (QuantizationConfigMixin,), members)
     return made  # type: ignore[no-any-return]
+
+
+def _nearest(places: Mapping[str, nn.Module], name: str) -> nn.Module | None:
+    """The module of that name, or else the one that is nearest around it, below the model itself."""
+    while name and name not in places:
+        name = name.rpartition(".")[0]
+    return places[name] if name else None
 
 
 def _is_linear(module: nn.Module) -> bool:

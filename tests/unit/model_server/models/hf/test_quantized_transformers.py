@@ -110,6 +110,15 @@ def test_damaged_matrices(source: Path, tmp_path: Path) -> None:
     assert f"weight {name} has shape [5]" in refusal(changed(stored, cut))
 
 
+def test_experts_that_transformers_would_load_without_their_scales(tmp_path: Path) -> None:
+    type_checkpoint("ernie4_5_moe", tmp_path / "plain")
+    stored, _ = quantize_folder(tmp_path / "plain", tmp_path, *WAYS["bitsandbytes int8"]())
+    assert refusal(stored) == (
+        "ernie4_5_moe is stored as bitsandbytes, and model.layers.1.mlp.experts.0.down_proj is no linear layer of "
+        "transformers: only these are served quantized by the transformers runner"
+    )
+
+
 def test_several_shards(source: Path, tmp_path: Path) -> None:
     stored, _ = quantize_folder(source, tmp_path, *WAYS["nf4"]())
 
