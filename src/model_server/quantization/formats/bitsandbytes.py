@@ -79,7 +79,7 @@ def _eight_bits(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
     if reader.stored(name) != "I8":
         raise StartupError(f"weight {name} is stored as {reader.stored(name)}; beside SCB it must be I8")
     order = part.name + ".weight_format"
-    if reader.has(order) and int(reader.raw(order)) != _ROW_MAJOR:
+    if reader.has(order) and bool((reader.raw(order) != _ROW_MAJOR).any()):
         raise StartupError(f"weight {name} is stored in an order of GPUs; save it with a newer bitsandbytes")
     scales = read_scales(reader, part.name + ".SCB")
     if scales.shape != (size[0],):
@@ -123,7 +123,7 @@ def _stored(reader: WeightReader, part: Part, wanted: MatrixSlice) -> _Stored:
         said = json.loads(bytes(reader.raw(state).to(torch.uint8).tolist()))
         (num_rows, num_columns), block = said["shape"], said["blocksize"]
         double = (said["nested_blocksize"], float(said["nested_offset"])) if "nested_offset" in said else None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StartupError(f"weight {state} cannot be read: {error}") from error
     sizes = (num_rows, num_columns, block, double[0] if double else 1)
     if not all(type(size) is int and size > 0 for size in sizes):
@@ -160,7 +160,11 @@ def _scales(reader: WeightReader, stored: _Stored) -> Tensor:
         raise StartupError(f"weight {name} is stored as {reader.stored(name)}; scales that are quantized are bytes")
     numbers = read_scales(reader, stored.name + ".nested_quant_map").float()
     nested = read_scales(reader, stored.name + ".nested_absmax").float()
-    if numbers.shape != (256,) or nested.shape != (-(-num_blocks // block),):
+    if numbers.shape != (256,):
+        raise StartupError(
+            f"weight {stored.name}.nested_quant_map has shape {list(numbers.shape)}; bytes ask for [256]"
+        )
+    if nested.shape != (-(-num_blocks // block),):
         raise misfit(stored.name + ".nested_absmax", nested.shape, 8, block, stored.shape, (-(-num_blocks // block),))
     values = numbers[reader.raw(name).long()]
     return values * nested.repeat_interleave(block)[:num_blocks] + offset

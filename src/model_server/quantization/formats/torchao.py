@@ -25,6 +25,8 @@ from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
 
 _NUMBERS, _SCALE, _ZERO = "._weight_qdata", "._weight_scale", "._weight_zero_point"
+_INPUT_SCALE = "._weight_act_pre_scale"
+_MIDDLE = 128
 _FLOAT8_INPUTS = "Float8DynamicActivationFloat8WeightConfig"
 
 
@@ -39,6 +41,11 @@ class TorchaoFormat:
 
     def read(self, reader: WeightReader, wanted: MatrixSlice) -> Form:
         refuse_stacks(wanted)
+        for part in wanted.parts:
+            if reader.has(part.name + _INPUT_SCALE):
+                raise StartupError(
+                    f"weight {part.name}{_INPUT_SCALE} scales the inputs of a matrix; that is not served"
+                )
         forms: list[Form] = []
         for kind, parts in groupby(wanted.parts, key=lambda part: reader.stored(part.name + _NUMBERS)):
             if kind == "F8_E4M3":
@@ -115,4 +122,6 @@ def _zeros(reader: WeightReader, module: str, scales: Tensor) -> Tensor:
             f"weight {name} holds {zeros.numel()} numbers of type {reader.stored(name)}; {scales.numel()} scales ask "
             "for as many whole numbers"
         )
+    if bool((zeros.long().clamp(-_MIDDLE, _MIDDLE - 1) != zeros).any()):
+        raise StartupError(f"weight {name} holds zero points of more than 8 bits")
     return zeros.view(scales.shape).short()

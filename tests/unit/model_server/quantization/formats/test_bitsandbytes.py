@@ -142,6 +142,14 @@ def changed(case: str, name: str, tensor: Tensor | None) -> dict[str, Tensor]:
             "weight m.weight is stored in an order of GPUs; save it with a newer bitsandbytes",
         ),
         (
+            changed("int8-blocks", "m.weight_format", torch.ones(2, dtype=torch.uint8)),
+            "weight m.weight is stored in an order of GPUs; save it with a newer bitsandbytes",
+        ),
+        (
+            changed("double-blocks", "m.weight.nested_quant_map", torch.ones(16)),
+            "weight m.weight.nested_quant_map has shape [16]; bytes ask for [256]",
+        ),
+        (
             changed("int8-blocks", "m.weight", torch.ones(8, 128)),
             "weight m.weight is stored as F32; beside SCB it must be I8",
         ),

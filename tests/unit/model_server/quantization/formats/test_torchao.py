@@ -61,6 +61,12 @@ def test_forms() -> None:
         ("int8", "_weight_scale", None, "weight m._weight_scale does not exist"),
         (
             "int8",
+            "_weight_act_pre_scale",
+            torch.ones(1),
+            "weight m._weight_act_pre_scale scales the inputs of a matrix; that is not served",
+        ),
+        (
+            "int8",
             "_weight_scale",
             torch.ones(7, 1),
             "weight m._weight_scale has shape [7, 1]; 8 bits in groups of 96 of a matrix [32, 96] ask for [32, 1]",
@@ -70,6 +76,12 @@ def test_forms() -> None:
             "_weight_zero_point",
             torch.zeros(32, 1),
             "weight m._weight_zero_point holds 32 numbers of type F32; 32 scales ask for as many whole numbers",
+        ),
+        (
+            "int8",
+            "_weight_zero_point",
+            torch.full((32, 1), 200),
+            "weight m._weight_zero_point holds zero points of more than 8 bits",
         ),
         (
             "int8",
