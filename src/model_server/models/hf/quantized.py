@@ -121,7 +121,7 @@ class Exchange:
 
     def _check_rest(self, model: nn.Module) -> None:
         """Raises StartupError for quantized matrices that transformers would load as they are, without their scales:
-        those of modules that are no linear layers, and of experts that become one tensor."""
+        those of modules that are not linear layers, and of experts that become one tensor."""
         places = dict(model.named_modules())
         names = {
             name.rpartition(".")[0] for header in self.model.checkpoint.headers.values() for name in header.tensors
