@@ -263,9 +263,9 @@ class StackedExperts:
             up_bias = None if up_bias is None else up_bias[gate_first]
         module = prefix + self._module
         rows = ExpertRows(name=f"{module}.{_UP}", expert=expert, rows=halves, order=gate_first)
-        up_product = Product(parts=(), columns=None, weight=lambda: up.dequantize(torch.float32), expert=rows)
+        up_product = Product(parts=(), columns=None, weight=_without_lengths, expert=rows)
         rows = ExpertRows(name=f"{module}.{_DOWN}", expert=expert, rows=((0, hidden_size),))
-        down_product = Product(parts=(), columns=share, weight=lambda: down.dequantize(torch.float32), expert=rows)
+        down_product = Product(parts=(), columns=share, weight=_without_lengths, expert=rows)
         return ExpertWeights(up, down, up_bias, down_bias, up_product, down_product)
 
     @property
@@ -276,6 +276,11 @@ class StackedExperts:
         """A part of one expert's matrix [out, in]."""
         parts = (Part(name, rows, None),)
         return MatrixSlice(parts=parts, columns=columns, transposed=not self.rows_first, expert=expert)
+
+
+def _without_lengths() -> Tensor:
+    """In place of weights, which would be kept beside their packed form."""
+    raise AssertionError("DoRA's lengths are not served for a parameter of all experts")
 
 
 def _fused(moe: Moe, hidden_size: int, *, swapped: bool = False) -> tuple[ExpertParameter, ExpertParameter]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from model_server.adapters.rows import BASE
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
+from model_server.quantization.forms import Plain
 
 SEQUENCES = prompts(512)
 UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
@@ -166,3 +167,13 @@ def test_parameters_beside_single_matrices_and_merges_are_refused(tmp_path: Path
     write_adapter(tmp_path / "a", {"model.layers.0.block_sparse_moe.experts.2.w2": (96, 64)}, tensors=made)
     with pytest.raises(StartupError, match="beside matrices of single experts is not served"):
         load(model, adapters={"a": adapter})
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "mixtral"])
+def test_the_weights_of_experts_are_not_kept_beside_their_packed_form(model_type: str, tmp_path: Path) -> None:
+    runner: Any = load(tiny_checkpoint(model_type, tmp_path / "model", with_tokenizer=False), adapter_room=1)
+    products = [site.product for site in runner.adapters._sites if site.product.expert is not None]
+    assert products
+    for product in products:
+        kept = [cell.cell_contents for cell in product.weight.__closure__ or ()]
+        assert not any(isinstance(one, Plain) for one in kept)
