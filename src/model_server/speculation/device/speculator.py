@@ -1,7 +1,7 @@
 """Drafts that are found and checked on the device, and how long the windows of a batch are.
 
-A grammar, a watermark and a foretold answer need the host: batches that hold such a row draft as on a CPU
-(`speculation.speculator`), one step after the other.
+A grammar, a watermark, a foretold answer, and penalties of a prompt whose image tokens have no logits need the host:
+batches that hold such a row draft as on a CPU (`speculation.speculator`), one step after the other.
 """
 
 from __future__ import annotations
@@ -173,7 +173,12 @@ class DeviceSpeculator(Speculator):
 
 
 def _fits(sequence: Sequence) -> bool:
-    return places.fits(sequence.row) and not sequence.prediction
+    return places.fits(sequence.row) and not sequence.prediction and _is_penalised_by_its_ids(sequence)
+
+
+def _is_penalised_by_its_ids(sequence: Sequence) -> bool:
+    """Not where penalties leave out image tokens, for which there are no logits: the histories here have them."""
+    return not sequence.row.parameters.penalises or sequence.row.num_prompt == sequence.prompt_length
 
 
 def _note(known: _Known, outcome: RowOutcome) -> None:

@@ -22,7 +22,7 @@ class Row:
     """What is asked of a sequence; compared and hashed by identity, as sequences are."""
 
     def __init__(self, **asked: object) -> None:
-        parameters = SimpleNamespace(watermark=asked.get("watermark", False))
+        parameters = SimpleNamespace(watermark=asked.get("watermark", False), penalises=False)
         self.row = SimpleNamespace(grammar=asked.get("grammar"), parameters=parameters, num_generated=0)
         self.prediction = asked.get("prediction", ())
         self.owned = True
