@@ -10,6 +10,10 @@ from pathlib import Path
 _NAME = re.compile(r"[A-Za-z0-9._:-][A-Za-z0-9._:/-]{0,199}")
 RANKS = (8, 16, 32, 64, 128, 256)
 """Of slots for adapters."""
+DEFAULT_SLOTS = 8
+DEFAULT_RANK = 64
+MAX_NEW_ROWS = 1024
+"""Of an embedding or head."""
 _BASE = "tgi"
 """What OpenAI's clients of TGI call the base model."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.config import KEEP_MODEL_TYPE, LauncherConfig
+from launcher.planning.adapters import slot_bytes
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
 from wire.quantization.methods import FOUR_BITS, ON_LOAD
@@ -33,8 +34,8 @@ class Estimate:
     token: int | None
     """Bytes of one token in the KV cache of one shard."""
     tokens: int | None
-    """The most that fit beside the weights of a shard, activations not counted. Only of GPUs: on a CPU the cache is
-    not measured by what is free."""
+    """The most that fit beside the weights of a shard and its slots for adapters, activations not counted. Only of
+    GPUs: on a CPU the cache is not measured by what is free."""
 
 
 def estimate(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int) -> Estimate:
@@ -52,6 +53,7 @@ def estimate(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None,
     tokens = None
     if weights is not None and token and sizes and len(sizes) == num_shard:
         free = int(min(sizes) * config.cuda_memory_fraction) - weights // num_shard
+        free -= slot_bytes(config, info, num_shard // stages, width) // stages
         tokens = max(0, free) // token
     return Estimate(weights=weights, cache_type=cache_type, token=token, tokens=tokens)
 

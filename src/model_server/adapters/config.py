@@ -16,12 +16,12 @@ from typing import Any
 
 from model_server.errors import StartupError
 from model_server.weights.locate import stays_inside
+from wire.adapters import MAX_NEW_ROWS
 from wire.lora.merged import ADAPTER_CONFIG
 from wire.model_files import read_object
 
 MAX_CONFIG_BYTES = 2**20
 MAX_RANK = 256
-MAX_NEW_ROWS = 1024  # of an embedding or head
 _LARGEST = 1e6
 
 # Fields that say how the adapter was trained, or what the tensors say themselves.

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.adapters.config import MAX_NEW_ROWS
 from model_server.adapters.factors import EmbeddingFactors, Factors, HeadRows, TableRows, joined
 from model_server.adapters.folder import Adapter, NewRows, Pair
 from model_server.weights.matrix import Part
 from model_server.weights.reader import Range, SafetensorsReader
+from wire.adapters import MAX_NEW_ROWS
 
 # Rows of a vocabulary at a time.
 _CHUNK = 2**14

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.adapters.config import MAX_NEW_ROWS
 from model_server.adapters.factors import EmbeddingFactors
 from model_server.adapters.folder import Adapter, Targets
 from model_server.adapters.reader import AdapterReader, HeadTable, Product, Table
@@ -21,6 +20,7 @@ from model_server.layers.adapted_slots import SlottedEmbedding, SlottedLinear, p
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear
 from model_server.weights.reader import Range
+from wire.adapters import MAX_NEW_ROWS
 
 
 @dataclass(frozen=True, slots=True)

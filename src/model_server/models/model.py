@@ -28,14 +28,11 @@ from model_server.quantization.scheme import Scheme, resolve
 from model_server.vision.families import vision_family
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.header import Header
-from wire.adapters import RANKS
+from wire.adapters import DEFAULT_RANK, DEFAULT_SLOTS, RANKS
 from wire.quantization.config import wants_float8_cache
 from wire.quantization.methods import Choice
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_SLOTS = 8
-DEFAULT_RANK = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,10 +71,6 @@ class ProductSlots:
             self._affine = torch.zeros(sizes.number, 2, kept, dtype=torch.float32, device=device)
             self._affine[:, 0] = 1.0
 
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self._a, self._b, self._affine) if t is not None)
-
     def write(self, slot: int, factors: Factors | None) -> None:
         """Put the matrices of an adapter into a slot; None: it changes nothing. Queued, where they are pinned."""
         self._b[slot].zero_()

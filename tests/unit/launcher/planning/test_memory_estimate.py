@@ -9,18 +9,22 @@ from typing import Any, Literal
 import pytest
 import torch
 from support.quantized import quantize_folder
+from support.thread_ranks import on_ranks
 from support.tiny_models import tiny_checkpoint
 
 from launcher.config import LauncherConfig
+from launcher.planning.adapters import slot_bytes
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.memory import estimate
 from launcher.planning.model_info import ModelInfo, from_config, read
 from launcher.planning.plan import Endpoints, make_plan
 from launcher.planning.prefill import prefill_tokens
 from model_server.attention.choice import AttentionChoice
+from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.models.load import load_runner
-from model_server.models.model import describe
+from model_server.models.model import describe, in_slots, with_adapters
 from model_server.weights.checkpoint import examine
 
 CPU = torch.device("cpu")
@@ -166,3 +170,33 @@ def test_the_plan_shows_them() -> None:
     assert rows(info(None, **GPTQ))["weights"] == "gptq"
     assert rows(None)["weights"] == "decided by the shard"
     assert rows(None)["kv cache"] == "the model's type"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_slots_for_adapters_take_what_was_estimated(count: int, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False)
+    config = LauncherConfig(lora_root=str(tmp_path), lora_slots=3, lora_max_rank=16)
+
+    def taken(group: ProcessGroup) -> int:
+        model = with_adapters(describe(examine(folder)), {}, room=1, max_rank=16)
+        placement = Placement(CPU, torch.float32, Ranks.of(group))
+        runner: Any = load_runner(in_slots(model, 3), placement, AttentionChoice("reference", CPU))
+        sites = runner.adapters
+        slots = [site.linear._slots for site in sites._sites]
+        others = [site.linear._head for site in sites._sites if site.linear._head] + [sites._table[0]._slots]
+        tensors = [t for one in [*slots, *others] for t in vars(one).values() if isinstance(t, torch.Tensor)]
+        return sum(t.nbytes for t in tensors)
+
+    known = read(folder)
+    assert known is not None
+    expected = slot_bytes(config, known, count, 4)
+    for found in on_ranks(count, taken):
+        assert found == pytest.approx(expected, rel=0.03)
+    assert slot_bytes(LauncherConfig(lora_adapters="a=./a"), known, count, 4) == 0
+
+
+def test_slots_leave_less_for_the_cache() -> None:
+    plain = estimate(LauncherConfig(), gpus(), info(), 1)
+    beside = estimate(LauncherConfig(lora_root="/adapters"), gpus(), info(), 1)
+    assert plain.tokens is not None and beside.tokens is not None and beside.token is not None
+    assert 3.1e9 < (plain.tokens - beside.tokens) * beside.token < 3.3e9
