@@ -168,7 +168,7 @@ def test_sigterm_ends_a_launch_that_downloads(hub: HubServer, repository: Reposi
 @pytest.mark.parametrize(
     ("method", "flag", "message"),
     [
-        ("torchao", None, f"{ID} is quantized with torchao, which is not served; served are gptq, awq, "),
+        ("quanto", None, f"{ID} is quantized with quanto, which is not served; served are gptq, awq, "),
         pytest.param(
             "gptq", "fp8",
             f"`--quantize fp8` quantizes plain weights on load, but {ID} is stored as gptq; leave it out",

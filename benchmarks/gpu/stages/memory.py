@@ -24,7 +24,8 @@ from model_server.engine.engine import Engine
 from model_server.engine.warm_up import MemoryPlan, WarmupRequest, warm_up
 from model_server.errors import OutOfMemoryError
 from model_server.memory.budget import CudaMemory
-from model_server.runner.cuda_graphs import DEFAULT_SIZES, GraphedRunner
+from model_server.runner.cuda_graphs import GraphedRunner
+from model_server.runner.graph_sizes import DEFAULT_SIZES
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from wire.extensions import Extension
 
