@@ -17,8 +17,8 @@ from model_server.attention.choice import AttentionChoice
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.cuda_graphs import GraphedRunner
-from model_server.runner.graph_sizes import DEFAULT_SIZES
 from model_server.runner.graph_capture import CudaGraphCapture
+from model_server.runner.graph_sizes import DEFAULT_SIZES
 from model_server.runner.runner import ModelInputs
 
 MAX_LENGTH = 4096
