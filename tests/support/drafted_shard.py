@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.engine_shard import EngineShard
+from support.engine_shard import EngineShard, generations_of
 from support.loading import CPU, load
+from support.meeting_ranks import on_ranks
 
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.group import ProcessGroup
@@ -66,3 +67,19 @@ def shard_of(
 
 def ids_of(found: dict[int, list[Any]]) -> dict[int, list[int]]:
     return {key: [i for g in rows if g.tokens is not None for i in g.tokens.ids] for key, rows in found.items()}
+
+
+def check_two_ranks(tokenizer: Tokenizer, base: Path, speculator: Path | str) -> None:
+    """Two ranks draft, and say, what one does."""
+
+    def work(group: ProcessGroup) -> tuple[dict[int, list[int]], list[list[int]]]:
+        shard, asked = shard_of(tokenizer, base, speculator, group if group.size > 1 else None)
+        results = [shard.prefill(0, *[shard.request([5 + i, 6, 7, 8], 12) for i in range(3)])]
+        while results[-1].batch is not None:
+            results.append(shard.decode(0))
+        return ids_of(generations_of(*results)), [ids for _, _, ids in asked]
+
+    alone, drafts = work(ProcessGroup())
+    ranks = on_ranks(2, work)
+    assert ranks[0][0] | ranks[1][0] == alone
+    assert ranks[0][1] == ranks[1][1] == drafts

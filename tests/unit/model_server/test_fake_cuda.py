@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from model_server.distributed.layout import Axis, Layout, Ranks
 from model_server.distributed.placement import Placement
 from model_server.distributed.stage_links import StageTokens
 from model_server.engine.calls import DecodeCall, Session
-from model_server.engine.running import StepTimes, SubmittedStep
+from model_server.engine.running import Running, StepTimes, SubmittedStep
 from model_server.engine.step import Stepper
 from model_server.layers.experts.experts import ExpertWeights
 from model_server.layers.experts.grouped import GroupedExperts
@@ -121,6 +122,18 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         yield decoder(state, config)
 
 
+def submit(stepper: Stepper, running: Running, cache: KvCache, *extensions: BlockExtension) -> SubmittedStep:
+    """A step of all rows of the batch, which leaves its tokens on the device and waits for nothing."""
+    session = Session(extensions=frozenset(Extension), max_prefill_tokens=1000)
+    submitted = SubmittedStep(StepTimes())
+    call = DecodeCall(batch_ids=(0,), sequence=0, extensions=extensions)
+    with NeverWaits():
+        assert not stepper.submit(running, submitted, call, cache, session)
+    assert submitted.sampled is not None and submitted.sampled.ids.device == CUDA
+    assert submitted.sampled.ids.shape == (len(running.batch.sequences),)
+    return submitted
+
+
 def test_every_step_stays_on_the_device(runner: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts, then decode steps whose ids the host never sees: replayed and not, with more blocks and with leavers."""
     sampler = Sampler(runner.vocab_size, CUDA)
@@ -132,16 +145,10 @@ def test_every_step_stays_on_the_device(runner: Decoder, monkeypatch: pytest.Mon
     assert graphs.captured_sizes == (2, 4, 8) and graphs.captured_tokens == (64,)
     stepper = Stepper(graphs, sampler, CUDA, BLOCK, lambda running: None)
     running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
-    session = Session(extensions=frozenset(Extension), max_prefill_tokens=1000)
 
     def step(*extensions: BlockExtension) -> None:
-        submitted = SubmittedStep(StepTimes())
-        call = DecodeCall(batch_ids=(0,), sequence=0, extensions=extensions)
-        with NeverWaits():
-            assert not stepper.submit(running, submitted, call, cache, session)
-        assert submitted.sampled is not None and submitted.sampled.ids.device == CUDA
-        assert submitted.sampled.ids.shape == (len(running.batch.sequences),)
-        assert submitted.sampled.ids.dtype == torch.int64
+        found = submit(stepper, running, cache, *extensions)
+        assert found.sampled is not None and found.sampled.ids.dtype == torch.int64
 
     for _ in range(4):
         step()
@@ -172,17 +179,8 @@ def test_windows_stay_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(DeviceSpeculator, "length", lambda *_: next(lengths))
         stepper = Stepper(graphs, sampler, CUDA, BLOCK, lambda running: None, None, speculator)
         running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
-        session = Session(extensions=frozenset(Extension), max_prefill_tokens=1000)
 
-        def step(*extensions: BlockExtension) -> SubmittedStep:
-            submitted = SubmittedStep(StepTimes())
-            call = DecodeCall(batch_ids=(0,), sequence=0, extensions=extensions)
-            with NeverWaits():
-                assert not stepper.submit(running, submitted, call, cache, session)
-            assert submitted.sampled is not None and submitted.sampled.ids.device == CUDA
-            assert submitted.sampled.ids.shape == (len(running.batch.sequences),)
-            return submitted
-
+        step = partial(submit, stepper, running, cache)
         assert step().window is None
         for _ in range(4):
             assert step().window is not None

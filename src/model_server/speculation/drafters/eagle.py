@@ -17,8 +17,8 @@ from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.decoder.attention.multi_head import Attention
 from model_server.models.decoder.mlp import DenseMlp
-from model_server.models.decoder.parts import Step
 from model_server.runner.runner import Kept, ModelInputs
+from model_server.speculation.drafters.layer_drafter import begin_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,7 @@ class EagleLayer:
         """[n, hidden], before the last norm."""
         embedded = self.embed(inputs.input_ids)
         hidden = torch.zeros_like(embedded) if inputs.hidden is None else inputs.hidden
-        metadata = inputs.attention
-        step = Step(
-            positions=inputs.positions,
-            rotations=tuple(r.rotations(inputs.positions, metadata.max_kv_length) for r in self.rotaries),
-            slots=metadata.slots,
-            cache=cache,
-            attention=self.backend.begin(metadata, cache),
-            is_decode=metadata.is_decode,
-        )
+        step = begin_step(inputs, self.rotaries, self.backend, cache)
         normed = self.hidden_norm(hidden)
         values = self.attention(torch.cat((self.input_norm(embedded), normed), dim=-1), step)
         residual = normed if self.norms_residual else hidden

@@ -14,10 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from model_server.attention.backend import AttentionBackend
 from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.models.decoder.parts import Step
 from model_server.runner.runner import Kept, ModelInputs
 from model_server.speculation.costs import step_costs
 from model_server.speculation.drafters.drafter import ComputedRow, DraftRow
@@ -26,6 +28,19 @@ from model_server.speculation.pace import Pace
 
 # Positions of a request that wait to be computed, beyond which they are, even if nothing is drafted.
 _MOST_WAITING = 256
+
+
+def begin_step(inputs: ModelInputs, rotaries: Rows[Rotary], backend: AttentionBackend, cache: KvCache) -> Step:
+    """What the layer shares in one forward."""
+    metadata = inputs.attention
+    return Step(
+        positions=inputs.positions,
+        rotations=tuple(rotary.rotations(inputs.positions, metadata.max_kv_length) for rotary in rotaries),
+        slots=metadata.slots,
+        cache=cache,
+        attention=backend.begin(metadata, cache),
+        is_decode=metadata.is_decode,
+    )
 
 
 class DraftLayer(Protocol):

@@ -25,12 +25,11 @@ from model_server.models.decoder.blocks import Block, residual_norm
 from model_server.models.decoder.build import load_block
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.loader import Loader
-from model_server.models.decoder.parts import Step
 from model_server.models.decoder.spec import Spec
 from model_server.models.decoder.vocabulary import head_over
 from model_server.quantization.scheme import Scheme
 from model_server.runner.runner import Kept, ModelInputs
-from model_server.speculation.drafters.layer_drafter import LayerDrafter
+from model_server.speculation.drafters.layer_drafter import LayerDrafter, begin_step
 from model_server.weights.matrix import Part
 from model_server.weights.reader import WeightReader
 
@@ -76,15 +75,7 @@ class MtpLayer:
         # As in training, where the first position has no token before it.
         embedded = embedded.masked_fill((inputs.positions == 0).unsqueeze(-1), 0)
         hidden = torch.zeros_like(embedded) if inputs.hidden is None else inputs.hidden
-        metadata = inputs.attention
-        step = Step(
-            positions=inputs.positions,
-            rotations=tuple(r.rotations(inputs.positions, metadata.max_kv_length) for r in self.rotaries),
-            slots=metadata.slots,
-            cache=cache,
-            attention=self.backend.begin(metadata, cache),
-            is_decode=metadata.is_decode,
-        )
+        step = begin_step(inputs, self.rotaries, self.backend, cache)
         mixed = self.mix(torch.cat((self.embedding_norm(embedded), self.states_norm(hidden)), dim=-1))
         return residual_norm(self.norm, *self.block(mixed, None, step))[1]
 

@@ -13,17 +13,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from support.drafted_shard import FREE, drafter_of, ids_of, shard_of
+from support.drafted_shard import FREE, check_two_ranks, drafter_of, ids_of, shard_of
 from support.engine_shard import generations_of, mixed_requests, tokens_of
 from support.loading import load
-from support.meeting_ranks import on_ranks
 from support.tiny_drafters import eagle3
 from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from model_server.batch.extension import BlockExtension
-from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.speculation.drafters import layer_drafter
 from model_server.speculation.model_speculator import ModelSpeculator
@@ -220,17 +218,7 @@ def test_a_request_that_was_preempted(folders: dict[str, Path], base: Path, toke
 def test_two_ranks_draft_and_say_what_one_does(
     kind: str, folders: dict[str, Path], base: Path, tokenizer: Tokenizer
 ) -> None:
-    def work(group: ProcessGroup) -> tuple[dict[int, list[int]], list[list[int]]]:
-        shard, asked = shard_of(tokenizer, base, folders[kind], group if group.size > 1 else None)
-        results = [shard.prefill(0, *[shard.request([5 + i, 6, 7, 8], 12) for i in range(3)])]
-        while results[-1].batch is not None:
-            results.append(shard.decode(0))
-        return ids_of(generations_of(*results)), [ids for _, _, ids in asked]
-
-    alone, drafts = work(ProcessGroup())
-    ranks = on_ranks(2, work)
-    assert ranks[0][0] | ranks[1][0] == alone
-    assert ranks[0][1] == ranks[1][1] == drafts
+    check_two_ranks(tokenizer, base, folders[kind])
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, base: Path, tokenizer: Tokenizer) -> None:

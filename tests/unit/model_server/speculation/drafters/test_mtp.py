@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.drafted_shard import drafter_of, ids_of, shard_of
+from support.drafted_shard import check_two_ranks, drafter_of, ids_of, shard_of
 from support.engine_shard import generations_of, mixed_requests
 from support.loading import load
-from support.meeting_ranks import on_ranks
 from support.tiny_drafters import with_mtp
 from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.text.tokenizer import Tokenizer
 
@@ -106,19 +104,7 @@ def test_drafts_are_those_of_the_formulas_and_tokens_those_without(
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_draft_and_say_what_one_does(kind: str, folders: dict[str, tuple[Path, Path]]) -> None:
     _, folder = folders[kind]
-    tokenizer = Tokenizer.load(folder)
-
-    def work(group: ProcessGroup) -> tuple[dict[int, list[int]], list[list[int]]]:
-        shard, asked = shard_of(tokenizer, folder, "mtp", group if group.size > 1 else None)
-        results = [shard.prefill(0, *[shard.request([5 + i, 6, 7, 8], 12) for i in range(3)])]
-        while results[-1].batch is not None:
-            results.append(shard.decode(0))
-        return ids_of(generations_of(*results)), [ids for _, _, ids in asked]
-
-    alone, drafts = work(ProcessGroup())
-    ranks = on_ranks(2, work)
-    assert ranks[0][0] | ranks[1][0] == alone
-    assert ranks[0][1] == ranks[1][1] == drafts
+    check_two_ranks(Tokenizer.load(folder), folder, "mtp")
 
 
 def test_a_model_without_such_a_layer_is_refused(folders: dict[str, tuple[Path, Path]]) -> None:
