@@ -263,8 +263,8 @@ def announce(
         quantize=quantize,
         adapters=traits.adapters,
         speculate=0 if traits.keeps_state else config.num_drafted,
-        # With one more than stages, each has its next step before it has finished one.
         image_reserve=traits.image_reserve,
+        # With one more than stages, each has its next step before it has finished one.
         micro_batches=1 if layout.stage.size == 1 else layout.stage.size + 1,
         urls=tuple(config.endpoints)
         or tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(layout.world.size)),

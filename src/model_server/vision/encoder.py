@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from model_server.distributed.group import ProcessGroup
-from model_server.vision.files import ImageFiles
 from model_server.vision.image import Encoded, EncodedImages, Image, SeesImages
-from model_server.vision.samples import SampleImages
+
+if TYPE_CHECKING:  # they load an image library, which a shard of a text model does not need
+    from model_server.vision.files import ImageFiles
+    from model_server.vision.samples import SampleImages
 
 
 class ImageEncoder:

@@ -65,13 +65,15 @@ def test_a_native_family_with_dynamic_rope_is_transformers_own(tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_a_native_family_does_not_import_transformers(tmp_path: Path) -> None:
+def test_a_native_family_imports_neither_transformers_nor_an_image_library(tmp_path: Path) -> None:
     tiny_checkpoint("llama", tmp_path, with_tokenizer=False)
     script = (
         "import sys, torch; from pathlib import Path\n"
         "from support.loading import load\n"
+        "import model_server.shard\n"
         "load(Path(sys.argv[1]))\n"
         "assert 'transformers' not in sys.modules\n"
+        "assert 'PIL' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120, env=child_environment())
 
