@@ -11,10 +11,10 @@ from router.images.prompt import ImagePrompts
 from router.images.reader import ImageLimits, ImageReader
 from router.images.store import ImageStore
 from router.metrics import Metrics
-from wire.images.decoding import Detail, ImageError
+from wire.images.decoding import ImageError
 from wire.images.families import FAMILIES
 from wire.images.frames import Job
-from wire.images.prepared import PreparedImage
+from wire.images.prepared import Detail, PreparedImage
 from wire.images.preparing import Preparer
 
 

@@ -7,8 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from router.errors import ValidationError
-from wire.images.decoding import Detail
-from wire.images.prepared import PreparedImage
+from wire.images.prepared import Detail, PreparedImage
 
 _BEGIN = "![]("
 _MARKER = re.compile(r"!\[\]\((?=https?://|data:)")

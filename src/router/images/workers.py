@@ -14,9 +14,8 @@ from router.images.asked import invalid
 from router.worker.lane import Lane
 from router.worker.pair import QueuedWorker
 from wire.images import frames
-from wire.images.decoding import Detail
 from wire.images.frames import Job
-from wire.images.prepared import PreparedImage
+from wire.images.prepared import Detail, PreparedImage
 from wire.worker.process import WorkerEndedError
 
 logger = logging.getLogger(__name__)

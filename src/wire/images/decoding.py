@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-Detail = Literal["auto", "high", "low"]
+from wire.images.prepared import Detail
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF")
 _LOW_DETAIL_SIDE = 512

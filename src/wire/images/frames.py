@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 
-from wire.images.decoding import Detail
-from wire.images.prepared import Feature, PreparedImage
+from wire.images.prepared import Detail, Feature, PreparedImage
 
 _LENGTH = struct.Struct(">I")
 

@@ -12,6 +12,9 @@ ITEM_BYTES: Mapping[FeatureType, int] = {
 }  # fmt: skip
 KEY_BYTES = 32
 
+Detail = Literal["auto", "high", "low"]
+"""What a request asks of an image's size; `low`: it is reduced first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Feature:

@@ -16,11 +16,11 @@ from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor
 
 from wire.images import layouts
-from wire.images.decoding import Detail, ImageError, decode
+from wire.images.decoding import ImageError, decode
 from wire.images.families import FAMILIES, family_name
 from wire.images.layouts import LayoutOf
 from wire.images.llama4 import Llama4Processor
-from wire.images.prepared import Feature, FeatureType, PreparedImage
+from wire.images.prepared import Detail, Feature, FeatureType, PreparedImage
 from wire.images.rounding import bfloat16_bits
 
 ModelType = FeatureType

@@ -118,8 +118,8 @@ def test_help_and_errors_of_the_process(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.startswith('Error: Backend("Unable to connect')
 
 
-def test_a_start_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, router.server.server; print({'torch', 'transformers'} & set(sys.modules))"
+def test_a_start_imports_no_torch_transformers_or_image_library() -> None:
+    code = "import sys, router.server.server; print({'torch', 'transformers', 'PIL'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()"
     code = "import sys, router.cli; print({'fastapi', 'grpc', 'tokenizers', 'numpy', 'pydantic'} & set(sys.modules))"

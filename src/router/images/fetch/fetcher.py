@@ -55,7 +55,7 @@ class UrlFetcher:
         if there are any; they may be private. resolve, ssl_context, wait_s (for a place): for tests."""
         self._mode = mode
         self._limit_s = limit_s
-        self._hosts = frozenset(one.lower() for one in hosts)
+        self._hosts = frozenset(map(_listed, hosts))
         self._places = FetchPlaces(
             in_all=_MAX_AT_ONCE, of_a_host=_MAX_OF_A_HOST, wait_s=limit_s if wait_s is None else wait_s
         )
@@ -130,14 +130,24 @@ class UrlFetcher:
             raise _FetchError("the URL is not valid")
         if self._hosts and not self._is_listed(host, port or _PORTS[parts.scheme]):
             raise _FetchError("host not allowed")
-        return host
+        return _without_dot(host)
 
     def _is_listed(self, host: str, port: int) -> bool:
-        host = host.lower()
+        host = _without_dot(host.lower())
         return host in self._hosts or f"{host}:{port}" in self._hosts
 
     def _may_be_private(self, host: str, port: int) -> bool:
         return self._mode == "all" or self._is_listed(host, port)
+
+
+def _without_dot(host: str) -> str:
+    """A name that ends with a dot is the same host."""
+    return host.removesuffix(".")
+
+
+def _listed(asked: str) -> str:
+    """`HOST` or `HOST:PORT` of the option, as hosts of URLs are compared with it."""
+    return _without_dot(asked.lower()).replace(".:", ":")
 
 
 def _redirected(url: str, location: str) -> str:

@@ -156,9 +156,10 @@ async def test_a_redirect_to_a_private_address_of_an_open_list(server: Server) -
 
 
 async def test_hosts_that_are_listed_may_be_private_and_are_the_only_ones(server: Server) -> None:
-    for listed in ("pictures", f"pictures:{server.port}"):
+    for listed in ("pictures", f"pictures:{server.port}", "Pictures.", f"pictures.:{server.port}"):
         one = fetcher(mode="public", hosts=[listed])
         assert await one.fetch(f"http://PICTURES:{server.port}/file", 100) == FILE
+        assert await one.fetch(f"http://pictures.:{server.port}/file", 100) == FILE
         assert await refusal(one, f"http://x:{server.port}/file") == "Could not fetch image: host not allowed"
     one = fetcher(hosts=["pictures:1"])
     assert await refusal(one, f"http://pictures:{server.port}/file") == "Could not fetch image: host not allowed"
@@ -191,7 +192,8 @@ async def test_a_slow_server_has_a_limit(path: str, server: Server) -> None:
 async def test_slow_files_of_a_host_hold_up_no_other_host(server: Server) -> None:
     """And what waits for a place is not called slow."""
     one = fetcher(wait_s=0.05)
-    slow = [asyncio.create_task(one.fetch(f"http://slow:{server.port}/silent", 100)) for _ in range(8)]
+    names = ("slow", "slow.") * 4  # a host by two names
+    slow = [asyncio.create_task(one.fetch(f"http://{name}:{server.port}/silent", 100)) for name in names]
     while len(server.heads) < 4:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert await one.fetch(f"http://other:{server.port}/file", 100) == FILE
