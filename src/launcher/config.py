@@ -367,7 +367,7 @@ def _check_token_limits(config: LauncherConfig) -> None:
 def _check_served(config: LauncherConfig) -> None:
     taken = (config.model_id or DEFAULT_MODEL_ID, *config.served_model_name)
     check_adapters(config.lora_adapters, ArgumentValidation, taken=taken)
-    check_lora_root(config.lora_root, config.api_key, num_nodes(config), ArgumentValidation)
+    check_lora_root(config.lora_root, config.api_key, ArgumentValidation, leads=not config.node_rank)
     adapters = config.lora_adapters or config.lora_root
     check_slots(config.lora_slots, config.lora_max_rank, adapters, ArgumentValidation)
     if config.quantize == "exl2" and (config.num_shard or 1) > 1:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from support.slow_relay import slow_relay
 
 from model_server.errors import StartupError
 from model_server.rpc.endpoint import Endpoint, EndpointPlan
+from router.lora.registry import AdapterRefused
 from router.shards.client import Rpc, ShardClient
 from router.shards.interface import DecodeCall, NewBatch, NewRequest, PrefillCall, ShardError
 from router.shards.pool import ShardPool
 from router.shards.warm_up import WarmUpPlan
+from wire.lora.v1 import lora_pb2, lora_pb2_grpc
 from wire.rpc import remote_grpc
 from wire.rpc.mutual_tls import MutualTls
 
@@ -46,9 +48,15 @@ def batch_of(*names: str) -> NewBatch:
 
 @asynccontextmanager
 async def nodes(
-    shards: list[FakeShard], prefix: str, size: int = 2, token: str | None = None, tls: MutualTls | None = None
+    shards: list[FakeShard],
+    prefix: str,
+    size: int = 2,
+    token: str | None = None,
+    tls: MutualTls | None = None,
+    adapters: Sequence[lora_pb2_grpc.AdaptersServicer] = (),
 ) -> AsyncIterator[str]:
-    """The ranks behind `size` endpoints, the first a unix one, the others on TCP; yields the socket of rank 0."""
+    """The ranks behind `size` endpoints, the first a unix one, the others on TCP; yields the socket of rank 0.
+    adapters: the service of each rank."""
     sockets = [Path(f"{prefix}-{rank}") for rank in range(len(shards))]
     each = len(shards) // size
     plans = [
@@ -60,7 +68,7 @@ async def nodes(
         )
         for node in range(size)
     ]
-    async with serve(*shards, prefix=prefix) as path:
+    async with serve(*shards, prefix=prefix, adapters=adapters) as path:
         shards[0].urls = tuple(plan.url for plan in plans)
         endpoints = [Endpoint(plan) for plan in plans]
         for endpoint in endpoints:
@@ -210,3 +218,44 @@ async def test_a_port_that_is_taken_is_named(tmp_path):
         url = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(StartupError, match=f"cannot listen on {url} for the router; choose another --shard-port"):
             await Endpoint(EndpointPlan(url=url, sockets=(tmp_path / "socket",))).start()
+
+
+class Adapters(lora_pb2_grpc.AdaptersServicer):  # type: ignore[misc]  # generated code has no types
+    """What one rank loads: `size` bytes of an adapter that has `whole`. refused: why it loads none."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.whole, self.refused = size, 100, ""
+        self.loaded: dict[int, str] = {}
+        self.sequences: list[int] = []
+
+    async def Load(self, request: Any, context: Any) -> Any:
+        if self.refused:
+            return lora_pb2.LoadResponse(refused=self.refused)
+        if request.id:
+            self.loaded[request.id] = request.name
+        return lora_pb2.LoadResponse(num_bytes=self.size if request.id else self.whole, rank=4)
+
+    async def Drop(self, request: Any, context: Any) -> Any:
+        self.loaded.pop(request.id, None)
+        self.sequences.append(request.sequence)
+        return lora_pb2.DropResponse()
+
+
+async def test_adapters_are_loaded_on_all_ranks_of_all_nodes_or_on_none(tmp_path, shards):
+    ranks = [Adapters(size) for size in (1, 2, 3, 9)]
+    async with nodes(shards, str(tmp_path / "shard"), token=TOKEN, adapters=ranks) as path:
+        pool = await connected(path)
+        assert (await pool.check_adapter("a", "folder")).num_bytes == 100
+        size = await pool.load_adapter(1, "a", "folder")
+        assert (size.num_bytes, size.rank) == (9, 4) and all(rank.loaded == {1: "a"} for rank in ranks)
+        ranks[3].refused = "it is damaged"
+        with pytest.raises(AdapterRefused, match="it is damaged"):
+            await pool.load_adapter(2, "b", "folder")
+        assert all(rank.loaded == {1: "a"} for rank in ranks)
+        await pool.drop_adapter(1)
+        assert all(rank.loaded == {} and rank.sequences == [0, 1] for rank in ranks)
+        ranks[2].refused, ranks[2].whole = "", 99
+        ranks[3].refused = ""
+        with pytest.raises(AdapterRefused, match="LoRA adapter `b`: the nodes have different adapters in folder"):
+            await pool.check_adapter("b", "folder")
+        await pool.close()

@@ -10,9 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from support.metrics_text import metrics_of
-from support.peft_adapters import peft_adapter, peft_logits
+from support.peft_adapters import assert_tokens_of_peft, peft_adapter
 from support.running_server import running_server
 from support.tiny_models import tiny_checkpoint
 
@@ -20,8 +19,6 @@ pytestmark = pytest.mark.e2e
 
 NEW_TOKENS = 12
 PROMPT = "The quick brown fox jumps over the lazy dog, and the cache kept its keys"
-# Tokens that score nearly alike may change places; relative to the largest logit.
-NEAR_TIE = 1e-4
 
 Folders = dict[str | None, Path | None]
 
@@ -77,13 +74,6 @@ def generated(client: httpx.Client, adapter: str | None, prompt: str) -> list[in
     answer = client.post("/generate", json={"inputs": prompt, "parameters": parameters})
     assert answer.status_code == 200, answer.text
     return [token["id"] for token in answer.json()["details"]["tokens"]]
-
-
-def assert_tokens_of_peft(model: Path, adapter: Path | None, prompt: list[int], tokens: list[int]) -> None:
-    logits = peft_logits(model, adapter, [torch.tensor(prompt + tokens)])[0]
-    for at, token in enumerate(tokens):
-        scores = logits[len(prompt) + at - 1]
-        assert float(scores.max() - scores[token]) <= NEAR_TIE * float(scores.abs().max()), f"{adapter}, token {at}"
 
 
 def test_adapters_come_and_go_while_requests_run(client: httpx.Client, model: Path, root: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from support import node_namespaces
 from support.node_group import HTTP_PORT, NodeGroup, generation, node_group
 from support.node_namespaces import Machine, Network, network, wait_until
+from support.peft_adapters import assert_tokens_of_peft, peft_adapter
 from support.running_server import running_server
 from support.tiny_models import tiny_checkpoint
 
@@ -215,6 +216,37 @@ def test_nodes_are_the_stages_of_a_pipeline(alone: list[Any], tmp_path: Path, si
         with ThreadPoolExecutor(len(CASES)) as pool:
             answers = list(pool.map(lambda parameters: group.generate(**parameters), CASES))
     assert [said(answer) for answer in answers] == [said(answer) for answer in alone]
+
+
+@pytest.mark.long
+def test_adapters_come_and_go_on_all_nodes(group: NodeGroup, net: Network, tmp_path: Path) -> None:
+    """Each node is a stage of two shards, one of them behind its endpoint."""
+    pytest.importorskip("peft")
+    model, root = tiny_checkpoint("llama", tmp_path / "llama"), tmp_path / "root"
+    folders = {None: None, "ode": peft_adapter(model, root / "ode", 1), "haiku": peft_adapter(model, root / "haiku", 2)}
+    served = ("--model-id", str(model), "--dtype", "float32", "--lora-root", str(root))
+    served += ("--num-stage", "2", "--num-shard", "2")
+    group.api_key = "secret"
+    group.add(net.machines[0], "--nnodes", "2", *served, "--api-key", group.api_key)
+    group.add(net.machines[1], "--nnodes", "2")
+    group.wait_ready()
+
+    def tokens(adapter: str | None) -> list[int]:
+        answer = group.generate(max_new_tokens=8, ignore_eos=True, adapter_id=adapter)
+        return [token["id"] for token in answer["details"]["tokens"]]
+
+    prompt = [token["id"] for token in group.ask("POST", "/tokenize", {"inputs": "Once upon a time"})[1]]
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(tokens, [*folders, *folders]))
+    for name, of_name in zip([*folders, *folders], answers, strict=True):
+        assert_tokens_of_peft(model, folders[name], prompt, of_name)
+    assert group.ask("POST", "/v1/unload_lora_adapter", {"lora_name": "ode"})[0] == 200
+    body = {"lora_name": "haiku", "lora_path": "ode", "load_inplace": True}
+    assert group.ask("POST", "/v1/load_lora_adapter", body)[0] == 200
+    assert tokens("haiku") == answers[1]
+    (root / "haiku" / "adapter_model.safetensors").write_bytes(b"damaged")
+    status, answer = group.ask("POST", "/v1/load_lora_adapter", {"lora_name": "ode", "lora_path": "haiku"})
+    assert status == 400 and answer["error"].startswith("LoRA adapter `ode`:"), answer
 
 
 @pytest.mark.long

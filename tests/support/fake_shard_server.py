@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -12,6 +12,7 @@ import grpc.aio
 from support.fake_shard import ORDERED_CALLS, FakeShard, ShardFailure
 
 from router.shards.interface import ShardError
+from wire.lora.v1 import lora_pb2_grpc
 from wire.v3 import generate_pb2_grpc as pb_grpc
 
 
@@ -55,16 +56,20 @@ def _handler(shard: FakeShard, rpc: str) -> Callable[[Any, Any], Awaitable[Any]]
 
 
 @contextlib.asynccontextmanager
-async def serve(*shards: FakeShard, prefix: str) -> AsyncIterator[str]:
-    """Put shards behind sockets `<prefix>-<rank>`; yields the path of rank 0."""
+async def serve(
+    *shards: FakeShard, prefix: str, adapters: Sequence[lora_pb2_grpc.AdaptersServicer] = ()
+) -> AsyncIterator[str]:
+    """Put shards behind sockets `<prefix>-<rank>`; yields the path of rank 0. adapters: what loads them on each."""
     paths = [f"{prefix}-{rank}" for rank in range(len(shards))]
     servers = []
-    for shard, path in zip(shards, paths, strict=True):
+    for rank, (shard, path) in enumerate(zip(shards, paths, strict=True)):
         shard.urls = tuple(f"unix://{p}" for p in paths)
         server = grpc.aio.server(
             options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         )
         pb_grpc.add_TextGenerationServiceServicer_to_server(_Servicer(shard), server)
+        if adapters:
+            lora_pb2_grpc.add_AdaptersServicer_to_server(adapters[rank], server)
         server.add_insecure_port(f"unix:{path}")
         await server.start()
         servers.append(server)

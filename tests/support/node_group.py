@@ -91,6 +91,7 @@ class NodeGroup:
     def __init__(self, net: Network, folder: Path) -> None:
         self.net, self.folder = net, folder
         self.nodes: list[Node] = []
+        self.api_key: str | None = None  # of requests
 
     def start(self, *options: str, size: int | None = None) -> None:
         """One launcher on each machine; `options` are those of node 0."""
@@ -135,6 +136,8 @@ class NodeGroup:
         def ask() -> tuple[int, Any]:
             connection = http.client.HTTPConnection("127.0.0.1", HTTP_PORT, timeout=timeout_s)
             headers = {"content-type": "application/json"}
+            if self.api_key is not None:
+                headers["authorization"] = f"Bearer {self.api_key}"
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             text = response.read()

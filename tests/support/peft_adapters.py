@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NEAR_TIE = 1e-4
+"""Tokens that score so nearly alike may change places; relative to the largest logit."""
+
 
 def peft_adapter(model_path: Path, directory: Path, seed: int, **config: Any) -> Path:
     """Write a random adapter of the checkpoint, with `config` for `LoraConfig`; default: all linear layers, rank 4."""
@@ -36,6 +39,14 @@ def peft_logits(model_path: Path, adapter: Path | None, sequences: Sequence[Tens
     model = _base(model_path) if adapter is None else peft_model(model_path, adapter)
     with torch.inference_mode():
         return [model(input_ids=ids[None]).logits[0].float() for ids in sequences]
+
+
+def assert_tokens_of_peft(model: Path, adapter: Path | None, prompt: list[int], tokens: list[int]) -> None:
+    """`tokens` are what greedy decoding gives after `prompt`."""
+    logits = peft_logits(model, adapter, [torch.tensor(prompt + tokens)])[0]
+    for at, token in enumerate(tokens):
+        scores = logits[len(prompt) + at - 1]
+        assert float(scores.max() - scores[token]) <= NEAR_TIE * float(scores.abs().max()), f"{adapter}, token {at}"
 
 
 def peft_model(model_path: Path, adapter: Path) -> Any:

@@ -16,17 +16,14 @@ import grpc.aio
 
 from model_server.errors import StartupError
 from model_server.rpc.sockets import claim_socket
+from wire.lora.v1 import lora_pb2
 from wire.rpc import local_grpc, remote_grpc
 from wire.rpc.fan_out import gathered
 from wire.rpc.mutual_tls import MutualTls, open_port
 from wire.v3 import generate_pb2 as pb
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["TextGenerationService"]
+_SERVICES = (pb.DESCRIPTOR.services_by_name["TextGenerationService"], lora_pb2.DESCRIPTOR.services_by_name["Adapters"])
 _UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-_NESTED = frozenset(
-    method.name for method in _SERVICE.methods if "other_ranks" in method.output_type.fields_by_name
-)  # fmt: skip
-"""Calls whose answers the router needs of every rank."""
 _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 _TRACE = frozenset({"traceparent", "tracestate"})
 
@@ -55,11 +52,11 @@ class Endpoint:
         ]
         options = [*_UNLIMITED, *remote_grpc.PINGED]
         self._server = grpc.aio.server(interceptors=[_RequireToken(plan.token)], options=options)
-        handlers = {
-            method.name: grpc.unary_unary_rpc_method_handler(self._passing_on(method.name))
-            for method in _SERVICE.methods
-        }  # fmt: skip
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers)])
+        for service in _SERVICES:
+            handlers = {
+                method.name: grpc.unary_unary_rpc_method_handler(self._passing_on(method)) for method in service.methods
+            }
+            self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service.full_name, handlers)])
 
     async def start(self) -> None:
         """Listen. Raises StartupError if the address is taken."""
@@ -78,8 +75,9 @@ class Endpoint:
         for channel in self._channels:
             await channel.close()
 
-    def _passing_on(self, name: str) -> Handler:
-        path = f"/{_SERVICE.full_name}/{name}"
+    def _passing_on(self, method: Any) -> Handler:
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        is_nested = "other_ranks" in method.output_type.fields_by_name  # the router needs the answers of every rank
         calls = [channel.unary_unary(path) for channel in self._channels]
 
         async def answer(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
@@ -92,7 +90,7 @@ class Endpoint:
             except grpc.aio.AioRpcError as error:
                 await context.abort(error.code(), error.details() or "")
                 raise AssertionError("abort does not return") from error
-            if name not in _NESTED or not others:
+            if not others or not is_nested:
                 return own
             rest: bytes = pb.OtherRanks(other_ranks=others).SerializeToString()
             return own + rest

@@ -105,16 +105,20 @@ class ShardPool:
     # Adapters that come while the shards serve.
 
     async def check_adapter(self, name: str, path: str) -> AdapterSize:
-        return await self._size_of(lora_pb.LoadRequest(name=name, path=path))
+        sizes = await self._sizes_of(lora_pb.LoadRequest(name=name, path=path))
+        if len(set(sizes)) > 1:
+            raise AdapterRefused(f"LoRA adapter `{name}`: the nodes have different adapters in {path}")
+        return sizes[0]
 
     async def load_adapter(self, load_id: int, name: str, path: str) -> AdapterSize:
         """Beside the order: it takes longer than a step. On all ranks or on none."""
         try:
-            return await self._size_of(lora_pb.LoadRequest(id=load_id, name=name, path=path))
+            sizes = await self._sizes_of(lora_pb.LoadRequest(id=load_id, name=name, path=path))
         except (AdapterRefused, AdapterLost):
             with contextlib.suppress(AdapterLost):
                 await self.drop_adapter(load_id)
             raise
+        return AdapterSize(max(size.num_bytes for size in sizes), max(size.rank for size in sizes))
 
     async def drop_adapter(self, load_id: int) -> None:
         """In the order of the numbered calls: all ranks drop it between the same two steps."""
@@ -123,15 +127,16 @@ class ShardPool:
         except ShardError as error:
             raise AdapterLost(str(error)) from error
 
-    async def _size_of(self, request: lora_pb.LoadRequest) -> AdapterSize:
+    async def _sizes_of(self, request: lora_pb.LoadRequest) -> list[AdapterSize]:
+        """In rank order."""
         try:
-            answers = await self._to_all("LoadAdapter", request)
+            answers = _of_all_ranks(await self._to_all("LoadAdapter", request))
         except ShardError as error:
             raise AdapterLost(str(error)) from error
         refused = next((answer.refused for answer in answers if answer.HasField("refused")), None)
         if refused is not None:
             raise AdapterRefused(refused)
-        return AdapterSize(max(answer.num_bytes for answer in answers), max(answer.rank for answer in answers))
+        return [AdapterSize(answer.num_bytes, answer.rank) for answer in answers]
 
     # Fan-out.
 

@@ -55,10 +55,6 @@ def test_defaults_of_tgi() -> None:
         ({"lora_root": "/nowhere", "api_key": "k"}, ["`--lora-root` /nowhere: no such directory"]),
         ({"lora_root": "/tmp"}, ["`--lora-root` lets clients load adapters: it needs `--api-key`"]),
         (
-            {"lora_root": "/tmp", "api_key": "k", "nnodes": 2, "group_token": "t"},
-            ["`--lora-root` is served on one node"],
-        ),
-        (
             {"kv_cache_dtype": "fp8_e5m2", "attention": "flash_attn"},
             ["--attention flash_attn keeps its cache in the model's type; leave --kv-cache-dtype out or use triton"],
         ),
