@@ -26,10 +26,13 @@ class AdapterRows:
     of the tokens.
 
     numbers, kept_numbers: of the adapter of each row, or BASE; int64 in host memory. tiles, kept_tiles: the same rows
-    as `kernels/lora` reads them, on the device; None: no kernels run there.
+    as `kernels/lora` reads them, on the device; slots, kept_slots: the same as a number for each row, int32 on the
+    device. None: no kernels run there.
     """
 
-    __slots__ = ("_device", "_groups", "_kept", "kept_numbers", "kept_tiles", "numbers", "tiles")
+    __slots__ = (
+        "_device", "_groups", "_kept", "kept_numbers", "kept_slots", "kept_tiles", "numbers", "slots", "tiles",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -38,11 +41,15 @@ class AdapterRows:
         device: torch.device,
         tiles: Tensor | None = None,
         kept_tiles: Tensor | None = None,
+        slots: Tensor | None = None,
+        kept_slots: Tensor | None = None,
     ) -> None:
         self.numbers = numbers
         self.kept_numbers = kept_numbers
         self.tiles = tiles
         self.kept_tiles = kept_tiles
+        self.slots = slots
+        self.kept_slots = kept_slots
         self._device = device
         self._groups: Groups | None = None
         self._kept: Groups | None = None
@@ -78,6 +85,10 @@ class AdapterRows:
     def tiles_among(self, num_rows: int) -> Tensor | None:
         """The same in tiles."""
         return self.kept_tiles if num_rows == len(self.kept_numbers) else self.tiles
+
+    def slots_among(self, num_rows: int) -> Tensor | None:
+        """The same as a number for each row, on the device."""
+        return self.kept_slots if num_rows == len(self.kept_numbers) else self.slots
 
 
 class UniformRows(AdapterRows):
@@ -120,9 +131,13 @@ def adapter_rows(
     of_kept = of_tokens if kept is None else of_tokens[torch.from_numpy(kept)]
     if not usable(device):
         return AdapterRows(of_tokens, of_kept, device)
-    tiles = upload(torch.from_numpy(row_tiles(of_tokens.numpy())), device)
-    kept_tiles = tiles if kept is None else upload(torch.from_numpy(row_tiles(of_kept.numpy())), device)
-    return AdapterRows(of_tokens, of_kept, device, tiles, kept_tiles)
+    tiles, slots = _on_device(of_tokens, device)
+    kept_tiles, kept_slots = (tiles, slots) if kept is None else _on_device(of_kept, device)
+    return AdapterRows(of_tokens, of_kept, device, tiles, kept_tiles, slots, kept_slots)
+
+
+def _on_device(numbers: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    return upload(torch.from_numpy(row_tiles(numbers.numpy())), device), upload(numbers.int(), device)
 
 
 def _groups(numbers: npt.NDArray[np.int64], device: torch.device) -> Groups:

@@ -90,7 +90,7 @@ class GraphedRunner:
         # By places and number of sequences: the batch size that serves them.
         self._fitting: dict[int, list[int]] = {}
         self._buffers: DecodeBuffers | None = None
-        self._pieces: dict[int, PiecewiseGraph] = {}
+        self._pieces: dict[tuple[int, bool], PiecewiseGraph] = {}  # by tokens, and whether rows have adapters
         self._piece_buffers: PiecewiseBuffers | None = None
         self._cache: KvCache | None = None
 
@@ -133,7 +133,7 @@ class GraphedRunner:
     @property
     def captured_tokens(self) -> tuple[int, ...]:
         """Numbers of tokens of steps with prompts, ascending."""
-        return tuple(sorted(self._pieces))
+        return tuple(sorted(tokens for tokens, adapted in self._pieces if not adapted))
 
     def reserve_positions(self, max_positions: int) -> None:
         self._runner.reserve_positions(max_positions)
@@ -151,12 +151,13 @@ class GraphedRunner:
             graphs[found].replay()
             output = self._buffers.output[: inputs.input_ids.shape[0]]
             return output if self.traits.passed_on is None else output.clone()
-        tokens = self._tokens_for(inputs)
-        if tokens is None:
+        if (tokens := self._tokens_for(inputs)) is None:
             return self._runner.forward(inputs, cache)
-        assert self._piece_buffers is not None and inputs.logit_rows is not None and self.traits.attention is not None
-        self._piece_buffers.fill(inputs)
-        self._pieces[tokens].replay(self.traits.attention.begin(inputs.attention, cache), inputs.input_ids.shape[0])
+        attention = self.traits.attention
+        assert self._piece_buffers is not None and inputs.logit_rows is not None and attention is not None
+        self._piece_buffers.fill(inputs, tokens)
+        pieces = self._pieces[tokens, inputs.adapters is not None]
+        pieces.replay(attention.begin(inputs.attention, cache), inputs.input_ids.shape[0])
         return self._buffers.output[: inputs.logit_rows.shape[0]]
 
     def capture(self, cache: KvCache, max_length: int, world: ProcessGroup) -> None:
@@ -189,7 +190,7 @@ class GraphedRunner:
             "CUDA graphs for %d batch sizes up to %d, and for steps with prompts of up to %d tokens: %.1f MiB, %.2f s",
             len(self._graphs),
             max(self.captured_sizes, default=0),
-            max(self._pieces, default=0),
+            max(self.captured_tokens, default=0),
             (self._capture.used_bytes() - used) / 2**20,
             time.perf_counter() - started,
         )
@@ -268,10 +269,10 @@ class GraphedRunner:
         """The number of tokens to replay; None: this step is too large, or has more than tokens."""
         if inputs.logit_rows is None or inputs.embeddings or inputs.hidden is not None or inputs.positions.dim() > 1:
             return None
-        if inputs.attention.last_keys is not None or inputs.adapters is not None:
+        if inputs.attention.last_keys is not None:
             return None
-        tokens, rows = inputs.input_ids.shape[0], inputs.logit_rows.shape[0]
-        fitting = [size for size in self._pieces if size >= tokens]
+        tokens, rows, has_adapters = inputs.input_ids.shape[0], inputs.logit_rows.shape[0], inputs.adapters is not None
+        fitting = [size for size, adapted in self._pieces if size >= tokens and adapted == has_adapters]
         if self._piece_buffers is None or not fitting or rows > self._piece_buffers.rows(min(fitting)):
             return None
         return min(fitting)
@@ -290,7 +291,7 @@ class GraphedRunner:
             most = max(places * sizes[0] for places, sizes in self._families.items())
             received, num_slots = self.traits.received, self._num_slots(device)
             self._buffers = DecodeBuffers(most, width, max_length, output, device, received, num_slots)
-            self._piece_buffers = PiecewiseBuffers(TOKEN_SIZES[0], self.sizes[0], max_length, device)
+            self._piece_buffers = PiecewiseBuffers(TOKEN_SIZES[0], self.sizes[0], max_length, device, num_slots)
         except torch.OutOfMemoryError:
             has_memory = 0
         if world.all_reduce_min(has_memory):
@@ -304,11 +305,11 @@ class GraphedRunner:
         captured; if they cannot be captured at all, decode steps still may."""
         if self.traits.attention is None or self.traits.is_stage:
             return
-        for tokens in TOKEN_SIZES:
+        families = (False, True) if self._num_slots(cache.rows[0].device) else (False,)
+        for tokens, adapted in itertools.product(TOKEN_SIZES, families):
             try:
-                found = self._agreed(
-                    f"{tokens} tokens with prompts", partial(self._pieces_of, tokens, cache, world), world
-                )
+                capture = partial(self._pieces_of, tokens, cache, world, adapted=adapted)
+                found = self._agreed(f"{tokens} tokens with prompts", capture, world)
             except _ImpossibleError as error:
                 logger.warning("Steps with prompts run without CUDA graphs: %s", error)
                 if self._pieces:
@@ -316,7 +317,7 @@ class GraphedRunner:
                     self._capture.release()
                 return
             if found is not None:
-                self._pieces[tokens] = found
+                self._pieces[tokens, adapted] = found
 
     def _capture_size(self, size: int, places: int, cache: KvCache, world: ProcessGroup) -> bool:
         """One size, for steps with adapters too, on all ranks or none; whether it is there. Work that cannot be
@@ -352,14 +353,14 @@ class GraphedRunner:
         self._warm_up(work, world)
         return self._capture.capture(work)
 
-    def _pieces_of(self, tokens: int, cache: KvCache, world: ProcessGroup) -> PiecewiseGraph:
+    def _pieces_of(self, tokens: int, cache: KvCache, world: ProcessGroup, *, adapted: bool) -> PiecewiseGraph:
         buffers, decode = self._piece_buffers, self._buffers
         assert buffers is not None and decode is not None
         logits = decode.output[: buffers.rows(tokens)]
         recorder = Recorder(buffers)
 
         def work(cut: Callable[[], None]) -> None:
-            inputs = buffers.inputs(tokens, recorder.begin(cut))
+            inputs = buffers.inputs(tokens, recorder.begin(cut), adapted=adapted)
             logits.copy_(self._runner.forward(inputs, cache))
 
         self._warm_up(lambda: work(lambda: None), world)

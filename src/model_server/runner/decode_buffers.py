@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from model_server.adapters.rows import BASE, AdapterRows
-from model_server.adapters.tiles import TILE_ROWS, UNUSED, most_tiles
 from model_server.attention.metadata import AttentionMetadata
+from model_server.runner.adapter_buffers import AdapterBuffers, captured_rows
 from model_server.runner.runner import ModelInputs, TokenRow
 
 
@@ -41,10 +40,7 @@ class DecodeBuffers:
         self._kv_lengths = torch.ones(max_rows, dtype=torch.int32, device=device)
         self._tables = torch.zeros(max_rows, width, dtype=torch.int32, device=device)
         self._cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._num_slots = num_slots
-        self._tiles = torch.full(
-            (most_tiles(max_rows, num_slots), 1 + TILE_ROWS), UNUSED, dtype=torch.int32, device=device
-        )
+        self._adapters = AdapterBuffers(max_rows, num_slots, device)
         self._filled_rows = 0
         self._filled_width = 0
 
@@ -67,13 +63,8 @@ class DecodeBuffers:
             metadata,
             None,
             hidden=hidden,
-            adapters=self._adapters(num_rows) if adapted else None,
+            adapters=captured_rows(self._adapters, num_rows) if adapted else None,
         )
-
-    def _adapters(self, num_rows: int) -> AdapterRows:
-        tiles = self._tiles[: most_tiles(num_rows, self._num_slots)]
-        numbers = torch.full((num_rows,), BASE)  # which rows have which is on the device
-        return AdapterRows(numbers, numbers, tiles.device, tiles, tiles)
 
     def fill(self, inputs: ModelInputs, num_rows: int) -> None:
         """Put a decode step into the first rows, and padding into the further rows that the step before used. num_rows:
@@ -104,9 +95,6 @@ class DecodeBuffers:
             self._hidden[:rows].copy_(inputs.hidden)
             self._hidden[rows:num_rows].zero_()  # a step may write into what it gets
         if inputs.adapters is not None:
-            assert inputs.adapters.tiles is not None, "such steps alone are replayed"
-            used = inputs.adapters.tiles.shape[0]
-            self._tiles[:used].copy_(inputs.adapters.tiles)
-            self._tiles[used : most_tiles(num_rows, self._num_slots), 0].fill_(UNUSED)
+            self._adapters.fill(inputs.adapters.tiles, inputs.adapters.slots, num_rows)
         self._kv_lengths[:rows].copy_(metadata.kv_lengths)
         self._tables[:rows, :width].copy_(tables)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
+from model_server.runner.adapter_buffers import AdapterBuffers, captured_rows
 from model_server.runner.graph_capture import CapturedGraph
 from model_server.runner.runner import ModelInputs
 
@@ -37,9 +38,12 @@ class PiecewiseBuffers:
     """The fixed addresses that pieces read and write, for steps of up to `max_tokens` tokens.
 
     All calls of one shape share memory: a piece has read what attention gave before the next call overwrites it.
+    num_slots: of adapters; 0: no step has rows of any.
     """
 
-    def __init__(self, max_tokens: int, max_rows: int, max_length: int, device: torch.device) -> None:
+    def __init__(
+        self, max_tokens: int, max_rows: int, max_length: int, device: torch.device, num_slots: int = 0
+    ) -> None:
         self.max_rows = max_rows
         self.max_length = max_length
         self._max_tokens = max_tokens
@@ -49,15 +53,19 @@ class PiecewiseBuffers:
         self._logit_rows = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._no_table = torch.zeros(1, 1, dtype=torch.int32, device=device)
         self._bounds = torch.zeros(2, dtype=torch.int32, device=device)
+        self._adapters = AdapterBuffers(max_tokens, num_slots, device)
+        self._kept_adapters = AdapterBuffers(max_rows, num_slots, device)
         self._filled_tokens = 0
         self._calls: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
 
     def rows(self, num_tokens: int) -> int:
-        """How many rows of logits a step of this size computes."""
-        return min(num_tokens, self.max_rows)
+        """How many rows of logits a step of this size computes: fewer than it has tokens, so that the number of rows
+        says which of the two a product reads."""
+        return min(num_tokens - 1, self.max_rows)
 
-    def inputs(self, num_tokens: int, attention: AttentionStep) -> ModelInputs:
-        """What a step of `num_tokens` tokens reads, the padding included. Its attention is answered by `attention`."""
+    def inputs(self, num_tokens: int, attention: AttentionStep, *, adapted: bool = False) -> ModelInputs:
+        """What a step of `num_tokens` tokens reads, the padding included. Its attention is answered by `attention`.
+        adapted: some of its rows have adapters."""
         metadata = AttentionMetadata(
             slots=self._slots[:num_tokens],
             block_tables=self._no_table,
@@ -67,12 +75,19 @@ class PiecewiseBuffers:
             kv_lengths_host=(self.max_length,),
         )
         rows = self._logit_rows[: self.rows(num_tokens)]
+        adapters = captured_rows(self._adapters, num_tokens, (self._kept_adapters, len(rows))) if adapted else None
         return ModelInputs(
-            self._ids[:num_tokens], self._positions[:num_tokens], metadata, rows, attention_step=attention
+            self._ids[:num_tokens],
+            self._positions[:num_tokens],
+            metadata,
+            rows,
+            attention_step=attention,
+            adapters=adapters,
         )
 
-    def fill(self, inputs: ModelInputs) -> None:
-        """Put a step into the first tokens, and padding into those that the step before used beyond."""
+    def fill(self, inputs: ModelInputs, num_tokens: int) -> None:
+        """Put a step into the first tokens, and padding into those that the step before used beyond. num_tokens: of the
+        step that reads it, padding included."""
         assert inputs.logit_rows is not None
         tokens, rows = inputs.input_ids.shape[0], inputs.logit_rows.shape[0]
         if tokens < self._filled_tokens:
@@ -83,6 +98,10 @@ class PiecewiseBuffers:
             [self._ids[:tokens], self._positions[:tokens], self._slots[:tokens], self._logit_rows[:rows]],
             [inputs.input_ids, inputs.positions, inputs.attention.slots, inputs.logit_rows],
         )
+        if inputs.adapters is not None:
+            self._adapters.fill(inputs.adapters.tiles, inputs.adapters.slots, num_tokens)
+            kept = inputs.adapters.kept_tiles, inputs.adapters.kept_slots
+            self._kept_adapters.fill(*kept, self.rows(num_tokens))
         # Rows beyond are computed too, of tokens that this size has.
         self._logit_rows[rows:].zero_()
 

@@ -83,7 +83,7 @@ class Moe:
             targets = self.store.targets(self, spec.hidden_size)
             parameters = (f"{name}.{one.name}" for name, some in targets.experts.items() for one in some)
             why = "belongs to experts, which take adapters on CPUs only; merge the adapter into the model"
-            adapters.close((prefix + name for name in (self.router, *targets.linear, *parameters)), why)
+            adapters.close((prefix + name for name in (*targets.linear, *parameters)), why)
             adapters = None
         experts = make_experts(
             weights, count, activation, loader.linears, on_input=self.routing.on_input, silu=silu, adapters=adapters
@@ -102,12 +102,9 @@ class Moe:
         bias = loader.rows(name + ".bias", rows) if loader.has(name + ".bias") else None
         correction = None if self.correction is None else loader.exact(prefix + self.correction, rows)
         weight = loader.dense(name, self.routing.num_experts, hidden_size)
-        linear: Linear = RouterLinear(self.routing, weight, bias)
-        if loader.device.type == "cpu":
-            part = Part(name, tuple(rows), len(weight))
-            linear = loader.adapted(
-                linear, Product(parts=(part,), columns=None, weight=lambda: weight.float(), bias=bias)
-            )
+        part = Part(name, tuple(rows), len(weight))
+        product = Product(parts=(part,), columns=None, weight=lambda: weight.float(), bias=bias)
+        linear = loader.adapted(RouterLinear(self.routing, weight, bias), product)
         return Router(linear, loader.fused.route(self.routing, correction))
 
     def _shared(self, loader: Loader, spec: Spec, index: int) -> Mlp:

@@ -84,7 +84,8 @@ def step(slots: list[int]) -> ModelInputs:
     )
     numbers = torch.tensor(slots)
     tiles = torch.from_numpy(row_tiles(np.array(slots, np.int64)))
-    adapters = AdapterRows(numbers, numbers, CPU, tiles, tiles) if any(s != BASE for s in slots) else None
+    rows = AdapterRows(numbers, numbers, CPU, tiles, tiles, numbers.int(), numbers.int())
+    adapters = rows if any(s != BASE for s in slots) else None
     return ModelInputs(torch.arange(count) + 11, torch.full((count,), 2), metadata, None, adapters=adapters)
 
 

@@ -11,6 +11,9 @@ from parity.protocol import CPU, attention_metadata
 from support.graph_doubles import PlainGraphCapture
 from torch import Tensor
 
+from model_server.adapters.rows import BASE, AdapterRows
+from model_server.adapters.slots.table import SlotTable
+from model_server.adapters.tiles import row_tiles
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import ProcessGroup
@@ -22,6 +25,7 @@ BLOCK, DIM, HEADS, VOCAB = 16, 4, 2, 11
 MAX_LENGTH = 200
 WIDTH = 14  # blocks of a sequence
 ALONE = ProcessGroup()
+NEEDS_HOST = 99
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +68,36 @@ class TwoLayers:
             key, value = hidden[:, None, :DIM], hidden[:, None, DIM:]
             cache.write(index, inputs.attention.slots, key, value)
             hidden = hidden + attention.attend(layer, hidden.view(-1, HEADS, DIM), key, value) @ self._mix
-        return (hidden if inputs.logit_rows is None else hidden[inputs.logit_rows]) @ self._head
+            self.adapt(hidden, inputs)
+        kept = hidden if inputs.logit_rows is None else hidden[inputs.logit_rows]
+        self.adapt(kept, inputs)
+        return kept @ self._head
+
+    def adapt(self, hidden: Tensor, inputs: ModelInputs) -> None:
+        """What adapters make of some rows; here there are none."""
+
+
+class AdaptedLayers(TwoLayers):
+    """Adds to the rows of a tile what is in its slot, as kernels find them: by what is on the device alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contents = torch.zeros(3)
+        self.traits = RunnerTraits(attention=ReferenceBackend(), capturable=True, slots=SlotTable(3, self.copy))
+
+    def copy(self, slot: int, number: int) -> bool:
+        self.contents[slot] = number / 10
+        return number == NEEDS_HOST
+
+    def adapt(self, hidden: Tensor, inputs: ModelInputs) -> None:
+        if inputs.adapters is None:
+            return
+        tiles, slots = (of(len(hidden)) for of in (inputs.adapters.tiles_among, inputs.adapters.slots_among))
+        assert tiles is not None and slots is not None and len(slots) == len(hidden)
+        rows = {row: slot for slot, *of_tile in tiles.tolist() if slot >= 0 for row in of_tile if row >= 0}
+        assert rows == {row: slot for row, slot in enumerate(slots.tolist()) if slot >= 0}
+        for row, slot in rows.items():
+            hidden[row] += self.contents[slot]
 
 
 def cache_of(runner: TwoLayers) -> KvCache:
@@ -162,6 +195,41 @@ def test_prompts_that_cannot_be_captured_leave_decode_its_graphs(caplog: pytest.
     assert runner.captured_tokens == () and runner.captured_sizes == (2,)
     assert "Steps with prompts run without CUDA graphs: operation not permitted" in caplog.text
     runner.forward(step([(3, 3)]), cache)
+
+
+def with_adapters(inputs: ModelInputs, slots: list[int]) -> ModelInputs:
+    """slots: of each sequence."""
+    numbers = torch.tensor(slots).repeat_interleave(torch.tensor(inputs.attention.query_lengths_host))
+    assert inputs.logit_rows is not None
+    kept = numbers[inputs.logit_rows]
+    tiles, kept_tiles = (torch.from_numpy(row_tiles(rows.numpy())) for rows in (numbers, kept))
+    return replace(inputs, adapters=AdapterRows(numbers, kept, CPU, tiles, kept_tiles, numbers.int(), kept.int()))
+
+
+def test_prompts_with_adapters_have_pieces_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many rows of logits as places for them, too, and what an earlier step with more rows has left."""
+    monkeypatch.setattr("model_server.runner.cuda_graphs.usable", lambda device: True)
+    inner, plain, capture = AdaptedLayers(), AdaptedLayers(), PlainGraphCapture()
+    runner, cache, other = GraphedRunner(inner, (64, 2), capture), cache_of(inner), cache_of(inner)
+    runner.capture(cache, MAX_LENGTH, ALONE)
+    inner.eager.clear()
+    num_graphs, slots = len(capture.graphs), inner.traits.slots
+    assert slots is not None and runner.captured_tokens == (64, 128, 256, 512)
+    dice = torch.Generator().manual_seed(1)
+    for seed, batch in enumerate(STEPS * 2):
+        number = 3 + seed
+        assert slots.take(number, tuple) == plain.traits.slots.take(number, tuple)  # type: ignore[union-attr]
+        of_rows = torch.randint(BASE, 3, (len(batch),), generator=dice).tolist()
+        inputs = step(batch, seed)
+        inputs = with_adapters(inputs, of_rows) if seed % 4 else inputs
+        torch.testing.assert_close(runner.forward(inputs, cache), plain.forward(inputs, other))
+    assert inner.eager == [] and len(capture.graphs) == num_graphs
+    needs_host = slots.take(NEEDS_HOST, tuple)
+    assert needs_host is not None
+    runner.forward(with_adapters(step([(3, 3)]), [needs_host]), cache)
+    scored = with_adapters(step([(64, 64)], scored=True), [1 - needs_host])
+    torch.testing.assert_close(runner.forward(scored, cache), inner.forward(scored, other))
+    assert inner.eager == [3, 64, 64], "with as many rows of logits as tokens they could not be told apart"
 
 
 def test_release_gives_everything_back_and_the_cost_counts_all() -> None:

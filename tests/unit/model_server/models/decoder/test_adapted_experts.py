@@ -40,6 +40,12 @@ FAMILIES: list[Any] = [
 ]
 
 
+def fill_slots(runner: Any, count: int) -> None:
+    """The first adapters into the slots of their numbers, where the runner has slots."""
+    slots = runner.adapters.slots
+    assert slots is None or [slots.take(number, lambda: range(count)) for number in range(count)] == [*range(count)]
+
+
 @pytest.mark.parametrize(("model_type", "targets"), FAMILIES)
 def test_parameters_of_all_experts(model_type: str, targets: list[str], tmp_path: Path) -> None:
     """Beside an adapter of one of them with ranks by pattern, and no adapter; on two ranks, too."""
@@ -111,10 +117,13 @@ def test_a_router(model_type: str, router: str, tmp_path: Path) -> None:
     wanted = [peft_logits(model, a, [s])[0] for a, s in zip((adapter, None, adapter), SEQUENCES, strict=True)]
     assert float((wanted[0] - peft_logits(model, None, SEQUENCES[:1])[0]).abs().max()) > 0.05
 
-    def logits(group: ProcessGroup | None = None) -> list[Tensor]:
-        return run_protocol(load(model, group=group, adapters={"a": adapter}), SEQUENCES, 4, adapters=(0, BASE, 0))
+    def logits(group: ProcessGroup | None = None, slots: int | None = None) -> list[Tensor]:
+        runner = load(model, group=group, adapters={"a": adapter}, adapter_slots=slots)
+        fill_slots(runner, 1)
+        return run_protocol(runner, SEQUENCES, 4, adapters=(0, BASE, 0))
 
     assert_equal_logits(logits(), wanted)
+    assert_equal_logits(logits(slots=1), wanted)
     for of_rank in on_ranks(2, logits):
         assert_equal_logits(of_rank, wanted)
 
