@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Set
 from model_server.batch.results import CachedBatch
 from model_server.batch.sequence import Sequence
 from model_server.errors import RequestError
-from wire.images.borders import chunk_end
+from wire.images.borders import chunk_end, encoder_end
 
 
 class Batch:
@@ -60,7 +60,7 @@ class Batch:
                     start = sequence.cache_length
                     end = chunk_end(start, start + sequence.input_length, sequence.images.whole)
                     takes_any = rows == max_prefill_tokens
-                    end, taken = sequence.images.fitting(start, end, rows, takes_any=takes_any)
+                    end, taken = encoder_end(start, end, sequence.images.to_encode(), rows, takes_any=takes_any)
                     rows -= taken
                     sequence.input_length = end - start
                 budget -= sequence.input_length

@@ -60,17 +60,9 @@ class PromptImages:
         """Those with image tokens from `start` to `stop` that are not encoded."""
         return [one for one in self._left if one.encoded is None and _touches(one, start, stop)]
 
-    def fitting(self, start: int, stop: int, rows: int, *, takes_any: bool) -> tuple[int, int]:
-        """Where a chunk from `start` to at most `stop` ends whose images to encode have at most `rows` rows, and how
-        many they have. takes_any: the first image may have more; one at `start` always may, so that the chunk has a
-        token."""
-        taken = 0
-        for one in self.wanted(start, stop):
-            first, count = int(one.tokens[0]), len(one.tokens)
-            if taken + count > rows and first > start and not (takes_any and not taken):
-                return first, taken
-            taken += count
-        return stop, taken
+    def to_encode(self) -> list[tuple[int, int, int]]:
+        """Of those that are not encoded: first image token, behind the last one, rows."""
+        return [(int(i.tokens[0]), int(i.tokens[-1]) + 1, len(i.tokens)) for i in self._left if i.encoded is None]
 
     def spans(self, start: int, stop: int) -> list[tuple[int, Tensor, Tensor | None]]:
         """Of all image tokens from `start` to `stop` (token, rows, what is added to the rows behind the first layers),

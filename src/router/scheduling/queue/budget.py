@@ -16,6 +16,9 @@ class Budget:
     """What the next Prefill may take from the queue: `min_size` to `max_size` requests (None: no such bound), prompts
     of `prefill_tokens` tokens to compute, `total_tokens` with all that they may generate.
 
+    `image_rows`: that the shards may encode for it where prompts are split, but always one image if it is
+    `takes_any_image`; None: any number.
+
     `reason` labels `tgi_batch_concat` if something is found.
     """
 
@@ -24,6 +27,8 @@ class Budget:
     prefill_tokens: int
     total_tokens: int
     reason: str = ""
+    image_rows: int | None = None
+    takes_any_image: bool = True
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -38,6 +43,7 @@ def when_idle(limits: ServingLimits) -> Budget:
         max_size=limits.max_batch_size,
         prefill_tokens=limits.default_prefill_tokens,
         total_tokens=limits.max_batch_total_tokens,
+        image_rows=limits.max_batch_prefill_tokens,
     )
 
 
@@ -91,4 +97,6 @@ def while_running_in_chunks(
         prefill_tokens=max(min(prompts_of_a_step(limits, backlog=backlog) - prompt_tokens, left), 0),
         total_tokens=limits.max_batch_total_tokens,
         reason="chunking",
+        image_rows=max(limits.max_batch_prefill_tokens - prompt_tokens, 0),  # any of its prompts may be of images
+        takes_any_image=not prompt_tokens,
     )

@@ -18,7 +18,7 @@ from router.scheduling.cache.keys import ContentRange
 from router.scheduling.entry import Entry
 from router.scheduling.queue.adapter_slots import AdapterSlots, Verdict
 from router.scheduling.queue.budget import Budget, round_up
-from wire.images.borders import chunk_end
+from wire.images.borders import chunk_end, encoder_end
 
 # Entries whose caller has disconnected are skipped when they reach the front. While the head waits for blocks they
 # could pile up, so the queue is swept when they are many.
@@ -54,6 +54,7 @@ class _Scan:
     picked: list[Entry] = field(default_factory=list)
     passed: list[tuple[int, Entry]] = field(default_factory=list)
     prefill_tokens: int = 0
+    image_rows: int = 0  # that shards may have to encode
     decode_tokens: int = 0
     max_input_length: int = 0
     max_blocks: int = 0
@@ -221,7 +222,7 @@ class RequestQueue:
             if self._allocator is None:
                 fits = self._fits_padded(entry, len(picked), scan, prefill_budget, budget.total_tokens)
             else:
-                fits = self._fits_paged(entry, self._allocator, scan, prefill_budget, spare_blocks)
+                fits = self._fits_paged(entry, self._allocator, scan, budget, prefill_budget, spare_blocks)
             if not fits:
                 self._put_back(entry)
                 if self._allocator is not None and not scan.has_blocks:
@@ -241,7 +242,13 @@ class RequestQueue:
         return scan.prefill_tokens <= prefill_budget and total <= token_budget
 
     def _fits_paged(
-        self, entry: Entry, allocator: BlockAllocator, scan: _Scan, prefill_budget: int, spare_blocks: int
+        self,
+        entry: Entry,
+        allocator: BlockAllocator,
+        scan: _Scan,
+        budget: Budget,
+        prefill_budget: int,
+        spare_blocks: int,
     ) -> bool:
         token_ids = entry.token_ids if self._may_share(entry.request) else None
         content = [ContentRange(p.start, p.stop, p.key) for p in (image.place for image in entry.request.images)]
@@ -258,17 +265,23 @@ class RequestQueue:
         allocation.prefix_length = min(allocation.prefix_length, entry.num_tokens - 1)
         to_compute = entry.num_tokens - allocation.prefix_length
         left = prefill_budget - scan.prefill_tokens
-        if to_compute <= left:
+        if not self._chunking and to_compute > left:
+            return False
+        chunk_len, rows = to_compute, 0
+        if self._chunking:
+            if left <= 0:
+                return False
+            chunk_len, rows = _first_chunk(entry, allocation.prefix_length, min(to_compute, left), scan, budget)
+            # An image that is first in its step is computed whole.
+            if scan.picked and (chunk_len > left or (rows and _exceeds(scan.image_rows + rows, budget))):
+                return False
+        scan.image_rows += rows
+        if chunk_len == to_compute:
             scan.prefill_tokens += to_compute
-            return True
-        if not self._chunking or left <= 0:
-            return False
-        chunk_len = _first_chunk(entry, allocation.prefix_length, left)
-        if chunk_len > left and scan.prefill_tokens:  # an image that is first in its step is computed whole
-            return False
-        if chunk_len < to_compute:
+            scan.is_full = to_compute > left
+        else:
             entry.admit(allocation, chunk_len=chunk_len)
-        scan.is_full = True
+            scan.is_full = True
         return True
 
     def _num_reserved(self, entry: Entry) -> int:
@@ -305,7 +318,19 @@ class RequestQueue:
         self._entries.appendleft(entry)
 
 
-def _first_chunk(entry: Entry, prefix_length: int, left: int) -> int:
-    """How many tokens of its prompt come first, where `left` would be too few for all of them."""
-    whole = [(one.place.start, one.place.stop) for one in entry.request.images if one.is_indivisible]
-    return chunk_end(prefix_length, prefix_length + left, whole) - prefix_length
+def _first_chunk(entry: Entry, prefix_length: int, most: int, scan: _Scan, budget: Budget) -> tuple[int, int]:
+    """How many tokens of its prompt come first, of `most`, and the rows of their images that are to be encoded."""
+    images = entry.request.images
+    if not images:
+        return most, 0
+    whole = [(one.place.start, one.place.stop) for one in images if one.is_indivisible]
+    end = chunk_end(prefix_length, prefix_length + most, whole)
+    rows = [(one.place.start, one.place.stop, one.image.num_embeds) for one in images]
+    left = sum(count for _, _, count in rows) if budget.image_rows is None else budget.image_rows - scan.image_rows
+    takes_any = budget.takes_any_image and not scan.picked
+    end, taken = encoder_end(prefix_length, end, rows, left, takes_any=takes_any)
+    return end - prefix_length, taken
+
+
+def _exceeds(image_rows: int, budget: Budget) -> bool:
+    return budget.image_rows is not None and image_rows > budget.image_rows

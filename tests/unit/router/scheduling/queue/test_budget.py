@@ -50,6 +50,14 @@ def test_a_backlog_gets_longer_steps_than_a_few(backlog, tokens):
     assert while_running_in_chunks(limits, 8, 30, 10, backlog=backlog).prefill_tokens == min(tokens - 10, 1024 - 30)
 
 
+def test_images_are_encoded_up_to_the_largest_step_less_the_prompts_that_run():
+    limits = make_limits(max_batch_prefill_tokens=1024, default_prefill_tokens=512)
+    assert when_idle(limits).image_rows == 1024
+    for prompt_tokens in (0, 100):
+        allowed = while_running_in_chunks(limits, 8, prompt_tokens + 7, prompt_tokens, backlog=False)
+        assert (allowed.image_rows, allowed.takes_any_image) == (1024 - prompt_tokens, not prompt_tokens)
+
+
 def test_a_backlog_is_eight_steps_of_prompts_unless_all_steps_are_alike():
     assert backlog_tokens(make_limits(max_batch_prefill_tokens=1024, default_prefill_tokens=512)) == 512 * BACKLOG_STEPS
     assert backlog_tokens(make_limits(max_batch_prefill_tokens=1024, default_prefill_tokens=1024)) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.factories import make_request
 
@@ -29,8 +31,8 @@ def make_queue(cache: PrefixCache, *, chunking: bool = True) -> RequestQueue:
     return RequestQueue(block_size=4, allocator=cache, chunking=chunking, may_share=lambda request: True)
 
 
-def admitted(queue: RequestQueue, tokens: int = 1000) -> list[Entry]:
-    batch = queue.next_batch(Budget(None, None, tokens, 10_000))
+def admitted(queue: RequestQueue, tokens: int = 1000, **others: Any) -> list[Entry]:
+    batch = queue.next_batch(Budget(None, None, tokens, 10_000, **others))
     return [] if batch is None else batch.entries
 
 
@@ -83,6 +85,36 @@ def test_an_image_that_is_first_in_its_step_is_computed_whole_and_behind_others_
     queue.append(entry(b"b" * 32, is_indivisible=True))
     assert len(admitted(queue, 12)) == 1
     assert len(queue) == 1
+
+
+def test_the_first_chunks_of_a_step_have_no_more_rows_to_encode_than_its_budget() -> None:
+    """An image has 16 rows, all of which are encoded for the first of its tokens."""
+    cases: list[tuple[int, dict[str, Any], list[int | None]]] = [
+        (1000, {"image_rows": 32}, [None, None]),
+        (1000, {"image_rows": 31}, [None, 8]),
+        (1000, {"image_rows": 15}, [None, 8]),  # always one image
+        (1000, {"image_rows": 15, "takes_any_image": False}, [8]),
+        (52, {"image_rows": 31}, [None, 8]),
+        (52, {"image_rows": 32}, [None, 12]),
+        (1000, {}, [None, None]),
+    ]
+    for tokens, budget, expected in cases:
+        queue = make_queue(PrefixCache(100, 4))
+        queue.append(entry(b"a" * 32))
+        queue.append(entry(b"b" * 32))
+        assert [one.chunk_len for one in admitted(queue, tokens, **budget)] == expected, (tokens, budget)
+
+
+def test_a_prompt_whose_next_token_is_of_an_image_beyond_the_budget_waits_behind_others() -> None:
+    cache = PrefixCache(100, 4)
+    prefix_of(cache, Entry(make_request("r", 9, 1, input_ids=(*range(100, 108), 1))))  # up to the image
+    queue = make_queue(cache)
+    first, second = entry(b"a" * 32), entry(b"b" * 32)
+    queue.append(first)
+    queue.append(second)
+    assert admitted(queue, image_rows=31) == [first]
+    assert admitted(queue, image_rows=15, takes_any_image=False) == [second]  # first in its step
+    assert second.allocation is not None and (second.allocation.prefix_length, second.chunk_len) == (8, None)
 
 
 def test_images_that_are_kept_with_a_state_take_room_besides_their_tokens() -> None:
