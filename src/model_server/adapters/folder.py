@@ -50,6 +50,18 @@ class ExpertParameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertPlace:
+    """Where a tensor of the base model's files belongs in an `ExpertParameter`. parameter: its name behind that of the
+    module. expert: whose matrix the tensor is; None: it holds those of all. first: its first output among the
+    parameter's. transposed: it is stored as [.., inputs, outputs]."""
+
+    parameter: str
+    expert: int | None = None
+    first: int = 0
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
     """Which modules of a model take adapters, by the model's names. linear: (number of inputs, number of outputs) of
     each, also of the head. table: (vocabulary, width) of the embedding and the head, "" where one takes none. experts:
@@ -82,6 +94,13 @@ class Pair:
     bias: str | None = None
     copy: str | None = None
     experts: ExpertParameter | None = None
+
+    def of_expert(self, a: Tensor, b: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """A [rank, inputs] and B [outputs, rank] of one of `experts`, of both tensors as they are stored."""
+        assert self.experts is not None
+        count = self.experts.num_experts
+        of_a, of_b = a.view(count, self.rank, -1)[number], b[:, number::count]
+        return (of_b.t(), of_a.t()) if self.experts.swapped else (of_a, of_b)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ Each rank merges the rows and columns that it reads, in float32 and in memory; n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from model_server.adapters.folder import Adapter, NewRows, Pair
+from model_server.adapters.folder import Adapter, ExpertPlace, NewRows, Pair
 from model_server.errors import StartupError
 from model_server.weights.reader import Place, Range, SafetensorsReader, WeightReader, copy_into
 
@@ -28,6 +28,7 @@ class Merging:
         self._embedding = embedding
         self._dtype = dtype
         self._gains: dict[str, Tensor] = {}
+        self._experts: dict[str, tuple[Tensor, Tensor]] = {}  # of the parameters of one layer
 
     def changes(self, module: str) -> bool:
         """Whether its matrix is another one."""
@@ -55,6 +56,23 @@ class Merging:
         if pair.magnitude is not None:
             gain = self._gain(module, pair, pair.magnitude, whole).to(weight.device)
             weight *= gain[slice(*columns)] if module == self._embedding else _picked(gain, rows)[:, None]
+        return weight
+
+    def expert(
+        self, place: ExpertPlace, expert: int, weight: Tensor, rows: Sequence[Range], columns: Range
+    ) -> Tensor:
+        """weight: these rows and columns of the matrix of one expert that a tensor at `place` holds; overwritten."""
+        pair = self._adapter.pairs[place.parameter]
+        if place.parameter not in self._experts:
+            module = place.parameter.rpartition(".")[0]
+            self._experts = {name: kept for name, kept in self._experts.items() if name.startswith(module + ".")}
+            a, b = (self._read(key, [(0, self._opened.shape(key)[0])]) for key in (pair.a, pair.b))
+            self._experts[place.parameter] = a, b
+        a, b = pair.of_expert(*self._experts[place.parameter], expert)
+        outputs, inputs = ([columns], rows) if place.transposed else (rows, [columns])
+        b = _picked(b, [(place.first + start, place.first + stop) for start, stop in outputs])
+        change = (pair.scale * b @ _picked(a.t(), inputs).t()).to(weight.device)
+        weight += change.t() if place.transposed else change
         return weight
 
     def bias(self, module: str, bias: Tensor, rows: Sequence[Range]) -> Tensor:
@@ -116,12 +134,15 @@ class MergedReader:
         *,
         tied: tuple[str, str],
         transposed: bool,
+        experts: Mapping[str, ExpertPlace],
     ) -> None:
-        """opened: the adapter's tensors. transposed: matrices other than `tied` are stored as [in, out]."""
+        """opened: the adapter's tensors. transposed: matrices other than `tied` are stored as [in, out]. experts: by
+        the names of the tensors that hold some."""
         self._base = base
         self._merging = Merging(adapter, opened, tied[0], base.dtype)
         self._tied = tied
         self._transposed = transposed
+        self._experts = {name: place for name, place in experts.items() if self._merging.changes(place.parameter)}
         embedding, head = (module + _WEIGHT for module in tied)
         is_changed = any(self._merging.changes(module) for module in tied)
         self._others = {embedding: head, head: embedding} if is_changed else {}
@@ -176,33 +197,42 @@ class MergedReader:
         unit: int = 1,
     ) -> None:
         stored = self._stored_name(name)
-        if index is not None or not self._is_merged(name):
+        if not self._is_merged(name):
             self._base.fill(out, stored, rows, columns, index=index, place=place, unit=unit)
             return
+        merged = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        self._base.fill(merged, stored, rows, columns, index=index)
+        wanted = (0, self.shape(name)[-1]) if columns is None else columns
         module = name.removesuffix(_WEIGHT)
-        weight = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        self._base.fill(weight, stored, rows, columns)
-        wanted = (0, self.shape(name)[1]) if columns is None else columns
-        is_transposed = self._transposed and module not in self._tied
-
-        def whole() -> Tensor:
-            found = self._base.rows(stored, [(0, self.shape(name)[0])], torch.float32)
-            return found.t() if is_transposed else found
-
-        if not is_transposed:
-            merged = self._merging.matrix(module, weight, rows, wanted, whole)
-        else:
-            inputs, width = rows[0], rows[0][1] - rows[0][0]
-            assert len(rows) == 1 and width == len(weight), "the columns of a rank are one range"
-            merged = self._merging.matrix(module, weight.t(), [wanted], inputs, whole).t()
+        if name.endswith(_WEIGHT) and self._merging.changes(module):
+            merged = self._matrix(name, module, merged, rows, wanted)
+        if name in self._experts:
+            of_experts = self._experts[name]
+            expert = index if of_experts.expert is None else of_experts.expert
+            assert expert is not None, "a tensor of all experts is read by index"
+            merged = self._merging.expert(of_experts, expert, merged, rows, wanted)
         first = 0
         for start, stop in rows:
             last = first + stop - start
             place(out[first:last], merged[first:last])
             first = last
 
+    def _matrix(self, name: str, module: str, weight: Tensor, rows: Sequence[Range], wanted: Range) -> Tensor:
+        """These rows and columns of a matrix that is not one of an `ExpertParameter`."""
+        is_transposed = self._transposed and module not in self._tied
+
+        def whole() -> Tensor:
+            found = self._base.rows(self._stored_name(name), [(0, self.shape(name)[0])], torch.float32)
+            return found.t() if is_transposed else found
+
+        if not is_transposed:
+            return self._merging.matrix(module, weight, rows, wanted, whole)
+        inputs, width = rows[0], rows[0][1] - rows[0][0]
+        assert len(rows) == 1 and width == len(weight), "the columns of a rank are one range"
+        return self._merging.matrix(module, weight.t(), [wanted], inputs, whole).t()
+
     def _is_merged(self, name: str) -> bool:
-        return name.endswith(_WEIGHT) and self._merging.changes(name.removesuffix(_WEIGHT))
+        return name in self._experts or (name.endswith(_WEIGHT) and self._merging.changes(name.removesuffix(_WEIGHT)))
 
     def _stored_name(self, name: str) -> str:
         return self._others[name] if name in self._others and not self._base.has(name) else name

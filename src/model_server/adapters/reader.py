@@ -19,6 +19,8 @@ from wire.adapters import MAX_NEW_ROWS
 
 # Rows of a vocabulary at a time.
 _CHUNK = 2**14
+# Of all experts: those of one layer, whose experts are read one after the other.
+_KEPT_PARAMETERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class AdapterReader:
         self._opened = opened
         self._dtype = dtype
         self._device = device
-        self._experts: tuple[str, Tensor, Tensor] | None = None  # the last parameter of all experts
+        self._experts: dict[str, tuple[Tensor, Tensor]] = {}  # the last parameters of all experts
 
     def product(self, product: Product) -> Factors | None:
         """What it adds to this product; None: nothing. Raises StartupError for numbers that are not finite."""
@@ -229,15 +231,12 @@ class AdapterReader:
     def _of_expert(self, wanted: ExpertRows, columns: Range | None) -> tuple[Tensor, Tensor]:
         """A [rank, inputs] and B [outputs, rank] of one expert."""
         pair = self._adapter.pairs[wanted.name]
-        assert pair.experts is not None
-        if self._experts is None or self._experts[0] != wanted.name:
+        if wanted.name not in self._experts:
+            while len(self._experts) >= _KEPT_PARAMETERS:
+                del self._experts[next(iter(self._experts))]
             a, b = (self._read(key, [(0, self._rows(key))]) for key in (pair.a, pair.b))
-            self._experts = wanted.name, a, b
-        count, number = pair.experts.num_experts, wanted.expert
-        a = self._experts[1].view(count, pair.rank, -1)[number]
-        b = self._experts[2][:, number::count]
-        if pair.experts.swapped:
-            a, b = b.t(), a.t()
+            self._experts[wanted.name] = a, b
+        a, b = pair.of_expert(*self._experts[wanted.name], wanted.expert)
         b = torch.cat([b[slice(*cut)] for cut in wanted.rows]) * pair.scale
         if wanted.order is not None:
             b = b[wanted.order.to(b.device)]

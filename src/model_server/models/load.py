@@ -19,7 +19,7 @@ from model_server.adapters.residents import Residents
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
 from model_server.layers.adapter_sites import AdapterSites
-from model_server.models.decoder.adapter_targets import adapter_targets
+from model_server.models.decoder.adapter_targets import adapter_targets, expert_places
 from model_server.models.decoder.attention.layers import attention_layers
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
@@ -82,7 +82,8 @@ def _merging(model: Model, spec: Spec, reader: WeightReader) -> Iterator[WeightR
         return
     names = spec.names
     with model.merged.open() as opened:
-        yield MergedReader(reader, model.merged, opened, tied=(names.embedding, names.head), transposed=spec.transposed)
+        tied, experts = (names.embedding, names.head), expert_places(spec)
+        yield MergedReader(reader, model.merged, opened, tied=tied, transposed=spec.transposed, experts=experts)
 
 
 def _load_native(

@@ -94,12 +94,6 @@ def describe(
 def _merging(model: Model, spec: Spec, folder: Path) -> Model:
     """`model` with the adapter in `folder`. Where it changes embedding or head, they are no longer tied."""
     adapter = read_adapter(model.name, folder, adapter_targets(spec), _bases(model, spec))
-    for key, pair in adapter.pairs.items():
-        if pair.experts is not None:
-            raise adapter.error(
-                f"{key:.200} cannot be merged: give the base model as --model-id, and name the adapter in "
-                "--lora-adapters"
-            )
     tables = (spec.names.embedding, spec.names.head)
     if spec.tied_head:
         adapter = with_tied_rows(adapter, *tables)

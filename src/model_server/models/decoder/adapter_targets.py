@@ -4,8 +4,9 @@ particular."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from model_server.adapters.folder import ExpertParameter, Targets
+from model_server.adapters.folder import ExpertParameter, ExpertPlace, Targets
 from model_server.models.decoder.spec import Spec
 
 
@@ -35,6 +36,16 @@ def adapter_targets(spec: Spec) -> Targets:
         table=(spec.vocab_size, width),
         experts=experts,
     )
+
+
+def expert_places(spec: Spec) -> dict[str, ExpertPlace]:
+    """Of the tensors that hold experts, by their names."""
+    found: dict[str, ExpertPlace] = {}
+    for index, mlp in enumerate(spec.mlps):
+        prefix = f"{spec.names.layers}.{index}."
+        places = {} if mlp is None else mlp.places()
+        found.update((prefix + name, replace(one, parameter=prefix + one.parameter)) for name, one in places.items())
+    return found
 
 
 def heads_targets(spec: Spec) -> Targets:

@@ -6,13 +6,14 @@ work; the one sum over the ranks that follows the MLP covers routed and shared e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from model_server.adapters.folder import ExpertParameter, Targets
+from model_server.adapters.folder import ExpertParameter, ExpertPlace, Targets
 from model_server.adapters.reader import ExpertRows, Product
 from model_server.layers.experts.choice import make_experts
 from model_server.layers.experts.experts import Experts, ExpertWeights
@@ -37,6 +38,9 @@ class ExpertStore(Protocol):
 
     def targets(self, moe: Moe, hidden_size: int) -> Targets:
         """What of the experts takes adapters, by names relative to the layer."""
+
+    def places(self, moe: Moe) -> Mapping[str, ExpertPlace]:
+        """See `MlpSpec`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,9 @@ class Moe:
         if self.shared_gate is not None:
             shared[self.shared_gate] = outer, 1
         return replace(found, linear={**found.linear, **shared})
+
+    def places(self) -> Mapping[str, ExpertPlace]:
+        return self.store.places(self)
 
     def load(self, loader: Loader, spec: Spec, index: int) -> Mlp:
         prefix = f"{spec.names.layers}.{index}."
@@ -168,6 +175,16 @@ class SeparateExperts:
             found[name + self.down] = size, hidden_size
         return Targets(linear=found, experts={self.fused: _fused(moe, hidden_size)})
 
+    def places(self, moe: Moe) -> Mapping[str, ExpertPlace]:
+        up, down = f"{self.fused}.{_UP}", f"{self.fused}.{_DOWN}"
+        found: dict[str, ExpertPlace] = {}
+        for expert in range(moe.routing.num_experts):
+            name = f"{self.experts}.{expert}."
+            found[f"{name}{self.gate}.weight"] = ExpertPlace(parameter=up, expert=expert)
+            found[f"{name}{self.up}.weight"] = ExpertPlace(parameter=up, expert=expert, first=moe.intermediate_size)
+            found[f"{name}{self.down}.weight"] = ExpertPlace(parameter=down, expert=expert)
+        return found
+
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
         start, stop = share = loader.share(moe.intermediate_size)
         name = f"{prefix}{self.experts}.{expert}."
@@ -200,6 +217,9 @@ class FlatExperts:
 
     def targets(self, moe: Moe, hidden_size: int) -> Targets:
         return Targets(linear={})
+
+    def places(self, moe: Moe) -> Mapping[str, ExpertPlace]:
+        return {}
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
         first = expert * moe.intermediate_size
@@ -237,6 +257,12 @@ class StackedExperts:
 
     def targets(self, moe: Moe, hidden_size: int) -> Targets:
         return Targets(linear={}, experts={self._module: _fused(moe, hidden_size, swapped=self.swapped)})
+
+    def places(self, moe: Moe) -> Mapping[str, ExpertPlace]:
+        return {
+            stored: ExpertPlace(parameter=f"{self._module}.{name}", transposed=not self.rows_first)
+            for stored, name in ((self.up, _UP), (self.down, _DOWN))
+        }
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
         size = moe.intermediate_size

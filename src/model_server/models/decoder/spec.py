@@ -7,10 +7,11 @@ a description of its own that loads it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from model_server.adapters.folder import Targets
+from model_server.adapters.folder import ExpertPlace, Targets
 from model_server.layers.rotary import Rope
 from model_server.models.decoder.loader import Loader, NormKind
 from model_server.models.decoder.parts import AttentionPart, Mlp
@@ -53,6 +54,9 @@ class AttentionSpec(Protocol):
 
     def targets(self, spec: Spec) -> Targets:
         """What of it takes adapters, by names relative to the layer."""
+
+    def places(self) -> Mapping[str, ExpertPlace]:
+        """Of the tensors that hold experts, by names relative to the layer, as the names of parameters in them are."""
 
     def cached(self, spec: Spec) -> tuple[int, int, int]:
         """What attention reads of the cache, over all ranks: number of KV heads, width of a key, width of a value."""

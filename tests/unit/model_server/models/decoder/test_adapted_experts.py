@@ -48,7 +48,7 @@ def fill_slots(runner: Any, count: int) -> None:
 
 @pytest.mark.parametrize(("model_type", "targets"), FAMILIES)
 def test_parameters_of_all_experts(model_type: str, targets: list[str], tmp_path: Path) -> None:
-    """Beside an adapter of one of them with ranks by pattern, and no adapter; on two ranks, too."""
+    """Beside an adapter of one of them with ranks by pattern, and no adapter; merged, too; on one rank and on two."""
     pytest.importorskip("peft")
     model = tiny_checkpoint(model_type, tmp_path / "model", with_tokenizer=False)
     attention = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"] if "deepseek" in model_type else ["v_proj"]
@@ -68,6 +68,14 @@ def test_parameters_of_all_experts(model_type: str, targets: list[str], tmp_path
     assert_equal_logits(logits(), wanted)
     for of_rank in on_ranks(2, logits):
         assert_equal_logits(of_rank, wanted)
+    alone = [wanted[0], *peft_logits(model, first, SEQUENCES[1:])]
+
+    def merged(group: ProcessGroup | None = None) -> list[Tensor]:
+        return run_protocol(load(model, group=group, merged=first), SEQUENCES, 4)
+
+    assert_equal_logits(merged(), alone)
+    for of_rank in on_ranks(2, merged):
+        assert_equal_logits(of_rank, alone)
 
 
 SINGLE: list[Any] = [
@@ -126,6 +134,7 @@ def test_a_router(model_type: str, router: str, tmp_path: Path) -> None:
     assert_equal_logits(logits(slots=1), wanted)
     for of_rank in on_ranks(2, logits):
         assert_equal_logits(of_rank, wanted)
+    assert_equal_logits(run_protocol(load(model, merged=adapter), SEQUENCES, 4)[::2], wanted[::2])
 
 
 def test_a_shared_expert_and_its_gate(tmp_path: Path) -> None:
@@ -167,13 +176,10 @@ def test_what_does_not_fit(tensors: dict[str, tuple[int, ...]], message: str, tm
         load(model, adapters={"a": write_adapter(tmp_path / "a", {}, tensors=made)})
 
 
-def test_parameters_beside_single_matrices_and_merges_are_refused(tmp_path: Path) -> None:
+def test_parameters_beside_single_matrices_are_refused(tmp_path: Path) -> None:
     model = tiny_checkpoint("mixtral", tmp_path / "model", with_tokenizer=False)
     made = {f"{OUTER}.lora_A.weight": torch.ones(16, 96), f"{OUTER}.lora_B.weight": torch.ones(64, 16)}
-    adapter = write_adapter(tmp_path / "a", {}, tensors=made)
-    with pytest.raises(StartupError, match=r"mlp\.experts\.down_proj cannot be merged: give the base model as"):
-        load(model, merged=adapter)
-    write_adapter(tmp_path / "a", {"model.layers.0.block_sparse_moe.experts.2.w2": (96, 64)}, tensors=made)
+    adapter = write_adapter(tmp_path / "a", {"model.layers.0.block_sparse_moe.experts.2.w2": (96, 64)}, tensors=made)
     with pytest.raises(StartupError, match="beside matrices of single experts is not served"):
         load(model, adapters={"a": adapter})
 
