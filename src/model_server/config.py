@@ -34,6 +34,7 @@ _DISTRIBUTED, _RUN, _REFUSED = "Ranks", "Operation", "Not served yet (refused at
 
 # Tokens that a draft model drafts unless `--speculate` says how many.
 _DRAFTED_BY_MODEL = 3
+_WINDOW_ROWS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,11 +157,11 @@ class ServeConfig:
         help="The most tokens that are drafted and checked in one step, as long as that pays; unset: none, or with "
         "--speculator 3, or as many as there are heads",
     )
-    speculate_max_rows: int = option(
-        128,
+    speculate_max_rows: int | None = option(
+        None,
         minimum=2,
         help="On a GPU, the most tokens that a step with drafts computes, over all its requests: with more requests "
-        "the drafts are shorter, then there are none",
+        "the drafts are shorter, then there are none; unset: 128",
     )
     speculator: str | None = option(
         None,
@@ -260,11 +261,9 @@ class ServeConfig:
         return self.speculate
 
     @property
-    def max_decode_rows(self) -> int | None:
-        """The most tokens of a step that only decodes, drafts included; None: unbounded."""
-        if self.max_batch_size is None or not self.num_drafted:
-            return self.max_batch_size
-        return max(self.max_batch_size, min(self.speculate_max_rows, self.max_batch_size * (self.num_drafted + 1)))
+    def most_window_rows(self) -> int:
+        """The most tokens of a step with drafts on a GPU."""
+        return _WINDOW_ROWS if self.speculate_max_rows is None else self.speculate_max_rows
 
     @property
     def place(self) -> tuple[int, int]:

@@ -36,11 +36,11 @@ from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.rpc.sockets import claim_socket, socket_path
 from model_server.runner.cuda_graphs import GraphedRunner, with_graphs
 from model_server.runner.graph_capture import CudaGraphCapture
-from model_server.runner.graph_sizes import graph_sizes, window_sizes
+from model_server.runner.graph_sizes import decode_rows, graph_sizes, window_sizes
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.drafters.drafter import DraftedRunner
-from model_server.speculation.loading import find_speculator, load_drafter, lookup_speculator
+from model_server.speculation.loading import LOOKUP, check_window_rows, find_speculator, load_drafter, lookup_speculator
 from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
@@ -65,13 +65,14 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     """Serve `checkpoint` until a signal. Raises StartupError, or what ended the shard."""
     layout = Layout.of(*config.place, num_stages=config.num_stage, num_nodes=config.num_nodes)
     rank = layout.world.rank
-    graphs = graph_sizes(config.cuda_graphs, config.max_decode_rows)
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
     found = None if config.speculator is None else find_speculator(config.speculator, tokenizer, checkpoint.directory)
     if found is not None and found.heads is not None:
         config = replace(config, speculate=check_length(found.heads, config.speculate, StartupError))
+    rows = decode_rows(config.max_batch_size, config.num_drafted, config.most_window_rows)
+    graphs = graph_sizes(config.cuda_graphs, rows)
     model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
     if model.scheme.method == "exl2" and layout.tensor.size > 1:
         raise StartupError("Sharding is currently not supported with `exl2` quantization")  # TGI's words
@@ -86,6 +87,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             f"--speculator {config.speculator}: on a GPU tokens are drafted from the text so far alone; leave it out "
             "and give `--speculate N`"
         )
+    check_window_rows(config.speculate_max_rows, config.num_drafted, device)
     if device.type != "cpu" and (model.adapters or room):
         model = in_slots(model, config.lora_slots)
     dtype = resolve_dtype(
@@ -113,7 +115,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         runner = _load(config, model, placement, attention, graphs)
         residents = resident_adapters(model, runner, config.lora_root, dtype)
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
-        drafted = config.num_drafted, config.speculate_max_rows
+        drafted = config.num_drafted, config.most_window_rows
         speculator = lookup_speculator(runner.traits, *drafted, device, alone=layout.world.size == 1)
         if speculator is not None and found is not None:
             choice = AttentionChoice(config.attention, device, dtype, stored)
@@ -130,6 +132,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             replace(
                 announce(config, runner, device, dtype, layout, stored, model.scheme.method),
                 images=encoder is not None,
+                speculator=None if speculator is None else LOOKUP if found is None else found.kind,
                 loads_adapters=residents is not None,
                 adapter_slots=config.lora_slots if model.slots is None else model.slots.number,
             ),
@@ -184,7 +187,7 @@ def _load(
     if placement.ranks.world.rank == 0:
         attention.log(runner.traits.attention, caching_asked=config.prefix_caching)
     if placement.device.type == "cuda":
-        windows = window_sizes(config.num_drafted, config.speculate_max_rows, config.max_batch_size)
+        windows = window_sizes(config.num_drafted, config.most_window_rows, config.max_batch_size)
         return with_graphs(runner, graphs, CudaGraphCapture(placement.device), windows)
     return runner
 

@@ -43,6 +43,7 @@ class ShardInfo:
     micro_batches: int = 1  # batches that run side by side, on the stages of a pipeline
     kv_cache_dtype: str
     quantize: str | None  # method of the weights; None: they are plain
+    speculator: str | None = None  # what guesses tokens; None: nothing, or they do not say
     adapters: tuple[str, ...] = ()  # names of LoRA adapters that requests may ask for
     adapter_slots: int | None = None  # most adapters among the requests of all batches; None: any number
     image_reserve: int = 0  # positions that a request needs for each of its images besides those of its tokens

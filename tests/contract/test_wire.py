@@ -154,6 +154,7 @@ OURS = {
         "micro_batches": (106, "uint32", "opt"),
         "adapter_slots": (107, "uint32", "opt"),
         "image_reserve": (108, "uint32", "opt"),
+        "speculator": (109, "string", "opt"),
         "other_ranks": (120, "InfoResponse", "rep"),
     },
     "WarmupResponse": {"other_ranks": (120, "WarmupResponse", "rep")},

@@ -218,9 +218,11 @@ def _measure(
     if engine.encoder is not None:
         peak += engine.encoder.capacity * engine.encoder.tower.row_bytes
     cost = GraphCost(0, 0)
+    lengths = (engine.runner.max_positions, plan.model_max_length, UNKNOWN_LENGTH)
+    longest = request.max_total_tokens or min(length for length in lengths if length)
+    if engine.speculator is not None:
+        peak += engine.speculator.bytes_beside(longest)
     if graphs is not None:
-        lengths = (request.max_total_tokens, engine.runner.max_positions, plan.model_max_length, UNKNOWN_LENGTH)
-        longest = request.max_total_tokens or min(length for length in lengths if length)
         cost = graphs.measure(engine.cache, longest, world)
     engine.set_cache(None)
     free, total = memory.rest()

@@ -48,6 +48,7 @@ class ShardFacts:
     quantize: str | None
     adapters: tuple[str, ...] = ()
     speculate: int = 0
+    speculator: str | None = None
     micro_batches: int = 1
     images: bool = False
     loads_adapters: bool = False
@@ -78,6 +79,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             dtype=self._facts.dtype,
             device_type=self._facts.device_type,
             speculate=self._facts.speculate,
+            speculator=self._facts.speculator,
             support_chunking=self._facts.chunking,
             use_prefix_caching=self._facts.prefix_caching and not (self._facts.adapters or self._facts.images),
             attention_impl=self._facts.attention_impl,

@@ -31,6 +31,14 @@ def graph_sizes(asked: Iterable[int], max_batch_size: int | None) -> tuple[int, 
     return tuple(reversed(sizes))
 
 
+def decode_rows(max_batch_size: int | None, most: int, max_rows: int) -> int | None:
+    """The most tokens of a step that only decodes, drafts included; None: unbounded. most, max_rows: as in
+    `window_sizes`."""
+    if max_batch_size is None or not most:
+        return max_batch_size
+    return max(max_batch_size, min(max_rows, max_batch_size * (most + 1)))
+
+
 def window_lengths(most: int) -> list[int]:
     """How many drafted tokens windows may have, rising. most: the longest draft; 0: there are no windows."""
     return sorted({most, *(one for one in WINDOW_LENGTHS if one < most)}) if most else []

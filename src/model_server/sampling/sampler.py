@@ -179,6 +179,7 @@ class Sampler:
         the device only for watermarked rows, whose last token is needed on the host. The grammar of a row must have
         taken every token before this one.
         """
+        self._place_groups = None  # whose counts of tokens are as wide as the vocabulary, for each place
         groups = self._groups_for(rows)
         self._adjust(logits, groups)
         ids, packed, top = self._chosen(logits, groups, groups.next_uniforms())

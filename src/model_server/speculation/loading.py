@@ -40,6 +40,8 @@ from wire.speculation.options import is_mtp, speculator_source
 
 logger = logging.getLogger(__name__)
 
+# How Info calls what drafts without `--speculator`.
+LOOKUP = "lookup"
 # Characters of a token that are shown.
 _SHOWN = 40
 
@@ -55,6 +57,25 @@ class FoundSpeculator:
     heads: NamedHeads | None = None
     is_eagle: bool = False
     is_mtp: bool = False
+
+    @property
+    def kind(self) -> str:
+        """As Info says it."""
+        if self.heads is not None:
+            return "medusa" if self.heads.kind is SpeculatorKind.MEDUSA else "mlp_speculator"
+        return "mtp" if self.is_mtp else "eagle3" if self.is_eagle else "draft_model"
+
+
+def check_window_rows(max_rows: int | None, num_drafted: int, device: torch.device) -> None:
+    """Refuses `--speculate-max-rows` where it bounds nothing. Raises StartupError."""
+    if max_rows is None:
+        return
+    if not num_drafted:
+        raise StartupError(
+            f"--speculate-max-rows {max_rows}: nothing is drafted; give `--speculate N`, or leave it out"
+        )
+    if device.type == "cpu":
+        raise StartupError(f"--speculate-max-rows {max_rows} is for GPUs, and this shard has none; leave it out")
 
 
 def lookup_speculator(

@@ -72,6 +72,10 @@ class Speculator:
         """Set `pace`, with sequences of at most `max_length` tokens. What the cache holds is overwritten."""
         self.pace = Pace(step_costs(runner, cache, world, max_length))
 
+    def bytes_beside(self, max_length: int) -> int:
+        """Memory of the device that it takes in steps, beside the model's, with sequences of at most so many tokens."""
+        return 0
+
     def keeps(self) -> Kept | None:
         """What the next step must keep of its hidden states; None: nothing."""
         return None

@@ -73,6 +73,8 @@ async def info(request: Request) -> Response:
         tercet_version=version("tercet"),
         kv_cache_dtype=state.info.kv_cache_dtype,
         quantize=state.info.quantize,
+        speculate=state.info.speculate,
+        speculator=state.info.speculator,
         tool_call_parser=state.model_format.tool_call_parser,
         reasoning_parser=state.model_format.reasoning_parser,
     )

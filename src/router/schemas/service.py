@@ -56,6 +56,8 @@ class Info(BaseModel):
     tercet_version: str
     kv_cache_dtype: str
     quantize: str | None
+    speculate: int
+    speculator: str | None
     tool_call_parser: str
     reasoning_parser: str
 

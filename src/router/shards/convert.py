@@ -237,6 +237,7 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
         micro_batches=max(min(m.micro_batches for m in messages), 1),
         kv_cache_dtype=first.kv_cache_dtype or first.dtype,
         quantize=first.quantize or None,
+        speculator=first.speculator or None,
         adapters=tuple(first.adapters),
         image_reserve=max(m.image_reserve for m in messages),
         adapter_slots=min((m.adapter_slots for m in messages if m.adapter_slots), default=None),

@@ -20,6 +20,9 @@ from model_server.sampling.groups import RowGroups
 from model_server.sampling.penalties import LogitBias, PenaltyRules
 from model_server.sampling.row import SamplingRow
 
+# What penalties make of each token of a history at each place: it and a copy in int64, and whether it counts.
+PENALTY_BYTES = 17
+
 
 @dataclass(frozen=True, slots=True)
 class Places:

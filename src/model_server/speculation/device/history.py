@@ -18,6 +18,11 @@ _SPARE_TOKENS = 256
 Indices = npt.NDArray[np.int64]
 
 
+def history_bytes(max_length: int) -> int:
+    """Of one row with so many tokens."""
+    return 4 * (max_length + max_length // 4 + _SPARE_TOKENS)
+
+
 class Histories:
     """`ids` [num_rows, capacity] int32: prompt and generated tokens of each of `rows`.
 

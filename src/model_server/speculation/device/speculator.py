@@ -15,6 +15,8 @@ from model_server.batch.sequence import Sequence
 from model_server.memory.transfer import Staging
 from model_server.runner.graph_sizes import window_lengths
 from model_server.sampling.windows import places
+from model_server.sampling.windows.places import PENALTY_BYTES
+from model_server.speculation.device.history import history_bytes
 from model_server.speculation.device.lookup import LookUp, look_up_on
 from model_server.speculation.device.state import WindowState
 from model_server.speculation.device.tokens import RowOutcome, WindowTokens
@@ -113,6 +115,11 @@ class DeviceSpeculator(Speculator):
         self._look_up: LookUp = look_up_on(device)
         self._judged: Pace | None = None
         self._pays: dict[int, bool] = {}  # by number of rows, at the pace that was judged
+
+    def bytes_beside(self, max_length: int) -> int:
+        """Of the histories, twice while rows change, and of what penalties make of them at each place."""
+        most_rows = self._max_rows // 2
+        return 2 * most_rows * history_bytes(max_length) + self._max_rows * max_length * PENALTY_BYTES
 
     def begin(self, staging: Staging) -> BatchWindows:
         """For a batch that has had no window."""

@@ -25,6 +25,7 @@ from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.runner.runner import RunnerTraits
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
+from model_server.speculation.device.speculator import DeviceSpeculator
 from model_server.text.tokenizer import Tokenizer
 from model_server.vision.encoder import ImageEncoder
 from model_server.vision.families import FAMILIES
@@ -319,6 +320,17 @@ def test_a_measured_device_is_filled(tokenizer: Tokenizer) -> None:
     assert memory.asked == ["begin", "peak", "rest"]
     bounded, _ = _warm_up(tokenizer, memory=FakeMemory(), max_batch_total_tokens=640)
     assert bounded.cache.num_blocks == 640 // BLOCK
+
+
+def test_memory_of_drafts_beside_the_model_is_kept_free(tokenizer: Tokenizer) -> None:
+    """Histories of the longest sequences, and what penalties make of them."""
+    engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size))
+    speculator = DeviceSpeculator(3, 8, torch.device("cpu"), BLOCK, alone=True)
+    engine.speculator = speculator
+    _warm_up(tokenizer, engine=engine, memory=FakeMemory(), max_total_tokens=1000)
+    beside = speculator.bytes_beside(1000)
+    assert 8 * 1000 * 17 < beside < 8 * 1000 * 40
+    assert engine.cache.num_blocks == int((550_000 - beside) * CACHE_SHARE) // (BLOCK * 2 * 4)
 
 
 def test_a_cache_in_float8_holds_as_many_more_tokens_as_it_is_narrower(

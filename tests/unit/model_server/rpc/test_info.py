@@ -38,6 +38,7 @@ async def test_a_paged_runner_offers_everything() -> None:
     assert answer.kv_cache_dtype == "torch.float8_e4m3fn"
     assert answer.quantize == "gptq"
     assert not (await info(facts(quantize=None))).HasField("quantize")
+    assert not answer.HasField("speculator") and (await info(facts(speculator="eagle3"))).speculator == "eagle3"
     assert not answer.HasField("image_reserve") and (await info(facts(image_reserve=70))).image_reserve == 70
     assert not answer.HasField("adapter_slots") and (await info(facts(adapter_slots=3))).adapter_slots == 3
     assert answer.support_chunking and (await info(facts())).use_prefix_caching

@@ -32,11 +32,13 @@ async def test_info_has_tgis_keys_in_tgis_order_and_ours_behind(router: Router) 
         "model_id", "model_sha", "model_pipeline_tag", "max_concurrent_requests", "max_best_of", "max_stop_sequences",
         "max_input_tokens", "max_total_tokens", "validation_workers", "max_client_batch_size", "router", "version",
         "sha", "docker_label", "model_dtype", "model_device_type", "waiting_served_ratio", "max_batch_total_tokens",
-        "max_waiting_tokens", "max_batch_size", "tercet_version", "kv_cache_dtype", "quantize",
+        "max_waiting_tokens", "max_batch_size", "tercet_version", "kv_cache_dtype", "quantize", "speculate",
+        "speculator",
         "tool_call_parser", "reasoning_parser",
     ]  # fmt: skip
     assert answer["model_id"] == "some/model" and answer["version"] == "3.3.7"
     assert (answer["kv_cache_dtype"], answer["quantize"]) == ("float32", "gptq")
+    assert (answer["speculate"], answer["speculator"]) == (0, None)
     assert (answer["tool_call_parser"], answer["reasoning_parser"]) == ("tgi", "none")
     assert answer["router"] == "text-generation-router" and answer["max_input_tokens"] == 2000
 

@@ -207,6 +207,11 @@ def test_the_fewest_adapter_slots_of_all_ranks_count() -> None:
     assert (slots(None, None), slots(8, 4), slots(None, 4)) == (None, 4, 4)
 
 
+def test_what_drafts():
+    found = [convert.info_from([pb.InfoResponse(speculator=kind)]).speculator for kind in (None, "mtp")]
+    assert found == [None, "mtp"]
+
+
 def test_the_method_of_quantized_weights():
     plain, packed = (pb.InfoResponse(quantize=method) for method in (None, "gptq"))
     assert [convert.info_from([message]).quantize for message in (plain, packed)] == [None, "gptq"]

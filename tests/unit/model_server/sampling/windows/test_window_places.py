@@ -89,3 +89,15 @@ def test_plain_steps_go_on_behind_places() -> None:
     fresh.num_generated = 4
     wanted.append(Sampler(VOCAB, torch.device("cpu")).sample(logits[:1].clone(), [fresh]).to_host().ids)
     assert ids == wanted
+
+
+def test_a_plain_step_frees_what_windows_counted() -> None:
+    """Of penalised rows it is as wide as the vocabulary, for each place."""
+    sampler = Sampler(VOCAB, torch.device("cpu"))
+    rows = rows_of(sampler, 0)
+    history = torch.tensor([PROMPT] * len(rows), dtype=torch.int32)
+    counts = torch.zeros(len(rows), 1, dtype=torch.int64)
+    sampler.sample_places(torch.zeros(len(rows), VOCAB), rows, Places(counts, history, counts + 4, 4))
+    assert sampler._place_groups is not None
+    sampler.sample(torch.zeros(len(rows), VOCAB), rows)
+    assert sampler._place_groups is None
