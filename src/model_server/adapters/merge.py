@@ -58,9 +58,7 @@ class Merging:
             weight *= gain[slice(*columns)] if module == self._embedding else _picked(gain, rows)[:, None]
         return weight
 
-    def expert(
-        self, place: ExpertPlace, expert: int, weight: Tensor, rows: Sequence[Range], columns: Range
-    ) -> Tensor:
+    def expert(self, place: ExpertPlace, expert: int, weight: Tensor, rows: Sequence[Range], columns: Range) -> Tensor:
         """weight: these rows and columns of the matrix of one expert that a tensor at `place` holds; overwritten."""
         pair = self._adapter.pairs[place.parameter]
         if place.parameter not in self._experts:

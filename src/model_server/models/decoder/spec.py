@@ -55,9 +55,6 @@ class AttentionSpec(Protocol):
     def targets(self, spec: Spec) -> Targets:
         """What of it takes adapters, by names relative to the layer."""
 
-    def places(self) -> Mapping[str, ExpertPlace]:
-        """Of the tensors that hold experts, by names relative to the layer, as the names of parameters in them are."""
-
     def cached(self, spec: Spec) -> tuple[int, int, int]:
         """What attention reads of the cache, over all ranks: number of KV heads, width of a key, width of a value."""
 
@@ -70,6 +67,9 @@ class MlpSpec(Protocol):
 
     def targets(self, spec: Spec) -> Targets:
         """What of it takes adapters, by names relative to the layer."""
+
+    def places(self) -> Mapping[str, ExpertPlace]:
+        """Of the tensors that hold experts, by names relative to the layer, as the names of parameters in them are."""
 
 
 # How a block adds its attention and its MLP to the residual stream:
