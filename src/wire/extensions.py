@@ -24,6 +24,7 @@ class Extension(StrEnum):
     WINDOWS = "windows"  # a row with several tokens may come in columns too
     LORA = "lora"  # adapters are loaded and dropped while the shard serves, and a request names one by its load id
     IMAGES = "images"  # prompts have images, as the arrays of their towers
+    SHARED_MEMORY = "shared_memory"  # large arrays of images stay in memory of the router, which the shard opens
     PREDICTION = "prediction"  # a request may foretell its answer, where drafts are searched
 
     @classmethod

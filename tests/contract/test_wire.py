@@ -155,6 +155,7 @@ OURS = {
         "adapter_slots": (107, "uint32", "opt"),
         "image_reserve": (108, "uint32", "opt"),
         "speculator": (109, "string", "opt"),
+        "process_namespace": (110, "string", "opt"),
         "other_ranks": (120, "InfoResponse", "rep"),
     },
     "WarmupResponse": {"other_ranks": (120, "WarmupResponse", "rep")},

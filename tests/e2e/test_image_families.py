@@ -51,7 +51,7 @@ def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
         options += ["--max-step-prefill-tokens", "32"]
     with running_server(tmp_path, *options) as server:
         base = f"http://127.0.0.1:{server.port}"
-        for numbers in ((), (0,), (1, 0), (1, 0)):
+        for numbers in ((), (0,), (1, 0), (1, 0), (3,)):  # the arrays of the last one stay in shared memory for Qwen
             inputs = "".join(f"![]({url(number)})What is this? " for number in numbers) + "Hello world"
             ids = [token["id"] for token in ask(base, "/tokenize", {"inputs": inputs})]
             asked = {"inputs": inputs, "parameters": {"max_new_tokens": NUM_TOKENS, "details": True}}
@@ -59,7 +59,7 @@ def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
             expected = scene.generate(Prompt(ids, [], list(numbers)), NUM_TOKENS)
             assert [token["id"] for token in found["tokens"]] == expected, numbers
         text = httpx.get(f"{base}/metrics").text
-        assert "\ntgi_encoder_cache_misses 2\n" in text
+        assert "\ntgi_encoder_cache_misses 3\n" in text
 
 
 @pytest.mark.parametrize("name", ["mllama", "idefics"])

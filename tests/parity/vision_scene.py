@@ -38,11 +38,11 @@ def picture(number: int) -> Any:
     from PIL import Image as Pil
     from PIL import ImageDraw
 
-    width, height = ((120, 80), (70, 100), (60, 60))[number % 3]
+    width, height = ((120, 80), (70, 100), (60, 60), (240, 200))[number % 4]
     drawn = Pil.new("RGB", (width, height), (40 * number % 256, 200 - 50 * number, 90))
     draw = ImageDraw.Draw(drawn)
     draw.ellipse((5, 10, 35 + 10 * number, 50), fill=(250, 30 * number, 10))
-    draw.rectangle((30, 5 + 20 * number, 55, 55), fill=(10, 60, 240))
+    draw.rectangle((30, 5 + 20 * (number % 3), 55, 55), fill=(10, 60, 240))
     return drawn
 
 

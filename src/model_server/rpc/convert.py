@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TypeVar
@@ -18,7 +19,10 @@ from model_server.errors import RequestError
 from model_server.sampling.parameters import Grammar, GrammarKind, SamplingParameters, StoppingParameters
 from model_server.vision.image import Feature, Image, ImagePlace
 from wire.extensions import Extension
+from wire.processes.shared_memory import SharedBytes, SharedMemory
 from wire.v3 import generate_pb2 as pb
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R", pb.PrefillResponse, pb.DecodeResponse)
 StepMessage = pb.PrefillRequest | pb.DecodeRequest
@@ -55,12 +59,25 @@ def warmup_from(message: pb.WarmupRequest) -> WarmupRequest:
 
 def _image_from(message: pb.PreparedImage) -> Image:
     """As it was sent: what does not fit together is the error of the requests that have it."""
+    opened: dict[str, SharedMemory] = {}
     return Image(
         key=message.key,
-        features={f.name: Feature(f.dtype, tuple(f.shape), f.data) for f in message.features},
+        features={f.name: Feature(f.dtype, tuple(f.shape), _array_from(f, opened)) for f in message.features},
         num_embeds=message.num_embeds,
         grid=tuple(message.grid),
     )
+
+
+def _array_from(feature: pb.Feature, opened: dict[str, SharedMemory]) -> bytes | SharedBytes:
+    """opened: the memory of the image so far. Empty where it is gone, as with a request that has ended meanwhile."""
+    if not feature.memory:
+        return bytes(feature.data)
+    try:
+        memory = opened.get(feature.memory) or opened.setdefault(feature.memory, SharedMemory.open(feature.memory))
+    except (OSError, ValueError) as error:
+        logger.warning("an image's array %s cannot be opened: %s", feature.name[:50], error)
+        return b""
+    return SharedBytes(memory, feature.offset, feature.num_bytes)
 
 
 def _request_from(message: pb.Request, images: Mapping[bytes, Image]) -> NewRequest:

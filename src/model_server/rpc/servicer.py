@@ -23,6 +23,7 @@ from model_server.errors import RequestError
 from model_server.rpc import convert
 from model_server.rpc.interceptor import answering_errors
 from wire.extensions import Extension
+from wire.processes.shared_memory import process_namespace
 from wire.v3 import generate_pb2 as pb
 from wire.v3 import generate_pb2_grpc as pb_grpc
 
@@ -91,6 +92,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             adapters=self._facts.adapters,
             adapter_slots=self._facts.adapter_slots,
             image_reserve=self._facts.image_reserve or None,
+            process_namespace=process_namespace() if self._facts.images else None,
             adapter_prefix_caching=self._facts.prefix_caching,
             extensions=[e for e in Extension if self._offers(e)],
         )
@@ -98,7 +100,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
     def _offers(self, extension: Extension) -> bool:
         if extension is Extension.GROW:
             return self._facts.grows
-        if extension is Extension.IMAGES:
+        if extension in (Extension.IMAGES, Extension.SHARED_MEMORY):
             return self._facts.images
         if extension is Extension.LORA:
             return self._facts.loads_adapters

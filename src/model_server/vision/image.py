@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model_server.errors import RequestError
 from model_server.vision.families import VisionFamily
+from wire.processes.shared_memory import SharedBytes
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int64", "int32", "bool")
@@ -28,7 +29,7 @@ class Feature:
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes | SharedBytes
 
     def check(self, name: str) -> None:
         """Raises RequestError for a type that is not known, or data of another length than the shape's."""
@@ -42,8 +43,9 @@ class Feature:
             )
 
     def tensor(self) -> Tensor:
-        """A copy on the host."""
-        return torch.frombuffer(bytearray(self.data), dtype=DTYPES[self.dtype]).view(self.shape)
+        """A copy on the host. Raises OSError for shared memory that is shorter than was said."""
+        data = bytearray(self.data) if isinstance(self.data, bytes) else self.data.read()
+        return torch.frombuffer(data, dtype=DTYPES[self.dtype]).view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ import hashlib
 import importlib.metadata
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from router.errors import StartupError
@@ -16,6 +18,7 @@ from router.worker.pair import QueuedWorker
 from wire.images import frames
 from wire.images.frames import Job
 from wire.images.prepared import Detail, PreparedImage
+from wire.processes.shared_memory import SharedMemory
 from wire.worker.process import WorkerEndedError
 
 logger = logging.getLogger(__name__)
@@ -28,8 +31,12 @@ _SETTINGS = ("config.json", "preprocessor_config.json", "processor_config.json")
 class ImageWorkers:
     """Processes that decode and prepare images for one model, each one image at a time."""
 
-    def __init__(self, folder: Path, dtype: str, *, num_workers: int, limit_s: float = LIMIT_S) -> None:
-        """dtype: of the model, as torch names it. limit_s: seconds for one image."""
+    def __init__(
+        self, folder: Path, dtype: str, *, num_workers: int, limit_s: float = LIMIT_S, shares_memory: bool = False
+    ) -> None:
+        """dtype: of the model, as torch names it. limit_s: seconds for one image. shares_memory: the shards open
+        arrays in memory of this process; False: they are sent the bytes."""
+        self._shares_memory = shares_memory
         self._limit_s = limit_s
         self._settings = _digest(folder, dtype)
         arguments = (str(folder), dtype)
@@ -41,7 +48,8 @@ class ImageWorkers:
         for worker in self._workers[1:]:
             worker.warm_up()
         try:
-            fault = frames.answer_from(await self._workers[0].ask(0, frames.job_to(Job(b"", b"", 0)), self._limit_s))
+            asked = partial(frames.job_to, Job(b"", b"", 0))
+            fault = frames.answer_from(await self._workers[0].ask(0, asked, self._limit_s))
         except (OSError, TimeoutError) as error:
             raise StartupError(f"the process that prepares images cannot be started: {error}") from None
         if fault:
@@ -58,10 +66,13 @@ class ImageWorkers:
         """The image of a file. Raises ValidationError, and OverloadedError while too many others wait."""
         if not job.data:  # the process would take it for a question whether it is there
             raise invalid("the file is empty")
+        memory = self._memory()
+        if memory is not None:
+            job = replace(job, memory=memory.name)
         index = min(range(len(self._workers)), key=self._num_jobs.__getitem__)
         self._num_jobs[index] += 1
         try:
-            answer = await self._workers[index].ask(len(job.data), frames.job_to(job), self._limit_s)
+            answer = await self._workers[index].ask(len(job.data), partial(_job_to, job, memory), self._limit_s)
         except TimeoutError:
             raise invalid(f"it takes more than {self._limit_s:g} s to decode") from None
         except WorkerEndedError:
@@ -71,15 +82,28 @@ class ImageWorkers:
             raise invalid("it cannot be decoded at the moment") from None
         finally:
             self._num_jobs[index] -= 1
-        image = await asyncio.to_thread(frames.answer_from, answer)
+        image = await asyncio.to_thread(frames.answer_from, answer, memory)
         if isinstance(image, str):
             raise invalid(image)
         return image
+
+    def _memory(self) -> SharedMemory | None:
+        """For what is made of an image; None: it comes by the pipe."""
+        try:
+            return SharedMemory.create() if self._shares_memory else None
+        except OSError as error:
+            logger.warning("no shared memory for an image: %s", error)
+            return None
 
     def close(self) -> None:
         """Ends the processes, whatever they do."""
         for worker in self._workers:
             worker.close()
+
+
+def _job_to(job: Job, memory: SharedMemory | None) -> bytes:
+    """memory: kept as long as the process has the job, also when its caller was cancelled."""
+    return frames.job_to(job)
 
 
 def _digest(folder: Path, dtype: str) -> bytes:

@@ -14,6 +14,7 @@ from router.limits import ShardInfo
 from router.metrics import Metrics
 from router.text.model_files import ModelFiles
 from router.text.tokenizer import PromptTokenizer
+from router.worker.memory import keep_no_large_blocks
 from wire.extensions import Extension
 from wire.images.families import FAMILIES, family_name
 from wire.model_files import read_optional_object
@@ -43,7 +44,8 @@ async def image_prompts(
         logger.warning("requests with images are refused: the tokenizer has no token %s", family.image_token)
         return None
     dtype = info.dtype.removeprefix("torch.")
-    workers = ImageWorkers(files.folder, dtype, num_workers=config.validation_workers)
+    shares_memory = Extension.SHARED_MEMORY in info.extensions
+    workers = ImageWorkers(files.folder, dtype, num_workers=config.validation_workers, shares_memory=shares_memory)
     try:
         await workers.start()
     except StartupError as error:
@@ -53,6 +55,7 @@ async def image_prompts(
     except BaseException:
         workers.close()
         raise
+    keep_no_large_blocks()
     store = ImageStore(cache_bytes=config.image_cache_mib * _MIB, memory_bytes=config.max_image_memory_mib * _MIB)
     limits = ImageLimits(
         max_images=config.max_images, max_bytes=config.max_image_fetch_size, max_pixels=config.max_image_pixels

@@ -32,6 +32,7 @@ from router.shards.interface import (
 )
 from wire.extensions import Extension
 from wire.images.prepared import PreparedImage
+from wire.processes.shared_memory import process_namespace
 from wire.v3 import generate_pb2 as pb
 
 StepMessage = pb.PrefillResponse | pb.DecodeResponse
@@ -111,7 +112,12 @@ def _add_images(message: pb.Batch, requests: Sequence[NewRequest]) -> None:
         # Made in its place: a message is copied into the one that it becomes part of, and arrays have megabytes.
         added = message.images.add(key=image.key, grid=image.grid or (), num_embeds=image.num_embeds)
         for name, array in () if is_cached else image.features.items():
-            added.features.add(name=name, dtype=array.dtype, shape=array.shape, data=array.data)
+            feature = added.features.add(name=name, dtype=array.dtype, shape=array.shape)
+            if isinstance(array.data, bytes):
+                feature.data = array.data
+            else:  # only where the shards open it
+                feature.memory, feature.offset = array.data.memory.name, array.data.offset
+                feature.num_bytes = len(array.data)
 
 
 def _growth_to(growth: Sequence[Growth]) -> list[pb.BlockGrowth]:
@@ -241,8 +247,16 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
         adapters=tuple(first.adapters),
         image_reserve=max(m.image_reserve for m in messages),
         adapter_slots=min((m.adapter_slots for m in messages if m.adapter_slots), default=None),
-        extensions=frozenset.intersection(*(Extension.known(m.extensions) for m in messages)),
+        extensions=_extensions_of(messages),
     )
+
+
+def _extensions_of(messages: Sequence[pb.InfoResponse]) -> frozenset[Extension]:
+    """What all ranks offer. Memory is shared only with processes that see this one."""
+    extensions = frozenset.intersection(*(Extension.known(m.extensions) for m in messages))
+    own = process_namespace()
+    sees_all = own and all(m.process_namespace == own for m in messages)
+    return extensions if sees_all else extensions - {Extension.SHARED_MEMORY}
 
 
 def cached_batch_from(message: pb.CachedBatch) -> CachedBatch:

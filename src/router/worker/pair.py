@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from router.worker.lane import MAX_WAITING_COST, Lane
@@ -46,10 +46,10 @@ class WorkerPair:
         """
         if len(data) < LARGE_BYTES:
             try:
-                return await self.quick.ask(len(data), data, min(QUICK_LIMIT_S, self._limit_s))
+                return await self.quick.ask(len(data), lambda: data, min(QUICK_LIMIT_S, self._limit_s))
             except TimeoutError:
                 logger.debug("a job of %d bytes is moved to the slow worker process", len(data))
-        return await self.slow.ask(max(len(data), LARGE_BYTES), data, self._limit_s)
+        return await self.slow.ask(max(len(data), LARGE_BYTES), lambda: data, self._limit_s)
 
     def warm_up(self) -> None:
         """Starts the quick process; does not wait for it."""
@@ -72,11 +72,11 @@ class QueuedWorker:
         self.current: object | None = None
         """The job that the process has."""
 
-    async def ask(self, cost: int, data: bytes, limit_s: float) -> bytes:
-        """See WorkerPair."""
+    async def ask(self, cost: int, make: Callable[[], bytes], limit_s: float) -> bytes:
+        """See WorkerPair. make: the frame, in the thread of the lane; kept until the process has answered."""
         job = object()
         try:
-            return await self._lane.run(cost, partial(self._exchange, job, data, limit_s))
+            return await self._lane.run(cost, partial(self._exchange, job, make, limit_s))
         except asyncio.CancelledError:
             self._interrupt(job)
             raise
@@ -89,11 +89,11 @@ class QueuedWorker:
         self._lane.close(wait=True)
         self.process.end()
 
-    def _exchange(self, job: object, data: bytes, limit_s: float) -> bytes:
+    def _exchange(self, job: object, make: Callable[[], bytes], limit_s: float) -> bytes:
         with self._lock:
             self.current = job
         try:
-            reply = self.process.exchange(with_limit(limit_s, data), limit_s + _GRACE_S)
+            reply = self.process.exchange(with_limit(limit_s, make()), limit_s + _GRACE_S)
         except TimeoutError:
             logger.warning("%s could not be interrupted: replacing its process", self._module)
             raise

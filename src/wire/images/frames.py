@@ -1,4 +1,7 @@
-"""What the router and the process that prepares images send each other: a header in JSON, then bytes as they are."""
+"""What the router and the process that prepares images send each other: a header in JSON, then bytes as they are.
+
+Arrays that are large pass in memory that both share, where the router gives any: nothing copies them then.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,36 @@ from typing import Any
 import orjson
 
 from wire.images.prepared import Detail, Feature, PreparedImage
+from wire.processes.shared_memory import SharedBytes, SharedMemory
 
 _LENGTH = struct.Struct(">I")
+
+SHARED_FROM = 1 << 19
+"""Bytes of an image's arrays from which they pass in shared memory: each such image is an open file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A file to prepare. With an empty `data` only the process is asked whether it can."""
+    """A file to prepare. With an empty `data` only the process is asked whether it can.
+
+    memory: the name of shared memory for what is made of it; empty: there is none.
+    """
 
     key: bytes
     data: bytes
     max_pixels: int
     detail: Detail = "auto"
+    memory: str = ""
 
 
 def job_to(job: Job) -> bytes:
-    return _joined({"key": job.key.hex(), "max_pixels": job.max_pixels, "detail": job.detail}, job.data)
+    header = {"key": job.key.hex(), "max_pixels": job.max_pixels, "detail": job.detail, "memory": job.memory}
+    return _joined(header, job.data)
 
 
 def job_from(asked: bytes) -> Job:
     header, data = _parted(asked)
-    return Job(bytes.fromhex(header["key"]), bytes(data), header["max_pixels"], header["detail"])
+    return Job(bytes.fromhex(header["key"]), bytes(data), header["max_pixels"], header["detail"], header["memory"])
 
 
 def fault_to(fault: str) -> bytes:
@@ -37,7 +49,10 @@ def fault_to(fault: str) -> bytes:
     return _joined({"fault": fault})
 
 
-def image_to(image: PreparedImage) -> bytes:
+def image_to(image: PreparedImage, memory: str = "") -> bytes:
+    """memory: of the job. Raises OSError where it cannot be written."""
+    arrays = [one.data for one in image.features.values() if isinstance(one.data, bytes)]
+    is_shared = bool(memory) and sum(map(len, arrays)) >= SHARED_FROM
     features = [
         {"name": name, "dtype": one.dtype, "shape": one.shape, "bytes": len(one.data)}
         for name, one in image.features.items()
@@ -49,12 +64,19 @@ def image_to(image: PreparedImage) -> bytes:
         "grid": image.grid,
         "num_pixels": image.num_pixels,
         "features": features,
+        "is_shared": is_shared,
     }
-    return _joined(header, *(one.data for one in image.features.values()))
+    if not is_shared:
+        return _joined(header, *arrays)
+    shared, place = SharedMemory.open(memory), 0
+    for one in arrays:
+        shared.write(place, one)
+        place += len(one)
+    return _joined(header)
 
 
-def answer_from(answer: bytes) -> PreparedImage | str:
-    """The image, or the fault."""
+def answer_from(answer: bytes, memory: SharedMemory | None = None) -> PreparedImage | str:
+    """The image, or the fault. memory: what the job named."""
     header, data = _parted(answer)
     if "fault" in header:
         return str(header["fault"])
@@ -62,7 +84,13 @@ def answer_from(answer: bytes) -> PreparedImage | str:
     place = 0
     for one in header["features"]:
         end = place + one["bytes"]
-        features[one["name"]] = Feature(one["dtype"], tuple(one["shape"]), bytes(data[place:end]))
+        array: bytes | SharedBytes
+        if header["is_shared"]:
+            assert memory is not None
+            array = SharedBytes(memory, place, one["bytes"])
+        else:
+            array = bytes(data[place:end])
+        features[one["name"]] = Feature(one["dtype"], tuple(one["shape"]), array)
         place = end
     grid = header["grid"]
     return PreparedImage(

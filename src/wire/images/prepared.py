@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from wire.processes.shared_memory import SharedBytes
+
 FeatureType = Literal["float32", "bfloat16", "float16", "int64", "int32", "bool"]
 ITEM_BYTES: Mapping[FeatureType, int] = {
     "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1,
@@ -20,12 +22,12 @@ Detail = Literal["auto", "high", "low"]
 class Feature:
     """An array, as it travels: `data` holds it in row-major order, little-endian. `dtype` is torch's name.
 
-    Not an array of numpy, which has no bfloat16.
+    Not an array of numpy, which has no bfloat16. In memory that is shared where it is large and processes share any.
     """
 
     dtype: FeatureType
     shape: tuple[int, ...]
-    data: bytes = field(repr=False)
+    data: bytes | SharedBytes = field(repr=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a type, a shape or a number of bytes that cannot be."""

@@ -29,11 +29,11 @@ def prepared(preparer: Preparer, job: frames.Job) -> bytes:
     """The answer to a job."""
     try:
         image = preparer.prepare(job.key, job.data, max_pixels=job.max_pixels, detail=job.detail)
+        return frames.image_to(image, job.memory)
     except ImageError as error:
         return frames.fault_to(str(error))
-    except MemoryError:
+    except (MemoryError, OSError):  # OSError: of shared memory
         return frames.fault_to(_TOO_LARGE)
-    return frames.image_to(image)
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("requires_padding", "dtype", "device_type", "window_size", "speculate", "support_chunking", "use_prefix_caching", "attention_impl", "block_size", "extensions", "pipeline_depth", "kv_cache_dtype", "quantize", "adapters", "adapter_prefix_caching", "micro_batches", "adapter_slots", "image_reserve", "speculator", "other_ranks")
+    __slots__ = ("requires_padding", "dtype", "device_type", "window_size", "speculate", "support_chunking", "use_prefix_caching", "attention_impl", "block_size", "extensions", "pipeline_depth", "kv_cache_dtype", "quantize", "adapters", "adapter_prefix_caching", "micro_batches", "adapter_slots", "image_reserve", "speculator", "process_namespace", "other_ranks")
     REQUIRES_PADDING_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class InfoResponse(_message.Message):
     ADAPTER_SLOTS_FIELD_NUMBER: _ClassVar[int]
     IMAGE_RESERVE_FIELD_NUMBER: _ClassVar[int]
     SPECULATOR_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     OTHER_RANKS_FIELD_NUMBER: _ClassVar[int]
     requires_padding: bool
     dtype: str
@@ -79,8 +80,9 @@ class InfoResponse(_message.Message):
     adapter_slots: int
     image_reserve: int
     speculator: str
+    process_namespace: str
     other_ranks: _containers.RepeatedCompositeFieldContainer[InfoResponse]
-    def __init__(self, requires_padding: bool = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., window_size: _Optional[int] = ..., speculate: _Optional[int] = ..., support_chunking: bool = ..., use_prefix_caching: bool = ..., attention_impl: _Optional[str] = ..., block_size: _Optional[int] = ..., extensions: _Optional[_Iterable[str]] = ..., pipeline_depth: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., quantize: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., adapter_prefix_caching: bool = ..., micro_batches: _Optional[int] = ..., adapter_slots: _Optional[int] = ..., image_reserve: _Optional[int] = ..., speculator: _Optional[str] = ..., other_ranks: _Optional[_Iterable[_Union[InfoResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, requires_padding: bool = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., window_size: _Optional[int] = ..., speculate: _Optional[int] = ..., support_chunking: bool = ..., use_prefix_caching: bool = ..., attention_impl: _Optional[str] = ..., block_size: _Optional[int] = ..., extensions: _Optional[_Iterable[str]] = ..., pipeline_depth: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., quantize: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., adapter_prefix_caching: bool = ..., micro_batches: _Optional[int] = ..., adapter_slots: _Optional[int] = ..., image_reserve: _Optional[int] = ..., speculator: _Optional[str] = ..., process_namespace: _Optional[str] = ..., other_ranks: _Optional[_Iterable[_Union[InfoResponse, _Mapping]]] = ...) -> None: ...
 
 class ServiceDiscoveryRequest(_message.Message):
     __slots__ = ()
@@ -239,16 +241,22 @@ class PreparedImage(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., features: _Optional[_Iterable[_Union[Feature, _Mapping]]] = ..., grid: _Optional[_Iterable[int]] = ..., num_embeds: _Optional[int] = ...) -> None: ...
 
 class Feature(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "data")
+    __slots__ = ("name", "dtype", "shape", "data", "memory", "offset", "num_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    memory: str
+    offset: int
+    num_bytes: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., memory: _Optional[str] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class ImagePlace(_message.Message):
     __slots__ = ("key", "start", "length")

@@ -14,7 +14,8 @@ _LIMIT = struct.Struct(">d")
 
 
 def frame(data: bytes) -> bytes:
-    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+    # Joined, not added: other threads run while megabytes are copied.
+    return b"".join((len(data).to_bytes(LENGTH_BYTES, "big"), data))
 
 
 def read_frame(read_exactly: Callable[[int], bytes]) -> bytes:
@@ -24,7 +25,7 @@ def read_frame(read_exactly: Callable[[int], bytes]) -> bytes:
 
 def with_limit(limit_s: float, data: bytes) -> bytes:
     """What is asked."""
-    return _LIMIT.pack(limit_s) + data
+    return b"".join((_LIMIT.pack(limit_s), data))
 
 
 def limit_and_data(asked: bytes) -> tuple[float, bytes]:

@@ -9,7 +9,7 @@ def test_names_are_those_of_the_protocol() -> None:
     assert set(Extension) == {
         "run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias", "token_ids", "grow",
         "min_tokens", "windows", "lark_grammar", "stop_token_ids", "prediction", "images",
-        "lora",
+        "lora", "shared_memory",
     }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from model_server.batch.results import CachedBatch, FinishReason, GeneratedText, Generation, StepResult, Tokens
@@ -9,6 +11,7 @@ from model_server.errors import RequestError
 from model_server.rpc import convert
 from model_server.sampling.parameters import Grammar
 from model_server.vision.image import EncodedImages
+from wire.processes.shared_memory import SharedMemory
 from wire.v3 import generate_pb2 as pb
 
 
@@ -165,6 +168,25 @@ def test_images_come_to_the_requests_that_have_them() -> None:
     assert found.features["pixel_values"].tensor().shape == (1, 2)
     assert (first.images[0].start, first.images[0].stop) == (2, 9)
     assert first.images[1].image is None and second.images == ()
+
+
+def test_arrays_in_the_routers_memory_are_opened() -> None:
+    memory = SharedMemory.create()
+    memory.write(0, b"....12345678")
+    shared: dict[str, Any] = {"memory": memory.name, "offset": 4, "num_bytes": 8}
+    feature = pb.Feature(name="pixel_values", dtype="float32", shape=[1, 2], **shared)
+    gone = pb.Feature(name="image_sizes", dtype="float32", shape=[1, 2], **shared | {"memory": memory.name[:-1] + "x"})
+    sent = pb.PreparedImage(key=b"a" * 32, features=[feature, gone], num_embeds=6)
+    place = pb.ImagePlace(key=b"a" * 32, start=2, length=7)
+    (request,) = convert.requests_from(pb.Batch(requests=[_message(images=[place])], images=[sent]))
+    del memory  # the router has forgotten the image
+    found = request.images[0].image
+    assert found is not None
+    pixels = found.features["pixel_values"]
+    pixels.check("pixel_values")
+    assert pixels.tensor().numpy().tobytes() == b"12345678"
+    with pytest.raises(RequestError, match="image feature image_sizes: 0 bytes"):
+        found.features["image_sizes"].check("image_sizes")
 
 
 def test_what_was_encoded_is_told() -> None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from model_server.rpc.servicer import Servicer, ShardFacts
 from wire.extensions import Extension
+from wire.processes.shared_memory import process_namespace
 from wire.v3 import generate_pb2 as pb
 
 
@@ -33,12 +34,15 @@ async def info(known: ShardFacts) -> pb.InfoResponse:
 async def test_a_paged_runner_offers_everything() -> None:
     answer = await info(facts(speculate=5, images=True, loads_adapters=True))
     assert list(answer.extensions) == list(Extension)
-    assert not {Extension.PREDICTION, Extension.IMAGES, Extension.LORA} & set((await info(facts())).extensions)
+    assert not {Extension.PREDICTION, Extension.IMAGES, Extension.LORA, Extension.SHARED_MEMORY} & set(
+        (await info(facts())).extensions
+    )
     assert answer.pipeline_depth == 2
     assert answer.kv_cache_dtype == "torch.float8_e4m3fn"
     assert answer.quantize == "gptq"
     assert not (await info(facts(quantize=None))).HasField("quantize")
     assert not answer.HasField("speculator") and (await info(facts(speculator="eagle3"))).speculator == "eagle3"
+    assert answer.process_namespace == process_namespace() and not (await info(facts())).process_namespace
     assert not answer.HasField("image_reserve") and (await info(facts(image_reserve=70))).image_reserve == 70
     assert not answer.HasField("adapter_slots") and (await info(facts(adapter_slots=3))).adapter_slots == 3
     assert answer.support_chunking and (await info(facts())).use_prefix_caching

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from router_fakes import until
 from support.pictures import picture, saved
 from support.vision_settings import settings_folder
 
 from router.errors import StartupError, ValidationError
 from router.images.workers import ImageWorkers
+from wire.images import frames
 from wire.images.frames import Job
 from wire.images.prepared import PreparedImage
+from wire.processes.shared_memory import SharedBytes, SharedMemory
+from wire.worker.process import WorkerProcess
 
 MAX_PIXELS = 50_000_000
 
@@ -61,6 +68,66 @@ async def test_limits_deaths_and_callers_that_leave(folder: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         assert isinstance(await workers.prepare(job(picture(30, 40))), PreparedImage)
     finally:
+        await asyncio.to_thread(workers.close)
+
+
+async def test_large_arrays_are_in_memory_that_is_shared_and_equal_those_of_the_pipe(folder: Path) -> None:
+    sharing = ImageWorkers(folder, "bfloat16", num_workers=1, shares_memory=True)
+    piped = ImageWorkers(folder, "bfloat16", num_workers=1)
+    try:
+        for data, is_shared in ((picture(300, 400), True), (picture(30, 40), False)):
+            one, other = await sharing.prepare(job(data)), await piped.prepare(job(data))
+            assert (one.expansion, one.grid, one.num_bytes) == (other.expansion, other.grid, other.num_bytes)
+            for name, feature in one.features.items():
+                assert isinstance(feature.data, SharedBytes) == is_shared
+                bytes_of = feature.data.read() if isinstance(feature.data, SharedBytes) else feature.data
+                assert bytes_of == other.features[name].data
+    finally:
+        await asyncio.to_thread(sharing.close)
+        await asyncio.to_thread(piped.close)
+
+
+class Busy(WorkerProcess):
+    """Has one frame until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__("no.module")
+        self.has_frame, self.goes_on = threading.Event(), threading.Event()
+
+    def exchange(self, data: bytes, timeout_s: float) -> bytes:
+        self.has_frame.set()
+        assert self.goes_on.wait(60)
+        return frames.fault_to("too late")
+
+
+async def test_memory_outlives_a_caller_that_leaves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process would write into whatever file has its number by then."""
+    made: list[weakref.ref[SharedMemory]] = []
+    create = SharedMemory.create
+
+    def noted() -> SharedMemory:
+        memory = create()
+        made.append(weakref.ref(memory))
+        return memory
+
+    monkeypatch.setattr(SharedMemory, "create", noted)
+    workers = ImageWorkers(folder, "bfloat16", num_workers=1, shares_memory=True)
+    busy = workers._workers[0].process = Busy()
+    try:
+        leaving = asyncio.create_task(workers.prepare(job(b"x")))
+        await asyncio.to_thread(busy.has_frame.wait, 60)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        del leaving
+        gc.collect()
+        assert made[0]() is not None
+        busy.goes_on.set()
+        with pytest.raises(ValidationError, match="too late"):
+            await workers.prepare(job(b"x"))
+        await until(lambda: gc.collect() >= 0 and all(one() is None for one in made))
+    finally:
+        busy.goes_on.set()
         await asyncio.to_thread(workers.close)
 
 

@@ -12,6 +12,8 @@ from router.shards import convert
 from router.shards.interface import NewBatch, NewRequest, UnsendableError
 from wire.extensions import Extension
 from wire.images.prepared import Feature, ImagePlace, PreparedImage
+from wire.processes.shared_memory import SharedBytes, SharedMemory, process_namespace
+from wire.v3 import generate_pb2 as pb
 
 SEEING = OURS | {Extension.IMAGES}
 
@@ -63,3 +65,24 @@ def test_shards_that_read_no_images_get_none() -> None:
     assert not sent(new(0, 0), extensions=OURS - {Extension.IMAGES}).images
     with pytest.raises(UnsendableError):
         sent(new(0, 0, (image(1), 2)), extensions=OURS - {Extension.IMAGES})
+
+
+def test_arrays_in_shared_memory_are_named_and_not_sent() -> None:
+    memory = SharedMemory.create()
+    memory.write(0, bytes(100) + bytes(range(8)))
+    feature = Feature("float32", (1, 2), SharedBytes(memory, 100, 8))
+    one = PreparedImage(b"a" * 32, "<image>" * 4, 4, (1, 2, 2), {"pixel_values": feature})
+    (found,) = sent(new(0, 0, (one, 2))).images[0].features
+    assert (found.memory, found.offset, found.num_bytes, found.data) == (memory.name, 100, 8, b"")
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "shares"), [(("", ""), False), (("own", "other"), False), (("own", "own"), True)]
+)
+def test_memory_is_shared_only_where_every_rank_sees_the_router(namespaces: tuple[str, str], shares: bool) -> None:
+    offered = [Extension.IMAGES, Extension.SHARED_MEMORY]
+    messages = [
+        pb.InfoResponse(extensions=offered, process_namespace=process_namespace() if one == "own" else one)
+        for one in namespaces
+    ]
+    assert (Extension.SHARED_MEMORY in convert.info_from(messages).extensions) == shares

@@ -36,7 +36,7 @@ async def test_a_caller_that_leaves_while_the_process_is_replaced_is_cancelled_a
     go_on = threading.Event()
     worker = QueuedWorker("no.module", Lane("test"))
     worker.process = Replaced(go_on)
-    task = asyncio.create_task(worker.ask(1, b"job", 5.0))
+    task = asyncio.create_task(worker.ask(1, lambda: b"job", 5.0))
     try:
         await until(lambda: worker.current is not None)
         task.cancel()

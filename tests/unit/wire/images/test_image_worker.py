@@ -11,6 +11,7 @@ from support.vision_settings import settings_folder
 from wire.images import frames
 from wire.images.prepared import Feature, PreparedImage
 from wire.images.preparing import Preparer
+from wire.processes.shared_memory import SharedBytes, SharedMemory
 from wire.worker.frames import with_limit
 from wire.worker.process import WorkerProcess
 
@@ -57,6 +58,22 @@ def test_an_image_travels_whole(grid: tuple[int, int, int] | None) -> None:
     assert frames.answer_from(frames.image_to(image)) == image
 
 
+def test_arrays_that_are_large_stay_in_shared_memory() -> None:
+    large, small = bytes(range(256)) * (frames.SHARED_FROM // 256), b"abcdefgh"
+    features = {"a": Feature("bool", (len(large),), large), "b": Feature("int64", (1, 1), small)}
+    image = PreparedImage(KEY, "<image>", 6, None, features, 7)
+    memory = SharedMemory.create()
+    answer = frames.image_to(image, memory.name)
+    assert len(answer) < 1000
+    found = frames.answer_from(answer, memory)
+    assert isinstance(found, PreparedImage) and found.num_bytes == image.num_bytes
+    for name, array in features.items():
+        data = found.features[name].data
+        assert isinstance(data, SharedBytes) and data.read() == array.data
+    few = PreparedImage(KEY, "<image>", 6, None, {"b": features["b"]}, 7)
+    assert frames.answer_from(frames.image_to(few, memory.name), memory) == few
+
+
 def test_a_job_travels_whole() -> None:
-    job = frames.Job(KEY, b"\x00data", 5, "low")
+    job = frames.Job(KEY, b"\x00data", 5, "low", "1:2:ab")
     assert frames.job_from(frames.job_to(job)) == job
