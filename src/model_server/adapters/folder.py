@@ -65,13 +65,15 @@ class ExpertPlace:
 class Targets:
     """Which modules of a model take adapters, by the model's names. linear: (number of inputs, number of outputs) of
     each, also of the head. table: (vocabulary, width) of the embedding and the head, "" where one takes none. experts:
-    by the modules that transformers has them in, one or two parameters each."""
+    by the modules that transformers has them in, one or two parameters each. of_experts: names of all that belongs to
+    experts other than shared ones: matrices of single ones, and parameters of all."""
 
     linear: Mapping[str, tuple[int, int]]
     head: str = ""
     embedding: str = ""
     table: tuple[int, int] = (0, 0)
     experts: Mapping[str, tuple[ExpertParameter, ...]] = field(default_factory=dict)
+    of_experts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

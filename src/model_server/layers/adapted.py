@@ -10,6 +10,7 @@ from torch import Tensor
 from model_server.adapters.factors import EmbeddingFactors, Factors, HeadRows
 from model_server.adapters.panels import AdapterPanels, PackedFactors, packed
 from model_server.adapters.rows import CurrentRows, RowIndex
+from model_server.adapters.slots.experts import ExpertFactors
 from model_server.cpp.library import usable
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear
@@ -17,9 +18,10 @@ from model_server.layers.linear.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What one adapter changes of one product. factors: packed for the C++ operators where these serve."""
+    """What one adapter changes of one product. factors: packed for the C++ operators where these serve; of all experts
+    together where these are in slots."""
 
-    factors: Factors | PackedFactors | None
+    factors: Factors | PackedFactors | ExpertFactors | None
     rows: HeadRows | None = None
 
     @property
@@ -57,7 +59,7 @@ class AdaptedLinear:
         if isinstance(addition.factors, PackedFactors):
             assert self.panels is not None
             self.panels.put(number, addition.factors)
-        elif addition.factors is not None:
+        elif isinstance(addition.factors, Factors):
             self._factors[number] = addition.factors
         if addition.rows is not None:
             self._rows[number] = addition.rows

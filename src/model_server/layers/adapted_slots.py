@@ -5,13 +5,16 @@ Adapters are in host memory by their numbers, and are copied into a slot when ro
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from model_server.adapters.factors import EmbeddingFactors, Expansion, Factors, HeadRows, TableRows
+from model_server.adapters.reader import AdapterReader, Product
 from model_server.adapters.rows import CurrentRows
+from model_server.adapters.slots.experts import ExpertFactors, ExpertSlots
 from model_server.adapters.slots.product import ProductSlots
 from model_server.adapters.slots.rows import EmbeddingSlots, HeadSlots
 from model_server.layers.adapted import AdaptedEmbedding, Addition
@@ -85,6 +88,65 @@ class SlottedLinear:
                     self._head_rows[slot].replace(x, out, index)
         if self._slots is not None:
             self._slots.add(rows, x, out)
+        return out
+
+
+class SlottedExperts:
+    """What the adapters in the slots make of a product of all experts of a layer."""
+
+    __slots__ = ("_on_host", "_products", "slots")
+
+    def __init__(self, products: Sequence[Product], slots: ExpertSlots) -> None:
+        """products: of each expert."""
+        self._products = tuple(products)
+        self._on_host: dict[int, ExpertFactors] = {}
+        self.slots = slots
+
+    def read(self, reader: AdapterReader) -> Addition | None:
+        """What an adapter adds, as `put` takes it; None: nothing. Raises StartupError."""
+        found = self.slots.shape.factors([reader.product(product) for product in self._products])
+        if found is None:
+            return None
+        tensors = (None if t is None else _pinned(t) for t in (found.a, found.b, found.gain, found.shift))
+        return Addition(ExpertFactors(*tensors))  # type: ignore[arg-type]
+
+    def put(self, number: int, addition: Addition) -> None:
+        """The adapter of that number may be copied into slots from now on."""
+        assert isinstance(addition.factors, ExpertFactors)
+        self._on_host[number] = addition.factors
+
+    def remove(self, number: int) -> None:
+        """The adapter of that number is not copied any more. No row of a running step may have it."""
+        self._on_host.pop(number, None)
+
+    def fill(self, slot: int, number: int) -> bool:
+        """Copy an adapter into a slot, in the order of the device's work. Steps with its rows do not need the host."""
+        self.slots.write(slot, self._on_host.get(number))
+        return False
+
+    def linear(self, base: Linear, current: CurrentRows, expert: int) -> SlottedExpert:
+        """The product of one expert, for experts that are computed one after another."""
+        return SlottedExpert(base, current, self.slots, expert)
+
+
+@dataclass(frozen=True, slots=True)
+class SlottedExpert:
+    """A `Linear`: the product of one expert. current: whose rows are read at each call."""
+
+    base: Linear
+    current: CurrentRows
+    slots: ExpertSlots
+    expert: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._with_adapters(x, self.base(x))
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self._with_adapters(x, self.base.wide(x))
+
+    def _with_adapters(self, x: Tensor, out: Tensor) -> Tensor:
+        if self.current.rows is not None:
+            self.slots.add(self.current.rows, self.expert, x, out)
         return out
 
 

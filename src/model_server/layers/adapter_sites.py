@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +12,12 @@ from model_server.adapters.factors import EmbeddingFactors
 from model_server.adapters.folder import Adapter, Targets
 from model_server.adapters.reader import AdapterReader, HeadTable, Product, Table
 from model_server.adapters.rows import BASE, AdapterRows, CurrentRows
+from model_server.adapters.slots.experts import ExpertShape, ExpertSlots
 from model_server.adapters.slots.product import ProductSlots, SlotSizes
 from model_server.adapters.slots.rows import EmbeddingSlots, HeadSlots, RowSizes
 from model_server.adapters.slots.table import SlotTable
 from model_server.layers.adapted import AdaptedEmbedding, AdaptedLinear, Addition
-from model_server.layers.adapted_slots import SlottedEmbedding, SlottedLinear, pinned_embedding
+from model_server.layers.adapted_slots import SlottedEmbedding, SlottedExperts, SlottedLinear, pinned_embedding
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear
 from model_server.weights.reader import Range
@@ -28,6 +29,24 @@ class _Site:
     linear: AdaptedLinear | SlottedLinear
     product: Product
     head: HeadTable | None
+
+    def read(self, reader: AdapterReader) -> Addition | None:
+        rows = None if self.head is None else reader.head(self.head)
+        return self.linear.addition(reader.product(self.product), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _ExpertsSite:
+    linear: SlottedExperts
+
+    def read(self, reader: AdapterReader) -> Addition | None:
+        return self.linear.read(reader)
+
+
+_NO_SLOTS = (
+    "belongs to experts, for which there are slots only if an adapter of --lora-adapters changes experts; name one "
+    "there, or merge the adapter into the model"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +88,9 @@ class AdapterSites:
         self._room = room
         self._dtype = dtype
         self._device = device
-        self._sites: list[_Site] = []
+        self._sites: list[_Site | _ExpertsSite] = []
+        of_experts = set(targets.of_experts)
+        self._room_for_experts = any(of_experts & a.pairs.keys() for a in self._adapters) and room > 0
         self._table: tuple[AdaptedEmbedding, Table] | None = None
         self._sizes = slots
         self.slots = None if slots is None else SlotTable(slots.number, self._fill)
@@ -94,6 +115,31 @@ class AdapterSites:
             linear = self._slotted(base, product, head, self._sizes)
         self._sites.append(_Site(linear, product, head))
         return linear
+
+    def experts(self, products: Sequence[Product], shape: tuple[int, int]) -> SlottedExperts | None:
+        """Slots for what adapters add to a product of all experts of a layer, [outputs, inputs] on this rank; None:
+        nothing. products: of each of them."""
+        assert self._sizes is not None
+        single = [[part.name for part in product.parts] for product in products]
+        fused = {product.expert.name for product in products if product.expert is not None}
+        names = {*fused, *(name for some in single for name in some)}
+        given = [a.pairs[name] for a in self._adapters for name in names & a.pairs.keys()]
+        if not given and not self._room_for_experts:
+            if self._room:
+                self._closed.update(dict.fromkeys(names, _NO_SLOTS))
+            return None
+        has_single = bool(self._room) or any(pair.experts is None for pair in given)
+        sizes = ExpertShape(
+            num_experts=len(products),
+            outputs=shape[0],
+            inputs=shape[1],
+            modules=len(single[0]) if has_single and single[0] else 1,
+        )
+        affine = any(p.magnitude is not None or p.bias is not None for p in given) or bool(self._room and single[0])
+        slots = ExpertSlots(sizes, self._sizes, self._dtype, self._device, affine=affine)
+        experts = SlottedExperts(products, slots)
+        self._sites.append(_ExpertsSite(experts))
+        return experts
 
     def embedding(self, base: Embedding, table: Table) -> Embedding | AdaptedEmbedding:
         """`base` as a site if adapters may change it."""
@@ -123,9 +169,15 @@ class AdapterSites:
         has_any = numbers is not None and bool((numbers != BASE).any())
         self._of_expert.rows = AdapterRows(numbers, numbers, self._device) if has_any and numbers is not None else None
 
-    def close(self, names: Iterable[str], why: str) -> None:
-        """Adapters that change one of these modules or parameters are refused. why: what the error says of it."""
-        self._closed.update(dict.fromkeys(names, why))
+    @property
+    def of_expert(self) -> CurrentRows:
+        """What the products of single experts read the rows from that `narrow` sets."""
+        return self._of_expert
+
+    def slots_of(self, num_rows: int) -> Tensor | None:
+        """[num_rows] int32 on the device: of the slot of each row that the running layer has, BASE: none; None: no row
+        has one."""
+        return None if self.current.rows is None else self.current.rows.slots_among(num_rows)
 
     def load_given(self) -> int:
         """Put the adapters in effect that the model is loaded with; their bytes. Raises StartupError."""
@@ -145,8 +197,7 @@ class AdapterSites:
             reader = AdapterReader(adapter, opened, self._dtype, place)
             additions: dict[int, Addition] = {}
             for number, site in enumerate(self._sites):
-                rows = None if site.head is None else reader.head(site.head)
-                addition = site.linear.addition(reader.product(site.product), rows)
+                addition = site.read(reader)
                 if addition is not None:
                     additions[number] = addition
             embedding = None if self._table is None else reader.embedding(self._table[1])
@@ -173,7 +224,8 @@ class AdapterSites:
     def _fill(self, slot: int, number: int) -> bool:
         """Copy an adapter into a slot; whether steps with its rows need the host."""
         with torch.inference_mode():
-            found = [site.linear.fill(slot, number) for site in self._sites if isinstance(site.linear, SlottedLinear)]
+            slotted = (site.linear for site in self._sites if not isinstance(site.linear, AdaptedLinear))
+            found = [linear.fill(slot, number) for linear in slotted]
             if self._table is not None and isinstance(self._table[0], SlottedEmbedding):
                 found.append(self._table[0].fill(slot, number))
         return any(found)

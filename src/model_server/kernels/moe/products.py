@@ -8,6 +8,7 @@ asked for), then down (times the routing weights). Quantized matrices are decode
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model_server.kernels.decoding import Kind, Matrix, decoded, group_values, halves
+from model_server.kernels.moe.adapters import Shrunk, adjusted, expanded, numbers_of, rank_step
 from model_server.kernels.moe.placement import FLOAT32_TILES, TILES, Placement, TileConfig
 from model_server.kernels.product import product
 from model_server.kernels.variant import Variant
@@ -30,13 +32,14 @@ def multiply(
     silu: bool = False,
     scale_input: Tensor | None = None,
     scale_output: Tensor | None = None,
+    adapters: Shrunk | None = None,
 ) -> Tensor:
     """Each slot's row times its expert's matrix: [num_slots, out], in the order of slots and the type of `x`.
 
     x: [n, in] if `per_token` (all slots of a token read its row), else [num_slots, in]. weight: [experts, out, in],
     bias: [experts, out] or None. silu: `weight` holds gate and up rows, out / 2 each, and the result is
-    silu(gate) * up, [num_slots, out / 2]. Scales: [n, top_k] float32, on what is read, or on the sums. bfloat16,
-    float16 or float32, which is multiplied without TF32.
+    silu(gate) * up, [num_slots, out / 2]. Scales: [n, top_k] float32, on what is read, or on the sums. adapters: added
+    to the sums, before `silu` and scales. bfloat16, float16 or float32, which is multiplied without TF32.
     """
     tiles = placement.tiles
     width, depth = weight.width, weight.depth
@@ -44,18 +47,40 @@ def multiply(
     columns = tiles.columns // 2 if silu else tiles.columns
     out = torch.empty(placement.num_slots, out_width, dtype=x.dtype, device=x.device)
     scale = scale_input if scale_input is not None else scale_output
+    added = _added(adapters, placement)
     _multiply[(triton.cdiv(out_width, columns), len(placement.experts))](
         x.contiguous(), weight.numbers, weight.scales, weight.numbers if weight.zeros is None else weight.zeros,
         x if bias is None else bias, out, placement.slots, placement.experts,
         x if scale is None else scale.contiguous(), placement.num_slots, out_width, depth,
         placement.top_k if per_token else 1, weight.group, weight.height, weight.num_groups, weight.scales.shape[-1],
+        *added.arguments,
         KIND=weight.kind, GROUPS=tiles.depth // weight.within(tiles.depth), WHOLE_ROWS=weight.num_groups == 1,
         ROWS=tiles.rows, COLUMNS=columns, DEPTH=tiles.depth,
         SILU=silu, BIASED=bias is not None, SCALE_INPUT=scale_input is not None,
-        SCALE_OUTPUT=scale_output is not None, EVEN=depth % tiles.depth == 0,
+        SCALE_OUTPUT=scale_output is not None, EVEN=depth % tiles.depth == 0, **added.constants,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out
+
+
+class _Added(NamedTuple):
+    arguments: tuple[object, ...]
+    constants: dict[str, object]
+
+
+def _added(adapters: Shrunk | None, placement: Placement) -> _Added:
+    """Arguments and constants of `_multiply` for adapters."""
+    if adapters is None:
+        unused = placement.slots
+        constants: dict[str, object] = {"ADAPTED": False, "AFFINE": False, "MODULES": 1, "RANK": 16}
+        return _Added((unused, unused, unused, unused, 1, 1, 1, 1, 1), constants)
+    found, sums = adapters.matrices, adapters.sums
+    num_experts, modules, rank = found.a.shape[1:4]
+    affine = found.b if found.affine is None else found.affine
+    return _Added(
+        (sums, found.b, affine, adapters.numbers, placement.top_k, len(sums), sums.shape[2], rank, num_experts),
+        {"ADAPTED": True, "AFFINE": found.affine is not None, "MODULES": modules, "RANK": rank_step(rank)},
+    )
 
 
 @triton.jit
@@ -83,7 +108,7 @@ def _add_decoded(
         return product(given, tl.trans(decoded(raw, scale, zero, given, KIND, WHOLE_ROWS)), total)
 
 
-@triton.jit(do_not_specialize=["num_slots", "shared_by", "height"])
+@triton.jit(do_not_specialize=["num_slots", "shared_by", "height", "top_k", "num_parts"])
 def _multiply(
     x,
     weight,
@@ -102,6 +127,15 @@ def _multiply(
     height,
     num_groups,
     num_scales,
+    sums,
+    lora_b,
+    affine,
+    numbers,
+    top_k,
+    num_parts,
+    values,
+    rank,
+    num_experts,
     KIND: tl.constexpr,
     GROUPS: tl.constexpr,
     WHOLE_ROWS: tl.constexpr,
@@ -113,6 +147,10 @@ def _multiply(
     SCALE_INPUT: tl.constexpr,
     SCALE_OUTPUT: tl.constexpr,
     EVEN: tl.constexpr,
+    ADAPTED: tl.constexpr,
+    AFFINE: tl.constexpr,
+    MODULES: tl.constexpr,
+    RANK: tl.constexpr,
 ):
     tile = tl.program_id(1)
     expert = tl.load(experts + tile).to(tl.int64)
@@ -168,6 +206,27 @@ def _multiply(
         total += tl.load(biases + column, mask=inside, other=0.0).to(tl.float32)[None, :]
         if SILU:
             total_up += tl.load(biases + width + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if ADAPTED:
+        number, lowest, highest = numbers_of(numbers, slot, used, top_k)
+        first_half = inside & (column < all_rows // 2) if MODULES == 2 and not SILU else inside
+        total = expanded(
+            total, sums, lora_b, slot, number, lowest, highest, expert, column, first_half, 0, num_slots, num_parts,
+            values, rank, all_rows, num_experts, RANK=RANK,
+        )  # fmt: skip
+        if MODULES == 2 and not SILU:
+            total = expanded(
+                total, sums, lora_b, slot, number, lowest, highest, expert, column, inside & (column >= all_rows // 2),
+                rank, num_slots, num_parts, values, rank, all_rows, num_experts, RANK=RANK,
+            )  # fmt: skip
+        if SILU:
+            total_up = expanded(
+                total_up, sums, lora_b, slot, number, lowest, highest, expert, width + column, inside,
+                rank * (MODULES - 1), num_slots, num_parts, values, rank, all_rows, num_experts, RANK=RANK,
+            )  # fmt: skip
+        if AFFINE:
+            total = adjusted(total, affine, number, expert, column, inside, all_rows, num_experts)
+            if SILU:
+                total_up = adjusted(total_up, affine, number, expert, width + column, inside, all_rows, num_experts)
     if SILU:
         total = total * tl.sigmoid(total) * total_up
     if SCALE_OUTPUT:
@@ -187,8 +246,12 @@ def variants() -> Sequence[Variant]:
         found.append(_variant(tiles, "bf16", BIASED=True))
         found.append(_variant(tiles, "bf16", SILU=True, SCALE_INPUT=True))
         found.append(_variant(tiles, "bf16", SILU=True, EVEN=False))
+        found.append(_variant(tiles, "bf16", SILU=True, ADAPTED=True, RANK=64))
+        found.append(_variant(tiles, "bf16", SCALE_OUTPUT=True, ADAPTED=True, AFFINE=True))
+        found.append(_variant(tiles, "bf16", BIASED=True, ADAPTED=True, MODULES=2))
     for tiles in FLOAT32_TILES:
         found.append(_variant(tiles, "fp32", SILU=True))
+        found.append(_variant(tiles, "fp32", SILU=True, ADAPTED=True, AFFINE=True, MODULES=2))
     stored: list[tuple[Kind, int]] = [
         ("codes4", 128), ("codes4", 32), ("codes8", 0), ("float4", 16), ("float4", 32), ("float8", 0),
         ("float8", 128),
@@ -199,6 +262,7 @@ def variants() -> Sequence[Variant]:
             groups = 1 if whole else max(tiles.depth // group, 1)
             found.append(_variant(tiles, "bf16", kind, SILU=True, GROUPS=groups, WHOLE_ROWS=whole))
             found.append(_variant(tiles, "bf16", kind, SCALE_OUTPUT=True, GROUPS=groups, WHOLE_ROWS=whole))
+        found.append(_variant(tiles, "bf16", "codes4", SILU=True, WHOLE_ROWS=False, ADAPTED=True))
         found.append(_variant(tiles, "fp16", "codes4", SILU=True, WHOLE_ROWS=False))
         found.append(_variant(tiles, "bf16", "float8_bits", SILU=True, WHOLE_ROWS=False))
     return found
@@ -209,6 +273,7 @@ def _variant(tiles: TileConfig, dtype: str, kind: Kind = "plain", **given: objec
         "KIND": kind, "GROUPS": 1, "WHOLE_ROWS": True,
         "ROWS": tiles.rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth, "SILU": False,
         "BIASED": False, "SCALE_INPUT": False, "SCALE_OUTPUT": False, "EVEN": True,
+        "ADAPTED": False, "AFFINE": False, "MODULES": 1, "RANK": 16,
     } | given  # fmt: skip
     if constants["SILU"]:
         constants["COLUMNS"] = tiles.columns // 2
@@ -224,11 +289,13 @@ def _variant(tiles: TileConfig, dtype: str, kind: Kind = "plain", **given: objec
             "bias": number, "out": number, "slots": "*i32", "experts": "*i32",
             "scales": "*fp32", "num_slots": "i32", "width": "i32", "depth": "i32", "shared_by": "i32",
             "group": "i32", "height": "i32", "num_groups": "i32", "num_scales": "i32",
+            "sums": "*fp32", "lora_b": number, "affine": "*fp32", "numbers": "*i32", "top_k": "i32", "num_parts": "i32",
+            "values": "i32", "rank": "i32", "num_experts": "i32",
         },
         constants=constants,
         divisible=(
             "x", "weight", "bias", "out", "slots", "experts", "scales", "weight_scales", "zeros", "width", "depth",
-            "group",
+            "group", "sums", "lora_b", "affine", "numbers", "values", "rank",
         ),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,

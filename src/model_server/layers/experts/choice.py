@@ -35,14 +35,13 @@ def make_experts(
     """The experts of one layer. weights: of all of them; may be a generator, so that each is read when its turn comes.
     `on_input`: see `Routing`.
 
-    silu: `activation` is silu(gate) * up, which the kernels can take into the product. adapters: what may change them,
-    on CPUs.
+    silu: `activation` is silu(gate) * up, which the kernels can take into the product. adapters: what may change them.
     """
     device, dtype = linears.device, linears.dtype
     if device.type != "cpu" and usable(device):
         from model_server.layers.experts.triton import TritonExperts
 
-        return TritonExperts(list(weights), activation, dtype, on_input=on_input, silu=silu)
-    if device.type == "cpu" or not hasattr(F, "grouped_mm"):
+        return TritonExperts(list(weights), activation, dtype, on_input=on_input, silu=silu, adapters=adapters)
+    if device.type == "cpu" or not hasattr(F, "grouped_mm") or adapters is not None:
         return VisitedExperts(weights, activation, linears, on_input=on_input, adapters=adapters)
     return GroupedExperts(weights, num_experts, activation, dtype, on_input=on_input)

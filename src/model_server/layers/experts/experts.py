@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from model_server.adapters.reader import Product
+from model_server.layers.adapted_slots import SlottedExperts
+from model_server.layers.adapter_sites import AdapterSites
 from model_server.quantization.forms import Form
 
 
@@ -75,6 +77,17 @@ def stacked_biases(weights: Sequence[ExpertWeights]) -> tuple[Tensor | None, Ten
         for biases in ([w.up_bias for w in weights], [w.down_bias for w in weights])
     )
     return up, down
+
+
+def slotted(
+    adapters: AdapterSites | None, products: Sequence[Product | None], shape: tuple[int, int]
+) -> SlottedExperts | None:
+    """Slots for what adapters add to a product [outputs, inputs] of all experts; None: nothing. products: see
+    `ExpertWeights`."""
+    found = [product for product in products if product is not None]
+    if adapters is None or len(found) < len(products):
+        return None
+    return adapters.experts(found, shape)
 
 
 def combine(results: Tensor, order: Tensor, weights: Tensor | None, top_k: int) -> Tensor:

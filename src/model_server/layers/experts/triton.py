@@ -10,10 +10,13 @@ from torch import Tensor
 
 from model_server.kernels.decoding import Matrix
 from model_server.kernels.decoding import stacked as stacked_matrices
+from model_server.kernels.moe.adapters import ExpertMatrices, Shrunk, shrink
 from model_server.kernels.moe.placement import MOST_WALKED, TileConfig, place, tile_configs
 from model_server.kernels.moe.products import multiply
 from model_server.layers.activation import Activation
-from model_server.layers.experts.experts import ExpertWeights, stacked_biases
+from model_server.layers.adapted_slots import SlottedExperts
+from model_server.layers.adapter_sites import AdapterSites
+from model_server.layers.experts.experts import ExpertWeights, slotted, stacked_biases
 from model_server.layers.linear.triton import can_decode, kernel_matrix
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import Codes
@@ -23,7 +26,10 @@ from model_server.quantization.forms.float8 import Fp8
 class TritonExperts:
     """Grouped products by `kernels.moe.products`, without sorting or copying rows. Asks the device for nothing."""
 
-    __slots__ = ("_activation", "_down", "_down_bias", "_num_experts", "_on_input", "_silu", "_up", "_up_bias")
+    __slots__ = (
+        "_activation", "_adapters", "_down", "_down_bias", "_down_slots", "_num_experts", "_num_processors",
+        "_on_input", "_silu", "_up", "_up_bias", "_up_slots",
+    )  # fmt: skip
 
     capturable = True
 
@@ -35,7 +41,17 @@ class TritonExperts:
         *,
         on_input: bool,
         silu: bool = False,
+        adapters: AdapterSites | None = None,
     ) -> None:
+        """adapters: in slots, that may change the products; None: none do."""
+        self._adapters = adapters
+        self._up_slots, self._down_slots = (
+            slotted(adapters, products, shape)
+            for products, shape in (
+                ([w.up_product for w in weights], weights[0].up.shape),
+                ([w.down_product for w in weights], weights[0].down.shape),
+            )
+        )
         self._num_experts = len(weights)
         self._up = _stacked([w.up for w in weights], dtype)
         self._down = _stacked([w.down for w in weights], dtype)
@@ -43,11 +59,18 @@ class TritonExperts:
         self._activation = activation
         self._on_input = on_input
         self._silu = silu
+        device = self._up.numbers.device
+        self._num_processors = (
+            torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        )
         if self._up.numbers.is_cuda:
             self._compile(dtype)
 
     def __call__(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        return torch.empty_like(hidden) if len(hidden) == 0 else self._run(hidden, weights, chosen, None)
+        if len(hidden) == 0:
+            return torch.empty_like(hidden)
+        slots = None if self._adapters is None else self._adapters.slots_of(len(hidden))
+        return self._run(hidden, weights, chosen, None, slots)
 
     def _compile(self, dtype: torch.dtype) -> None:
         """Every number of tokens has its tiles; the first batch of its size would wait for the compiler."""
@@ -55,11 +78,33 @@ class TritonExperts:
         for tiles in tile_configs(hidden.dtype):
             chosen = torch.zeros(1, 2, dtype=torch.int64, device=hidden.device)
             self._run(hidden, chosen.float(), chosen, tiles)
+            if self._up_slots is not None or self._down_slots is not None:
+                slots = torch.zeros(1, dtype=torch.int32, device=hidden.device)
+                self._run(hidden, chosen.float(), chosen, tiles, slots)
             place(chosen.expand(MOST_WALKED, 2), self._num_experts, dtype, tiles)
 
-    def _run(self, hidden: Tensor, weights: Tensor, chosen: Tensor, tiles: TileConfig | None) -> Tensor:
+    def _run(
+        self, hidden: Tensor, weights: Tensor, chosen: Tensor, tiles: TileConfig | None, slots: Tensor | None = None
+    ) -> Tensor:
+        """slots [n] int32: see `AdapterSites.slots_of`."""
         num_tokens, top_k = chosen.shape
         placement = place(chosen, self._num_experts, hidden.dtype, tiles)
+
+        def added(site: SlottedExperts | None, x: Tensor, scale_input: Tensor | None = None) -> Shrunk | None:
+            if site is None or slots is None:
+                return None
+            matrices = ExpertMatrices(site.slots.a, site.slots.b, site.slots.affine)
+            return shrink(
+                matrices,
+                x,
+                placement,
+                slots,
+                per_token=x is hidden,
+                scale_input=scale_input,
+                num_processors=self._num_processors,
+            )
+
+        on_input = weights if self._on_input else None
         rows = multiply(
             hidden,
             self._up,
@@ -67,15 +112,18 @@ class TritonExperts:
             placement,
             per_token=True,
             silu=self._silu,
-            scale_input=weights if self._on_input else None,
+            scale_input=on_input,
+            adapters=added(self._up_slots, hidden, on_input),
         )
+        rows = rows if self._silu else self._activation(rows)
         results = multiply(
-            rows if self._silu else self._activation(rows),
+            rows,
             self._down,
             self._down_bias,
             placement,
             per_token=False,
             scale_output=None if self._on_input else weights,
+            adapters=added(self._down_slots, rows),
         )
         return results if top_k == 1 else results.view(num_tokens, top_k, -1).sum(dim=1)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from model_server.adapters.reader import Product
 from model_server.layers.activation import Activation
 from model_server.layers.adapter_sites import AdapterSites
-from model_server.layers.experts.experts import ExpertWeights, combine
+from model_server.layers.experts.experts import ExpertWeights, combine, slotted
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear
 from model_server.quantization.forms import Form
@@ -35,13 +35,22 @@ class VisitedExperts:
         """adapters: what may change the products; None: nothing."""
         self._adapters = adapters
 
+        has_slots = adapters is not None and adapters.slots is not None
+
         def make(form: Form, bias: Tensor | None, product: Product | None) -> Linear:
             linear = linears.make(form, bias)
-            return linear if adapters is None or product is None else adapters.linear(linear, product)
+            return linear if adapters is None or has_slots or product is None else adapters.linear(linear, product)
 
-        self._layers = [
-            (make(w.up, w.up_bias, w.up_product), make(w.down, w.down_bias, w.down_product)) for w in weights
-        ]
+        self._layers: list[tuple[Linear, Linear]] = []
+        products: list[tuple[Product | None, Product | None]] = []
+        shapes = (0, 0), (0, 0)
+        for w in weights:
+            shapes = w.up.shape, w.down.shape
+            self._layers.append((make(w.up, w.up_bias, w.up_product), make(w.down, w.down_bias, w.down_product)))
+            products.append((w.up_product, w.down_product))
+        if adapters is not None and has_slots:
+            for place, shape in enumerate(shapes):
+                self._put_slots(adapters, place, [both[place] for both in products], shape)
         self._activation = activation
         self._on_input = on_input
 
@@ -58,7 +67,7 @@ class VisitedExperts:
         if self._on_input:
             rows.mul_(weights.flatten()[order].unsqueeze(1))
         if numbers is not None:
-            numbers = numbers[tokens]
+            numbers = numbers[tokens.to(numbers.device)]
         results = torch.empty_like(rows)
         start = 0
         for (up, down), count in zip(self._layers, counts, strict=True):
@@ -68,6 +77,16 @@ class VisitedExperts:
                 results[start:stop] = down(self._activation(up(rows[start:stop])))
                 start = stop
         return combine(results, order, None if self._on_input else weights, top_k)
+
+    def _put_slots(
+        self, adapters: AdapterSites, place: int, products: list[Product | None], shape: tuple[int, int]
+    ) -> None:
+        site = slotted(adapters, products, shape)
+        if site is None:
+            return
+        for number, both in enumerate(self._layers):
+            linear = site.linear(both[place], adapters.of_expert, number)
+            self._layers[number] = (linear, both[1]) if place == 0 else (both[0], linear)
 
     def _narrow(self, numbers: Tensor | None) -> None:
         if self._adapters is not None:

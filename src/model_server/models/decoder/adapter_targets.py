@@ -15,6 +15,7 @@ def adapter_targets(spec: Spec) -> Targets:
     a head of unit rows."""
     found: dict[str, tuple[int, int]] = {}
     experts: dict[str, tuple[ExpertParameter, ...]] = {}
+    of_experts: set[str] = set()
     for index in range(spec.num_layers):
         prefix = f"{spec.names.layers}.{index}."
         attention = heads_targets(spec) if spec.attention is None else spec.attention.targets(spec)
@@ -26,6 +27,7 @@ def adapter_targets(spec: Spec) -> Targets:
         targets = mlp.targets(spec)
         found.update((prefix + name, shape) for name, shape in targets.linear.items())
         experts.update((prefix + name, parameters) for name, parameters in targets.experts.items())
+        of_experts.update(prefix + name for name in targets.of_experts)
     width = spec.embedding_size or spec.hidden_size
     if not spec.normalized_head:
         found[spec.names.head] = width, spec.vocab_size
@@ -35,6 +37,7 @@ def adapter_targets(spec: Spec) -> Targets:
         embedding=spec.names.embedding,
         table=(spec.vocab_size, width),
         experts=experts,
+        of_experts=frozenset(of_experts),
     )
 
 

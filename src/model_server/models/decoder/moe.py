@@ -64,7 +64,12 @@ class Moe:
 
     def targets(self, spec: Spec) -> Targets:
         found = self.store.targets(self, spec.hidden_size)
-        found = replace(found, linear={**found.linear, self.router: (spec.hidden_size, self.routing.num_experts)})
+        parameters = (f"{name}.{one.name}" for name, some in found.experts.items() for one in some)
+        found = replace(
+            found,
+            linear={**found.linear, self.router: (spec.hidden_size, self.routing.num_experts)},
+            of_experts=frozenset((*found.linear, *parameters)),
+        )
         if self.shared is None:
             return found
         outer, inner = spec.hidden_size, self.shared_size
@@ -85,15 +90,14 @@ class Moe:
         activation = fused.gated(spec.activation) if self.swiglu is None else fused.clamped_swiglu(*self.swiglu)
         router = self._router(loader, prefix, spec.hidden_size)
         silu = self.swiglu is None and spec.activation in ("silu", "swish")
-        adapters = loader.adapters
-        if adapters is not None and (loader.device.type != "cpu" or adapters.slots is not None):
-            targets = self.store.targets(self, spec.hidden_size)
-            parameters = (f"{name}.{one.name}" for name, some in targets.experts.items() for one in some)
-            why = "belongs to experts, which take adapters on CPUs only; merge the adapter into the model"
-            adapters.close((prefix + name for name in (*targets.linear, *parameters)), why)
-            adapters = None
         experts = make_experts(
-            weights, count, activation, loader.linears, on_input=self.routing.on_input, silu=silu, adapters=adapters
+            weights,
+            count,
+            activation,
+            loader.linears,
+            on_input=self.routing.on_input,
+            silu=silu,
+            adapters=loader.adapters,
         )
         if self.shared is None:
             return RoutedMlp(router, experts)
@@ -202,7 +206,11 @@ class SeparateExperts:
         )
         rows = ExpertRows(name=f"{fused}.{_DOWN}", expert=expert, rows=((0, hidden_size),))
         down_product = Product(
-            parts=down.parts, columns=share, weight=lambda: loader.read_again(whole, torch.float32), expert=rows
+            parts=down.parts,
+            columns=share,
+            weight=lambda: loader.read_again(whole, torch.float32),
+            adds_bias=loader.tensor_group.rank == 0,
+            expert=rows,
         )
         return ExpertWeights(loader.matrix(up), loader.matrix(down), up_product=up_product, down_product=down_product)
 

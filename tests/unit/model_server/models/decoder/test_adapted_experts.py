@@ -19,10 +19,13 @@ from torch import Tensor
 from model_server.adapters.rows import BASE
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
+from model_server.models.model import describe, with_adapters
 from model_server.quantization.forms import Plain
+from model_server.weights.checkpoint import examine
 
 SEQUENCES = prompts(512)
 UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
+OUTER = "base_model.model.model.layers.0.mlp.experts"
 FAMILIES: list[Any] = [
     ("mixtral", [UP, DOWN]),
     ("gpt_oss", [UP, DOWN]),
@@ -61,13 +64,16 @@ def test_parameters_of_all_experts(model_type: str, targets: list[str], tmp_path
     base = peft_logits(model, None, SEQUENCES[:1])[0]
     assert float((wanted[0] - base).abs().max()) > 0.1
 
-    def logits(group: ProcessGroup | None = None) -> list[Tensor]:
-        runner = load(model, group=group, adapters={"a": first, "b": second})
+    def logits(group: ProcessGroup | None = None, slots: int | None = None) -> list[Tensor]:
+        runner = load(model, group=group, adapters={"a": first, "b": second}, adapter_slots=slots)
+        fill_slots(runner, 2)
         return run_protocol(runner, SEQUENCES, 4, adapters=(0, BASE, 1))
 
     assert_equal_logits(logits(), wanted)
-    for of_rank in on_ranks(2, logits):
-        assert_equal_logits(of_rank, wanted)
+    assert_equal_logits(logits(slots=2), wanted)
+    for slots in (None, 2):
+        for of_rank in on_ranks(2, lambda group, slots=slots: logits(group, slots)):
+            assert_equal_logits(of_rank, wanted)
     alone = [wanted[0], *peft_logits(model, first, SEQUENCES[1:])]
 
     def merged(group: ProcessGroup | None = None) -> list[Tensor]:
@@ -110,8 +116,60 @@ def test_matrices_of_single_experts(
     got = run_protocol(served, SEQUENCES, 4, adapters=(0, BASE, 0))
     assert_equal_logits(got, [changed[0], plain[1], changed[2]])
     assert torch.equal(run_protocol(served, SEQUENCES, 4)[0], plain[0])
+    slotted = load(model, adapters={"a": adapter}, adapter_slots=1)
+    fill_slots(slotted, 1)
+    assert_equal_logits(run_protocol(slotted, SEQUENCES, 4, adapters=(0, BASE, 0)), got)
     for of_rank in on_ranks(2, lambda group: run_protocol(load(model, group=group, merged=adapter), SEQUENCES, 4)):
         assert_equal_logits(of_rank, changed)
+
+
+def test_lengths_and_biases_of_single_experts(tmp_path: Path) -> None:
+    """A bias counts once over the ranks. In slots beside an adapter of the parameter of all experts."""
+    model = tiny_checkpoint("mixtral", tmp_path / "model", with_tokenizer=False)
+    name = "model.layers.0.block_sparse_moe.experts.{}.{}"
+    shapes = {"w1": (64, 96), "w3": (64, 96), "w2": (96, 64)}
+    modules = {name.format(e, part): shapes[part] for e in range(4) for part in shapes}
+    dice = torch.Generator().manual_seed(3)
+    made = {}
+    for module, (_, outputs) in modules.items():
+        kind = ("lora_magnitude_vector", "lora_B.bias")[module.endswith("w2")]
+        made[f"base_model.model.{module}.{kind}"] = 0.5 + torch.rand(outputs, generator=dice)
+    first = write_adapter(tmp_path / "first", modules, tensors=made)
+    both = {f"{OUTER}.base_layer.lora_A.weight": (16, 64), f"{OUTER}.base_layer.lora_B.weight": (192, 16)}
+    both |= {f"{OUTER}.lora_A.weight": (16, 96), f"{OUTER}.lora_B.weight": (64, 16)}
+    second = write_adapter(
+        tmp_path / "second", {}, tensors={key: torch.randn(shape, generator=dice) / 8 for key, shape in both.items()}
+    )
+
+    def logits(group: ProcessGroup | None = None, slots: int | None = None) -> list[Tensor]:
+        runner = load(model, group=group, adapters={"a": first, "b": second}, adapter_slots=slots)
+        fill_slots(runner, 2)
+        return run_protocol(runner, SEQUENCES, 4, adapters=(0, BASE, 1))
+
+    wanted, base = logits(), run_protocol(load(model), SEQUENCES, 4)
+    for changed, plain in zip(wanted, base, strict=True):
+        assert torch.equal(changed, plain) == (changed is wanted[1])
+    assert_equal_logits(logits(slots=2), wanted)
+    for slots in (None, 2):
+        for of_rank in on_ranks(2, lambda group, slots=slots: logits(group, slots)):
+            assert_equal_logits(of_rank, wanted)
+
+
+def test_experts_have_slots_if_an_adapter_of_the_start_changes_some(tmp_path: Path) -> None:
+    """All experts of all layers then; else what comes later is refused, and takes no memory."""
+    model = tiny_checkpoint("mixtral", tmp_path / "model", with_tokenizer=False)
+    given = write_adapter(tmp_path / "a", {"model.layers.1.block_sparse_moe.experts.2.w2": (96, 64)}, seed=1)
+    made = {f"{OUTER}.lora_A.weight": torch.ones(16, 96), f"{OUTER}.lora_B.weight": torch.ones(64, 16)}
+    later = {"b": write_adapter(tmp_path / "b", {}, tensors=made)}
+    adapter = with_adapters(describe(examine(model)), later).adapters[0]
+    runner: Any = load(model, adapter_room=1, adapter_slots=1)
+    with pytest.raises(StartupError, match=r"^LoRA adapter `b`: .*down_proj belongs to experts, for which there are"):
+        runner.adapters.read(adapter)
+    runner = load(model, adapters={"a": given}, adapter_room=1, adapter_slots=1)
+    runner.adapters.put(1, runner.adapters.read(adapter))
+    assert runner.adapters.slots.take(1, tuple) == 0
+    wanted = run_protocol(load(model, adapters=later), SEQUENCES, 4, adapters=(0, BASE, 0))
+    assert_equal_logits(run_protocol(runner, SEQUENCES, 4, adapters=(0, BASE, 0)), wanted)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +203,6 @@ def test_a_shared_expert_and_its_gate(tmp_path: Path) -> None:
     wanted = [peft_logits(model, a, [s])[0] for a, s in zip((adapter, None, adapter), SEQUENCES, strict=True)]
     got = run_protocol(load(model, adapters={"a": adapter}), SEQUENCES, 4, adapters=(0, BASE, 0))
     assert_equal_logits(got, wanted)
-
-
-OUTER = "base_model.model.model.layers.0.mlp.experts"
 
 
 @pytest.mark.parametrize(
