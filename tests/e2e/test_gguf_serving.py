@@ -20,9 +20,9 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "
 @pytest.mark.parametrize(
     ("mixture", "num_shards", "kinds"),
     [
-        ("Q4_K_M", 1, ("8 bits, groups of 16", "4 bits, groups of 32 with offsets")),
+        ("Q4_K_M", 1, ("6 bits, groups of 16", "4 bits, groups of 32 with offsets")),
         pytest.param(
-            "Q4_K_M", 2, ("8 bits, groups of 16", "4 bits, groups of 32 with offsets"), marks=pytest.mark.long
+            "Q4_K_M", 2, ("6 bits, groups of 16", "4 bits, groups of 32 with offsets"), marks=pytest.mark.long
         ),
         pytest.param("Q8_0", 1, ("8 bits, groups of 32",), marks=pytest.mark.long),
     ],

@@ -56,7 +56,7 @@ class HeadLayoutStruct(ctypes.Structure):
 
 
 class CodeShapeStruct(ctypes.Structure):
-    """`CodeShape` of codes.hpp."""
+    """`CodeShape` of code_panels.hpp."""
 
     _fields_ = [
         ("panels", c_void_p),
@@ -72,6 +72,7 @@ class CodeShapeStruct(ctypes.Structure):
         ("levels", c_void_p),
         ("table", c_void_p),
         ("has_offsets", c_long),
+        ("numbers", c_long),
     ]
 
 
@@ -158,7 +159,7 @@ class StackStepStruct(ctypes.Structure):
     ]
 
 
-WITHOUT_STATUS = ("cpp_sources", "cpp_prepare", "cpp_init", "cpp_panel", "cpp_code_bytes")
+WITHOUT_STATUS = ("cpp_sources", "cpp_prepare", "cpp_init", "cpp_panel", "cpp_code_bytes", "cpp_number_kind")
 # Arguments of every function of operators.cpp; all others return 0, or 1 where there was no memory.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cpp_sources": (),
@@ -180,6 +181,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
         c_long,
     ),
     "cpp_code_bytes": (POINTER(CodeShapeStruct),),
+    "cpp_number_kind": (POINTER(CodeShapeStruct), c_void_p, c_void_p),
     "cpp_pack_codes": (POINTER(CodeShapeStruct), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "cpp_pack_float8": (c_long, POINTER(CodeShapeStruct), c_void_p, c_void_p, c_void_p),
     "cpp_code_linear": (c_long, POINTER(CodeShapeStruct), c_void_p, c_long, c_long, c_void_p, c_long),

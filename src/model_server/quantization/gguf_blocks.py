@@ -47,13 +47,13 @@ def _q4_1(blocks: Tensor) -> Decoded:
 
 def _q5_0(blocks: Tensor) -> Decoded:
     codes = _nibbles(blocks[..., 6:]) | _fifth(blocks[..., 2:6]) << 4
-    return Decoded(codes.flatten(1), _halves(blocks[..., :2]), 16, 32, 8)
+    return Decoded(codes.flatten(1), _halves(blocks[..., :2]), 16, 32, 5)
 
 
 def _q5_1(blocks: Tensor) -> Decoded:
     codes = _nibbles(blocks[..., 8:]) | _fifth(blocks[..., 4:8]) << 4
     scales, least = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
-    return Decoded(codes.flatten(1), scales, 0, 32, 8, -least.float())
+    return Decoded(codes.flatten(1), scales, 0, 32, 5, -least.float())
 
 
 def _q4_k(blocks: Tensor) -> Decoded:
@@ -64,7 +64,7 @@ def _q4_k(blocks: Tensor) -> Decoded:
 def _q5_k(blocks: Tensor) -> Decoded:
     scales, offsets = _scales_and_offsets(blocks)
     fifth = torch.stack([blocks[..., 16:48] >> bit & 1 for bit in range(8)], -2).flatten(-2)
-    return Decoded((_nibbles_of_64(blocks[..., 48:]) | fifth << 4).flatten(1), scales, 0, 32, 8, offsets)
+    return Decoded((_nibbles_of_64(blocks[..., 48:]) | fifth << 4).flatten(1), scales, 0, 32, 5, offsets)
 
 
 def _q6_k(blocks: Tensor) -> Decoded:
@@ -73,7 +73,7 @@ def _q6_k(blocks: Tensor) -> Decoded:
     upper = torch.stack([upper >> shift & 3 for shift in (0, 2, 4, 6)], -2).flatten(-2)
     fine = blocks[..., 192:208].contiguous().view(torch.int8).float()
     scales = (_halves(blocks[..., 208:]).float().unsqueeze(-1) * fine).flatten(1)
-    return Decoded((lower | upper << 4).flatten(1), scales, 32, 16, 8)
+    return Decoded((lower | upper << 4).flatten(1), scales, 32, 16, 6)
 
 
 DECODERS: dict[str, Callable[[Tensor], Decoded]] = {

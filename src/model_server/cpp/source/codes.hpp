@@ -1,83 +1,19 @@
-// Products with matrices of codes: whole numbers of 4 or 8 bits, with a scale and a zero point for each group of inputs of
-// each output.
+// Products with matrices of codes: whole numbers of 4, 5, 6 or 8 bits, with a scale and a zero point for each group of
+// inputs of each output.
 //
 //   out = sum over groups of scale * sum over inputs of (code - zero) * x
 //
 // or, of a matrix with offsets and without zero points, sum over inputs of (scale * code - offset) * x.
 //
-// A matrix is packed into panels of PANEL outputs. A panel has for each group its scales and offsets (float), its zero points
-// (bytes, unless all of the matrix are the same), and its codes: for each 4 inputs (8 bits) or 8 inputs (4 bits, the first four
-// in the lower halves) four bytes of each output, as the instructions for products of bytes read them. One stream of
-// memory serves a single row; many rows read it from the cache.
+// code_panels.hpp says how a matrix is kept.
 //
 // Activations are whole numbers too (code_rows.hpp), so that the sum over a chunk is exact, whatever computes it. Chunks
 // are added in order: a row's result does not depend on its neighbours, on threads, or on the instruction set.
 #pragma once
+#include "code_panels.hpp"
 #include "code_rows.hpp"
 #include "code_tiles.hpp"
 #include "product.hpp"
-
-struct CodeShape {
-    const uint8_t* panels;
-    const void* bias;      // [outputs] of the activations' type, or null
-    const int32_t* order;  // [columns]: the input that each is multiplied by, or null: the same
-    long outputs, inputs, columns, bits, group;
-    long zero;             // of all groups, or -1: each has its own
-    long is_float8;        // not whole numbers, but floats, e4m3 or of a table: zero 0, no order (float8_product.hpp)
-    const uint8_t* levels;  // [16]: the numbers that codes of 4 bits stand for, or null: codes are these themselves
-    const float* table;    // [16]: the floats that codes of 4 bits stand for, or null: floats are e4m3
-    long has_offsets;      // then zero is 0
-
-    long padded() const { return (columns + CODE_STEP - 1) / CODE_STEP * CODE_STEP; }
-    long panel_count() const { return (outputs + PANEL - 1) / PANEL; }
-    long group_count() const { return (columns + group - 1) / group; }
-    long chunks() const {
-        const long whole = (std::min(group, columns) + CHUNK - 1) / CHUNK, last = columns - (group_count() - 1) * group;
-        return (group_count() - 1) * whole + (last + CHUNK - 1) / CHUNK;
-    }
-    long header() const { return (has_offsets ? 2 : 1) * PANEL * sizeof(float) + (zero < 0 ? (PANEL + 4 * LANES - 1) / (4 * LANES) * 4 * LANES : 0); }
-    long panel_bytes() const { return group_count() * header() + padded() * PANEL * bits / 8; }
-};
-
-template <class T> struct CodeMatrix : CodeShape {
-    long pitch;  // from a row of what it is multiplied to, to the next
-    explicit CodeMatrix(const CodeShape& shape) : CodeMatrix(shape, shape.outputs) {}
-    CodeMatrix(const CodeShape& shape, long pitch) : CodeShape(shape), pitch(pitch) {}
-    const uint8_t* panel(long index) const { return panels + index * panel_bytes(); }
-    const T* added() const { return static_cast<const T*>(bias); }
-};
-
-// codes [outputs, columns * bits / 8], scales [outputs, groups], zeros [outputs, groups], offsets [outputs, groups] or null.
-inline void pack_codes(const CodeShape& m, const uint8_t* codes, const float* scales, const uint8_t* zeros,
-                       const float* offsets, uint8_t* out, long first, long last) {
-    const long groups = m.group_count(), width = m.columns * m.bits / 8;
-    for (long p = first; p < last; p++) {
-        uint8_t* to = out + p * m.panel_bytes();
-        for (long g = 0; g < groups; g++) {
-            const long begin = g * m.group, end = std::min(begin + m.group, m.columns);
-            const long filled = (end - begin + CODE_STEP - 1) / CODE_STEP * CODE_STEP;
-            for (long c = 0; c < PANEL; c++) {
-                const long row = p * PANEL + c;
-                const bool exists = row < m.outputs;
-                const float scale = exists ? scales[row * groups + g] : 0.0f;
-                std::memcpy(to + c * sizeof(float), &scale, sizeof(scale));
-                const float offset = exists && offsets ? offsets[row * groups + g] : 0.0f;
-                if (m.has_offsets) std::memcpy(to + (PANEL + c) * sizeof(float), &offset, sizeof(offset));
-                if (m.zero < 0) to[PANEL * sizeof(float) + c] = exists ? zeros[row * groups + g] : 0;
-                uint8_t* at = to + m.header() + c * 4;
-                const uint8_t* from = codes + row * width;
-                auto code = [&](long i) -> uint8_t {
-                    if (!exists || i >= end) return 0;
-                    return m.bits == 8 ? from[i] : from[i / 2] >> (i % 2 * 4) & 15;
-                };
-                const long step = m.bits == 8 ? 4 : 8;
-                for (long i = begin; i < begin + filled; i += step, at += PANEL * 4)
-                    for (long k = 0; k < 4; k++) at[k] = m.bits == 8 ? code(i + k) : code(i + k) | code(i + 4 + k) << 4;
-            }
-            to += m.header() + filled * PANEL * m.bits / 8;
-        }
-    }
-}
 
 INLINE vi load_lanes(const void* p) {
     vi out;
@@ -128,23 +64,36 @@ INLINE vi look_up(vi levels, vi codes) {
 #endif
 }
 
+// The upper bits of the codes of the `quarter`-th four inputs of those that `p` has upper bits of, where codes have them.
+template <int BITS> INLINE vi upper_bits(const uint8_t* p, int quarter) {
+    constexpr int WIDTH = BITS - 4;
+    const vu all = (vu)load_lanes(p);
+    const int shift = quarter * WIDTH - 4;
+    return (vi)(shift < 0 ? all << -shift : all >> shift) & (BITS == 5 ? 0x10101010 : 0x30303030);
+}
+
 // How codes are multiplied: the codes of four inputs as one operand (bytes) or as two (of 16 bits, the even inputs first).
+// b: the codes, of the lower four bits those of eight inputs, and `half` which of these. upper: see upper_bits.
 struct CodeProducts {
 #if defined(__AVX512VNNI__)
     static constexpr int OPERANDS = 1;
-    template <int BITS, bool LEVELS> static INLINE vi operand(const uint8_t* b, int half, int, vi levels) {
+    template <int BITS, bool LEVELS>
+    static INLINE vi operand(const uint8_t* b, int half, int, vi levels, const uint8_t* upper, int quarter) {
         vi four = load_lanes(b);
         if constexpr (BITS == 8) return four;
         const vi codes = (vi)((vu)four >> (4 * half)) & 0x0f0f0f0f;
+        if constexpr (BITS % 4) return codes | upper_bits<BITS>(upper, quarter);
         return LEVELS ? look_up(levels, codes) : codes;
     }
     static INLINE vi add(vi sum, vi codes, vi x) { return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x); }
 #else
     static constexpr int OPERANDS = 2;
-    template <int BITS, bool LEVELS> static INLINE vi operand(const uint8_t* b, int half, int odd, vi levels) {
-        if constexpr (LEVELS) {
+    template <int BITS, bool LEVELS>
+    static INLINE vi operand(const uint8_t* b, int half, int odd, vi levels, const uint8_t* upper, int quarter) {
+        if constexpr (LEVELS || BITS % 4) {
             const vi codes = (vi)((vu)load_lanes(b) >> (4 * half)) & 0x0f0f0f0f;
-            return (vi)((vu)look_up(levels, codes) >> (8 * odd)) & 0x00ff00ff;
+            const vi whole = BITS % 4 ? codes | upper_bits<BITS>(upper, quarter) : look_up(levels, codes);
+            return (vi)((vu)whole >> (8 * odd)) & 0x00ff00ff;
         }
         return (vi)((vu)load_lanes(b) >> (4 * half + 8 * odd)) & (BITS == 4 ? 0x000f000f : 0x00ff00ff);
     }
@@ -156,29 +105,39 @@ struct CodeProducts {
 constexpr int CODE_SUMS = LANES < 16 ? 8 : 24;
 template <class T> constexpr int CODE_TILE_ROWS = CODE_SUMS / 2 / (CodeRow<T>::PLANES - CodeRow<T>::SUMS + 1);
 
-// parts[plane][r][v] += the products of `steps` steps of codes at b with PLANES planes of R rows at a.
+// parts[plane][r][v] += the products of `steps` steps of codes, at which `b` are then behind, with PLANES planes of R rows
+// at a.
 template <class T, int BITS, bool LEVELS, int P, int R, int PLANES>
-INLINE void add_steps(vi (&parts)[PLANES][R][2 * P], const char* a, long stride, long plane, const uint8_t* const (&from)[P],
+INLINE void add_steps(vi (&parts)[PLANES][R][2 * P], const char* a, long stride, long plane, const uint8_t* (&b)[P],
                       long steps, const uint8_t* const* panels, vi levels, Fetch& fetch) {
     constexpr int VECTOR = 4 * LANES;
-    const uint8_t* b[P];
-    for (int p = 0; p < P; p++) b[p] = from[p];
-    for (long k = 0; k < steps; k++) {
-        if constexpr (R > 1) {
-            for (int p = 0; p < P; p++) __builtin_prefetch(panels[p] + fetch.offset, 0, 2);
-            fetch.offset += fetch.pace;
+    constexpr int TOGETHER = BITS == 5 ? 4 : BITS == 6 ? 2 : 1;  // steps whose upper bits lie side by side
+    for (long k = 0; k < steps; k += TOGETHER) {
+        const uint8_t* upper[P];
+        for (int p = 0; p < P; p++) {
+            upper[p] = b[p];
+            if constexpr (TOGETHER > 1) b[p] += 2 * VECTOR;
         }
-        for (int half = 0; half < 8 / BITS; half++)
-            for (int part = 0; part < CodeProducts::OPERANDS; part++, a += 4) {
-                vi w[2 * P];
-                for (int v = 0; v < 2 * P; v++) w[v] = CodeProducts::operand<BITS, LEVELS>(b[v / 2] + v % 2 * VECTOR, half, part, levels);
-                for (int t = 0; t < PLANES; t++)
-                    for (int r = 0; r < R; r++) {
-                        const vi x = in_all_lanes(a + r * stride + t * plane);
-                        for (int v = 0; v < 2 * P; v++) parts[t][r][v] = CodeProducts::add(parts[t][r][v], w[v], x);
-                    }
+#pragma GCC unroll 4
+        for (int step = 0; step < TOGETHER; step++) {
+            if constexpr (R > 1) {
+                for (int p = 0; p < P; p++) __builtin_prefetch(panels[p] + fetch.offset, 0, 2);
+                fetch.offset += fetch.pace;
             }
-        for (int p = 0; p < P; p++) b[p] += 2 * VECTOR;
+            for (int half = 0; half < (BITS == 8 ? 1 : 2); half++)
+                for (int part = 0; part < CodeProducts::OPERANDS; part++, a += 4) {
+                    vi w[2 * P];
+                    for (int v = 0; v < 2 * P; v++)
+                        w[v] = CodeProducts::operand<BITS, LEVELS>(b[v / 2] + v % 2 * VECTOR, half, part, levels,
+                                                                   upper[v / 2] + v % 2 * VECTOR, 2 * step + half);
+                    for (int t = 0; t < PLANES; t++)
+                        for (int r = 0; r < R; r++) {
+                            const vi x = in_all_lanes(a + r * stride + t * plane);
+                            for (int v = 0; v < 2 * P; v++) parts[t][r][v] = CodeProducts::add(parts[t][r][v], w[v], x);
+                        }
+                }
+            for (int p = 0; p < P; p++) b[p] += 2 * VECTOR;
+        }
     }
 }
 
@@ -191,21 +150,22 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
     constexpr long STEP = BITS == 8 ? 4 : 8;
     const long header = m.header(), plane = rows.columns * CodeRow<T>::INPUT_BYTES, stride = PLANES * plane;
     vf sums[R][2 * P] = {};
-    const uint8_t* b[P];
+    const uint8_t *b[P], *heads[P];
     for (int p = 0; p < P; p++) b[p] = panels[p];
     const char* a = rows.planes;
     const bool is_chunk = m.group <= CHUNK;  // a group
     const vi levels = LEVELS ? in_all_quarters(m.levels) : vi{};
-    long chunk = 0;
-    for (long first = 0; first < m.columns; first += m.group) {
-        const uint8_t* heads[P];
-        for (int p = 0; p < P; p++) {
-            heads[p] = b[p];
-            b[p] += header;
+    long chunk = 0, within = 0;  // of the groups behind a header
+    const long span = m.span();
+    for (long first = 0; first < m.columns; first += m.group, within++) {
+        if (first % span == 0) {
+            within = 0;
+            for (int p = 0; p < P; p++) {
+                heads[p] = b[p];
+                b[p] += header;
+            }
         }
-        auto scale = [&](int v) __attribute__((always_inline)) {
-            return load(reinterpret_cast<const float*>(heads[v / 2]) + v % 2 * LANES);
-        };
+        auto scale = [&](int v) __attribute__((always_inline)) { return numbers_of_group(m, heads[v / 2], within, 0, v % 2); };
         vf of_group[R][2 * P] = {};
         const long end = std::min(first + m.group, m.columns);
         for (long begin = first; begin < end; begin += CHUNK, chunk++) {
@@ -219,7 +179,7 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
                     } else if (m.zero >= 0) {
                         for (int r = 0; r < R; r++) parts[r][v] = in_all_lanes(from + r * rows.chunks * SUMS);
                     } else {
-                        const vi zero = load_zeros(heads[v / 2] + PANEL * sizeof(float) + v % 2 * LANES);
+                        const vi zero = load_zeros(m.zeros_of(heads[v / 2]) + v % 2 * LANES);
                         const vi minus = minus_pairs(zero);
                         for (int r = 0; r < R; r++) parts[r][v] = add_pairs(vi{}, minus, in_all_lanes(from + r * rows.chunks * SUMS));
                     }
@@ -227,6 +187,8 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
             };
             vf values[R][2 * P];
             vi parts[UPPER][R][2 * P] = {};
+            const uint8_t* again[P];
+            for (int p = 0; p < P; p++) again[p] = b[p];
             begin_parts(parts[UPPER - 1], 0);
             add_steps<T, BITS, LEVELS>(parts, a, stride, plane, b, steps, panels, levels, fetch);
             for (int r = 0; r < R; r++)
@@ -235,31 +197,34 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
             if constexpr (SUMS == 2) {
                 vi lowest[1][R][2 * P];
                 begin_parts(lowest[0], 1);
-                add_steps<T, BITS, LEVELS>(lowest, a + UPPER * plane, stride, plane, b, steps, panels, levels, fetch);
+                add_steps<T, BITS, LEVELS>(lowest, a + UPPER * plane, stride, plane, again, steps, panels, levels, fetch);
                 for (int r = 0; r < R; r++)
                     for (int v = 0; v < 2 * P; v++)
                         values[r][v] = values[r][v] * 128.0f + __builtin_convertvector(lowest[0][r][v], vf);
             }
-            for (int v = 0; v < 2 * P; v++)
+            for (int v = 0; v < 2 * P; v++) {
+                const vf of_codes = is_chunk ? scale(v) : vf{};
                 for (int r = 0; r < R; r++) {
                     const float of_inputs = rows.scales[r * rows.chunks + chunk];
-                    if (is_chunk) sums[r][v] = fma(values[r][v], scale(v) * of_inputs, sums[r][v]);
+                    if (is_chunk) sums[r][v] = fma(values[r][v], of_codes * of_inputs, sums[r][v]);
                     else of_group[r][v] = fma(values[r][v], splat(of_inputs), of_group[r][v]);
                 }
+            }
             if (m.has_offsets) {
                 vf totals[R];
                 for (int r = 0; r < R; r++) totals[r] = splat(-rows.total(r, chunk));
                 for (int v = 0; v < 2 * P; v++) {
-                    const vf offset = load(reinterpret_cast<const float*>(heads[v / 2]) + PANEL + v % 2 * LANES);
+                    const vf offset = numbers_of_group(m, heads[v / 2], within, 1, v % 2);
                     for (int r = 0; r < R; r++) sums[r][v] = fma(offset, totals[r], sums[r][v]);
                 }
             }
             a += inputs * CodeRow<T>::INPUT_BYTES;
-            for (int p = 0; p < P; p++) b[p] += steps * 2 * VECTOR;
         }
         if (is_chunk) continue;
-        for (int v = 0; v < 2 * P; v++)
-            for (int r = 0; r < R; r++) sums[r][v] = fma(of_group[r][v], scale(v), sums[r][v]);
+        for (int v = 0; v < 2 * P; v++) {
+            const vf of_codes = scale(v);
+            for (int r = 0; r < R; r++) sums[r][v] = fma(of_group[r][v], of_codes, sums[r][v]);
+        }
     }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 2 * P; v++) out[r * 2 * P + v] = sums[r][v];
@@ -274,7 +239,7 @@ void code_tile_of(long height, const CodeRows<T>& rows, const uint8_t* const* pa
 #if defined(TERCET_TILES)
 // Whether every chunk is made of whole tiles.
 inline bool is_of_byte_tiles(const CodeShape& m) {
-    return !m.has_offsets && m.columns % BYTE_TILE_INPUTS == 0 && (m.group >= m.columns || m.group % BYTE_TILE_INPUTS == 0);
+    return !m.has_offsets && m.numbers != STEPS && m.bits % 4 == 0 && m.columns % BYTE_TILE_INPUTS == 0 && (m.group >= m.columns || m.group % BYTE_TILE_INPUTS == 0);
 }
 
 // Call `sink(row, sums[2])` for at most BYTE_TILE_ROWS rows: what code_tile computes, in the same order.
@@ -292,10 +257,10 @@ void code_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long
         const uint8_t* head = panel;
         panel += m.header();
         const long end = std::min(first + m.group, m.columns);
-        const vf scales[2] = {load((const float*)head), load((const float*)head + LANES)};
+        const vf scales[2] = {numbers_of_group(m, head, 0, 0, 0), numbers_of_group(m, head, 0, 0, 1)};
         vi minus[2] = {};
         if (m.zero < 0)
-            for (int v = 0; v < 2; v++) minus[v] = minus_pairs(load_zeros(head + PANEL * sizeof(float) + v * LANES));
+            for (int v = 0; v < 2; v++) minus[v] = minus_pairs(load_zeros(m.zeros_of(head) + v * LANES));
         if (!is_chunk)
             for (long r = 0; r < rows; r++) of_group[r][0] = of_group[r][1] = vf{};
         for (long begin = first; begin < end; begin += CHUNK, chunk++) {
@@ -343,12 +308,14 @@ INLINE void code_tiles(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, 
 #endif
     constexpr int MOST = P > 1 ? 1 : CODE_TILE_ROWS<T>;
     const long count = (rows + MOST - 1) / MOST;
-    const long steps = m.padded() * m.bits / 32, pace = ahead ? 2 * 4 * LANES / count : 0;
+    const long step = m.bits == 8 ? 4 : 8, steps = m.padded() / step, pace = ahead ? PANEL * step * m.bits / 8 / count : 0;
     vf sums[MOST][2 * P];
     for (long t = 0; t < count; t++) {
         const long row = rows * t / count, height = rows * (t + 1) / count - row;
         const Fetch fetch = {ahead + steps * pace * t, pace};
         if (m.bits == 8) code_tile_of<T, 8, false, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
+        else if (m.bits == 6) code_tile_of<T, 6, false, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
+        else if (m.bits == 5) code_tile_of<T, 5, false, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
         else if (m.levels) code_tile_of<T, 4, true, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
         else code_tile_of<T, 4, false, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
         for (long r = 0; r < height; r++) sink(row + r, sums[r]);

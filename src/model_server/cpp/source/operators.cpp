@@ -126,7 +126,21 @@ long cpp_linear(long type, const void* panels, const void* bias, long outputs, l
     });
 }
 
-// codes [outputs, columns * bits / 8] -> out, `cpp_code_bytes` of it. offsets: null if the matrix has none.
+// How scales and offsets [outputs, groups] (offsets: null if the matrix has none) are kept exactly in the fewest bytes.
+long cpp_number_kind(const CodeShape* m, const float* scales, const float* offsets) {
+    std::atomic<bool> can_be[3] = {{true}, {true}, {true}};
+    parallel([&](Team team) {
+        long first, last;
+        team.share(m->outputs, first, last);
+        for (const NumberKind kind : {HALVES, STEPS})
+            for (const float* numbers : {scales, offsets})
+                if (numbers && can_be[kind] && !can_keep(*m, kind, numbers, first, last)) can_be[kind] = false;
+    });
+    return can_be[HALVES] ? HALVES : can_be[STEPS] ? STEPS : FLOATS;
+}
+
+// codes [outputs, columns] of bytes, or of 4 bits [outputs, columns / 2], -> out, `cpp_code_bytes` of zeros. offsets: null
+// if the matrix has none.
 long cpp_pack_codes(const CodeShape* m, const uint8_t* codes, const float* scales, const uint8_t* zeros, const float* offsets,
                     uint8_t* out) {
     return status_of([&] {

@@ -25,6 +25,8 @@ Packable = Codes | OffsetCodes | Fp8 | TableCodes
 _STEP = 8
 # Smaller groups would spend more time on their scales than on their codes.
 _SMALLEST_GROUP = 16
+# Inputs whose upper bits are stored together, of codes of 5 and 6 bits.
+_UPPER = {5: 32, 6: 16}
 
 
 class CodeLinear:
@@ -52,25 +54,27 @@ class CodeLinear:
         self._function = operators.cpp_code_linear
         self.struct, self._kept = _struct_of(form)
         self.struct.bias = None if bias is None else bias.data_ptr()
-        self.panels = arena.zeros(operators.cpp_code_bytes(self.struct), dtype=torch.uint8)
-        self.struct.panels = self.panels.data_ptr()
-        at = self.panels.data_ptr()
         if isinstance(form, Codes | OffsetCodes):
-            stored = form.codes if isinstance(form, OffsetCodes) else form
-            offsets = form.offsets.contiguous() if isinstance(form, OffsetCodes) else None
-            codes, scales, zeros = (
-                stored.codes.contiguous(),
-                stored.scales.float().contiguous(),
-                stored.zeros.contiguous(),
-            )
+            stored, offsets = (form.codes, form.offsets.contiguous()) if isinstance(form, OffsetCodes) else (form, None)
+            numbers = stored.scales.float().contiguous()
+            at_offsets = None if offsets is None else offsets.data_ptr()
+            self.struct.numbers = operators.cpp_number_kind(self.struct, numbers.data_ptr(), at_offsets)
+            codes, zeros = stored.codes.contiguous(), stored.zeros.contiguous()
+            at = self._allocate(arena)
             operators.cpp_pack_codes(
-                self.struct, codes.data_ptr(), scales.data_ptr(), zeros.data_ptr(),
-                None if offsets is None else offsets.data_ptr(), at,
-            )  # fmt: skip
+                self.struct, codes.data_ptr(), numbers.data_ptr(), zeros.data_ptr(), at_offsets, at
+            )
         else:
             weight = (form.weight if isinstance(form, Fp8) else form.codes).contiguous()
             scales = (form.scales_of_rows() if isinstance(form, Fp8) else form.scales).contiguous()
+            at = self._allocate(arena)
             operators.cpp_pack_float8(self._type, self.struct, weight.data_ptr(), scales.data_ptr(), at)
+
+    def _allocate(self, arena: huge_pages.Arena) -> int:
+        """The address of the panels."""
+        self.panels = arena.zeros(prepared().cpp_code_bytes(self.struct), dtype=torch.uint8)
+        self.struct.panels = self.panels.data_ptr()
+        return self.panels.data_ptr()
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x, self.dtype)
@@ -131,12 +135,21 @@ def _struct_of_codes(form: Codes) -> tuple[CodeShapeStruct, tuple[Tensor | None,
         outputs=form.shape[0],
         inputs=form.shape[1],
         columns=form.num_columns,
-        bits=4 if form.is_packed else 8,
+        bits=_bits(form),
         group=min(form.group, form.num_columns),
         zero=zero if bool((form.zeros == zero).all()) else -1,
         levels=None if levels is None else levels.data_ptr(),
     )
     return struct, (order, levels)
+
+
+def _bits(form: Codes) -> int:
+    """That a code takes in the panels: 5 and 6 only where groups hold whole runs of `_UPPER` inputs."""
+    if form.is_packed:
+        return 4
+    group = min(form.group, form.num_columns)
+    fitting = [bits for bits, inputs in _UPPER.items() if not (group % inputs or form.num_columns % inputs)]
+    return min((bits for bits in fitting if form.bits <= bits), default=8)
 
 
 def _struct_of_floats(shape: tuple[int, int], scales: Tensor, group: int, bits: int) -> CodeShapeStruct:

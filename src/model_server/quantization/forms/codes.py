@@ -36,7 +36,7 @@ class Codes:
 
     codes: [out, columns] uint8; of 4 bits: [out, columns / 2], the even columns in the lower bits. scales: [out,
     groups], of any floating type. zeros: [out, groups] uint8. order: None: that of the inputs. levels: of codes of 4
-    bits, the sixteen numbers from 0 to 255 that they stand for; None: codes are the numbers.
+    bits, the sixteen numbers from 0 to 255 that they stand for; None: codes are the numbers. bits: that codes need.
     """
 
     codes: Tensor
@@ -46,6 +46,7 @@ class Codes:
     num_columns: int
     order: Order | None = None
     levels: tuple[int, ...] | None = None
+    bits: int = 8
 
     @classmethod
     def of(
@@ -53,7 +54,7 @@ class Codes:
     ) -> Codes:
         """codes: [out, columns] uint8, none above `2 ** bits - 1`."""
         num_columns = codes.shape[1]
-        return cls(packed(codes, bits), scales.contiguous(), zeros.contiguous(), group, num_columns, order)
+        return cls(packed(codes, bits), scales.contiguous(), zeros.contiguous(), group, num_columns, order, bits=bits)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -74,7 +75,7 @@ class Codes:
         groups = "one group a row" if self.scales.shape[1] == 1 else f"groups of {self.group}"
         if self.levels is not None:
             return f"4-bit floats, {groups}"
-        return f"{4 if self.is_packed else 8} bits, {groups}"
+        return f"{4 if self.is_packed else max(self.bits, 5)} bits, {groups}"
 
     def rows(self, start: int, stop: int) -> Codes:
         """The rows [start, stop), which share the form's memory."""
@@ -134,8 +135,8 @@ def cat(forms: Sequence[Codes]) -> Form:
         dtype = torch.float32
     scales = [finer(form.scales, form.group, group, form.num_columns).to(dtype) for form in forms]
     zeros = [finer(form.zeros, form.group, group, form.num_columns) for form in forms]
-    codes = torch.cat([form.codes for form in forms])
-    return replace(first, codes=codes, scales=torch.cat(scales), zeros=torch.cat(zeros), group=group)
+    codes, bits = torch.cat([form.codes for form in forms]), max(form.bits for form in forms)
+    return replace(first, codes=codes, scales=torch.cat(scales), zeros=torch.cat(zeros), group=group, bits=bits)
 
 
 def _same_columns(one: Codes, other: Codes) -> bool:

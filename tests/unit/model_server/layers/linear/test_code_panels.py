@@ -43,7 +43,7 @@ def random_codes(rows: int, columns: int, bits: int, group: int, order: Order | 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("group", [16, 32, 128, 1024])
-@pytest.mark.parametrize("bits", [0, 4, 8])
+@pytest.mark.parametrize("bits", [0, 4, 5, 6, 8])
 def test_a_product_is_that_with_the_decoded_matrix(bits: int, group: int, dtype: torch.dtype) -> None:
     form, bias = random_codes(100, 1024, bits, group), torch.randn(100).to(dtype)
     linear = LinearFactory(CPU, dtype).make(form, bias)
@@ -92,11 +92,12 @@ def test_a_product_with_4_bit_codes_of_a_table(group: int, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-@pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 32), (4, 512)])
-def test_a_product_with_codes_that_have_offsets(bits: int, group: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", ["floats", "halves", "steps"])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (5, 32), (6, 16), (8, 32), (4, 512)])
+def test_a_product_with_codes_that_have_offsets(bits: int, group: int, kind: str, dtype: torch.dtype) -> None:
     codes = random_codes(100, 1024, bits, group)
-    offsets = torch.rand(codes.scales.shape) * 4
-    form = OffsetCodes(replace(codes, zeros=torch.zeros_like(codes.zeros)), offsets)
+    codes = replace(codes, zeros=torch.zeros_like(codes.zeros), scales=numbers_of(kind, codes))
+    form = OffsetCodes(codes, numbers_of(kind, codes) * 4)
     linear = LinearFactory(CPU, dtype).make(form)
     assert isinstance(linear, CodeLinear)
     x = torch.randn(9, 1024).to(dtype)
@@ -105,6 +106,48 @@ def test_a_product_with_codes_that_have_offsets(bits: int, group: int, dtype: to
     bound = BOUNDS[dtype] * float(expected.abs().max())
     torch.testing.assert_close(together.double(), expected, rtol=0, atol=bound)
     assert torch.equal(torch.cat([linear.wide(row) for row in x.split(1)]), together)
+
+
+def numbers_of(kind: str, form: Codes) -> torch.Tensor:
+    """Random scales [out, groups]: of 256 columns in `steps`, if that is the kind, some of them below 0 and one 0."""
+    shape = form.scales.shape
+    if kind != "steps":
+        return (torch.rand(shape) + 0.1).half().float() + (1e-6 if kind == "floats" else 0.0)
+    per = max(256 // form.group, 1)
+    steps = torch.randint(-128, 128, (shape[0], shape[1] // per, per))
+    steps[0] = 0
+    return ((torch.rand(shape[0], shape[1] // per, 1) + 0.1).half().float() / 128 * steps).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "kind", "num_bytes"),
+    [
+        (8, 32, "halves", 8.5), (8, 32, "floats", 9), (5, 32, "halves", 5.5), (5, 16, "halves", 7),
+        (4, 32, "halves", 4.5), (4, 32, "floats", 5), (4, 32, "steps", 4.375), (6, 16, "steps", 6.625),
+    ],
+)  # fmt: skip
+def test_numbers_take_as_few_bits_as_hold_them(bits: int, group: int, kind: str, num_bytes: float) -> None:
+    codes = random_codes(64, 1024, bits, group)
+    form = replace(codes, scales=numbers_of(kind, codes), zeros=torch.full_like(codes.zeros, 2 ** (bits - 1)))
+    linear = CodeLinear(form, None, torch.bfloat16)
+    assert linear.panels.nbytes == 64 * 1024 * num_bytes / 8
+    x = torch.randn(3, 1024).bfloat16()
+    expected = x.double() @ form.dequantize(torch.float32).double().T
+    bound = BOUNDS[torch.bfloat16] * float(expected.abs().max())
+    torch.testing.assert_close(linear.wide(x).double(), expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("unlike", [float("nan"), 1e30, 1e-40, 1.0001])
+def test_scales_that_are_no_steps_stay_floats(unlike: float) -> None:
+    codes = random_codes(32, 1024, 8, 32)
+    scales = numbers_of("steps", codes)
+    scales[5, 3] = unlike
+    form = replace(codes, scales=scales, zeros=torch.full_like(codes.zeros, 128))
+    linear = CodeLinear(form, None, torch.float32)
+    assert linear.panels.nbytes == 32 * 1024 * 9 / 8
+    x = torch.randn(1, 1024)
+    expected = x @ form.dequantize(torch.float32).T
+    torch.testing.assert_close(linear(x), expected, rtol=1e-4, atol=1e-2, equal_nan=True)
 
 
 def test_a_weight_that_is_nan_is_nan() -> None:
