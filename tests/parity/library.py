@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 from parity.protocol import CPU, WHOLE, prompts, run_protocol
 from support.loading import FixedAttention
 from support.tiny_types import type_checkpoint
@@ -24,6 +26,9 @@ from model_server.models.model import Model
 from model_server.runner.runner import Runner
 from model_server.weights.checkpoint import examine
 
+# With a state per request until transformers 5.24, over the paged cache since.
+_NOW_PAGED = ("gptj", "codegen")
+_SINCE_5_24 = Version(version("transformers")) >= Version("5.24")
 # Over the paged cache.
 PAGED = (
     "afmoe", "apertus", "arcee", "aria_text", "axk1", "beam", "bitnet", "cohere", "cohere2", "cohere2_moe",
@@ -36,13 +41,14 @@ PAGED = (
     "ministral", "ministral3", "mistral", "mixtral", "modernbert-decoder", "moshi", "nanochat", "nemotron",
     "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
     "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma", "youtu",
+    *(_NOW_PAGED if _SINCE_5_24 else ()),
 )  # fmt: skip
 # With a state per request.
 STATEFUL = (
     "mamba", "mamba2", "falcon_mamba", "rwkv", "falcon_h1", "jamba", "qwen3_next", "qwen3_5_text", "lfm2",
-    "minimax", "granitemoehybrid", "olmo_hybrid", "nemotron_h", "deepseek_v4", "bloom", "mpt", "falcon", "gptj",
-    "codegen", "gpt_neo", "xglm", "biogpt", "stablelm", "diffllama", "doge", "hrm_text", "t5", "bart",
-    "openai-gpt", "recurrent_gemma",
+    "minimax", "granitemoehybrid", "olmo_hybrid", "nemotron_h", "deepseek_v4", "bloom", "mpt", "falcon",
+    "gpt_neo", "xglm", "biogpt", "stablelm", "diffllama", "doge", "hrm_text", "t5", "bart",
+    "openai-gpt", "recurrent_gemma", *(() if _SINCE_5_24 else _NOW_PAGED),
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch
 from parity.protocol import CHUNKS, assert_equal_logits, prompts, run_protocol
 from safetensors.torch import load_file, save_file
 from support.loading import load
+from support.vision_models import mend_llama4
 
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.families.vision import DEFAULTS, TEXT_TYPES
@@ -69,6 +70,7 @@ def make(model_type: str) -> Any:
         del text["model_type"]
     config = AutoConfig.for_model(model_type, text_config=text, vision_config=vision)
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    mend_llama4()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -6,6 +6,7 @@ token reads which image.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -84,6 +85,8 @@ class IdeficsImages:
         side = vision.image_size if isinstance(vision.image_size, int) else vision.image_size[0]
         count = config.perceiver_config.resampler_n_latents if self._resamples else 1 + (side // vision.patch_size) ** 2
         self._shape = (count, vision.embed_dim)
+        # transformers before 5.24, which calls the cache otherwise, takes a request's images behind its dimension.
+        self._flat = "cache" in inspect.signature(model.forward).parameters
 
     def encode(self, features: dict[str, Tensor]) -> Encoded:
         states = self._model.vision_model(pixel_values=features["pixel_values"]).last_hidden_state
@@ -100,9 +103,9 @@ class IdeficsImages:
         for number, (place, stop) in enumerate(zip(places, [*places, len(ids)][1:], strict=True)):
             end = next((end + 1 for end in ends if place < end < stop), stop)
             mask[0, place:end, number] = 1
-        states = [encoded.rows for _, encoded in pictures] or [self.blank().rows]
+        states = torch.stack([encoded.rows for _, encoded in pictures] or [self.blank().rows])
         name = "perceiver_embeddings" if self._resamples else "image_encoder_embeddings"
-        images = {name: torch.stack(states).unsqueeze(0)}
+        images = {name: states if self._flat else states.unsqueeze(0)}
         return images | {"image_attention_mask": mask}, images | {"image_attention_mask": mask[:, -1:]}
 
 

@@ -9,6 +9,7 @@ a sequence gets that is decoded alone.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,8 +25,9 @@ def make_static(model: Any) -> list[StaticRotary]:
     replaced = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
-        plain = getattr(type(module).forward, "__wrapped__", None)
-        if plain is None or not isinstance(kinds, str | dict):
+        forward = type(module).forward
+        plain = inspect.unwrap(forward)
+        if plain is forward or not isinstance(kinds, str | dict):
             continue
         if any(_depends_on_length(kind) for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])):
             module.forward = StaticRotary(module, plain)

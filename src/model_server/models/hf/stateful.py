@@ -27,8 +27,9 @@ from model_server.runner.runner import STATE_BLOCK_SIZE, ModelInputs, RequestSta
 from model_server.text.tokenizer import Tokenizer
 from model_server.vision.families import VisionFamily
 
-# What models call the object that carries a request from one forward to the next.
-_CACHE_NAMES = ("past_key_values", "cache_params", "state")
+# What models call the object that carries a request from one forward to the next: transformers before 5.24 (and code of
+# repositories), its state spaces, RWKV, and all others since 5.24.
+_CACHE_NAMES = ("past_key_values", "cache_params", "state", "cache")
 
 
 @dataclass(slots=True)
@@ -210,7 +211,7 @@ class StatefulRunner:
 
     def _new_cache(self) -> Any:
         """An empty cache that fits the model's layers; None: the model makes its own."""
-        if self._cache_name != "past_key_values" or not self._takes_dynamic_cache:
+        if self._cache_name not in ("past_key_values", "cache") or not self._takes_dynamic_cache:
             return None
         from transformers import DynamicCache
 
