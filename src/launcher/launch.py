@@ -16,6 +16,7 @@ from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
 from launcher.errors import ArgumentValidation, DownloadError, LauncherError
 from launcher.group_config import check_placement, num_nodes, with_supervisor
 from launcher.planning import commands, hardware, model_info, preflight
+from launcher.planning.adapters import read_listed
 from launcher.planning.hardware import Hardware
 from launcher.planning.hub import check_cache, check_network
 from launcher.planning.plan import Endpoints, LaunchPlan, NodePart, check_model, make_plan, resolve_num_shard
@@ -261,7 +262,7 @@ class _Launch:
             preflight.check_memory(model_id, machine, info, num_shard, config.quantize)
             part, master_port = self._meet(directory, num_shard, prefix)
             ends = Endpoints(hostname=address, port=port, uds_prefix=prefix, master_port=master_port)
-            plan = make_plan(config, machine, info, ends, part)
+            plan = make_plan(config, machine, info, ends, part, read_listed(config, self._environ))
             _log_reasons(plan)
             shards = [commands.shard(plan, rank, self._environ) for rank in plan.ranks]
             router = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.config import KEEP_MODEL_TYPE, LauncherConfig
-from launcher.planning.adapters import slot_bytes
+from launcher.planning.adapters import NO_ADAPTERS, Listed, slot_bytes
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
 from wire.quantization.methods import FOUR_BITS, ON_LOAD
@@ -38,7 +38,9 @@ class Estimate:
     GPUs: on a CPU the cache is not measured by what is free."""
 
 
-def estimate(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int) -> Estimate:
+def estimate(
+    config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int, listed: Listed = NO_ADAPTERS
+) -> Estimate:
     """What `num_shard` shards will take of `hardware`."""
     gpus = hardware.gpus[:num_shard]
     if info is None:
@@ -53,7 +55,7 @@ def estimate(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None,
     tokens = None
     if weights is not None and token and sizes and len(sizes) == num_shard:
         free = int(min(sizes) * config.cuda_memory_fraction) - weights // num_shard
-        free -= slot_bytes(config, info, num_shard // stages, width) // stages
+        free -= slot_bytes(config, info, num_shard // stages, width, listed) // stages
         tokens = max(0, free) // token
     return Estimate(weights=weights, cache_type=cache_type, token=token, tokens=tokens)
 

@@ -58,6 +58,8 @@ class ModelInfo:
     has_tied_head: bool = False
     latent_size: int | None = None
     """Numbers that latent attention keeps for a token in each layer."""
+    num_routed: int = 0
+    """Experts among which a router chooses, by any family's name for them."""
 
     @property
     def quantize(self) -> str | None:
@@ -233,14 +235,28 @@ def _tensors_of_codes(path: Path) -> dict[str, Sequence[int]]:
     """
     shapes: dict[str, Sequence[int]] = {}
     for file in path.glob("*.safetensors"):
-        with contextlib.suppress(OSError, ValueError, RecursionError), open_regular(file, ValueError) as opened:
-            text = opened.read(min(int.from_bytes(opened.read(8), "little"), MAX_BYTES))
-            entries = json.loads(text) if f'{WORDS}"'.encode() in text else {}
-            for name, entry in entries.items() if isinstance(entries, dict) else ():
-                shape = entry.get("shape") if isinstance(entry, dict) else None
-                if name.endswith((WORDS, SCALES)) and isinstance(shape, list):
-                    shapes[name] = shape
+        stored = shapes_in(file, naming=f'{WORDS}"')
+        shapes.update({name: shape for name, shape in stored.items() if name.endswith((WORDS, SCALES))})
     return shapes
+
+
+def shapes_in(file: Path, naming: str = "") -> dict[str, Sequence[int]]:
+    """Of the tensors in a safetensors file, by its header; none where it cannot be read, or does not have the text
+    `naming`."""
+    entries: Any = {}
+    with contextlib.suppress(OSError, ValueError, RecursionError), open_regular(file, ValueError) as opened:
+        text = opened.read(min(int.from_bytes(opened.read(8), "little"), MAX_BYTES))
+        entries = json.loads(text) if naming.encode() in text else {}
+    found = (
+        ((name, entry.get("shape")) for name, entry in entries.items() if isinstance(entry, dict))
+        if isinstance(entries, dict)
+        else ()
+    )
+    return {
+        name: shape
+        for name, shape in found
+        if isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    }
 
 
 def _weight_bytes(path: Path) -> int | None:
@@ -298,6 +314,7 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         stored_itemsize=4 if _stored_type(config) == "float32" else 2,
         has_tied_head=config.get("tie_word_embeddings") is True,
         latent_size=_latent_size(config),
+        num_routed=_count(config, "num_local_experts", "num_experts", "n_routed_experts") or 0,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from launcher.command import url_of
 from launcher.config import DEFAULT_MODEL_ID, LauncherConfig, input_limit
 from launcher.errors import ArgumentValidation, NotEnoughCUDADevices
+from launcher.planning.adapters import NO_ADAPTERS, Listed
 from launcher.planning.hardware import Hardware
 from launcher.planning.memory import Estimate, estimate
 from launcher.planning.model_info import ModelInfo, shown_bytes
@@ -171,10 +172,14 @@ def make_plan(
     info: ModelInfo | None,
     endpoints: Endpoints,
     part: NodePart | None = None,
+    listed: Listed = NO_ADAPTERS,
 ) -> LaunchPlan:
-    """`hardware`: of all nodes. Raises ArgumentValidation or NotEnoughCUDADevices if the three do not go together."""
+    """`hardware`: of all nodes. listed: the adapters of `--lora-adapters`.
+
+    Raises ArgumentValidation or NotEnoughCUDADevices if they do not go together.
+    """
     shards = resolve_num_shard(config, hardware, info)
-    prefill = prefill_tokens(config, hardware, info, shards.value)
+    prefill = prefill_tokens(config, hardware, info, shards.value, listed)
     reasons = [f"Number of shards: {shards.value} ({shards.reason})"]
     if config.max_batch_prefill_tokens is None:
         reasons.append(f"Default `max_batch_prefill_tokens` to {prefill.value} ({prefill.reason})")
@@ -189,7 +194,7 @@ def make_plan(
         compute_type=_compute_type(hardware, shards.value),
         hardware=hardware,
         info=info,
-        memory=estimate(config, hardware, info, shards.value),
+        memory=estimate(config, hardware, info, shards.value, listed),
         part=part,
         reasons=tuple(reasons),
         notes=(*shards.notes, *prefill.notes, *_notes(config, hardware, info, shards.value)),

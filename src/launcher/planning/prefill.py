@@ -10,6 +10,7 @@ import struct
 
 from launcher.config import LauncherConfig
 from launcher.planning import memory
+from launcher.planning.adapters import NO_ADAPTERS, Listed, slot_bytes
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
 from launcher.planning.resolved import Resolved
@@ -28,7 +29,9 @@ _CARD_FLOPS = {
 }  # fmt: skip
 
 
-def prefill_tokens(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int) -> Resolved:
+def prefill_tokens(
+    config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int, listed: Listed = NO_ADAPTERS
+) -> Resolved:
     """The operator's budget, or TGI's default for this model on these GPUs."""
     if config.max_batch_prefill_tokens is not None:
         return Resolved(config.max_batch_prefill_tokens, "`--max-batch-prefill-tokens`")
@@ -37,7 +40,7 @@ def prefill_tokens(config: LauncherConfig, hardware: Hardware, info: ModelInfo |
     if info and info.max_position_embeddings and info.max_position_embeddings < tokens:
         tokens, reason = info.max_position_embeddings, "the model's positions"
     if info and gpu:
-        cap, more = _memory_cap(config, info, gpu, num_shard)
+        cap, more = _memory_cap(config, info, gpu, num_shard, listed)
         notes += more
         if cap is not None and cap < tokens:
             notes += (f"prefill budget lowered from {tokens} to {cap} tokens, which is what fits in memory",)
@@ -64,7 +67,7 @@ def _estimate(info: ModelInfo | None, gpu: Gpu | None, num_shard: int) -> tuple[
 
 
 def _memory_cap(
-    config: LauncherConfig, info: ModelInfo, gpu: Gpu, num_shard: int
+    config: LauncherConfig, info: ModelInfo, gpu: Gpu, num_shard: int, listed: Listed
 ) -> tuple[int | None, tuple[str, ...]]:
     """How many tokens' activations fit beside the weights, if that is known; and what to warn about."""
     sizes = _memory_use(config, info, gpu)
@@ -73,8 +76,11 @@ def _memory_cap(
     available = _f32(float((gpu.memory_mib << 20) * num_shard))
     available = _f32(_f32(available * _f32(config.cuda_memory_fraction)) * _f32(config.tgi_wiggle_room))
     model_bytes, token_bytes = sizes
-    if model_bytes > available:
-        return None, ("the model seems to be larger than the memory of the GPUs",)
+    slots = num_shard * slot_bytes(config, info, num_shard // config.num_stage, 2, listed) // config.num_stage
+    if model_bytes + slots > available:
+        what = f"the model with {slots >> 20} MiB of slots for adapters" if slots else "the model"
+        return None, (f"{what} seems to be larger than the memory of the GPUs",)
+    model_bytes += slots
     return max(1, (int(available) - model_bytes) // token_bytes), ()
 
 

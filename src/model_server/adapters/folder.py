@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -61,12 +62,13 @@ class ExpertPlace:
     transposed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Targets:
     """Which modules of a model take adapters, by the model's names. linear: (number of inputs, number of outputs) of
     each, also of the head. table: (vocabulary, width) of the embedding and the head, "" where one takes none. experts:
     by the modules that transformers has them in, one or two parameters each. of_experts: names of all that belongs to
-    experts other than shared ones: matrices of single ones, and parameters of all."""
+    experts other than shared ones: matrices of single ones, and parameters of all. base: what names begin with, and
+    files may leave out."""
 
     linear: Mapping[str, tuple[int, int]]
     head: str = ""
@@ -74,6 +76,15 @@ class Targets:
     table: tuple[int, int] = (0, 0)
     experts: Mapping[str, tuple[ExpertParameter, ...]] = field(default_factory=dict)
     of_experts: frozenset[str] = frozenset()
+    base: str = ""
+
+    @cached_property
+    def by_short_name(self) -> Mapping[str, str]:
+        """All names, by what is left of them without `base`."""
+        # Of two parameters of one module, PEFT has one inside the other.
+        inner = (name + _INNER for name, parameters in self.experts.items() if len(parameters) > 1)
+        names = {*self.linear, self.head, self.embedding, *self.experts, *inner} - {""}
+        return {name.removeprefix(self.base): name for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,11 +211,7 @@ class _Found:
         self._config, self._targets, self._tensors = config, targets, tensors
         self.pairs: dict[str, Pair] = {}
         self.rows: dict[str, NewRows] = {}
-        # Of two parameters of one module, PEFT has one inside the other.
-        inner = (name + _INNER for name, parameters in targets.experts.items() if len(parameters) > 1)
-        names = {*targets.linear, targets.head, targets.embedding, *targets.experts, *inner} - {""}
-        own = base_prefixes[0]
-        by_short_name = {name.removeprefix(own): name for name in names}
+        by_short_name = targets.by_short_name
         modules: dict[str, dict[str, str]] = {}
         stems: dict[str, str] = {}
         for key in tensors:

@@ -153,8 +153,15 @@ def _agreed_step(
         "A warm-up with %d prompt tokens ran out of memory: %s\nMemory in MiB\n%s", tokens, short, use.table()
     )
     raise WarmUpMemoryError(
-        f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens` ({use.line()})"
+        f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens`"
+        f"{_or_slots(engine)} ({use.line()})"
     ) from short
+
+
+def _or_slots(engine: Engine) -> str:
+    """What may be lowered, too, where adapters have slots of the device."""
+    slots = engine.runner.traits.slots
+    return "" if slots is None else f", or `--lora-slots` (there are {slots.num_slots}) or `--lora-max-rank`"
 
 
 def _left(plan: MemoryPlan) -> MemoryUse:
@@ -270,7 +277,7 @@ def _allocate(
         num_blocks = int(num_blocks * SMALLER)
     raise WarmUpMemoryError(
         f"{NOT_ENOUGH_MEMORY} a KV cache in addition to {request.max_prefill_tokens} prefill tokens; "
-        f"lower --max-batch-prefill-tokens or raise --cuda-memory-fraction ({_left(plan).line()})"
+        f"lower --max-batch-prefill-tokens or raise --cuda-memory-fraction{_or_slots(engine)} ({_left(plan).line()})"
     )
 
 

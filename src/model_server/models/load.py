@@ -18,8 +18,9 @@ from model_server.adapters.merge import MergedReader
 from model_server.adapters.residents import Residents
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
+from model_server.errors import StartupError
 from model_server.layers.adapter_sites import AdapterSites
-from model_server.models.decoder.adapter_targets import adapter_targets, expert_places
+from model_server.models.decoder.adapter_targets import expert_places
 from model_server.models.decoder.attention.layers import attention_layers
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
@@ -51,8 +52,32 @@ def load_runner(
     trust_remote_code: code from the model's folder may be run, where a type is not known without.
 
     Raises StartupError, one line: unknown model type, missing, damaged or quantized weights, sizes that cannot be
-    divided among the ranks, a model that fails its self-check, a backend that was asked for and cannot serve.
+    divided among the ranks, a model that fails its self-check, a backend that was asked for and cannot serve, and for
+    weights, or slots for adapters, that do not fit the device.
     """
+    try:
+        return _load(
+            model, placement, attention, trust_remote_code=trust_remote_code, captures=captures, progress=progress
+        )
+    except torch.OutOfMemoryError as error:
+        remedy = "use more devices (`--num-shard`) or `--quantize`"
+        if model.slots is not None:
+            remedy = (
+                f"lower `--lora-slots` (there are {model.slots.number} slots for adapters) or `--lora-max-rank` "
+                f"({model.slots.rank}), or {remedy}"
+            )
+        raise StartupError(f"{model.name} does not fit the memory of {placement.device}: {remedy}") from error
+
+
+def _load(
+    model: Model,
+    placement: Placement,
+    attention: AttentionChoice,
+    *,
+    trust_remote_code: bool,
+    captures: bool,
+    progress: Progress | None,
+) -> Runner:
     if model.spec is not None:
         with torch.inference_mode():
             return _load_native(model, model.spec, placement, attention, progress)
@@ -95,10 +120,9 @@ def _load_native(
         model.checkpoint.headers, dtype=placement.dtype, device=placement.device, base_prefix=spec.names.base
     )
     adapters = None
-    if model.adapters or model.adapter_room:
-        targets = adapter_targets(spec)
+    if model.targets is not None:
         adapters = AdapterSites(
-            targets, model.adapters, placement.dtype, placement.device, room=model.adapter_room, slots=model.slots
+            model.targets, model.adapters, placement.dtype, placement.device, room=model.adapter_room, slots=model.slots
         )
     with ExitStack() as opened:
         weights = opened.enter_context(_merging(model, spec, opened.enter_context(reading)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from model_server.adapters.folder import Adapter, read_adapter
+from model_server.adapters.folder import Adapter, Targets, read_adapter
 from model_server.adapters.merge import with_tied_rows
 from model_server.adapters.slots.product import SlotSizes
 from model_server.attention.choice import KEEP_MODEL_TYPE
@@ -41,7 +41,8 @@ class Model:
     may compute. adapters: LoRA adapters to load with it. merged: one that is merged into the weights of `spec`.
     adapter_room: for how many further adapters, which come while it serves. max_adapter_rank: None: any that is read.
     slots: of the device, into which adapters are copied; None: rows have them where they were loaded. adapter_folders:
-    by their names, of the adapters of a model without a spec, whose layers are known when it is loaded."""
+    by their names, of the adapters of a model without a spec, whose layers are known when it is loaded. targets: what
+    of `spec` takes adapters; None: it gets none."""
 
     checkpoint: Checkpoint
     name: str
@@ -54,6 +55,7 @@ class Model:
     max_adapter_rank: int | None = None
     slots: SlotSizes | None = None
     adapter_folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    targets: Targets | None = None
 
 
 def describe(
@@ -137,29 +139,31 @@ def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0, m
                 "loaded with the model: name them in --lora-adapters"
             )
         return dataclasses.replace(model, adapter_folders=folders, max_adapter_rank=max_rank)
-    model = dataclasses.replace(model, adapter_room=room, max_adapter_rank=max_rank)
+    targets = adapter_targets(model.spec)
+    model = dataclasses.replace(model, adapter_room=room, max_adapter_rank=max_rank, targets=targets)
     return dataclasses.replace(model, adapters=tuple(adapter_of(model, *one) for one in folders.items()))
 
 
 def in_slots(model: Model, number: int | None) -> Model:
-    """`model`, whose adapters are copied into slots of its device when rows need them. number: of the slots; None:
-    enough for those that it is loaded with, up to DEFAULT_SLOTS.
+    """`model`, whose adapters are copied into slots of its device when rows need them. number: the most slots;
+    None: DEFAULT_SLOTS. Of a model that gets no later adapters there are no more than it is loaded with.
 
     The rank of the slots is the largest that is allowed; if none is set, that of the largest adapter that the model is
     loaded with, and for later ones DEFAULT_RANK.
     """
     largest = max((adapter.rank for adapter in model.adapters), default=1)
     rank = model.max_adapter_rank or max(DEFAULT_RANK if model.adapter_room else 1, largest)
-    if number is None:
-        number = DEFAULT_SLOTS if model.adapter_room else min(DEFAULT_SLOTS, len(model.adapters))
+    number = number or DEFAULT_SLOTS
+    if not model.adapter_room:
+        number = min(number, len(model.adapters))
     slots = SlotSizes(number=number, rank=next(size for size in RANKS if size >= rank))
     return dataclasses.replace(model, slots=slots, max_adapter_rank=slots.rank)
 
 
 def adapter_of(model: Model, name: str, folder: Path) -> Adapter:
     """The adapter in `folder`, checked for a model of the native decoder. Raises StartupError."""
-    assert model.spec is not None
-    found = read_adapter(name, folder, adapter_targets(model.spec), _bases(model, model.spec))
+    assert model.spec is not None and model.targets is not None
+    found = read_adapter(name, folder, model.targets, _bases(model, model.spec))
     check_rank(model, found)
     warn_of_other_base(model, found)
     return found

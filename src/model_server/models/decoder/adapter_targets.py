@@ -38,6 +38,7 @@ def adapter_targets(spec: Spec) -> Targets:
         table=(spec.vocab_size, width),
         experts=experts,
         of_experts=frozenset(of_experts),
+        base=spec.names.base,
     )
 
 

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from support.adapters import write_adapter
 from support.quantized import quantize_folder
 from support.thread_ranks import on_ranks
 from support.tiny_models import tiny_checkpoint
 
 from launcher.config import LauncherConfig
-from launcher.planning.adapters import slot_bytes
+from launcher.planning.adapters import Listed, read_listed, slot_bytes
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.memory import estimate
 from launcher.planning.model_info import ModelInfo, from_config, read
@@ -172,27 +173,82 @@ def test_the_plan_shows_them() -> None:
     assert rows(None)["kv cache"] == "the model's type"
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_slots_for_adapters_take_what_was_estimated(count: int, tmp_path: Path) -> None:
-    folder = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False)
+def slots_taken(folder: Path, adapters: dict[str, Path], group: ProcessGroup, room: int = 0) -> int:
+    """Bytes on one rank, of three slots of rank 16 where there can be as many adapters."""
+    model = with_adapters(describe(examine(folder)), adapters, room=room, max_rank=16)
+    placement = Placement(CPU, torch.float32, Ranks.of(group))
+    runner: Any = load_runner(in_slots(model, 3), placement, AttentionChoice("reference", CPU))
+    sites = runner.adapters
+    parts = [part for site in sites._sites for part in (site.linear._slots, site.linear._head) if part is not None]
+    if sites._table is not None:
+        parts.append(sites._table[0]._slots)
+    return sum(t.nbytes for part in parts for t in vars(part).values() if isinstance(t, torch.Tensor))
+
+
+@pytest.mark.parametrize(("model_type", "count"), [("llama", 1), ("llama", 2), ("mixtral", 1)])
+def test_slots_for_adapters_that_come_later_take_what_was_estimated(
+    model_type: str, count: int, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(model_type, tmp_path / "model", with_tokenizer=False)
     config = LauncherConfig(lora_root=str(tmp_path), lora_slots=3, lora_max_rank=16)
-
-    def taken(group: ProcessGroup) -> int:
-        model = with_adapters(describe(examine(folder)), {}, room=1, max_rank=16)
-        placement = Placement(CPU, torch.float32, Ranks.of(group))
-        runner: Any = load_runner(in_slots(model, 3), placement, AttentionChoice("reference", CPU))
-        sites = runner.adapters
-        slots = [site.linear._slots for site in sites._sites]
-        others = [site.linear._head for site in sites._sites if site.linear._head] + [sites._table[0]._slots]
-        tensors = [t for one in [*slots, *others] for t in vars(one).values() if isinstance(t, torch.Tensor)]
-        return sum(t.nbytes for t in tensors)
-
     known = read(folder)
     assert known is not None
     expected = slot_bytes(config, known, count, 4)
-    for found in on_ranks(count, taken):
+    for found in on_ranks(count, lambda group: slots_taken(folder, {}, group, room=1)):
         assert found == pytest.approx(expected, rel=0.03)
-    assert slot_bytes(LauncherConfig(lora_adapters="a=./a"), known, count, 4) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_slots_for_listed_adapters_take_what_was_estimated(count: int, tmp_path: Path) -> None:
+    """Those of the layers that one of them changes, and no more than there are adapters."""
+    folder = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False)
+    layer = "model.layers.0.self_attn."
+    bias = {f"base_model.model.{layer}o_proj.lora_B.bias": torch.zeros(64)}
+    rows = {"base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": torch.zeros(5, 64)}
+    adapters = {
+        "a": write_adapter(
+            tmp_path / "a", {layer + "q_proj": (64, 64), layer + "o_proj": (64, 64)}, rank=10, tensors=bias
+        ),
+        "b": write_adapter(
+            tmp_path / "b", {layer + "q_proj": (64, 64)}, tensors=rows, trainable_token_indices=[1, 2, 3, 4, 5]
+        ),
+    }
+    config = LauncherConfig(lora_adapters=f"{adapters['a']},{adapters['b']}", lora_slots=64)
+    known, listed = read(folder), read_listed(config, {})
+    assert known is not None and (listed.count, listed.rank) == (2, 10)
+    expected = slot_bytes(config, known, count, 4, listed)
+    for found in on_ranks(count, lambda group: slots_taken(folder, adapters, group)):
+        assert found == pytest.approx(expected, rel=0.15 if count > 1 else 0.03)
+
+
+def test_slots_for_experts_are_estimated(tmp_path: Path) -> None:
+    """4 experts of rank 4: A [16, 96] and B [64, 16] for the downs; slots have a rank of 8."""
+    outer = "base_model.model.model.layers.0.mlp.experts.lora_"
+    made = {outer + "A.weight": torch.ones(16, 96), outer + "B.weight": torch.ones(64, 16)}
+    config = LauncherConfig(lora_adapters=str(write_adapter(tmp_path / "a", {}, tensors=made)))
+    assert slot_bytes(config, info(), 1, 2, read_listed(config, {})) == 4 * 8 * (96 + 64) * 2
+
+
+def test_what_cannot_be_read_of_adapters_counts_nothing(tmp_path: Path) -> None:
+    """The shards say what is wrong with it."""
+    folder = write_adapter(tmp_path / "a", {"lm_head": (64, 512)})
+    config = LauncherConfig(lora_adapters=f"{folder},org/never-fetched")
+    (folder / "adapter_config.json").write_text("[" * 100_000)
+    (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
+    environ = {"HF_HUB_CACHE": str(tmp_path / "cache")}
+    assert read_listed(config, environ) == Listed(count=2)
+    assert slot_bytes(config, info(), 1, 2, read_listed(config, environ)) == 0
+
+
+def test_slots_leave_less_for_prefills() -> None:
+    config = LauncherConfig(lora_root="/adapters", lora_slots=24)
+    plain, beside = (prefill_tokens(one, gpus(), info(), 1)[0] for one in (LauncherConfig(), config))
+    assert beside < plain
+    listed = Listed(count=64, rank=256, inputs=2_000_000, outputs=2_000_000)
+    config = LauncherConfig(lora_adapters="a=./a", lora_slots=64)
+    assert (
+        "model with 125000 MiB of slots for adapters seems" in prefill_tokens(config, gpus(), info(), 1, listed)[2][0]
+    )
 
 
 def test_slots_leave_less_for_the_cache() -> None:

@@ -24,6 +24,7 @@ TARGETS = Targets(
     head=HEAD,
     embedding=TABLE,
     table=(100, 16),
+    base="model.",
 )
 
 

@@ -18,7 +18,7 @@ from support.tiny_models import tiny_checkpoint
 from model_server.adapters.residents import Residence, Residents
 from model_server.adapters.rows import BASE
 from model_server.errors import StartupError
-from model_server.models.model import adapter_of, describe
+from model_server.models.model import adapter_of, describe, with_adapters
 from model_server.weights.checkpoint import examine
 
 SEQUENCES = prompts(512)
@@ -26,7 +26,7 @@ HEAD = {"lm_head": (64, 512)}
 
 
 def residents_of(runner: Any, model: Path, root: Path, number: int = 4) -> Residents:
-    described = describe(examine(model))
+    described = with_adapters(describe(examine(model)), {}, room=number)
     return Residents(runner.adapters, range(number), root, lambda name, path: adapter_of(described, name, path), 4)
 
 

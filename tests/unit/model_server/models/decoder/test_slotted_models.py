@@ -153,6 +153,21 @@ def test_adapters_that_come_later_read_the_weights_to_the_host(tmp_path: Path, m
     assert len(readers) == 1
 
 
+def test_slots_that_do_not_fit_the_device_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False)
+
+    def short(*sizes: Any, **options: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("model_server.adapters.slots.product.torch.zeros", short)
+    said = (
+        r"^\S+ does not fit the memory of cpu: lower `--lora-slots` \(there are 3 slots for adapters\) or "
+        r"`--lora-max-rank` \(64\), or use more devices \(`--num-shard`\) or `--quantize`$"
+    )
+    with pytest.raises(StartupError, match=said):
+        load(model, adapter_room=1, adapter_slots=3)
+
+
 def test_how_many_slots_of_which_rank(tmp_path: Path) -> None:
     model = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False)
     folder = write_adapter(tmp_path / "a", {"lm_head": (64, 512)}, rank=12)
@@ -166,5 +181,7 @@ def test_how_many_slots_of_which_rank(tmp_path: Path) -> None:
     assert sizes(None) == (2, 16)
     assert sizes(1, max_rank=32) == (1, 32)
     assert sizes(None, room=100) == (8, 64)
+    assert sizes(64) == (2, 16), "no more than there can be adapters"
+    assert sizes(64, room=1) == (64, 64)
     with pytest.raises(StartupError, match="LoRA adapter `a`: rank 12 is above --lora-max-rank 8"):
         with_adapters(described, {"a": folder}, max_rank=8)
