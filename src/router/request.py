@@ -95,7 +95,8 @@ class ValidRequest:
     `truncate` is the largest number of prompt tokens the shard may keep (the user's value, else the server's limit).
     `adapter_id` names a LoRA adapter, `adapter` is its load id where it came while the shards serve.
     `prediction_ids` are the tokens of what the answer will probably be, for shards that draft tokens. `images` are in
-    the order of their places in `input_ids`.
+    the order of their places in `input_ids`. `chunks`: texts and files of images, for shards of upstream TGI: what they
+    are sent instead of `inputs`, if there are any.
     """
 
     inputs: str
@@ -110,6 +111,7 @@ class ValidRequest:
     adapter: int | None = None
     prediction_ids: tuple[int, ...] = ()
     images: tuple[PlacedImage, ...] = field(default=(), repr=False)
+    chunks: tuple[str | bytes, ...] = field(default=(), repr=False)
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stopping: StoppingParameters
     trace: GenerationTrace | None = field(default=None, compare=False, repr=False)  # only with a collector

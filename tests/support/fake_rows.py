@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from wire.v3 import generate_pb2 as pb
@@ -25,13 +25,17 @@ class FakeRow:
     name: str
     script: Script
     block_size: int
+    cut: Callable[[pb.Request], list[int]] | None = None  # a prompt into tokens; None: words are tokens
     num_generated: int = 0
     ended: bool = False
 
     def __post_init__(self) -> None:
         request = self.request
         self.num_generated = len(request.resume_ids)
-        self.prompt_ids = list(request.input_ids) or list(range(len(request.inputs.split())))
+        if self.cut is not None and request.input_chunks.chunks:
+            self.prompt_ids = self.cut(request)
+        else:
+            self.prompt_ids = list(request.input_ids) or list(range(len(request.inputs.split())))
         self.blocks = list(request.blocks)
         self.slots = list(request.slots)
         self.cache_length = request.cache_len

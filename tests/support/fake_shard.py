@@ -97,6 +97,8 @@ class FakeShard:
     failure: Callable[[str, Any], ShardFailure | None] = lambda rpc, request: None
     # Set to change answers, e.g. to make ranks disagree.
     edit: Callable[[str, Any], Any] = lambda rpc, response: response
+    # How prompts are cut into tokens; None: words are tokens.
+    cut: Callable[[pb.Request], list[int]] | None = None
     # The first words of prompts by request id, for those that come as token ids.
     prompts: dict[int, str] = field(default_factory=dict)
     trace: list[str] = field(default_factory=list)
@@ -364,8 +366,11 @@ class FakeShard:
 
     def _new_row(self, request: pb.Request) -> FakeRow:
         # Where ids are sent, the text is not.
-        name = request.inputs.split(maxsplit=1)[0] if request.inputs else self.prompts[request.id]
-        row = FakeRow(request, name, self.scripts.get(name, Script()), self.block_size)
+        name = request.inputs.split(maxsplit=1)[0] if request.inputs else self.prompts.get(request.id)
+        if name is None:
+            assert self.cut is not None
+            name = f"r{request.id}"
+        row = FakeRow(request, name, self.scripts.get(name, Script()), self.block_size, self.cut)
         self._names[request.id] = name
         if request.id == PROBE_ID or self.padded:
             return row

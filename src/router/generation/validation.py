@@ -156,6 +156,7 @@ class Validator:
             adapter_id=request.adapter_id,
             prediction_ids=extras.prediction_ids,
             images=self._places(request, input_ids),
+            chunks=() if shown is None else shown.chunks,
             sampling=self._sampling(request, extras.grammar_kind, extras.grammar),
             stopping=StoppingParameters(
                 max_new_tokens=max_new_tokens,

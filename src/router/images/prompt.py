@@ -12,6 +12,7 @@ from router.images.reader import ImageReader
 from router.request import PlacedImage
 from wire.images.families import ImageFamily
 from wire.images.prepared import PreparedImage, places_of
+from wire.images.upstream.texts import prompt_text
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,14 @@ class AskedPrompt:
 
 @dataclass(frozen=True)
 class ImagePrompt:
-    """A text whose images are written out, and those images in their order."""
+    """A text whose images are written out, and those images in their order.
+
+    chunks: what a model server that prepares images itself is sent instead of tokens: texts, and files of images.
+    """
 
     text: str
     images: tuple[PreparedImage, ...] = ()
+    chunks: tuple[str | bytes, ...] = ()
 
 
 class SharedPrompt:
@@ -57,12 +62,18 @@ class SharedPrompt:
 class ImagePrompts:
     """Makes the prompts of a model that reads images."""
 
-    def __init__(self, family: ImageFamily, token_id: int, bos: str, reader: ImageReader) -> None:
-        """token_id: of the family's image token. bos: the text of BOS, empty where the model has none."""
+    def __init__(
+        self, family: ImageFamily, token_id: int, bos: str, reader: ImageReader, upstream: str | None = None
+    ) -> None:
+        """token_id: of the family's image token. bos: the text of BOS, empty where the model has none. upstream: the
+        model's type where model servers of upstream TGI are sent the files of images; None: ours are sent arrays."""
         self.family = family
         self.reader = reader
         self._token_id = token_id
         self._bos = bos
+        self._upstream = upstream
+        # What templates write for an image, as far as it is to be replaced.
+        self._shown = family.placeholder if upstream is None else family.marker
         self._reserved = tuple(dict.fromkeys((family.image_token, family.placeholder)))
 
     def check_text(self, text: str) -> None:
@@ -73,6 +84,8 @@ class ImagePrompts:
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """As `check_text`, for a prompt of token ids."""
+        if self._upstream == "paligemma":
+            raise ValidationError("prompts of token ids are not supported by the model server in use")
         if self._token_id in ids:
             raise ValidationError(f"`inputs` contains {self.family.image_token}, which stands for an image")
 
@@ -89,25 +102,42 @@ class ImagePrompts:
 
         Raises TemplateError.
         """
-        texts = rendered.split(self.family.placeholder)
+        texts = rendered.split(self._shown)
         if len(texts) != len(asked) + 1:
             raise TemplateError(f"it shows {len(texts) - 1} images of a chat that has {len(asked)}")
-        return AskedPrompt(texts, asked, self.family.placeholder)
+        return AskedPrompt(texts, asked, self._shown)
 
     async def read(self, asked: AskedPrompt) -> ImagePrompt:
         """The prompt with its images, which are fetched and prepared. Raises ValidationError and OverloadedError."""
         images = await self.reader.read(asked.images)
         before, _, behind = asked.marker.partition(self.family.placeholder)
+        written = [before + image.expansion + behind for image in images]
+        if self._upstream is not None:
+            text = prompt_text(self._upstream, asked.texts, written)
+            return ImagePrompt(text, images, _chunks(asked.texts, images))
         parts = [asked.texts[0]]
-        for image, text in zip(images, asked.texts[1:], strict=True):
-            parts += [before, image.expansion, behind, text]
+        for expansion, text in zip(written, asked.texts[1:], strict=True):
+            parts += [expansion, text]
         return ImagePrompt(self.family.arrange("".join(parts), self._bos), images)
 
     def places(self, ids: Sequence[int], images: Sequence[PreparedImage]) -> tuple[PlacedImage, ...]:
-        """Where the images are in the tokens of their prompt. Raises ValidationError where tokens are missing."""
+        """Where the images are in the tokens of their prompt, for model servers that need to know.
+
+        Raises ValidationError where tokens are missing.
+        """
         try:
             places = places_of(ids, self._token_id, self.family.image_token, images)
         except ValueError as error:
             raise ValidationError(str(error)) from None
+        if self._upstream is not None:
+            return ()
         placed = zip(images, places, strict=True)
         return tuple([PlacedImage(image, p, is_indivisible=self.family.is_indivisible) for image, p in placed])
+
+
+def _chunks(texts: Sequence[str], images: Sequence[PreparedImage]) -> tuple[str | bytes, ...]:
+    """The texts that are not empty, and the files between them."""
+    parts: list[str | bytes] = [texts[0]]
+    for image, text in zip(images, texts[1:], strict=True):
+        parts += [image.file, text]
+    return tuple(filter(None, parts))

@@ -255,10 +255,12 @@ def _may_share(info: ShardInfo) -> Callable[[ValidRequest], bool]:
     """Whose tokens may be looked up and kept.
 
     Prompt logprobs need the whole prompt to be run. And the ids must be those that the shards store: shards that get
-    text cut it themselves, and where they cut they may not keep the same tokens.
+    text cut it themselves, and where they cut they may not keep the same tokens; ids do not tell files of images apart.
     """
     if not info.shares_prefixes:
         return lambda request: False
     if Extension.TOKEN_IDS in info.extensions:
         return lambda request: not request.decoder_input_details
-    return lambda request: not request.decoder_input_details and request.input_length < request.truncate
+    return lambda request: (
+        not request.decoder_input_details and not request.chunks and request.input_length < request.truncate
+    )

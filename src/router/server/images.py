@@ -17,6 +17,7 @@ from router.text.tokenizer import PromptTokenizer
 from router.worker.memory import keep_no_large_blocks
 from wire.extensions import Extension
 from wire.images.families import FAMILIES, family_name
+from wire.images.upstream.texts import FILES, TYPES
 from wire.model_files import read_optional_object
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ async def image_prompts(
     """
     model_config = read_optional_object(files.folder / "config.json", StartupError)
     name = family_name(model_config)
-    if name is None or not info.extensions >= _NEEDED:
+    sends_files = not info.extensions and name in TYPES  # to shards of upstream TGI
+    if name is None or not (sends_files or info.extensions >= _NEEDED):
         if name is not None or "vision_config" in model_config:
             logger.warning("requests with images are refused: the model server reads only the text of this model")
         return None
@@ -43,7 +45,7 @@ async def image_prompts(
     if token_id is None:
         logger.warning("requests with images are refused: the tokenizer has no token %s", family.image_token)
         return None
-    dtype = info.dtype.removeprefix("torch.")
+    dtype = FILES if sends_files else info.dtype.removeprefix("torch.")
     shares_memory = Extension.SHARED_MEMORY in info.extensions
     workers = ImageWorkers(files.folder, dtype, num_workers=config.validation_workers, shares_memory=shares_memory)
     try:
@@ -61,7 +63,8 @@ async def image_prompts(
         max_images=config.max_images, max_bytes=config.max_image_fetch_size, max_pixels=config.max_image_pixels
     )
     reader = ImageReader(workers, store, _fetcher(config), limits, metrics)
-    return ImagePrompts(family, token_id, files.named_tokens.get("bos_token", ""), reader)
+    bos = files.named_tokens.get("bos_token", "")
+    return ImagePrompts(family, token_id, bos, reader, name if sends_files else None)
 
 
 def _fetcher(config: RouterConfig) -> Fetcher:

@@ -32,6 +32,7 @@ from router.shards.interface import (
 )
 from wire.extensions import Extension
 from wire.images.prepared import PreparedImage
+from wire.images.upstream.texts import mimetype
 from wire.processes.shared_memory import process_namespace
 from wire.v3 import generate_pb2 as pb
 
@@ -161,6 +162,8 @@ def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request
         message.adapter_id = request.adapter_id
     if Extension.TOKEN_IDS in extensions and request.input_ids:
         message.input_ids.extend(request.input_ids)
+    elif request.chunks:
+        message.input_chunks.chunks.extend(map(_chunk_to, request.chunks))
     else:  # upstream TGI shards read `input_chunks`, older ones `inputs`
         message.inputs = request.inputs
         message.input_chunks.chunks.add(text=request.inputs)
@@ -174,6 +177,12 @@ def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request
     if Extension.PREDICTION in extensions:
         message.prediction_ids.extend(request.prediction_ids)
     return message
+
+
+def _chunk_to(chunk: str | bytes) -> pb.InputChunk:
+    if isinstance(chunk, str):
+        return pb.InputChunk(text=chunk)
+    return pb.InputChunk(image=pb.Image(data=chunk, mimetype=mimetype(chunk)))
 
 
 def _sampling_to(sampling: SamplingParameters, extensions: frozenset[Extension]) -> pb.NextTokenChooserParameters:

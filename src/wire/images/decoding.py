@@ -18,8 +18,8 @@ class ImageError(ValueError):
     """An image that cannot be used; the text says why, for the client."""
 
 
-def decode(data: bytes, *, max_pixels: int, detail: Detail = "auto") -> Image.Image:
-    """The first frame as RGB, turned as its EXIF says; with detail `low` at most 512 pixels a side.
+def decode(data: bytes, *, max_pixels: int, detail: Detail = "auto", turns: bool = True) -> Image.Image:
+    """The first frame as RGB, turned as its EXIF says if it `turns`; with detail `low` at most 512 pixels a side.
 
     Raises ImageError, and MemoryError.
     """
@@ -30,7 +30,7 @@ def decode(data: bytes, *, max_pixels: int, detail: Detail = "auto") -> Image.Im
             with Image.open(io.BytesIO(data), formats=FORMATS) as file:
                 check_pixels(file.width, file.height, max_pixels)
                 file.load()
-                return _reduced(_rgb(ImageOps.exif_transpose(file)), detail)
+                return _reduced(_rgb(ImageOps.exif_transpose(file) if turns else file), detail)
         except UnidentifiedImageError:
             raise ImageError("it is none of png, jpeg, gif, webp and tiff") from None
         except ImageError:

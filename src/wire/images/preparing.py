@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoImageProcessor
 
 from wire.images import layouts
 from wire.images.decoding import ImageError, decode
+from wire.images.expansions import Layout
 from wire.images.families import FAMILIES, family_name
 from wire.images.layouts import LayoutOf
 from wire.images.llama4 import Llama4Processor
@@ -87,52 +88,57 @@ _ROWS: Mapping[str, _Row] = {
 
 
 class Preparer:
-    """Prepares images for one model."""
+    """Prepares images for one model, whose `name` is its row's."""
 
     def __init__(self, folder: Path, dtype: ModelType) -> None:
         """folder: with config.json and the processor's settings. Raises UnpreparableError."""
         try:
-            self._config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            name = family_name(self._config.to_dict())
+            self.config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            name = family_name(self.config.to_dict())
         except Exception as error:
             raise UnpreparableError(f"the config of the model cannot be read: {_line(error)}") from None
         if name is None or name not in _ROWS:
-            raise UnpreparableError(f"images of the model type {self._config.model_type} are not served")
-        self._family, self._row = FAMILIES[name], _ROWS[name]
+            raise UnpreparableError(f"images of the model type {self.config.model_type} are not served")
+        self.name, self.family, self._row = name, FAMILIES[name], _ROWS[name]
         self._dtype = dtype
         self._options = dict(self._row.options)
         if self._row is _PIXTRAL:
-            self._options["patch_size"] = layouts.pixtral_patch(self._config)
+            self._options["patch_size"] = layouts.pixtral_patch(self.config)
         try:
-            self._processor = self._row.load(folder)
+            self.processor = self._row.load(folder)
         except Exception as error:
             raise UnpreparableError(f"the image processor of the model cannot be loaded: {_line(error)}") from None
 
     def prepare(self, key: bytes, data: bytes, *, max_pixels: int, detail: Detail = "auto") -> PreparedImage:
         """The image of a file. Raises ImageError, and MemoryError."""
         image = decode(data, max_pixels=max_pixels, detail=detail)
+        arrays, layout = self.read(image)
+        return PreparedImage(
+            key=key,
+            expansion=self.family.expansion(layout),
+            num_embeds=layout.num_embeds,
+            grid=layouts.grid(arrays, self.config) if self._row.has_grid else None,
+            features={name: feature_of(arrays[name], self._dtype) for name in self._row.features if name in arrays},
+            num_pixels=image.width * image.height,
+        )
+
+    def read(self, image: Image.Image) -> tuple[Mapping[str, Any], Layout]:
+        """What the processor makes of an image, and its image tokens. Raises ImageError, and MemoryError."""
         try:
             arrays = self._arrays(image)
-            layout = self._row.layout(arrays, self._config, self._processor)
+            layout = self._row.layout(arrays, self.config, self.processor)
         except MemoryError:
             raise
         except Exception:  # what shrinks to nothing, and what is too narrow: each processor raises something else
             raise ImageError(f"the model cannot read {image.width}x{image.height} pixels") from None
         if layout.num_embeds < 1:
             raise ImageError(f"nothing is left of {image.width}x{image.height} pixels")
-        return PreparedImage(
-            key=key,
-            expansion=self._family.expansion(layout),
-            num_embeds=layout.num_embeds,
-            grid=layouts.grid(arrays, self._config) if self._row.has_grid else None,
-            features={name: feature_of(arrays[name], self._dtype) for name in self._row.features if name in arrays},
-            num_pixels=image.width * image.height,
-        )
+        return arrays, layout
 
     def _arrays(self, image: Image.Image) -> Mapping[str, Any]:
         pixels = np.asarray(image)
         images: list[Any] = [[pixels]] if self._row.nested else [pixels]
-        made = self._processor(images, return_tensors="np", input_data_format="channels_last", **self._options)
+        made = self.processor(images, return_tensors="np", input_data_format="channels_last", **self._options)
         return made if isinstance(made, Mapping) else {"pixel_values": made}  # the one of Idefics has one array
 
 

@@ -1,5 +1,7 @@
 """The process that prepares images on behalf of the router: `python -m wire.images.worker FOLDER DTYPE`.
 
+With `files` instead of a type it only counts their tokens, for model servers of upstream TGI.
+
 A file may be built to take all memory or to run forever; here it takes 2 GiB at most, in a fork that is ended when it
 takes too long. Knows nothing of requests.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 # Nothing here needs torch, which would take seconds and hundreds of megabytes. transformers looks whether it is there.
 sys.modules["torch"] = cast(Any, None)
@@ -16,7 +18,10 @@ sys.modules["torchvision"] = cast(Any, None)
 
 from wire.images import frames  # noqa: E402
 from wire.images.decoding import ImageError  # noqa: E402
+from wire.images.prepared import Detail, PreparedImage  # noqa: E402
 from wire.images.preparing import ModelType, Preparer, UnpreparableError  # noqa: E402
+from wire.images.upstream.counting import FileCounter  # noqa: E402
+from wire.images.upstream.texts import FILES  # noqa: E402
 from wire.worker.forked import Forked, JobEndedError  # noqa: E402
 from wire.worker.main import serve  # noqa: E402
 
@@ -25,7 +30,15 @@ _CPU_LIMIT_S = 30
 _TOO_LARGE = "it takes too much memory or time to decode"
 
 
-def prepared(preparer: Preparer, job: frames.Job) -> bytes:
+class Prepares(Protocol):
+    """Makes of a file what is sent of it."""
+
+    def prepare(self, key: bytes, data: bytes, *, max_pixels: int, detail: Detail) -> PreparedImage:
+        """Raises ImageError, and MemoryError."""
+        ...
+
+
+def prepared(preparer: Prepares, job: frames.Job) -> bytes:
     """The answer to a job."""
     try:
         image = preparer.prepare(job.key, job.data, max_pixels=job.max_pixels, detail=job.detail)
@@ -39,9 +52,9 @@ def prepared(preparer: Preparer, job: frames.Job) -> bytes:
 def main() -> None:
     """Serve until the router closes the pipe."""
     folder, dtype = sys.argv[1:]
-    fault, preparer = "", None
+    fault, preparer = "", cast(Prepares | None, None)
     try:
-        preparer = Preparer(Path(folder), cast(ModelType, dtype))
+        preparer = FileCounter(Path(folder)) if dtype == FILES else Preparer(Path(folder), cast(ModelType, dtype))
     except UnpreparableError as error:
         fault = str(error)
     forked = Forked()
