@@ -42,9 +42,12 @@ _READ = frozenset(
 # Ways to initialise that leave the base model as it is; all others subtract the first product from its weights.
 _KEEPS_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 
-# Patterns may repeat only `.`, and that twice at most: more could be matched for hours.
-_MAX_PATTERNS, _MAX_PATTERN_LENGTH, _MAX_REPEATS = 4096, 1000, 2
+# Patterns may repeat only `.`, and that twice at most, and all of them together may go so many ways through a name:
+# more could be matched for hours.
+_MAX_PATTERNS, _MAX_PATTERN_LENGTH, _MAX_REPEATS, _MAX_WAYS = 4096, 1000, 2, 20_000
+_WAYS_OF_A_REPEAT = 16
 _OPERATORS = re.compile(r"[*+?{}]")
+_ALTERNATIVES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|([(|)])", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ def read_config(directory: Path) -> AdapterConfig:
         alpha=_number(fields, "lora_alpha", 8),
         rank_pattern=_patterns(fields, "rank_pattern", whole=True),
         alpha_pattern=_patterns(fields, "alpha_pattern"),
-        rank_stabilized=fields.get("use_rslora") is True,
+        rank_stabilized=_is_set(fields, "use_rslora"),
         token_ids=_token_ids(fields.get("trainable_token_indices")),
         base=base if isinstance(base, str) else None,
     )
@@ -128,12 +131,20 @@ def _checked(name: str, value: Any, *, whole: bool) -> float:
     return float(value)
 
 
+def _is_set(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if value not in (None, True, False) or type(value) is int:
+        raise StartupError(f"{ADAPTER_CONFIG}: `{name}` is {value!r:.80}; true or false is expected")
+    return value is True
+
+
 def _patterns(fields: Mapping[str, Any], name: str, *, whole: bool = False) -> Mapping[str, float]:
     found = fields.get(name)
     if found is None:
         return {}
     if not isinstance(found, dict) or len(found) > _MAX_PATTERNS:
         raise StartupError(f"{ADAPTER_CONFIG}: `{name}` must be an object with at most {_MAX_PATTERNS} entries")
+    num_ways = 0
     for key in found:
         if len(key) > _MAX_PATTERN_LENGTH or key.count(".*") > _MAX_REPEATS or _OPERATORS.search(key.replace(".*", "")):
             raise StartupError(f"{ADAPTER_CONFIG}: `{name}` has the pattern {key!r:.80}, which is too complex")
@@ -141,7 +152,24 @@ def _patterns(fields: Mapping[str, Any], name: str, *, whole: bool = False) -> M
             _compiled(key)
         except (re.error, RecursionError, OverflowError):
             raise StartupError(f"{ADAPTER_CONFIG}: `{name}` has the invalid pattern {key!r:.80}") from None
+        num_ways += _num_ways(key)
+        if num_ways > _MAX_WAYS:
+            raise StartupError(f"{ADAPTER_CONFIG}: `{name}` is too complex from the pattern {key!r:.80} on")
     return {key: _checked(name, value, whole=whole) for key, value in found.items()}
+
+
+def _num_ways(pattern: str) -> int:
+    """At most so many ways, about, to try a valid pattern at one place of a name."""
+    ways: int = _WAYS_OF_A_REPEAT ** pattern.count(".*")
+    open_groups = [1]
+    for found in _ALTERNATIVES.finditer(f"{pattern})"):
+        if found[1] == "(":
+            open_groups.append(1)
+        elif found[1] == "|":
+            open_groups[-1] += 1
+        elif found[1] == ")":
+            ways *= open_groups.pop()
+    return ways
 
 
 def _token_ids(said: Any) -> Mapping[str, tuple[int, ...]]:

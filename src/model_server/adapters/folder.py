@@ -5,6 +5,7 @@ Nothing else in the folder is read, and no weights here: `Adapter.open` gives wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -149,7 +150,7 @@ class Adapter:
 
     def error(self, text: str) -> StartupError:
         """What is wrong with it, in one line that begins with its name."""
-        return StartupError(f"LoRA adapter `{self.name}`: {text}")
+        return _refusal(self.name, text)
 
 
 def read_adapter(name: str, directory: Path, targets: Targets, base_prefixes: Sequence[str]) -> Adapter:
@@ -166,7 +167,7 @@ def read_adapter(name: str, directory: Path, targets: Targets, base_prefixes: Se
         headers = read_headers(_files(directory))
         found = _Found(config, targets, _tensors(headers), base_prefixes)
     except StartupError as error:
-        raise StartupError(f"LoRA adapter `{name}`: {error}") from None
+        raise _refusal(name, str(error)) from None
     return Adapter(
         name=name,
         base=config.base,
@@ -175,6 +176,11 @@ def read_adapter(name: str, directory: Path, targets: Targets, base_prefixes: Se
         rows=found.rows,
         headers=headers,
     )
+
+
+def _refusal(name: str, text: str) -> StartupError:
+    """In one line, whatever the folder's names and keys hold."""
+    return StartupError(f"LoRA adapter `{name}`: " + "".join(c if c.isprintable() else "?" for c in text))
 
 
 def _files(directory: Path) -> list[Path]:
@@ -187,8 +193,9 @@ def _files(directory: Path) -> list[Path]:
         found = ", ".join(sorted(f.name for f in directory.iterdir())[:_MOST_NAMED])
         raise StartupError(f"no *.safetensors in {directory} (found: {found})")
     for file in files:
-        if not stays_inside(directory, file.resolve()):
-            raise StartupError(f"{file} is a link to {file.resolve()}, which is outside the folder")
+        place = Path(os.path.realpath(file))  # of a link to itself the link, where Path.resolve fails
+        if not stays_inside(directory, place):
+            raise StartupError(f"{file} is a link to {place}, which is outside the folder")
     return files
 
 

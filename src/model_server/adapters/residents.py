@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import weakref
 from collections import deque
@@ -110,7 +111,7 @@ class Residents:
         return len(self._free)
 
     def _checked(self, name: str, path: str) -> Adapter:
-        folder = (self._root / path).resolve()
+        folder = Path(os.path.realpath(self._root / path))
         if not folder.is_relative_to(self._root):
             raise StartupError(f"LoRA adapter `{name}`: {path:.200} leads out of --lora-root")
         return self._read(name, folder)

@@ -67,9 +67,9 @@ async def unload_lora_adapter(request: Request) -> Response:
 def _below_root(state: AppState, path: str) -> str:
     """The folder, from --lora-root on."""
     assert state.config.lora_root is not None
-    root = Path(os.path.expanduser(state.config.lora_root)).resolve()
+    root = Path(os.path.realpath(os.path.expanduser(state.config.lora_root)))
     try:
-        folder = (root / path).resolve()
+        folder = Path(os.path.realpath(root / path))
         if not folder.is_relative_to(root):
             raise _refused(f"'lora_path' {path[:200]} leads out of the server's folder of adapters.")
         if not folder.is_dir():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,20 @@ def test_modules_under_other_names_of_a_vision_model(base: str, tmp_path: Path) 
         ({"lora_alpha": "16"}, "adapter_config.json: `lora_alpha` is '16'; a number is expected"),
         ({"rank_pattern": {"(a+)+b": 4}}, "adapter_config.json: `rank_pattern` has the pattern '(a+)+b', which is too"),
         ({"rank_pattern": {".*.*.*x": 4}}, "adapter_config.json: `rank_pattern` has the pattern '.*.*.*x', which is"),
+        (
+            {"rank_pattern": {"(m|.)" * 15: 4}},
+            "adapter_config.json: `rank_pattern` is too complex from the pattern '(m",
+        ),
+        (
+            {"alpha_pattern": {f".*.*[|(]{number}\\|": 4 for number in range(79)}},
+            "adapter_config.json: `alpha_pattern` is too complex from the pattern '.*.*[|(]78",
+        ),
+        ({"rank_pattern": {"a|b" * 9000: 4}}, "adapter_config.json: `rank_pattern` has the pattern 'a|ba|"),
+        ({"lora_alpha": float("inf")}, "adapter_config.json: `lora_alpha` is inf; a number is expected"),
+        ({"lora_alpha": float("nan")}, "adapter_config.json: `lora_alpha` is nan; a number is expected"),
+        ({"use_rslora": "true"}, "adapter_config.json: `use_rslora` is 'true'; true or false is expected"),
+        ({"use_rslora": 1}, "adapter_config.json: `use_rslora` is 1; true or false is expected"),
+        ({"new\nline\x1b[31m": 1}, "`new?line?[31m` is not served; merge the adapter into the model"),
         ({"alpha_pattern": {"(": 4}}, "adapter_config.json: `alpha_pattern` has the invalid pattern '('"),
         ({"alpha_pattern": []}, "adapter_config.json: `alpha_pattern` must be an object with at most 4096 entries"),
     ],
@@ -177,6 +194,52 @@ def test_a_damaged_file_and_a_tensor_in_two(tmp_path: Path) -> None:
     assert "is damaged or incomplete: the file is cut short" in refusal(tmp_path)
     file.write_bytes((2**62).to_bytes(8, "little") + b"{}")
     assert "the header claims" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"peft_type": "LORA", "r": 4, "r": 8}', r"has shape \[4, 16\]; \[8, 16\] is expected"),
+        ('{"peft_type": "LORA", "lora_alpha": NaN}', "`lora_alpha` is nan; a number is expected"),
+        ('{"peft_type": ' + "[" * 100_000, "is not valid JSON"),
+        ('{"r": ' + "9" * 5000 + "}", "is not valid JSON"),
+        ("\x00", "is not valid JSON"),
+    ],
+)
+def test_configs_that_are_no_usual_json(text: str, message: str, tmp_path: Path) -> None:
+    write_adapter(tmp_path, {Q: (16, 32)})
+    (tmp_path / "adapter_config.json").write_text(text)
+    said = refusal(tmp_path)
+    assert re.search(message, said) and said.isprintable()
+
+
+def test_thousands_of_odd_tensors(tmp_path: Path) -> None:
+    """The first is named, in one line."""
+    names = [f"{number}\n\x1b[31m" + "x" * 500 for number in range(10_000)]
+    entries = {n: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, n in enumerate(names)}
+    header = json.dumps(entries).encode()
+    write_adapter(tmp_path, {Q: (16, 32)})
+    file = tmp_path / "adapter_model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(40_000))
+    said = refusal(tmp_path)
+    assert said.startswith("tensor 0??[31mx") and said.isprintable() and len(said) < 300
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_what_is_no_file(name: str, tmp_path: Path) -> None:
+    """None of them is waited for."""
+    makes: list[Callable[[Path], object]] = [
+        os.mkfifo,
+        Path.mkdir,
+        lambda path: path.symlink_to("gone"),
+        lambda path: path.symlink_to(name),
+        lambda path: path.symlink_to("/dev/zero"),
+    ]
+    for number, make in enumerate(makes):
+        folder = write_adapter(tmp_path / str(number), {Q: (16, 32)})
+        (folder / name).unlink()
+        make(folder / name)
+        assert name in refusal(folder)
 
 
 def test_links_out_of_the_folder(tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ def test_refusals(model: Path, tmp_path: Path) -> None:
     residents = residents_of(load(model, adapter_room=1), model, tmp_path, number=1)
     write_adapter(tmp_path / "a", HEAD)
     (tmp_path / "link").symlink_to("/etc")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(StartupError, match=r"LoRA adapter `x`: no adapter_config.json in"):
+        residents.check("x", "loop")
     for path in ("..", "/etc", "a/../../b", "link"):
         with pytest.raises(StartupError, match=r"LoRA adapter `x`: .* leads out of --lora-root"):
             residents.load(1, "x", path)

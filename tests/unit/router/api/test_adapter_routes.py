@@ -29,6 +29,7 @@ def root(tmp_path: Path) -> Path:
         (tmp_path / "root" / name / "adapter_config.json").write_text("{}")
     (tmp_path / "outside").mkdir()
     (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "root" / "loop").symlink_to("loop")
     return tmp_path / "root"
 
 
@@ -78,6 +79,7 @@ async def test_load_ask_and_unload(make_router: MakeRouter, root: Path) -> None:
         (LOAD, {"lora_name": "a", "lora_path": "/etc"}, 400, "leads out of the server's folder"),
         (LOAD, {"lora_name": "a", "lora_path": "link"}, 400, "leads out of the server's folder"),
         (LOAD, {"lora_name": "a", "lora_path": "po\0ems"}, 400, "is not a path"),
+        (LOAD, {"lora_name": "a", "lora_path": "loop"}, 404, "There is no folder loop"),
         (LOAD, {"lora_name": "a", "lora_path": "nothing"}, 404, "There is no folder nothing"),
         (LOAD, {"lora_name": "a", "lora_path": "prose"}, 400, "LoRA adapter `prose`: it is damaged"),
         (UNLOAD, {}, 400, "'lora_name' needs to be provided"),
