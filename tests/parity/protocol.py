@@ -5,7 +5,7 @@ rows, decode. The cache is full of NaN at first and blocks are handed out interl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -71,6 +71,8 @@ class PagedBatch:
             if self.done[i] == 0:
                 self.states[i] = RequestState(counts[i])
         metadata = attention_metadata([self.tables[i] for i in taking], spans, self.block_size, self.device)
+        if self.adapters is not None:
+            metadata = replace(metadata, adapters=tuple(self.adapters[i] for i in taking))
         return ModelInputs(
             input_ids=torch.cat([self.sequences[i][a:b] for i, (a, b) in zip(taking, spans, strict=True)]).to(
                 self.device

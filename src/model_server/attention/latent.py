@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from model_server.adapters.rows import BASE, AdapterRows, adapter_rows
 from model_server.attention.backend import AttentionBackend, AttentionLayer, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache, KvShape
@@ -28,28 +31,62 @@ from model_server.memory.kv_cache import KvCache, KvShape
 MAX_EXPANDED_BYTES = 128 * 2**20
 
 
+class HeadChanges(Protocol):
+    """What LoRA adapters make of `LatentHeads`: `layers.adapted_heads.AdaptedHeads`."""
+
+    @property
+    def rows(self) -> AdapterRows | None: ...
+
+    def scaled(self, plain: Tensor, rows: AdapterRows) -> Tensor: ...
+
+    def absorb(self, plain: Tensor, absorbed: Tensor, rows: AdapterRows) -> None: ...
+
+    def values(self, attended: Tensor, values: Tensor, rows: AdapterRows) -> Tensor: ...
+
+    def expand(self, number: int, latents: Tensor, heads: slice, keys: Tensor, values: Tensor) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentHeads:
-    """What turns latents into keys and values, of this rank's heads."""
+    """What turns latents into keys and values, of this rank's heads. adapters: change it for some rows; None: none."""
 
     up_key: Tensor  # [heads, plain_dim, rank]
     up_value: Tensor  # [heads, rank, value_dim]
+    adapters: HeadChanges | None = None
 
-    def absorb(self, plain: Tensor, absorbed: Tensor) -> None:
+    @property
+    def rows(self) -> AdapterRows | None:
+        """The adapter of each row of the running step, of single queries; None: none has any."""
+        return None if self.adapters is None else self.adapters.rows
+
+    def absorb(self, plain: Tensor, absorbed: Tensor, rows: AdapterRows | None) -> None:
         """The parts of queries that do not rotate [n, heads, plain_dim] -> `absorbed` [n, heads, rank]."""
+        if self.adapters is not None and rows is not None:
+            plain = self.adapters.scaled(plain, rows)
         _multiply(plain.transpose(0, 1), self.up_key, absorbed.transpose(0, 1))
+        if self.adapters is not None and rows is not None:
+            self.adapters.absorb(plain, absorbed, rows)
 
-    def values(self, attended: Tensor) -> Tensor:
+    def values(self, attended: Tensor, rows: AdapterRows | None) -> Tensor:
         """Weighted sums of latents [n, heads * rank] -> [n, heads * value_dim]."""
         heads, rank, _ = self.up_value.shape
-        values = torch.bmm(attended.view(-1, heads, rank).transpose(0, 1), self.up_value)
-        return values.transpose(0, 1).flatten(1)
+        attended = attended.view(-1, heads, rank)
+        values = torch.bmm(attended.transpose(0, 1), self.up_value).transpose(0, 1)
+        if self.adapters is not None and rows is not None:
+            values = self.adapters.values(attended, values, rows)
+        return values.flatten(1)
 
-    def expand(self, latents: Tensor, heads: slice, keys: Tensor, values: Tensor) -> None:
-        """Latents [n, rank] -> the plain parts of keys [n, heads, plain_dim] and values [n, heads, value_dim]."""
+    def expand(
+        self, latents: Tensor, heads: slice, keys: Tensor, values: Tensor, adapters: Sequence[tuple[slice, int]]
+    ) -> None:
+        """Latents [n, rank] -> the plain parts of keys [n, heads, plain_dim] and values [n, heads, value_dim].
+        adapters: numbers of those that some of the latents have."""
         all_heads = latents.expand(keys.shape[1], -1, -1)
         _multiply(all_heads, self.up_key[heads].transpose(1, 2), keys.transpose(0, 1))
         _multiply(all_heads, self.up_value[heads], values.transpose(0, 1))
+        for some, number in adapters if self.adapters is not None else ():
+            assert self.adapters is not None
+            self.adapters.expand(number, latents[some], heads, keys[some], values[some])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,6 +165,7 @@ class _Run:
     tokens: slice | Tensor  # rows of the flattened batch
     metadata: AttentionMetadata
     step: AttentionStep
+    adapters: AdapterRows | None = None  # of its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +176,7 @@ class _Piece:
     blocks: Tensor  # [n] int64: those of the cache of latents whose tokens the first n of `expanded` hold
     own: slice | Tensor  # the slots in `expanded` of the step's own tokens
     expanded: KvCache
+    adapters: tuple[tuple[slice, int], ...]  # numbers of those that some of the first n have
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +206,7 @@ class LatentStep:
         output = query.new_empty(query.shape[0], layer.num_heads * layer.value_dim)
         if self._plan.absorbed is not None:
             tokens = self._plan.absorbed.tokens
-            output[tokens] = self._absorbed(layer, self._plan.absorbed.step, query[tokens], key[tokens])
+            output[tokens] = self._absorbed(layer, self._plan.absorbed, query[tokens], key[tokens])
         for piece in self._plan.pieces:
             self._expanded(layer, piece, query, output)
         return output
@@ -177,12 +216,13 @@ class LatentStep:
         """The step as it is, for absorbed queries of all sequences."""
         return self._backend.begin(self._metadata, self._cache)
 
-    def _absorbed(self, layer: LatentLayer, step: AttentionStep, query: Tensor, key: Tensor) -> Tensor:
+    def _absorbed(self, layer: LatentLayer, run: _Run, query: Tensor, key: Tensor) -> Tensor:
         rank, rotated = layer.rank, layer.rotated_dim
         absorbed = query.new_empty(query.shape[0], layer.num_heads, rank + rotated)
-        layer.heads.absorb(query[..., rotated:], absorbed[..., :rank])
+        layer.heads.absorb(query[..., rotated:], absorbed[..., :rank], run.adapters)
         absorbed[..., rank:] = query[..., :rotated]
-        return layer.heads.values(step.attend(layer.absorbed, absorbed, key, key[..., :rank]))
+        attended = run.step.attend(layer.absorbed, absorbed, key, key[..., :rank])
+        return layer.heads.values(attended, run.adapters)
 
     def _expanded(self, layer: LatentLayer, piece: _Piece, query: Tensor, output: Tensor) -> None:
         """Write the piece's rows of `output`."""
@@ -203,7 +243,7 @@ class LatentStep:
         for first in range(0, layer.num_heads, at_once):
             heads = slice(first, first + at_once)
             keys[..., :rotated] = rows[:, None, rank:]
-            layer.heads.expand(rows[:, :rank], heads, keys[..., rotated:], values)
+            layer.heads.expand(rows[:, :rank], heads, keys[..., rotated:], values, piece.adapters)
             attended = run.step.attend(some_heads, queries[:, heads], keys[piece.own], values[piece.own])
             output.view(len(output), layer.num_heads, -1)[run.tokens, heads] = attended.view(len(queries), at_once, -1)
 
@@ -214,7 +254,8 @@ class LatentStep:
         absorbed = sorted(set(range(len(lengths))) - set(expanded))
         run = None
         if not expanded:
-            run = _Run(slice(0, len(metadata.slots)), metadata, self._whole)
+            everything = range(len(lengths))
+            run = _Run(slice(0, len(metadata.slots)), metadata, self._whole, self._adapters_of(everything))
         elif absorbed:
             run = self._absorbed_run(absorbed)
         token_bytes = (layer.head_dim + layer.value_dim) * dtype.itemsize
@@ -245,7 +286,15 @@ class LatentStep:
             query_lengths_host=tuple(whole.query_lengths_host[i] for i in sequences),
             kv_lengths_host=tuple(whole.kv_lengths_host[i] for i in sequences),
         )
-        return _Run(tokens, metadata, self._backend.begin(metadata, self._cache))
+        return _Run(tokens, metadata, self._backend.begin(metadata, self._cache), self._adapters_of(sequences))
+
+    def _adapters_of(self, sequences: Sequence[int]) -> AdapterRows | None:
+        """Of the queries of `sequences`."""
+        numbers, lengths = self._metadata.adapters, self._metadata.query_lengths_host
+        if numbers is None:
+            return None
+        rows = np.repeat([numbers[i] for i in sequences], [lengths[i] for i in sequences])
+        return adapter_rows(rows, None, self._device)
 
     def _piece(self, sequences: Sequence[int], expanded: KvCache) -> _Piece:
         """The sequences' blocks come one after another in `expanded`."""
@@ -271,7 +320,12 @@ class LatentStep:
         blocks = torch.cat([whole.block_tables[i, :count] for i, count in zip(sequences, counts, strict=True)])
         run = _Run(self._tokens(sequences), metadata, self._backend.begin(metadata, expanded))
         own = slice(slots[0], slots[-1] + 1) if len(slots) == slots[-1] + 1 - slots[0] else metadata.slots
-        return _Piece(run, blocks.long(), own, expanded)
+        adapters = tuple(
+            (slice(first * size, (first + count) * size), whole.adapters[i])
+            for i, first, count in zip(sequences, firsts, counts, strict=False)
+            if whole.adapters is not None and whole.adapters[i] != BASE
+        )
+        return _Piece(run, blocks.long(), own, expanded, adapters)
 
     def _tokens(self, sequences: Sequence[int]) -> slice | Tensor:
         """Where the queries of `sequences` are: a slice if they are adjacent."""

@@ -21,6 +21,9 @@ class AttentionMetadata:
     In a step of single queries every `places` sequences that follow each other may be one: its queries at as many
     positions, the table repeated, with padding (one key, slot 0, a table of zeros) behind the first.
 
+    adapters: numbers of the LoRA adapters of the sequences of a step with prompts, for attention whose keys they
+    change; None: all have the base model.
+
     The `_host` fields hold the same numbers as plain ints, so that no backend has to ask the device for them.
     """
 
@@ -33,6 +36,7 @@ class AttentionMetadata:
     last_keys: Tensor | None = None  # [num_tokens] int64
     first_keys: Tensor | None = None  # [num_tokens] int64, beside last_keys
     places: int = 1
+    adapters: tuple[int, ...] | None = None  # [num_seqs]
 
     @property
     def is_decode(self) -> bool:

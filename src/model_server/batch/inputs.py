@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from model_server.adapters.rows import adapter_rows
+from model_server.adapters.rows import BASE, adapter_rows
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.images import step_embeddings, step_pictures, step_positions, step_reach
 from model_server.batch.newest import NewestTokens, places_of
@@ -76,6 +76,7 @@ def ragged_inputs(
         uploaded[0].index_copy_(0, to, newest.ids.index_select(0, source))
     seen = step_reach(sequences, spans)
     reach = None if seen is None else staging.upload(*seen)
+    adapters = tuple([s.adapter for s in sequences])
     metadata = AttentionMetadata(
         slots=uploaded[3],
         block_tables=tables.device,
@@ -85,6 +86,7 @@ def ragged_inputs(
         kv_lengths_host=tuple(kv_lengths.tolist()),
         last_keys=None if reach is None else reach[0],
         first_keys=None if reach is None else reach[1],
+        adapters=adapters if any(number != BASE for number in adapters) else None,
     )
     embeddings, deep = step_embeddings(sequences, spans)
     inputs = ModelInputs(
@@ -96,9 +98,7 @@ def ragged_inputs(
         embeddings=embeddings,
         deep_embeddings=deep,
         pictures=step_pictures(sequences, spans),
-        adapters=adapter_rows(
-            np.repeat([s.adapter for s in sequences], query_lengths), logit_rows, tables.device.device
-        ),
+        adapters=adapter_rows(np.repeat(adapters, query_lengths), logit_rows, tables.device.device),
     )
     return StepInputs(inputs, None if sampled_rows is None else uploaded[6], scored)
 

@@ -47,7 +47,7 @@ class SlottedLinear:
         if factors is None and rows is None:
             return None
         return Addition(
-            None if factors is None else _pinned_factors(factors), None if rows is None else _pinned_rows(rows)
+            None if factors is None else pinned_factors(factors), None if rows is None else _pinned_rows(rows)
         )
 
     def put(self, number: int, addition: Addition) -> None:
@@ -187,7 +187,8 @@ def pinned_embedding(factors: EmbeddingFactors) -> EmbeddingFactors:
     )
 
 
-def _pinned_factors(factors: Factors) -> Factors:
+def pinned_factors(factors: Factors) -> Factors:
+    """In memory from which a device copies without the host."""
     return replace(
         factors,
         a=_pinned(factors.a),

@@ -17,6 +17,7 @@ from model_server.adapters.slots.product import ProductSlots, SlotSizes
 from model_server.adapters.slots.rows import EmbeddingSlots, HeadSlots, RowSizes
 from model_server.adapters.slots.table import SlotTable
 from model_server.layers.adapted import AdaptedEmbedding, AdaptedLinear, Addition
+from model_server.layers.adapted_heads import AdaptedHeads, HeadSizes
 from model_server.layers.adapted_slots import SlottedEmbedding, SlottedExperts, SlottedLinear, pinned_embedding
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear
@@ -36,8 +37,8 @@ class _Site:
 
 
 @dataclass(frozen=True, slots=True)
-class _ExpertsSite:
-    linear: SlottedExperts
+class _OtherSite:
+    linear: SlottedExperts | AdaptedHeads
 
     def read(self, reader: AdapterReader) -> Addition | None:
         return self.linear.read(reader)
@@ -88,7 +89,7 @@ class AdapterSites:
         self._room = room
         self._dtype = dtype
         self._device = device
-        self._sites: list[_Site | _ExpertsSite] = []
+        self._sites: list[_Site | _OtherSite] = []
         of_experts = set(targets.of_experts)
         self._room_for_experts = any(of_experts & a.pairs.keys() for a in self._adapters) and room > 0
         self._table: tuple[AdaptedEmbedding, Table] | None = None
@@ -138,8 +139,19 @@ class AdapterSites:
         affine = any(p.magnitude is not None or p.bias is not None for p in given) or bool(self._room and single[0])
         slots = ExpertSlots(sizes, self._sizes, self._dtype, self._device, affine=affine)
         experts = SlottedExperts(products, slots)
-        self._sites.append(_ExpertsSite(experts))
+        self._sites.append(_OtherSite(experts))
         return experts
+
+    def heads(self, product: Product, sizes: HeadSizes) -> AdaptedHeads | None:
+        """What adapters make of the keys and values of latents; None: nothing. product: of one part."""
+        (part,) = product.parts
+        given = [a.pairs[part.name] for a in self._adapters if part.name in a.pairs]
+        if not given and not self._room:
+            return None
+        affine = self._room > 0 or any(p.magnitude is not None or p.bias is not None for p in given)
+        heads = AdaptedHeads(product, sizes, self.current, self._sizes, self._dtype, self._device, affine=affine)
+        self._sites.append(_OtherSite(heads))
+        return heads
 
     def embedding(self, base: Embedding, table: Table) -> Embedding | AdaptedEmbedding:
         """`base` as a site if adapters may change it."""

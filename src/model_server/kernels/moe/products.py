@@ -236,7 +236,8 @@ def _multiply(
 
 
 def variants() -> Sequence[Variant]:
-    """Qwen 3 MoE's products in all tiles and types, and the ones with biases (GPT-OSS) and input scales (Llama 4)."""
+    """Qwen 3 MoE's products in all tiles and types, those with biases (GPT-OSS) and input scales (Llama 4), and some of
+    each with adapters."""
     found: list[Variant] = []
     for dtype in ("bf16", "fp16"):
         for tiles in TILES:
@@ -246,12 +247,8 @@ def variants() -> Sequence[Variant]:
         found.append(_variant(tiles, "bf16", BIASED=True))
         found.append(_variant(tiles, "bf16", SILU=True, SCALE_INPUT=True))
         found.append(_variant(tiles, "bf16", SILU=True, EVEN=False))
-        found.append(_variant(tiles, "bf16", SILU=True, ADAPTED=True, RANK=64))
-        found.append(_variant(tiles, "bf16", SCALE_OUTPUT=True, ADAPTED=True, AFFINE=True))
-        found.append(_variant(tiles, "bf16", BIASED=True, ADAPTED=True, MODULES=2))
     for tiles in FLOAT32_TILES:
         found.append(_variant(tiles, "fp32", SILU=True))
-        found.append(_variant(tiles, "fp32", SILU=True, ADAPTED=True, AFFINE=True, MODULES=2))
     stored: list[tuple[Kind, int]] = [
         ("codes4", 128), ("codes4", 32), ("codes8", 0), ("float4", 16), ("float4", 32), ("float8", 0),
         ("float8", 128),
@@ -262,9 +259,15 @@ def variants() -> Sequence[Variant]:
             groups = 1 if whole else max(tiles.depth // group, 1)
             found.append(_variant(tiles, "bf16", kind, SILU=True, GROUPS=groups, WHOLE_ROWS=whole))
             found.append(_variant(tiles, "bf16", kind, SCALE_OUTPUT=True, GROUPS=groups, WHOLE_ROWS=whole))
-        found.append(_variant(tiles, "bf16", "codes4", SILU=True, WHOLE_ROWS=False, ADAPTED=True))
         found.append(_variant(tiles, "fp16", "codes4", SILU=True, WHOLE_ROWS=False))
         found.append(_variant(tiles, "bf16", "float8_bits", SILU=True, WHOLE_ROWS=False))
+    found += [
+        _variant(TILES[0], "bf16", SILU=True, ADAPTED=True, RANK=64),
+        _variant(TILES[0], "bf16", BIASED=True, ADAPTED=True, MODULES=2),
+        _variant(TILES[-1], "bf16", SCALE_OUTPUT=True, ADAPTED=True, AFFINE=True),
+        _variant(TILES[-1], "bf16", "codes4", SILU=True, WHOLE_ROWS=False, ADAPTED=True),
+        _variant(FLOAT32_TILES[0], "fp32", SILU=True, ADAPTED=True, AFFINE=True, MODULES=2),
+    ]
     return found
 
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from model_server.adapters.folder import Targets
+from model_server.adapters.reader import Product
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.latent import LatentHeads, LatentLayer
 from model_server.errors import StartupError
+from model_server.layers.adapted_heads import HeadSizes
 from model_server.layers.fused.fused import Fused
 from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import Norm
@@ -45,13 +48,13 @@ class Mla:
     value_dim: int
 
     def targets(self, spec: Spec) -> Targets:
-        """Not `kv_b_proj`: no product is taken with it alone."""
         queries, latent = spec.num_heads * (self.plain_dim + self.rotated_dim), self.latent_rank + self.rotated_dim
         found = {"kv_a_proj_with_mqa": (spec.hidden_size, latent)}
         if self.query_rank is None:
             found["q_proj"] = spec.hidden_size, queries
         else:
             found |= {"q_a_proj": (spec.hidden_size, self.query_rank), "q_b_proj": (self.query_rank, queries)}
+        found["kv_b_proj"] = self.latent_rank, spec.num_heads * (self.plain_dim + self.value_dim)
         found["o_proj"] = spec.num_heads * self.value_dim, spec.hidden_size
         return Targets(linear={f"self_attn.{name}": shape for name, shape in found.items()})
 
@@ -126,7 +129,16 @@ class Mla:
         wanted = MatrixSlice(parts=(part,), columns=(0, self.latent_rank), num_columns=self.latent_rank)
         both = loader.decoded(wanted).view(-1, width, self.latent_rank)
         up_value = both[:, self.plain_dim :].transpose(1, 2)
-        return LatentHeads(both[:, : self.plain_dim].contiguous(), up_value.contiguous())
+        adapters = None
+        if loader.adapters is not None:
+            product = Product(
+                parts=(part,), columns=None, weight=lambda: loader.read_again(wanted, torch.float32, as_stored=True)
+            )
+            sizes = HeadSizes(
+                heads=heads[1] - heads[0], plain=self.plain_dim, value=self.value_dim, latent=self.latent_rank
+            )
+            adapters = loader.adapters.heads(product, sizes)
+        return LatentHeads(both[:, : self.plain_dim].contiguous(), up_value.contiguous(), adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +177,13 @@ class LatentAttention:
         queries, turned = query, rotated
         if step.is_decode:
             queries = query.new_empty(len(query), layer.num_heads, absorbed.head_dim)
-            layer.heads.absorb(query[..., dim:], queries[..., :rank])
+            layer.heads.absorb(query[..., dim:], queries[..., :rank], layer.heads.rows)
             turned = queries[..., rank:]
         rows = step.cache.rows[layer.index]
         keys = self.fused.latent_write(
             down, self.latent_norm, rotated, turned, step.rotations[self.rope], rows, step.slots
         ).unsqueeze(1)
         if step.is_decode:
-            return layer.heads.values(step.attention.attend(absorbed, queries, keys, keys[..., :rank]))
+            attended = step.attention.attend(absorbed, queries, keys, keys[..., :rank])
+            return layer.heads.values(attended, layer.heads.rows)
         return step.attention.attend(layer, queries, keys, keys[..., :rank])
