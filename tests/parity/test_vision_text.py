@@ -42,6 +42,11 @@ TEXT_OF: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"rope_parameters": MROPE},
     "qwen2_5_vl": {"rope_parameters": MROPE},
     "qwen3_vl": {"rope_parameters": MROPE},
+    "qwen3_vl_moe": {
+        "rope_parameters": MROPE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
+    "aya_vision": {"sliding_window": 8},
 }  # fmt: skip
 SMALL = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_heads": 2,
@@ -105,6 +110,21 @@ def test_text_alone_equals_transformers(model_type: str, tmp_path: Path) -> None
     other = "model.text_model." if base != "model.text_model." else "language_model.model."
     renamed = {other + name.removeprefix(base) if name.startswith(base) else name: one for name, one in tensors.items()}
     save_file(renamed, file)
+    assert_equal(tmp_path, sequences, logits)
+
+
+def test_experts_of_public_files_are_stored_the_other_way_round(tmp_path: Path) -> None:
+    """Those of Qwen 3 VL MoE; transformers writes them as it computes with them."""
+    model = make("qwen3_vl_moe")
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    turned = {name: one.transpose(1, 2).contiguous() if ".experts." in name else one for name, one in tensors.items()}
+    assert any(one.shape != tensors[name].shape for name, one in turned.items())
+    save_file(turned, file)
+    sequences = prompts(VOCAB_SIZE)
+    with torch.inference_mode():
+        logits = [model(input_ids=one.unsqueeze(0), use_cache=False).logits[0] for one in sequences]
     assert_equal(tmp_path, sequences, logits)
 
 

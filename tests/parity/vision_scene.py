@@ -30,7 +30,9 @@ NEW_TOKENS = 12
 FEATURES = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw")
 NESTED = ("idefics2", "idefics3", "smolvlm")
 # Families whose image tokens are one run.
-WHOLE_RUNS = ("gemma3", "paligemma", "paligemma2", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "glm46v")
+WHOLE_RUNS = (
+    "gemma3", "paligemma", "paligemma2", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm46v",
+)  # fmt: skip
 
 
 def picture(number: int) -> Any:
@@ -96,7 +98,8 @@ class VisionScene:
         features = {n: Feature(str(a.dtype), a.shape, np.ascontiguousarray(a).tobytes()) for n, a in arrays.items()}
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            made = self.model.get_image_features(**tensors, return_dict=True)
+            read = getattr(self.model, "get_image_features", None) or self.model.model.get_image_features
+            made = read(**tensors, return_dict=True)
             found = made.last_hidden_state if self.name == "llama4" else made.pooler_output
         rows = sum(part[..., 0].numel() for part in ([found] if isinstance(found, torch.Tensor) else found))
         grid: tuple[int, ...] = ()

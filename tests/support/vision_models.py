@@ -86,6 +86,35 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
         },
         {},
     ),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe_text",
+        {
+            "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+            "mlp_only_layers": [1], "rope_parameters": MROPE | {"mrope_interleaved": True},
+        },
+        QWEN_TOWER | {
+            "depth": 4, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 16,
+            "deepstack_visual_indexes": [0, 1, 2], "num_position_embeddings": 64,
+        },
+        {},
+    ),
+    "llava_next_video": (
+        "llama", {}, TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3},
+        {"image_seq_length": 16, "image_grid_pinpoints": PINPOINTS},
+    ),
+    "llava_onevision": (
+        "qwen2", {}, TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"image_grid_pinpoints": PINPOINTS, "vision_aspect_ratio": "anyres_max_1"},
+    ),
+    "vipllava": (
+        "llama", {}, TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3},
+        {"vision_feature_layers": [-1, -2, 1]},
+    ),
+    "deepseek_vl": ("llama", {}, TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}, {}),
+    "aya_vision": (
+        "cohere2", {"sliding_window": 8, "num_hidden_layers": 4},
+        TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}, {"alignment_intermediate_size": 64},
+    ),
     "glm4v": _GLM,
     "glm46v": _GLM,
     "gemma3": (
@@ -148,11 +177,20 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4v": (
         "Glm4vImageProcessor", {"size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 28 * 28 * 64}},
     ),
+    "llava_onevision": (
+        "LlavaOnevisionImageProcessor",
+        {"size": {"height": 56, "width": 56}, "image_grid_pinpoints": PINPOINTS},
+    ),
+    "deepseek_vl": ("DeepseekVLImageProcessor", {"size": {"height": 56, "width": 56}}),
     "llama4": ("Llama4ImageProcessorFast", {"size": {"height": 56, "width": 56}, "max_patches": 4}),
     "gemma3": ("Gemma3ImageProcessor", {"size": {"height": 56, "width": 56}}),
     "paligemma": ("SiglipImageProcessor", {"size": {"height": 56, "width": 56}}),
 }  # fmt: skip
 PROCESSORS["qwen2_5_vl"] = PROCESSORS["qwen2_vl"]
+PROCESSORS["qwen3_vl_moe"] = PROCESSORS["qwen3_vl"]
+PROCESSORS["llava_next_video"] = PROCESSORS["llava_next"]
+PROCESSORS["vipllava"] = PROCESSORS["llava"]
+PROCESSORS["aya_vision"] = PROCESSORS["internvl"]
 PROCESSORS["glm46v"] = ("Glm46VImageProcessor", PROCESSORS["glm4v"][1])
 PROCESSORS["paligemma2"] = PROCESSORS["paligemma"]
 

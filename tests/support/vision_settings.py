@@ -49,12 +49,31 @@ def _glm(model_type: str, processor: str) -> tuple[dict[str, Any], dict[str, Any
     )  # fmt: skip
 
 
+_ONEVISION = [[384 * a, 384 * b] for a in range(1, 7) for b in range(1, 7)]
+
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llava": _clip("llava", {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 336},
                              "crop_size": _square(336)}),
     "llava_next": _clip("llava_next", {
         "image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": 336}, "crop_size": _square(336),
         "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}),
+    "llava_next_video": _clip("llava_next_video", {
+        "image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": 336}, "crop_size": _square(336),
+        "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}),
+    "llava_onevision": (
+        {"model_type": "llava_onevision", "text_config": {"model_type": "qwen2"}, "image_grid_pinpoints": _ONEVISION,
+         "vision_config": {"model_type": "siglip_vision_model", "patch_size": 14, "image_size": 384}},
+        {"image_processor_type": "LlavaOnevisionImageProcessor", "size": _square(384), **_RGB,
+         "image_grid_pinpoints": _ONEVISION}),
+    "vipllava": _clip("vipllava", {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 336},
+                                   "crop_size": _square(336)}),
+    "deepseek_vl": ({"model_type": "deepseek_vl", "vision_config": {"model_type": "siglip_vision_model",
+                                                                    "patch_size": 16, "image_size": 384}},
+                    {"image_processor_type": "DeepseekVLImageProcessor", "size": _square(384), **_RGB}),
+    "aya_vision": ({"model_type": "aya_vision", "downsample_factor": 2, "text_config": {"model_type": "cohere2"},
+                    "vision_config": {"model_type": "siglip_vision_model", "patch_size": 14, "image_size": 364}},
+                   {"image_processor_type": "GotOcr2ImageProcessor", "size": _square(364), "crop_to_patches": True,
+                    "min_patches": 1, "max_patches": 12, **_RGB}),
     "idefics": ({"model_type": "idefics"}, {"image_processor_type": "IdeficsImageProcessor", "image_size": 224}),
     "mllama": ({"model_type": "mllama"},
                {"image_processor_type": "MllamaImageProcessor", "size": _square(560), "max_image_tiles": 4, **_RGB}),
@@ -66,6 +85,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": _qwen("qwen2_vl", 14, 3136, 12845056),
     "qwen2_5_vl": _qwen("qwen2_5_vl", 14, 3136, 12845056),
     "qwen3_vl": _qwen("qwen3_vl", 16, 65536, 16777216),
+    "qwen3_vl_moe": _qwen("qwen3_vl_moe", 16, 65536, 16777216),
     "paligemma": ({"model_type": "paligemma", "vision_config": {"model_type": "siglip_vision_model", "patch_size": 14,
                                                                 "image_size": 224}},
                   {"image_processor_type": "SiglipImageProcessor", "size": _square(224), **_RGB}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from model_server.errors import StartupError
 from model_server.kernels.availability import has_float8, refusal
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.adapter_targets import adapter_targets
-from model_server.models.decoder.spec import Spec
+from model_server.models.decoder.moe import Moe, SeparateExperts, StackedExperts
+from model_server.models.decoder.spec import MlpSpec, Spec
 from model_server.models.families import UnknownFamilyError, spec_of
 from model_server.models.families.vision import BASES, TEXT_TYPES, text_names
 from model_server.quantization.kv_cache import DTYPES
@@ -120,8 +121,22 @@ def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple
     # Files that do not say whether the head is tied mean different things by model type; the tensors tell.
     has_head = any(name.startswith(names.head + ".") for name in stored)
     tied = not has_head or config.get("tie_word_embeddings") is True
-    spec = dataclasses.replace(spec, names=names, tied_head=tied)
+    shapes = {name: one.shape for header in headers.values() for name, one in header.tensors.items()}
+    mlps = [_as_stored(mlp, f"{names.layers}.{layer}.", shapes, spec) for layer, mlp in enumerate(spec.mlps)]
+    spec = dataclasses.replace(spec, names=names, tied_head=tied, mlps=tuple(mlps))
     return spec, dataclasses.replace(checkpoint, headers=headers)
+
+
+def _as_stored(mlp: MlpSpec | None, prefix: str, shapes: Mapping[str, Sequence[int]], spec: Spec) -> MlpSpec | None:
+    """The MLP of a layer, whose experts are in tensors of their own or in two of all.
+
+    Public files of Qwen 3 VL MoE have these as [experts, in, out]; transformers writes [experts, out, in].
+    """
+    up, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+    shape = shapes.get(prefix + up)
+    if shape is None or not (isinstance(mlp, Moe) and isinstance(mlp.store, SeparateExperts)):
+        return mlp
+    return dataclasses.replace(mlp, store=StackedExperts(up, down, rows_first=shape[-1] == spec.hidden_size))
 
 
 def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0, max_rank: int | None = None) -> Model:

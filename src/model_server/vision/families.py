@@ -36,9 +36,12 @@ _SIZED = VisionFamily(("pixel_values", "image_sizes"))
 _GRID = VisionFamily(("pixel_values", "image_grid_thw"), positions="sections")
 _MASKED = VisionFamily(("pixel_values", "pixel_attention_mask"), optional=("pixel_attention_mask",))
 
+_DEEP = replace(_GRID, is_deep=True)
 _PALIGEMMA = VisionFamily(("pixel_values",), sight="prompt", first_position=1)
 
 FAMILIES: dict[str, VisionFamily] = {
+    "aya_vision": _PIXELS,
+    "deepseek_vl": _PIXELS,
     "gemma3": VisionFamily(("pixel_values",), sight="image"),
     "glm46v": _GRID,
     "glm4v": _GRID,
@@ -49,13 +52,17 @@ FAMILIES: dict[str, VisionFamily] = {
     "llama4": VisionFamily(("pixel_values",)),
     "llava": _PIXELS,
     "llava_next": _SIZED,
+    "llava_next_video": _SIZED,
+    "llava_onevision": _SIZED,
     "mistral3": _SIZED,
     "mllama": VisionFamily(("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"), crosses=True),
     "paligemma": _PALIGEMMA,
     "qwen2_5_vl": _GRID,
     "qwen2_vl": _GRID,
-    "qwen3_vl": replace(_GRID, is_deep=True),
+    "qwen3_vl": _DEEP,
+    "qwen3_vl_moe": _DEEP,
     "smolvlm": _MASKED,
+    "vipllava": _PIXELS,
 }
 """Model type -> family, of those whose images are served."""
 

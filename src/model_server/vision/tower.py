@@ -33,11 +33,13 @@ class Tower:
         self.image_token = image_token
         self.row_bytes = width * dtype.itemsize
         self._device = device
+        # Some types have it in the inner model only.
+        self._features = getattr(model, "get_image_features", None) or model.model.get_image_features
         self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
 
     def encode(self, image: Image) -> Encoded:
         features = {name: feature.tensor().to(self._device) for name, feature in image.features.items()}
-        found = self._model.get_image_features(**features, return_dict=True)
+        found = self._features(**features, return_dict=True)
         # The projector of Llama 4 is outside of what transformers calls its features.
         rows = _rows(
             self._model.multi_modal_projector(found.last_hidden_state)

@@ -59,6 +59,13 @@ def gemma(token: str, layout: Layout) -> str:
     return f"\n\n<start_of_image>{token * layout.num_embeds}<end_of_image>\n\n"
 
 
+def aya_tiles(token: str, layout: Layout) -> str:
+    """Aya Vision: tiles behind their numbers, and the whole image at the end."""
+    tile = token * layout.per_tile
+    numbered = "".join(f"TILE_{number}{tile}" for number in range(1, layout.num_embeds // layout.per_tile))
+    return f"<|START_OF_IMG|>{numbered}TILE_GLOBAL{tile}<|END_OF_IMG|>"
+
+
 def internvl(token: str, layout: Layout) -> str:
     return f"<img>{token * layout.num_embeds}</img>"
 

@@ -61,6 +61,13 @@ _NUMBERED_TILES = _same("<image>", expand=expansions.numbered_tiles)
 FAMILIES: Mapping[str, ImageFamily] = {
     "llava": _same("<image>"),
     "llava_next": _same("<image>"),
+    "llava_next_video": _same("<image>"),
+    "llava_onevision": _same("<image>"),
+    "vipllava": _same("<image>"),
+    "deepseek_vl": _same("<image_placeholder>"),
+    "aya_vision": ImageFamily(
+        image_token="<|IMG_PATCH|>", placeholder="<image>", marker="<image>", expand=expansions.aya_tiles
+    ),
     "idefics": ImageFamily(
         image_token="<image>",
         placeholder=f"{expansions.FAKE_TOKEN}<image>{expansions.FAKE_TOKEN}",
@@ -83,6 +90,7 @@ FAMILIES: Mapping[str, ImageFamily] = {
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
     "qwen3_vl": _QWEN,
+    "qwen3_vl_moe": _QWEN,
     "llama4": ImageFamily(
         image_token="<|patch|>", placeholder="<|image|>", marker="<|image|>", expand=expansions.llama4
     ),

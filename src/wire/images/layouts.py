@@ -5,6 +5,7 @@ What is counted here is what the model's tower makes of the same arrays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ Arrays = Mapping[str, Any]
 LayoutOf = Callable[[Arrays, Any, Any], Layout]
 """From arrays, the model's config and the processor."""
 
+_SCALED_FROM = 1.1  # of LLaVA-OneVision, as its modelling has it
 _WITH_CLASS_TOKEN = ("clip_vision_model",)
 
 
@@ -26,6 +28,22 @@ def llava(arrays: Arrays, config: Any, processor: Any) -> Layout:
 
 def llava_next(arrays: Arrays, config: Any, processor: Any) -> Layout:
     """The whole image, and its tiles without what only pads them, with a token behind each line."""
+    lines, in_line, whole = _tiled(arrays, config, processor)
+    return Layout(lines * in_line + lines + whole + _others(config))
+
+
+def llava_onevision(arrays: Arrays, config: Any, processor: Any) -> Layout:
+    """As LLaVA-NeXT; many tiles are scaled down to as many tokens as the config's `vision_aspect_ratio` names tiles."""
+    lines, in_line, whole = _tiled(arrays, config, processor)
+    most = int(config.vision_aspect_ratio.removeprefix("anyres_max_")) * whole
+    ratio = math.sqrt(lines * in_line / most)
+    if ratio > _SCALED_FROM:
+        lines, in_line = int(lines // ratio), int(in_line // ratio)
+    return Layout(lines * in_line + lines + whole + _others(config))
+
+
+def _tiled(arrays: Arrays, config: Any, processor: Any) -> tuple[int, int, int]:
+    """Of the tiles, lines and tokens in one, without what only pads; and the tokens of the whole image."""
     from transformers.image_processing_utils import select_best_resolution
 
     height, width = (int(side) for side in arrays["image_sizes"][0])
@@ -37,7 +55,7 @@ def llava_next(arrays: Arrays, config: Any, processor: Any) -> Layout:
         lines -= (lines - int(round(height * (in_line / width), 7))) // 2 * 2
     else:
         in_line -= (in_line - int(round(width * (lines / height), 7))) // 2 * 2
-    return Layout(lines * in_line + lines + rows * columns + _others(config))
+    return lines, in_line, rows * columns
 
 
 def idefics2(arrays: Arrays, config: Any, processor: Any) -> Layout:
@@ -52,9 +70,16 @@ def idefics3(arrays: Arrays, config: Any, processor: Any) -> Layout:
     return Layout(per_tile * (rows * columns + 1), rows=rows, columns=columns, per_tile=per_tile)
 
 
-def paligemma(arrays: Arrays, config: Any, processor: Any) -> Layout:
+def patches(arrays: Arrays, config: Any, processor: Any) -> Layout:
+    """A token for each."""
     height, width = arrays["pixel_values"].shape[-2:]
     return Layout(_patches(height, config) * _patches(width, config))
+
+
+def aya_vision(arrays: Arrays, config: Any, processor: Any) -> Layout:
+    tiles, _, height, width = arrays["pixel_values"].shape
+    per_tile = _patches(height, config) * _patches(width, config) // config.downsample_factor**2
+    return Layout(per_tile * tiles, per_tile=per_tile)
 
 
 def gemma3(arrays: Arrays, config: Any, processor: Any) -> Layout:

@@ -13,6 +13,7 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Names
 
 TEXT_TYPES: dict[str, str] = {
+    "aya_vision": "cohere2",
     "deepseek_vl": "llama",
     "gemma3": "gemma3_text",
     "glm46v": "glm4v_text",
@@ -31,6 +32,7 @@ TEXT_TYPES: dict[str, str] = {
     "qwen2_5_vl": "qwen2",
     "qwen2_vl": "qwen2",
     "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
     "video_llava": "llama",
     "vipllava": "llama",
@@ -40,13 +42,17 @@ TEXT_TYPES: dict[str, str] = {
 # Text models that are another one's but for the positions of images.
 _SAME_TEXT = {
     "glm4v_text": "glm4", "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
 }  # fmt: skip
+# What transformers' modelling of a type does whatever its config says.
+_ALWAYS: dict[str, dict[str, float]] = {"aya_vision": {"logit_scale": 1.0}, "qwen3_vl_moe": {"norm_topk_prob": True}}
 # What the rotations of a type are where its config does not say it.
 _GLM_ROPE: dict[str, object] = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
 _ROPES: dict[str, dict[str, object]] = {
     "glm46v": _GLM_ROPE,
     "glm4v": _GLM_ROPE,
     "qwen3_vl": {"mrope_section": [24, 20, 20]},
+    "qwen3_vl_moe": {"mrope_section": [24, 20, 20]},
 }
 
 _LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
@@ -60,6 +66,14 @@ DEFAULTS: dict[str, dict[str, float]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "vocab_size": 262208,
+    },
+    "qwen3_vl_moe_text": {
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "max_position_embeddings": 128000,
     },
     "glm4v_text": {
         "hidden_size": 4096,
@@ -95,6 +109,7 @@ def text_config(config: ModelConfig) -> ModelConfig:
         raise StartupError(f"config.json: `text_config` must be an object, got {block!r:.200}")
     text = ModelConfig({"model_type": default, **block})
     missing = {name: value for name, value in DEFAULTS.get(text.model_type, {}).items() if not text.has(name)}
+    missing |= _ALWAYS.get(config.model_type, {})
     if text.model_type == "glm4v_text":  # it has no such field
         missing["head_dim"] = text.count("hidden_size", 4096) // text.count("num_attention_heads", 32)
     text_type = _SAME_TEXT.get(text.model_type, text.model_type)
@@ -137,7 +152,7 @@ def _rope_kind(text: ModelConfig, model_type: str) -> ModelConfig:
             continue
         known = _ROPES.get(model_type, {})
         kept = {**known, **{name: text.get(name) for name in known if text.has(name)}, **block}
-        if model_type == "qwen3_vl":
+        if model_type in ("qwen3_vl", "qwen3_vl_moe"):
             kept["mrope_interleaved"] = True
         for kind in ("rope_type", "type"):
             if kept.get(kind) == "mrope":

@@ -34,6 +34,13 @@ I = "<image>"  # noqa: E741
             Layout(3, rows=1, columns=2, per_tile=1),
             "<|image_start|><|patch|><|tile_x_separator|><|patch|><|tile_y_separator|><|image|><|patch|><|image_end|>",
         ),
+        ("llava_onevision", Layout(3), I * 3),
+        ("aya_vision", Layout(1, per_tile=1), "<|START_OF_IMG|>TILE_GLOBAL<|IMG_PATCH|><|END_OF_IMG|>"),
+        (
+            "aya_vision",
+            Layout(3, per_tile=1),
+            "<|START_OF_IMG|>TILE_1<|IMG_PATCH|>TILE_2<|IMG_PATCH|>TILE_GLOBAL<|IMG_PATCH|><|END_OF_IMG|>",
+        ),
         ("glm4v", Layout(2), "<|image|><|image|>"),
         ("paligemma", Layout(2), I * 2),
         ("mllama", Layout(1), "<|image|>"),

@@ -24,6 +24,12 @@ COUNTS = {
     "qwen3_vl": (64, 300, 768, 2040, 93),
     "llava": (576,) * 5,
     "llava_next": (1176, 2340, 2340, 1948, 1160),
+    "llava_next_video": (1176, 2340, 2340, 1948, 1160),
+    "llava_onevision": (1485, 2929, 4725, 7269, 1467),  # what LlavaOnevisionProcessor counts
+    "vipllava": (576,) * 5,
+    "deepseek_vl": (576,) * 5,
+    "aya_vision": tuple(169 * tiles for tiles in (1, 13, 13, 9, 11)),
+    "qwen3_vl_moe": (64, 300, 768, 2040, 93),
     "idefics2": (320,) * 5,
     "idefics3": (2873, 2197, 2197, 2197, 845),
     "smolvlm": (1088, 832, 832, 832, 320),

@@ -11,6 +11,8 @@ from support.pictures import picture, pixels
 from support.vision_settings import settings_folder
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import AutoImageProcessor, PreTrainedTokenizerFast
+from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
+from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.idefics2.processing_idefics2 import Idefics2Processor
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
@@ -29,10 +31,13 @@ PROCESSORS: dict[str, tuple[Any, dict[str, Any]]] = {
     "idefics3": (Idefics3Processor, {"image_seq_len": 169}),
     "paligemma": (PaliGemmaProcessor, {}),
     "gemma3": (Gemma3Processor, {"image_seq_length": 256}),
+    "aya_vision": (AyaVisionProcessor, {"patch_size": 14, "img_size": 364, "downsample_factor": 2}),
+    "deepseek_vl": (DeepseekVLProcessor, {"num_image_tokens": 576}),
 }
 TOKENS = (
     "<s>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<start_of_image>",
     "<image_soft_token>", "<end_of_image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
+    "<image_placeholder>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 )  # fmt: skip
 
@@ -48,7 +53,9 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
         extra |= {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
     if name == "idefics2":
         extra |= {"image_boundary_token": "<fake_token_around_image>"}
-    return PreTrainedTokenizerFast(tokenizer_object=bytes_only, bos_token="<s>", extra_special_tokens=extra)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bytes_only, bos_token="<s>", pad_token="<s>", extra_special_tokens=extra
+    )
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
