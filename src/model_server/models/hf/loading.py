@@ -118,10 +118,12 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
         "output_loading_info": True,
     }
     exchange = None
+    merged = hf.described.checkpoint.merged
+    quantizes_merged = merged is not None and hf.described.scheme.quantize is not None
     if hf.described.scheme.method is not None:
         forget_config(hf.config)
         exchange = Exchange.of(hf.described, getattr(hf.model_class, "base_model_prefix", "") or "model", placement)
-        if exchange.scheme.quantize is None:
+        if not quantizes_merged:
             options["quantization_config"] = exchange.config()
     if placement.ranks.tensor.size > 1:
         options |= _sharding(placement.ranks.tensor.size)
@@ -131,18 +133,17 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
         warnings.simplefilter("ignore")  # deprecations inside other people's modelling
         model, report = hf.auto_class.from_pretrained(hf.described.checkpoint.directory, **options)
     missing = sorted(report["missing_keys"])
-    if missing and exchange is not None:
+    if missing and exchange is not None and exchange.scheme.quantize is None:
         raise StartupError(
             f"{hf.model_type} is stored as {exchange.scheme.method}, and transformers finds no {missing[0]} in it: "
             "only linear layers are served quantized by the transformers runner"
         )
     if missing:
         raise StartupError(f"the weights of {hf.model_type} lack {len(missing)} tensors, the first is {missing[0]}")
-    merged = hf.described.checkpoint.merged
     if merged is not None:
         merge(model, merged, hf.described.name)
     if exchange is not None:
-        exchange.fill(model) if exchange.scheme.quantize is None else exchange.quantize(model)
+        exchange.quantize(model) if quantizes_merged else exchange.fill(model)
         exchange.scheme.report(placement.dtype)
     return model.eval().requires_grad_(False)
 

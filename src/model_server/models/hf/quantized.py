@@ -1,13 +1,14 @@
 """Quantized matrices in a transformers model: its linear layers give way to our products. Imports transformers late.
 
-Layers that are stored quantized give way before the weights are loaded, so that transformers reads the rest alone;
-plain ones that are to be quantized do so afterwards, one by one.
+Layers that are stored quantized give way before the weights are loaded, so that transformers reads the rest alone.
+Plain matrices are quantized on load one by one, each before the next is read; where an adapter is merged into them, all
+are read first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from model_server.errors import StartupError
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear
 from model_server.models.model import Model, plain_only
+from model_server.quantization.forms import Form
 from model_server.quantization.scheme import Scheme
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import SafetensorsReader
@@ -65,6 +67,8 @@ class Exchange:
     prefix: str
     reader: SafetensorsReader
     placement: Placement
+    _plain: dict[str, tuple[tuple[int, int], bool]] = field(default_factory=dict)  # to quantize: their `_size`
+    _quantized: dict[str, Form] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Model, prefix: str, placement: Placement) -> Exchange:
@@ -80,12 +84,52 @@ class Exchange:
         return self.model.scheme
 
     def config(self) -> Any:
-        """For `from_pretrained` as `quantization_config`: leaves out what is stored quantized."""
-        return _config_class()(self._leave_out)
+        """For `from_pretrained` as `quantization_config`: leaves out what is stored quantized, and quantizes matrices
+        that are to be so as they are read."""
+        return _config_class()(self)
+
+    def prepare(self, model: Any) -> None:
+        """Before the weights are read: `model` has none."""
+        if self.scheme.quantize is None:
+            self._leave_out(model)
+        else:
+            self._plain.update((name, _size(module)) for name, module in self._to_quantize(model))
+
+    def quantizes(self, tensor: str) -> bool:
+        name, _, kind = tensor.rpartition(".")
+        return kind == "weight" and name in self._plain
+
+    def convert(self, tensors: Mapping[str, Any], **others: Any) -> dict[str, Tensor]:
+        """What transformers sets instead of tensors it has read, by their names: nothing for those that are kept here,
+        quantized."""
+        return {
+            name: self._converted(name, read[0] if isinstance(read, list) else read) for name, read in tensors.items()
+        }
+
+    def _converted(self, tensor: str, read: Tensor) -> Tensor:
+        if not self.quantizes(tensor):
+            return read
+        name = tensor.removesuffix(".weight")
+        size, transposed = self._plain[name]
+        weight = read.t() if transposed else read
+        if weight.shape != size:
+            del self._plain[name]  # so that transformers refuses it
+            return read
+        form = self.scheme.quantized(weight, name)
+        if form is None:
+            return read
+        self._quantized[name] = form
+        return read.new_empty(0)
 
     def fill(self, model: nn.Module) -> None:
-        """Read what was left out. Raises StartupError for a matrix that is damaged or of another size."""
+        """Put our layers where matrices were quantized, or left out, which are read here.
+
+        Raises StartupError for a matrix that is damaged or of another size.
+        """
         factory = LinearFactory(self.placement.device, self.placement.dtype)
+        for name, form in self._quantized.items():
+            self._replace(model, name, form, self._plain[name][0], factory)
+        self._quantized.clear()
         for name, module in list(model.named_modules()):
             if not isinstance(module, _Absent):
                 continue
@@ -99,18 +143,28 @@ class Exchange:
             _put(model, name, QuantizedLinear(factory.make(form, bias), module.size, self.placement))
 
     def quantize(self, model: Any) -> None:
-        """Quantize the plain matrices of the layers, as the native decoder does on load."""
+        """Quantize the matrices of a model that is loaded, one by one."""
         factory = LinearFactory(self.placement.device, self.placement.dtype)
-        spared = {id(module) for module in (model.get_output_embeddings(), model.get_input_embeddings())}
-        for name, module in list(model.named_modules()):
-            if not _is_linear(module) or id(module) in spared or not _is_in_layer(name):
-                continue
+        for name, module in self._to_quantize(model):
             size, transposed = _size(module)
             weight = module.weight.detach()
             form = self.scheme.quantized(weight.t() if transposed else weight, name)
             if form is not None:
-                bias = None if module.bias is None else module.bias.detach()
-                _put(model, name, QuantizedLinear(factory.make(form, bias), size, self.placement))
+                self._replace(model, name, form, size, factory)
+
+    def _to_quantize(self, model: Any) -> list[tuple[str, Any]]:
+        """The linear layers that the native decoder would quantize on load, too."""
+        spared = {id(module) for module in (model.get_output_embeddings(), model.get_input_embeddings())}
+        return [
+            (name, module)
+            for name, module in model.named_modules()
+            if _is_linear(module) and id(module) not in spared and _is_in_layer(name)
+        ]
+
+    def _replace(self, model: Any, name: str, form: Form, size: tuple[int, int], factory: LinearFactory) -> None:
+        bias = model.get_submodule(name).bias
+        product = factory.make(form, None if bias is None else bias.detach())
+        _put(model, name, QuantizedLinear(product, size, self.placement))
 
     def _leave_out(self, model: nn.Module) -> None:
         for name, module in list(model.named_modules()):
@@ -164,17 +218,24 @@ def forget_config(config: Any) -> None:
 
 
 @cache
-def _config_class() -> Callable[[Callable[[nn.Module], None]], Any]:
+def _config_class() -> Callable[[Exchange], Any]:
     """The class of our `quantization_config`, made known to transformers together with what it leads to."""
     from transformers.quantizers.auto import register_quantizer
     from transformers.quantizers.base import HfQuantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
-    def config(self: Any, leave_out: Callable[[nn.Module], None]) -> None:
-        self.quant_method, self.leave_out = _METHOD, leave_out
+    def config(self: Any, exchange: Exchange) -> None:
+        self.quant_method, self.exchange = _METHOD, exchange
 
     def before(self: Any, model: nn.Module, **others: Any) -> None:
-        self.quantization_config.leave_out(model)
+        self.quantization_config.exchange.prepare(model)
+
+    def quantizes(self: Any, model: nn.Module, name: str, **others: Any) -> bool:
+        return bool(self.quantization_config.exchange.quantizes(name))
+
+    def element_size(self: Any, model: nn.Module, name: str, tensor: Tensor) -> float:
+        """Bytes, for the memory that transformers claims on a GPU before it reads."""
+        return 1 if quantizes(self, model, name) else tensor.element_size()
 
     def after(self: Any, model: nn.Module, **others: Any) -> nn.Module:
         self.remove_quantization_config(model)
@@ -185,6 +246,9 @@ def _config_class() -> Callable[[Callable[[nn.Module], None]], Any]:
         (HfQuantizer,),
         {
             "requires_calibration": False,
+            "param_needs_quantization": quantizes,
+            "param_element_size": element_size,
+            "get_quantize_ops": lambda self: self.quantization_config.exchange,
             "_process_model_before_weight_loading": before,
             "_process_model_after_weight_loading": after,
             "is_serializable": lambda self: False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.models.hf.paged import TransformersRunner
 from model_server.models.hf.quantized import QuantizedLinear
+from model_server.quantization.forms.codes import Codes
 from model_server.quantization.onload import QUANTIZERS
 
 SEQUENCES = prompts(256)
@@ -76,6 +78,35 @@ def test_quantized_on_load(method: str, source: Path, tmp_path: Path, caplog: py
     check(source, decoded, method)
     line = next(message for message in caplog.messages if message.startswith("Weights: "))
     assert line.startswith(f"Weights: {method} on load, ") and line.endswith("; activations in float32")
+
+
+def test_matrices_are_quantized_before_the_next_is_read(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [n for n in load_file(source / "model.safetensors") if n.endswith("_proj.weight")]
+    shapes = {tensor.shape for n, tensor in load_file(source / "model.safetensors").items() if n in names}
+    quantize, living = QUANTIZERS["eetq"], []
+
+    def counted(weight: torch.Tensor, columns: tuple[int, int], name: str) -> Codes:
+        gc.collect()
+        held = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.shape in shapes]
+        plain = {one.untyped_storage().data_ptr() for one in held if one.is_floating_point() and not one.is_meta}
+        living.append(len(plain))
+        return quantize(weight, columns, name)
+
+    monkeypatch.setitem(QUANTIZERS, "eetq", counted)
+    load(source, quantize="eetq")
+    assert len(living) == len(names) > 20
+    assert max(living) == 1
+
+
+def test_a_matrix_of_another_size(source: Path, tmp_path: Path) -> None:
+    stored, _ = quantize_folder(source, tmp_path, lambda module, weight: None, {})
+    (stored / "config.json").write_text((source / "config.json").read_text())
+    name = next(n for n in load_file(stored / "model.safetensors") if n.endswith("down_proj.weight"))
+
+    def cut(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name][:5].clone()
+
+    assert "mismatched" in refusal(changed(stored, cut), quantize="eetq")
 
 
 def test_matrices_that_the_config_spares(source: Path, tmp_path: Path) -> None:
