@@ -109,6 +109,9 @@ class StackMatrixStruct(ctypes.Structure):
         ("bias", c_void_p),
         ("codes", POINTER(CodeShapeStruct)),
         ("adapters", POINTER(AdapterFactorsStruct)),
+        ("parts", c_void_p),
+        ("num_parts", c_long),
+        ("outputs", c_long),
     ]
 
 

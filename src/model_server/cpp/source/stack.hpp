@@ -15,6 +15,12 @@ struct StackMatrix {
     const void *panels, *bias;
     const CodeShape* codes;          // or null
     const AdapterFactors* adapters;  // by their numbers, or null: none adds to it
+    const StackMatrix* parts;        // matrices of the same inputs, one after another, that this is made of; or null
+    long num_parts, outputs;         // of a part
+
+    long count() const { return std::max(1L, num_parts); }
+    const StackMatrix& part(long i) const { return num_parts ? parts[i] : *this; }
+    bool has_code_rows() const { return codes && !codes->is_float8; }
 };
 
 struct StackLayer {
@@ -65,13 +71,30 @@ template <class T> class Stack {
     static Matrix<T> plain(const StackMatrix& m, long outputs, long inputs) {
         return {static_cast<const T*>(m.panels), static_cast<const T*>(m.bias), outputs, inputs};
     }
-    // out [rows, outputs] = x [rows, inputs] @ m.T (+ onto)
+    // out [rows, outputs] = x [rows, inputs] @ m.T (+ onto); a counter for each part.
     void multiply(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, long rows, T* out, const T* onto,
-                  Team team, std::atomic<long>& next) const {
-        if (!m.codes) return product<T, T>(plain(m, outputs, inputs), x, inputs, rows, out, onto, team, next);
-        if (m.codes->is_float8) return float8_product<T, T>(CodeMatrix<T>(*m.codes), x, inputs, rows, out, onto, team, next);
-        const auto codes = shared_code_rows<T>(*m.codes, x, inputs, rows, code_space, team);
-        code_product<T, T>(CodeMatrix<T>(*m.codes), codes, rows, out, onto, team, next);
+                  Team team, std::atomic<long>* next) const {
+        char* space = code_space;
+        for (long i = 0; i < m.count(); i++) {
+            const StackMatrix& part = m.part(i);
+            const long width = m.num_parts ? part.outputs : outputs;
+            multiply_part(part, width, outputs, inputs, x, rows, out, onto, space, team, next[i]);
+            out += width;
+            if (onto) onto += width;
+            if (part.has_code_rows()) space += code_rows_size<T>(rows, *part.codes);
+        }
+    }
+    // Of rows that are `pitch` apart; space: for the rows of a product with codes.
+    void multiply_part(const StackMatrix& m, long outputs, long pitch, long inputs, const Input<T>* x, long rows, T* out,
+                       const T* onto, char* space, Team team, std::atomic<long>& next) const {
+        if (!m.codes) {
+            Matrix<T> matrix = plain(m, outputs, inputs);
+            matrix.pitch = pitch;
+            return product<T, T>(matrix, x, inputs, rows, out, onto, team, next);
+        }
+        const CodeMatrix<T> matrix(*m.codes, pitch);
+        if (m.codes->is_float8) return float8_product<T, T>(matrix, x, inputs, rows, out, onto, team, next);
+        code_product<T, T>(matrix, shared_code_rows<T>(*m.codes, x, inputs, rows, space, team), rows, out, onto, team, next);
     }
     // inner [rows, intermediate] = silu(normed @ gate.T) * (normed @ up.T)
     void multiply_up(const StackMatrix& m, long rows, Team team, std::atomic<long>& next) const {
@@ -144,7 +167,7 @@ template <class T> class Stack {
     void multiply_any(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, bool is_kept, T* out,
                       const T* onto, Team team, std::atomic<long>* next) const {
         if (!adapts(m)) {
-            multiply(m, outputs, inputs, x, is_kept ? step.num_kept : step.tokens, out, onto, team, *next);
+            multiply(m, outputs, inputs, x, is_kept ? step.num_kept : step.tokens, out, onto, team, next);
             return team.barrier();
         }
         multiply_adapted(m, outputs, inputs, x, is_kept, false, team, next, [&](long first, long count, long p, const float* of_panel, long pitch) {
@@ -206,13 +229,21 @@ template <class T> class Stack {
             for (long first = 0; first < step.num_kept; first += BLOCK)
                 kept_groups.emplace_back(step.adapters, step.kept, first, std::min(first + BLOCK, step.num_kept));
         }
-        counted = 1 + (COUNTERS - 1) * std::max<long>({1, long(groups.size()), long(kept_groups.size())});
+        long most_parts = 1;
+        for (long i = 0; i < config.num_layers; i++)
+            for (const auto* m : {&config.layers[i].qkv, &config.layers[i].output, &config.layers[i].down})
+                most_parts = std::max(most_parts, m->num_parts);
+        counted = 1 + (COUNTERS - 1) * std::max<long>({most_parts, long(groups.size()), long(kept_groups.size())});
         counters = std::vector<std::atomic<long>>(config.num_layers * counted);
         size_t code_size = 0;
         for (long i = 0; i < config.num_layers; i++) {
             const auto& layer = config.layers[i];
-            for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down})
-                if (m->codes && !m->codes->is_float8) code_size = std::max(code_size, code_rows_size<T>(n, *m->codes));
+            for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down}) {
+                size_t of_parts = 0;
+                for (long j = 0; j < m->count(); j++)
+                    if (m->part(j).has_code_rows()) of_parts += code_rows_size<T>(n, *m->part(j).codes);
+                code_size = std::max(code_size, of_parts);
+            }
             if (!step.adapters) continue;
             for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down})
                 for (const auto& block : groups)
@@ -260,7 +291,7 @@ template <class T> class Stack {
     }
 
   private:
-    // Of a product of a layer, for each of its blocks of rows; the layer's last one is that of its attention.
+    // Of a product of a layer, for each of its blocks of rows, or its parts; the layer's last one is that of its attention.
     std::atomic<long>* counter(long layer, long product) {
         return &counters[layer * counted + product * ((counted - 1) / (COUNTERS - 1))];
     }
@@ -270,7 +301,7 @@ template <class T> class Stack {
         long first, last;
         team.share(rows, first, last);
         for (long r = first; r < last; r++) rms_norm(x + r * config.hidden, weight, config.eps, normed + r * config.hidden, config.hidden);
-        if (!next.codes || next.codes->is_float8 || adapts(next)) team.barrier();
+        if (!next.part(0).has_code_rows() || adapts(next)) team.barrier();
     }
 
     void attention(const StackLayer& layer, long index, const T* hidden, Team team) {

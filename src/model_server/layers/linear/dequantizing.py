@@ -74,13 +74,13 @@ def offsets_of(form: OffsetCodes) -> Tensor:
 class SplitLinear:
     """Products of the same inputs, one beside the other."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("parts",)
 
     def __init__(self, parts: Sequence[Linear]) -> None:
-        self._parts = tuple(parts)
+        self.parts = tuple(parts)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([part(x) for part in self._parts], -1)
+        return torch.cat([part(x) for part in self.parts], -1)
 
     def wide(self, x: Tensor) -> Tensor:
-        return torch.cat([part.wide(x) for part in self._parts], -1)
+        return torch.cat([part.wide(x) for part in self.parts], -1)

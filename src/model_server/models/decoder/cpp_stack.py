@@ -26,6 +26,7 @@ from model_server.cpp.structs import (
 from model_server.layers.adapted import AdaptedLinear, base_of
 from model_server.layers.fused.cpp import CppRmsNorm, CppSiluGated
 from model_server.layers.linear.code_panels import CodeLinear
+from model_server.layers.linear.dequantizing import SplitLinear
 from model_server.layers.linear.linear import Linear
 from model_server.layers.linear.packed import PackedLinear, whole_panels
 from model_server.memory.kv_cache import KvCache
@@ -94,21 +95,27 @@ class CppStack:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A matrix, and what adapters add to its product; None: nothing."""
+    """A matrix, of parts one after another, and what adapters add to its product; None: nothing.
 
-    matrix: PackedLinear | CodeLinear
+    structs: of the parts.
+    """
+
+    parts: Sequence[PackedLinear | CodeLinear]
+    structs: ctypes.Array[StackMatrixStruct]
     adapters: AdapterPanels | None
 
     @property
     def inputs(self) -> int:
-        return self.matrix.inputs
+        return self.parts[0].inputs
 
     @property
     def outputs(self) -> int:
-        return self.matrix.outputs
+        return sum(part.outputs for part in self.parts)
 
     def struct(self) -> StackMatrixStruct:
-        struct = _matrix_struct(self.matrix)
+        if len(self.parts) > 1:
+            return StackMatrixStruct(parts=ctypes.addressof(self.structs), num_parts=len(self.structs))
+        struct = self.structs[0]
         if self.adapters is not None:
             struct.adapters = ctypes.cast(self.adapters.structs, ctypes.POINTER(AdapterFactorsStruct))
         return struct
@@ -173,6 +180,8 @@ def _layer(block: Block) -> _Layer | None:
     qkv, output, up, down = matrices
     if qkv is None or output is None or up is None or down is None or not whole_panels(down.inputs):
         return None
+    if len(up.parts) > 1:
+        return None
     norms = block.attention_norm, block.mlp_norm
     if not isinstance(norms[0], CppRmsNorm) or not isinstance(norms[1], CppRmsNorm):
         return None
@@ -184,14 +193,16 @@ def _layer(block: Block) -> _Layer | None:
 
 def _packed(linear: Linear) -> _Packed | None:
     base = base_of(linear)
-    if not isinstance(base, PackedLinear | CodeLinear):
+    adapters = linear.panels if isinstance(linear, AdaptedLinear) else None
+    parts = base.parts if isinstance(base, SplitLinear) else (base,)
+    packed = [part for part in parts if isinstance(part, PackedLinear | CodeLinear)]
+    if len(packed) < len(parts) or (adapters is not None and len(parts) > 1):
         return None
-    return _Packed(base, linear.panels if isinstance(linear, AdaptedLinear) else None)
+    return _Packed(packed, (StackMatrixStruct * len(packed))(*map(_matrix_struct, packed)), adapters)
 
 
 def _matrix_struct(matrix: PackedLinear | CodeLinear) -> StackMatrixStruct:
     if isinstance(matrix, CodeLinear):
-        return StackMatrixStruct(codes=ctypes.pointer(matrix.struct))
-    return StackMatrixStruct(
-        panels=matrix.panels.data_ptr(), bias=None if matrix.bias is None else matrix.bias.data_ptr()
-    )
+        return StackMatrixStruct(codes=ctypes.pointer(matrix.struct), outputs=matrix.outputs)
+    bias = None if matrix.bias is None else matrix.bias.data_ptr()
+    return StackMatrixStruct(panels=matrix.panels.data_ptr(), bias=bias, outputs=matrix.outputs)
