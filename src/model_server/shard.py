@@ -34,14 +34,21 @@ from model_server.rpc.lora import LoraServicer
 from model_server.rpc.server import ShardServer
 from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.rpc.sockets import claim_socket, socket_path
-from model_server.runner.cuda_graphs import GraphedRunner, with_graphs
+from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.runner.graph_capture import CudaGraphCapture
+from model_server.runner.graph_choice import with_graphs
 from model_server.runner.graph_sizes import decode_rows, graph_sizes, window_sizes
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.drafters.drafter import DraftedRunner
-from model_server.speculation.loading import LOOKUP, check_window_rows, find_speculator, load_drafter, lookup_speculator
-from model_server.speculation.model_speculator import ModelSpeculator
+from model_server.speculation.loading import (
+    LOOKUP,
+    check_window_rows,
+    drafting_speculator,
+    find_speculator,
+    load_drafter,
+    lookup_speculator,
+)
 from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
 from model_server.vision.encoder import ImageEncoder
@@ -82,11 +89,6 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     if rank == 0 and model.scheme.warning is not None:
         logger.warning("%s", model.scheme.warning)
     device = resolve_device(layout.local.rank, layout.local.size)
-    if found is not None and device.type != "cpu":
-        raise StartupError(
-            f"--speculator {config.speculator}: on a GPU tokens are drafted from the text so far alone; leave it out "
-            "and give `--speculate N`"
-        )
     check_window_rows(config.speculate_max_rows, config.num_drafted, device)
     if device.type != "cpu" and (model.adapters or room):
         model = in_slots(model, config.lora_slots)
@@ -112,15 +114,21 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     phases.enter(phases.LOADING)
     try:
         placement = Placement(device, dtype, ranks, stored, batch_invariant=config.batch_invariant)
-        runner = _load(config, model, placement, attention, graphs)
+        runner = _load(config, model, placement, attention, captures=bool(graphs))
         residents = resident_adapters(model, runner, config.lora_root, dtype)
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
         drafted = config.num_drafted, config.most_window_rows
-        speculator = lookup_speculator(runner.traits, *drafted, device, alone=layout.world.size == 1)
+        alone = layout.world.size == 1
+        speculator = lookup_speculator(runner.traits, *drafted, device, alone=alone)
+        keeps = None
         if speculator is not None and found is not None:
             choice = AttentionChoice(config.attention, device, dtype, stored)
             drafter = load_drafter(found, config.num_drafted, model, runner, tokenizer.vocab_size, placement, choice)
-            runner, speculator = DraftedRunner(runner, drafter), ModelSpeculator(config.num_drafted, drafter)
+            speculator = drafting_speculator(drafter, runner.traits, *drafted, device, alone=alone)
+            runner, keeps = DraftedRunner(runner, drafter), drafter.keeps
+        if device.type == "cuda":
+            windows = window_sizes(*drafted, config.max_batch_size)
+            runner = with_graphs(runner, graphs, CudaGraphCapture(device), windows, keeps=keeps)
         encoder = _encoder(config, model, runner, tokenizer, placement)
         if encoder is not None and encoder.tower.family.sight == "prompt":
             logger.info(
@@ -172,23 +180,20 @@ def _connect(config: ServeConfig, world: Axis, device: torch.device) -> ProcessG
 
 
 def _load(
-    config: ServeConfig, model: Model, placement: Placement, attention: AttentionChoice, graphs: tuple[int, ...]
+    config: ServeConfig, model: Model, placement: Placement, attention: AttentionChoice, *, captures: bool
 ) -> Runner:
-    """The model on its device, with CUDA graphs where there can be some."""
+    """The model on its device. captures: its decode steps may be captured."""
     runner = load_runner(
         model,
         placement,
         attention,
         trust_remote_code=config.trust_remote_code,
-        captures=bool(graphs),
+        captures=captures,
         progress=LoadProgress(),
     )
     settle(placement.device)
     if placement.ranks.world.rank == 0:
         attention.log(runner.traits.attention, caching_asked=config.prefix_caching)
-    if placement.device.type == "cuda":
-        windows = window_sizes(config.num_drafted, config.most_window_rows, config.max_batch_size)
-        return with_graphs(runner, graphs, CudaGraphCapture(placement.device), windows)
     return runner
 
 

@@ -9,8 +9,8 @@ import torch
 
 from model_server.distributed.group import ProcessGroup
 from model_server.engine.engine import Engine
-from model_server.runner.cuda_graphs import with_graphs
 from model_server.runner.graph_capture import CudaGraphCapture
+from model_server.runner.graph_choice import with_graphs
 from model_server.runner.runner import Runner
 
 

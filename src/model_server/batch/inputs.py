@@ -36,11 +36,12 @@ class Scored:
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """`model` goes to the runner. `sampled_rows`: for each sequence that samples, the row of the logits its token is
-    sampled from; None when the logits hold exactly those rows."""
+    sampled from; None when the logits hold exactly those rows; `sampled_host`: the same on the host."""
 
     model: ModelInputs
     sampled_rows: Tensor | None = None  # [num_sampling] int64
     scored: tuple[Scored, ...] = ()
+    sampled_host: npt.NDArray[np.int64] | None = None
 
 
 def ragged_inputs(
@@ -100,7 +101,7 @@ def ragged_inputs(
         pictures=step_pictures(sequences, spans),
         adapters=adapter_rows(np.repeat(adapters, query_lengths), logit_rows, tables.device.device),
     )
-    return StepInputs(inputs, None if sampled_rows is None else uploaded[6], scored)
+    return StepInputs(inputs, None if sampled_rows is None else uploaded[6], scored, sampled_rows)
 
 
 def _logit_rows(

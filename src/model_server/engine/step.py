@@ -28,7 +28,7 @@ from model_server.sampling.logprobs import prompt_logprobs
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.device.speculator import DeviceSpeculator
 from model_server.speculation.device.tokens import WindowTokens
-from model_server.speculation.drafters.drafter import decoded_rows, ragged_rows
+from model_server.speculation.drafters.drafter import ComputedStep, decoded_rows, ragged_rows
 from model_server.speculation.speculator import Speculator
 from model_server.speculation.window import Window
 from model_server.vision.encoder import ImageEncoder
@@ -166,10 +166,11 @@ class Stepper:
             state.begin(rows, running.decode.tables, running.newest, windows.unseen)
             inputs = state.inputs(length, running.decode.tables)
         running.decode.note_other_step()
-        logits = self._forward(step, inputs, cache, None)
+        kept = speculator.keeps()
+        logits = self._forward(step, inputs, cache, kept)
         with self.profiler.phase("sampling"):
             chosen = self._sampler.sample_places(logits, [s.row for s in rows], state.places(length))
-            tokens = WindowTokens(state.settle(length, chosen.ids, chosen.packed), length, chosen.top)
+            tokens = WindowTokens(state.settle(length, chosen.ids, chosen.packed, kept), length, chosen.top)
         step.times.sampled = time.perf_counter_ns()
         step.rows, step.sampled, step.window, step.length = rows, tokens, tokens, length
         windows.submitted(rows, length)
@@ -191,7 +192,7 @@ class Stepper:
         with self.profiler.phase("sampling"):
             checked = window.check(logits, self._sampler)
         step.times.sampled = time.perf_counter_ns()
-        step.drafted = self._speculator.note(window, checked, kept)
+        step.drafted = self._speculator.note(window, checked, self._computed(inputs, kept, checked.ids))
         step.rows, step.sampled = window.rows, checked
         running.in_flight, running.gives_several = step, True
         running.newest = NewestTokens(window.rows, checked.ids)
@@ -205,11 +206,12 @@ class Stepper:
             if running.windows is not None:
                 running.windows.rested()
             inputs = running.decode.next(rows, running.newest)
-        kept = None if self._speculator is None else self._speculator.keeps()
+        kept = None if self._speculator is None else self._speculator.keeps_plain(rows)
         logits = self._forward(step, inputs, cache, kept)
         self._sample(running, step, rows, logits)
-        if self._speculator is not None and kept is not None:
-            self._speculator.saw(decoded_rows(rows), kept)
+        if self._speculator is not None and self._speculator.watches:
+            newest = None if step.sampled is None else step.sampled.ids
+            self._speculator.saw(decoded_rows(rows), self._computed(inputs, kept, newest))
         for sequence in rows:
             sequence.advance()
 
@@ -230,8 +232,9 @@ class Stepper:
         elif logits.is_cuda:
             # No caller waits for ids of this step; without this one, whole prompts would queue up on the device.
             torch.cuda.current_stream(logits.device).synchronize()
-        if self._speculator is not None and kept is not None:
-            self._speculator.saw(ragged_rows(rows, inputs), kept)
+        if self._speculator is not None and self._speculator.watches:
+            newest = None if step.sampled is None else step.sampled.ids
+            self._speculator.saw(ragged_rows(rows, inputs), self._computed(inputs.model, kept, newest))
         for sequence in rows:
             sequence.advance()
 
@@ -270,6 +273,9 @@ class Stepper:
     def _choose(self, step: SubmittedStep, rows: list[Sequence], logits: Tensor) -> None:
         with self.profiler.phase("sampling"):
             step.rows, step.sampled = rows, self._sampler.sample(logits, [s.row for s in rows])
+
+    def _computed(self, inputs: ModelInputs, kept: Kept | None, newest: Tensor | None) -> ComputedStep:
+        return ComputedStep(inputs, kept, newest, self._staging)
 
     def _state(self) -> DecodeState:
         return DecodeState(self._device, self._block_size, self._staging)

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.runner.decode_buffers import DecodeBuffers
 from model_server.runner.graph_capture import CapturedGraph, GraphCapture, without_collector
 from model_server.runner.piecewise import TOKEN_SIZES, PiecewiseBuffers, PiecewiseGraph, Recorder
-from model_server.runner.runner import ModelInputs, Runner, RunnerTraits, TokenRow
+from model_server.runner.runner import Kept, ModelInputs, Runner, RunnerTraits, TokenRow
 
 logger = logging.getLogger(__name__)
 
@@ -34,22 +34,6 @@ Graph = TypeVar("Graph", CapturedGraph, PiecewiseGraph)
 
 # What became of a capture; ranks agree on the smallest.
 _IMPOSSIBLE, _NO_MEMORY, _CAPTURED = range(3)
-
-
-def with_graphs(
-    runner: Runner, sizes: tuple[int, ...], capture: GraphCapture, windows: Mapping[int, tuple[int, ...]] | None = None
-) -> Runner:
-    """A runner whose decode steps can be captured, or `runner` itself where that is not possible; says which. For
-    stages of a pipeline `GraphedRunner.capture` decides, since other stages have other layers. windows: as there, where
-    attention computes a window's places together."""
-    if not sizes:
-        logger.info("CUDA graphs are off (--cuda-graphs 0)")
-    elif not (runner.traits.capturable or runner.traits.is_stage):
-        logger.info("CUDA graphs are off: this model's decode step, or its attention backend, needs the host")
-    else:
-        joined = getattr(runner.traits.attention, "joins_windows", False)
-        return GraphedRunner(runner, sizes, capture, windows if joined else None)
-    return runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +62,14 @@ class GraphedRunner:
         sizes: tuple[int, ...],
         capture: GraphCapture,
         windows: Mapping[int, tuple[int, ...]] | None = None,
+        *,
+        keeps: Callable[[], Kept | None] | None = None,
     ) -> None:
         """sizes: batch sizes to capture, the largest first; windows: the same by number of places, of steps whose
-        sequences have several. Those without a graph of their own replay one whose rows are single queries."""
+        sequences have several. Those without a graph of their own replay one whose rows are single queries. keeps: what
+        decode steps keep of their hidden states; with it steps with prompts are not captured, behind which a drafter
+        computes; None: nothing drafts by computing."""
+        self._keeps = keeps
         self.sizes = sizes
         self._families = {1: sizes, **(windows or {})}
         self._runner = runner
@@ -149,6 +138,8 @@ class GraphedRunner:
             places, size = found
             self._buffers.fill(inputs, places * size)
             graphs[found].replay()
+            if inputs.kept is not None:
+                self._buffers.give(inputs.kept, inputs.input_ids.shape[0])
             output = self._buffers.output[: inputs.input_ids.shape[0]]
             return output if self.traits.passed_on is None else output.clone()
         if (tokens := self._tokens_for(inputs)) is None:
@@ -303,7 +294,7 @@ class GraphedRunner:
     def _capture_prompts(self, cache: KvCache, world: ProcessGroup) -> None:
         """The sizes of steps with prompts, first because they are the largest. Without memory for one, the others are
         captured; if they cannot be captured at all, decode steps still may."""
-        if self.traits.attention is None or self.traits.is_stage:
+        if self.traits.attention is None or self.traits.is_stage or self._keeps is not None:
             return
         families = (False, True) if self._num_slots(cache.rows[0].device) else (False,)
         for tokens, adapted in itertools.product(TOKEN_SIZES, families):
@@ -344,11 +335,15 @@ class GraphedRunner:
     def _graph_of(self, size: int, places: int, cache: KvCache, world: ProcessGroup, *, adapted: bool) -> CapturedGraph:
         buffers = self._buffers
         assert buffers is not None
-        inputs, output = buffers.inputs(size * places, places, adapted=adapted), buffers.output[: size * places]
+        kept = None if self._keeps is None else self._keeps()
+        inputs = replace(buffers.inputs(size * places, places, adapted=adapted), kept=kept)
+        output = buffers.output[: size * places]
 
         def work() -> None:
             # Copied: as outputs of their own, the logits of all sizes together would take gigabytes.
             output.copy_(self._runner.forward(inputs, cache))
+            if kept is not None:
+                buffers.hold(kept)
 
         self._warm_up(work, world)
         return self._capture.capture(work)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.runner.adapter_buffers import AdapterBuffers, captured_rows
-from model_server.runner.runner import ModelInputs, TokenRow
+from model_server.runner.runner import Kept, ModelInputs, TokenRow
 
 
 class DecodeBuffers:
@@ -43,6 +44,8 @@ class DecodeBuffers:
         self._adapters = AdapterBuffers(max_rows, num_slots, device)
         self._filled_rows = 0
         self._filled_width = 0
+        self._kept_final: Tensor | None = None
+        self._kept_inputs: tuple[Tensor, ...] = ()
 
     def inputs(self, num_rows: int, places: int = 1, *, adapted: bool = False) -> ModelInputs:
         """What a step of `num_rows` rows reads, the padding included. places: rows of each sequence. adapted: some of
@@ -65,6 +68,22 @@ class DecodeBuffers:
             hidden=hidden,
             adapters=captured_rows(self._adapters, num_rows) if adapted else None,
         )
+
+    def hold(self, kept: Kept) -> None:
+        """Copy what a captured step keeps of its hidden states."""
+        assert kept.final is not None
+        rows = len(kept.final)
+        if self._kept_final is None:  # in the warm-up run, which nothing captures
+            self._kept_final = kept.final.new_zeros(len(self.output), kept.final.shape[1])
+            self._kept_inputs = tuple(one.new_zeros(len(self.output), one.shape[1]) for one in kept.inputs)
+        held = [self._kept_final[:rows], *(one[:rows] for one in self._kept_inputs)]
+        torch._foreach_copy_(held, [kept.final, *kept.inputs])
+
+    def give(self, kept: Kept, num_rows: int) -> None:
+        """What the newest replay kept of so many rows, until the next one."""
+        assert self._kept_final is not None, "captured steps keep nothing"
+        kept.final = self._kept_final[:num_rows]
+        kept.inputs = tuple(one[:num_rows] for one in self._kept_inputs)
 
     def fill(self, inputs: ModelInputs, num_rows: int) -> None:
         """Put a decode step into the first rows, and padding into the further rows that the step before used. num_rows:

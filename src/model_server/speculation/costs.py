@@ -38,12 +38,12 @@ def step_costs(runner: Computes, cache: KvCache, world: ProcessGroup, max_keys: 
     while rows <= _MOST_ROWS:
         inputs = _inputs(rows, runner, cache, min(_KEYS, max_keys))
         runner.forward(inputs, cache)
-        _finish(device)
+        finish(device)
         started, shortest = time.perf_counter(), float("inf")
         for _ in range(_REPEATS):
             begun = time.perf_counter()
             runner.forward(inputs, cache)
-            _finish(device)
+            finish(device)
             shortest = min(shortest, time.perf_counter() - begun)
             if not world.all_reduce_min(int(time.perf_counter() - started < _LIMIT_S)):
                 break
@@ -52,7 +52,7 @@ def step_costs(runner: Computes, cache: KvCache, world: ProcessGroup, max_keys: 
     return costs
 
 
-def _finish(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
     """Wait for what was enqueued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -10,7 +10,7 @@ from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import Kept, Runner
-from model_server.speculation.drafters.drafter import ComputedRow, DraftedRunner, Drafter, DraftRow
+from model_server.speculation.drafters.drafter import ComputedRow, ComputedStep, DraftedRunner, Drafter, DraftRow
 from model_server.speculation.lookup import NO_GUESS
 from model_server.speculation.pace import Pace
 from model_server.speculation.speculator import Draft, Drafting, Speculator
@@ -30,6 +30,7 @@ class ModelSpeculator(Speculator):
         """most: the longest draft."""
         super().__init__(most)
         self.drafter = drafter
+        self.watches = drafter.keeps() is not None
         self._plain_steps = 0
 
     def measure(self, runner: Runner, cache: KvCache, world: ProcessGroup, max_length: int) -> None:
@@ -40,15 +41,16 @@ class ModelSpeculator(Speculator):
     def keeps(self) -> Kept | None:
         return self.drafter.keeps()
 
-    def saw(self, rows: list[ComputedRow], kept: Kept) -> None:
-        self.drafter.saw(rows, kept)
+    def saw(self, rows: list[ComputedRow], step: ComputedStep) -> None:
+        if step.kept is not None:
+            self.drafter.saw(rows, step.kept)
 
-    def note(self, window: Window, checked: CheckedTokens, kept: Kept | None = None) -> Drafted:
+    def note(self, window: Window, checked: CheckedTokens, step: ComputedStep) -> Drafted:
         """As in `Speculator`. A draft model keeps the keys of the tokens that were right."""
-        drafted = super().note(window, checked)
+        drafted = super().note(window, checked, step)
         counts = checked.to_host().counts or []
-        if kept is not None:
-            self.drafter.saw(_accepted_rows(window, counts), kept)
+        if step.kept is not None:
+            self.drafter.saw(accepted_rows(window, counts), step.kept)
         for sequence, count in zip(window.rows, counts, strict=True):
             drafting = self.drafting.get(sequence.id)
             if drafting is not None and drafting.written:
@@ -118,7 +120,7 @@ class ModelSpeculator(Speculator):
         return sum(self.drafter.pace.cost(count) for count in rows if count)
 
 
-def _accepted_rows(window: Window, counts: list[int]) -> list[ComputedRow]:
+def accepted_rows(window: Window, counts: list[int]) -> list[ComputedRow]:
     """Of a window whose rows got so many tokens: the places before these are computed for good."""
     found, first = [], 0
     for sequence, draft, count in zip(window.rows, window.drafts, counts, strict=True):

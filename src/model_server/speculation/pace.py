@@ -43,10 +43,11 @@ class Pace:
         slope = (self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2])
         return float(self._seconds[-1] + slope * (rows - self._rows[-1]))
 
-    def gain(self, length: int, lengths: Sequence[float], shares: Sequence[float]) -> float:
+    def gain(self, length: int, lengths: Sequence[float], shares: Sequence[float], drafting: float = 0.0) -> float:
         """How many times the tokens per second of plain steps come of steps with length + 1 places for each row.
 
-        lengths: of the rows' drafts, on average; shares: of each row's drafted tokens, those that are right.
+        lengths: of the rows' drafts, on average; shares: of each row's drafted tokens, those that are right. drafting:
+        the seconds that the drafts of a step take.
         """
         num_rows = len(lengths)
         brought = float(num_rows)
@@ -56,7 +57,7 @@ class Pace:
             for place in range(min(length, math.ceil(drafted))):
                 chance *= share
                 brought += chance * min(1.0, drafted - place)
-        return brought * self.cost(num_rows) / (num_rows * self.cost(num_rows * (length + 1)))
+        return brought * self.cost(num_rows) / (num_rows * (self.cost(num_rows * (length + 1)) + drafting))
 
     def best_length(
         self, lengths: Sequence[int], shares: Sequence[float], most: int, drafting: Callable[[int], float] | None = None

@@ -10,7 +10,7 @@ from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import Kept, Runner
 from model_server.speculation.costs import step_costs
-from model_server.speculation.drafters.drafter import ComputedRow
+from model_server.speculation.drafters.drafter import ComputedRow, ComputedStep
 from model_server.speculation.lookup import NO_GUESS, History, Prediction
 from model_server.speculation.pace import Acceptance, Pace
 from model_server.speculation.window import CheckedTokens, Window
@@ -47,8 +47,11 @@ class Drafting:
 class Speculator:
     """Drafts by lookup (`lookup`) and by grammars, which may leave no choice. Belongs to the device thread.
 
-    It follows from the tokens of the requests and from the costs alone, so all ranks draft the same.
+    It follows from the tokens of the requests and from the costs alone, so all ranks draft the same. watches: it is
+    told of steps without drafts (`saw`).
     """
+
+    watches = False
 
     def __init__(self, most: int) -> None:
         """most: the longest draft. There are none before `pace` is set."""
@@ -80,11 +83,15 @@ class Speculator:
         """What the next step must keep of its hidden states; None: nothing."""
         return None
 
-    def saw(self, rows: list[ComputedRow], kept: Kept) -> None:
-        """A step without drafts was computed, and `kept` filled."""
+    def keeps_plain(self, rows: list[Sequence]) -> Kept | None:
+        """The same for a step of these rows in which each has one token."""
+        return self.keeps()
 
-    def note(self, window: Window, checked: CheckedTokens, kept: Kept | None = None) -> Drafted:
-        """What became of a window. kept: of its step."""
+    def saw(self, rows: list[ComputedRow], step: ComputedStep) -> None:
+        """A step without drafts was submitted."""
+
+    def note(self, window: Window, checked: CheckedTokens, step: ComputedStep) -> Drafted:
+        """What became of a window. step: its own."""
         counts = checked.to_host().counts or []
         tokens, rights = [0] * len(DraftKind), [0] * len(DraftKind)
         longest = 0

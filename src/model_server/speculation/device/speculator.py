@@ -16,6 +16,7 @@ from model_server.memory.transfer import Staging
 from model_server.runner.graph_sizes import window_lengths
 from model_server.sampling.windows import places
 from model_server.sampling.windows.places import PENALTY_BYTES
+from model_server.speculation.device.drafts import LookedUp, RowDrafts
 from model_server.speculation.device.history import history_bytes
 from model_server.speculation.device.lookup import LookUp, look_up_on
 from model_server.speculation.device.state import WindowState
@@ -26,7 +27,7 @@ from model_server.speculation.window import Window
 from wire.step_phases import DraftKind
 
 # A decision holds for so many steps, and gives way only to what gains so much more.
-_STEPS = 8
+STEPS = 8
 _CHANGE = 1.05
 # Where no drafts pay, so many steps are plain ones before windows of one token look again whether drafts would.
 _REST = 24
@@ -35,7 +36,7 @@ _NEW_WEIGHT = 0.25
 
 
 @dataclass(slots=True)
-class _Known:
+class KnownDrafts:
     """What the host has seen of a request's drafts: how many are right, and how long the newest are on average."""
 
     acceptance: Acceptance
@@ -47,21 +48,26 @@ class BatchWindows:
     unseen: how many tokens more than one the windows may have brought that the host has not seen. rest: so many steps
     are no windows."""
 
-    def __init__(self, state: WindowState) -> None:
+    def __init__(self, state: WindowState, kind: DraftKind = DraftKind.LOOKUP) -> None:
+        """kind: of its drafts."""
         self.state = state
+        self.kind = kind
         self.length = 0
         self.unseen = 0
-        self.steps = _STEPS  # since the length was decided
+        self.steps = STEPS  # since the length was decided
         self.rest = 0
-        self._known: dict[Sequence, _Known] = {}
+        self.undrafted = 0  # windows without drafts since the last one with some
+        self.looks = 0  # since a request joined: how often drafts were tried again after they had not paid
+        self._known: dict[Sequence, KnownDrafts] = {}
 
-    def known(self, rows: list[Sequence]) -> list[_Known]:
+    def known(self, rows: list[Sequence]) -> list[KnownDrafts]:
         """Of these rows; new ones begin at the mean of the others."""
         shares = [one.acceptance.share for one in self._known.values()]
         mean = sum(shares) / len(shares) if shares else None
         for sequence in rows:
             if sequence not in self._known:
-                self._known[sequence] = _Known(Acceptance() if mean is None else Acceptance(mean))
+                self.looks = 0
+                self._known[sequence] = KnownDrafts(Acceptance() if mean is None else Acceptance(mean))
         return [self._known[sequence] for sequence in rows]
 
     def release(self, kept: list[Sequence]) -> None:
@@ -75,6 +81,7 @@ class BatchWindows:
         self.length = length
         self.unseen += length
         self.steps += 1
+        self.undrafted = 0 if length else self.undrafted + 1
         for sequence in rows:
             sequence.row.num_generated += 1
 
@@ -97,7 +104,7 @@ class BatchWindows:
                 num_tokens += outcome.checked
                 num_right += right
         found = [0] * len(DraftKind), [0] * len(DraftKind)
-        found[0][DraftKind.LOOKUP], found[1][DraftKind.LOOKUP] = num_tokens, num_right
+        found[0][self.kind], found[1][self.kind] = num_tokens, num_right
         return Drafted(longest, tuple(found[0]), tuple(found[1]))
 
 
@@ -123,7 +130,7 @@ class DeviceSpeculator(Speculator):
 
     def begin(self, staging: Staging) -> BatchWindows:
         """For a batch that has had no window."""
-        return BatchWindows(WindowState(self._device, self._block_size, staging, self.most, self._look_up))
+        return BatchWindows(self._state(staging, LookedUp(self._look_up, self.most)))
 
     def on_device(self, windows: BatchWindows | None, rows: list[Sequence]) -> bool:
         """Whether the next step of these rows, which all decode, is a window that the device makes."""
@@ -146,19 +153,33 @@ class DeviceSpeculator(Speculator):
         if not self.is_due(windows) and (not self.alone or rows is windows.state.rows):
             return present
         windows.steps, is_new = 0, windows.state.is_stale
-        assert self.pace is not None
         known = windows.known(rows)
-        lengths, shares = [one.drafted or 0.0 for one in known], [one.acceptance.share for one in known]
-        gains = {one: self.pace.gain(one, lengths, shares) for one in allowed}
-        best = max(gains, key=lambda one: (gains[one], -one))
-        if gains[best] < LEAST_GAIN:
-            windows.rest = 0 if present or is_new else _REST
-            return 0
+        lengths, shares = self._lengths(rows, known), [one.acceptance.share for one in known]
+        gains = {one: self._gain(one, lengths, shares) for one in allowed}
+        best = max(gains, key=lambda one: (gains[one], -one), default=0)
+        if not best or gains[best] < LEAST_GAIN:
+            return self._when_none_pays(windows, rows, is_new=is_new, present=present)
         return best if not present or gains[best] > _CHANGE * gains[present] else present
 
     def is_due(self, windows: BatchWindows) -> bool:
         """Whether the next window's length is decided again."""
-        return windows.steps >= _STEPS
+        return windows.steps >= STEPS
+
+    def _state(self, staging: Staging, drafts: RowDrafts) -> WindowState:
+        return WindowState(self._device, self._block_size, staging, self.most, drafts)
+
+    def _lengths(self, rows: list[Sequence], known: list[KnownDrafts]) -> list[float]:
+        """How long the rows' drafts are on average."""
+        return [one.drafted or 0.0 for one in known]
+
+    def _gain(self, length: int, lengths: list[float], shares: list[float]) -> float:
+        assert self.pace is not None
+        return self.pace.gain(length, lengths, shares)
+
+    def _when_none_pays(self, windows: BatchWindows, rows: list[Sequence], *, is_new: bool, present: int) -> int:
+        """The length of the next window."""
+        windows.rest = 0 if present or is_new else _REST
+        return 0
 
     def _most_for(self, num_rows: int) -> int:
         return min(self.most, self._max_rows // num_rows - 1)
@@ -174,7 +195,7 @@ class DeviceSpeculator(Speculator):
         if pace is not self._judged:
             self._judged, self._pays = pace, {}
         if num_rows not in self._pays:
-            gains = [pace.gain(one, [one] * num_rows, [1.0] * num_rows) for one in self._allowed(num_rows)]
+            gains = [self._gain(one, [one] * num_rows, [1.0] * num_rows) for one in self._allowed(num_rows)]
             self._pays[num_rows] = max(gains, default=0.0) >= LEAST_GAIN
         return self._pays[num_rows]
 
@@ -188,9 +209,9 @@ def _is_penalised_by_its_ids(sequence: Sequence) -> bool:
     return not sequence.row.parameters.penalises or sequence.row.num_prompt == sequence.prompt_length
 
 
-def _note(known: _Known, outcome: RowOutcome) -> None:
-    before = outcome.next_draft if known.drafted is None else known.drafted
-    known.drafted = before + _NEW_WEIGHT * (outcome.next_draft - before)
+def _note(known: KnownDrafts, outcome: RowOutcome) -> None:
+    before = outcome.drafted if known.drafted is None else known.drafted
+    known.drafted = before + _NEW_WEIGHT * (outcome.drafted - before)
     if outcome.checked:
         right = max(0, outcome.got - 1)
         known.acceptance.note(accepted=right, refused=right < outcome.checked)

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from model_server.adapters.rows import AdapterRows, adapter_rows
-from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.newest import NewestTokens
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
 from model_server.memory.transfer import Staging
-from model_server.runner.runner import ModelInputs
+from model_server.runner.runner import Kept, ModelInputs
 from model_server.sampling.windows.places import Places
+from model_server.speculation.device.drafts import Brought, RowDrafts
 from model_server.speculation.device.history import Histories
-from model_server.speculation.device.lookup import LookUp
+from model_server.speculation.device.queries import RowsAt, single_queries
 
 # What became of the first token of a draft.
 NO_DRAFT, WRONG, RIGHT = range(3)
@@ -33,7 +33,7 @@ NO_DRAFT, WRONG, RIGHT = range(3)
 class _Rows:
     """All [num_rows] int64. start: the position of the newest token in the cache, whose K/V are not written; made:
     tokens generated; left: those that it may still generate; limit: the end of its slots; offset: of a position to the
-    place in the cache; valid: tokens of the next draft."""
+    place in the cache; valid: tokens of the draft of the newest window."""
 
     newest: Tensor
     start: Tensor
@@ -42,7 +42,7 @@ class _Rows:
     limit: Tensor
     offset: Tensor
     valid: Tensor
-    draft: Tensor  # [num_rows, most]
+    draft: Tensor  # [num_rows, 1 or more]
 
     def select(self, kept: Tensor) -> _Rows:
         return _Rows(*(getattr(self, name).index_select(0, kept) for name in self.__slots__))
@@ -52,7 +52,7 @@ class _Rows:
 class Checked:
     """What a window brought, on the device. newest: [num_rows] int64, each row's last token. packed: [num_rows, 3 *
     num_places + 4] float64: ids, logprobs and failures by place; then how many tokens the row got, how many drafted
-    ones were checked, how long its next draft is, and what became of its draft's first token, checked or not."""
+    ones were checked, how long its draft was, and what became of its first token, checked or not."""
 
     newest: Tensor
     packed: Tensor
@@ -61,7 +61,7 @@ class Checked:
 class WindowState:
     """The rows of one batch, as long as windows follow each other. Not thread-safe: it belongs to the device thread."""
 
-    def __init__(self, device: torch.device, block_size: int, staging: Staging, most: int, look_up: LookUp) -> None:
+    def __init__(self, device: torch.device, block_size: int, staging: Staging, most: int, drafts: RowDrafts) -> None:
         """most: the longest draft."""
         self.rows: list[Sequence] = []
         self.is_stale = True
@@ -69,7 +69,7 @@ class WindowState:
         self._block_size = block_size
         self._staging = staging
         self._most = most
-        self._look_up = look_up
+        self._drafts = drafts
         self._histories = Histories(device)
         self._tensors: _Rows | None = None
         self._place: dict[Sequence, int] = {}
@@ -82,6 +82,7 @@ class WindowState:
             return
         self.is_stale = True
         self._histories.note_stored(self._place)
+        self._drafts.leave(self._place)
         for sequence, row in self._place.items():
             if sequence.row.history is not None:
                 sequence.row.history = self._histories.ids[row].long()
@@ -124,6 +125,7 @@ class WindowState:
             tables.apply(change, uploaded)
             self._tensors = self._tensors.select(places)
             self._tensors.limit = limits
+            self._drafts.select(places)
             self._histories.select(places, room, int(self._longest.max()))
         else:
             assert not unseen, "rows join that the host does not know the lengths of"
@@ -136,8 +138,9 @@ class WindowState:
             start, made_, left, limit, offset, *uploaded = self._staging.upload(*arrays, *change.arrays)
             tables.apply(change, uploaded)
             newest_ids = self._histories.ids.gather(1, start[:, None]).squeeze(1).long()
-            draft, valid = self._look_up(self._histories.ids, start + 1, self._most)
-            self._tensors = _Rows(newest_ids, start, made_, left, limit, offset, valid, draft)
+            none = torch.zeros_like(start)
+            self._tensors = _Rows(newest_ids, start, made_, left, limit, offset, none, none[:, None])
+            self._drafts.take(rows)
             self.is_stale = False
         self.rows = rows
         self._place = {s: i for i, s in enumerate(rows)}
@@ -145,35 +148,26 @@ class WindowState:
 
     def inputs(self, length: int, tables: BlockTables) -> ModelInputs:
         """Of a step that checks drafts of at most `length` tokens: length + 1 places for each row."""
-        rows, size, num_places = self._tensors, self._block_size, length + 1
+        rows, num_places = self._tensors, length + 1
         assert rows is not None
+        before = RowsAt(
+            rows.newest, rows.start, rows.limit, self._histories.ids, tables.device, self._block_size, self._longest,
+            self._limits,
+        )  # fmt: skip
+        rows.draft, rows.valid = self._drafts.draft(before, length)
         left = torch.minimum(rows.left - 1, rows.limit - rows.start - 1)
         # A row without a token or a slot left has -1 here, or less.
         self._checked = torch.minimum(rows.valid.clamp(max=length), left).clamp(min=-1)
         number = torch.arange(num_places, device=self._device)
         inside = number <= self._checked[:, None]
         ids = torch.cat((rows.newest[:, None], rows.draft[:, :length]), 1)
-        stored = (rows.start[:, None] + number).masked_fill(~inside, 0)
-        blocks = tables.device.gather(1, stored // size)
-        slots = torch.add(stored % size, blocks, alpha=size).masked_fill(~inside, 0)
-        positions = (stored + rows.offset[:, None]).masked_fill(~inside, 0)
-        flat = inside.view(-1, 1)
-        spread = tables.device if num_places == 1 else tables.device.repeat_interleave(num_places, 0)
-        count = len(self.rows) * num_places
-        longest = np.minimum(self._longest[:, None] + 1 + np.arange(num_places), np.maximum(self._limits, 1)[:, None])
-        metadata = AttentionMetadata(
-            slots=slots.view(-1),
-            block_tables=spread.masked_fill(~flat, 0),
-            cu_seqlens_q=torch.arange(count + 1, dtype=torch.int32, device=self._device),
-            kv_lengths=(stored + 1).view(-1).to(torch.int32),
-            query_lengths_host=(1,) * count,
-            kv_lengths_host=tuple(longest.reshape(-1).tolist()),
-            places=num_places,
-        )
+        at = rows.start[:, None] + number
+        self._stored, self._attention = single_queries(before, at, inside, 0, joined=True)
+        positions = (self._stored + rows.offset[:, None]).masked_fill(~inside, 0)
         return ModelInputs(
             ids.masked_fill(~inside, 0).view(-1),
             positions.view(-1),
-            metadata,
+            self._attention,
             None,
             adapters=self._adapters_of(num_places),
         )
@@ -190,9 +184,9 @@ class WindowState:
         longest = int(self._longest.max()) + 1 + length
         return Places(rows.made[:, None] + number, ids, known + number, longest)
 
-    def settle(self, length: int, ids: Tensor, packed: Tensor) -> Checked:
-        """Accept what was drawn as far as the draft was right, and look up the next. ids: [num_rows * num_places]
-        int64; packed: [3, num_rows * num_places] float64, ids, logprobs, failures."""
+    def settle(self, length: int, ids: Tensor, packed: Tensor, kept: Kept | None) -> Checked:
+        """Accept what was drawn as far as the draft was right. ids: [num_rows * num_places] int64; packed: [3, num_rows
+        * num_places] float64, ids, logprobs, failures; kept: of the forward."""
         rows, checked = self._tensors, self._checked
         assert rows is not None
         num_rows, num_places = len(self.rows), length + 1
@@ -210,10 +204,11 @@ class WindowState:
         at = (rows.start + 1)[:, None] + number
         history.scatter_(1, at, torch.where(number < got[:, None], drawn.to(torch.int32), history.gather(1, at)))
         start = rows.start + got
-        draft, valid = self._look_up(history, start + 1, self._most)
-        self._tensors = _Rows(newest, start, rows.made + got, rows.left - got, rows.limit, rows.offset, valid, draft)
+        self._drafts.settle(Brought(drawn, got, kept, self._stored, self._attention))
+        made, left = rows.made + got, rows.left - got
+        self._tensors = _Rows(newest, start, made, left, rows.limit, rows.offset, rows.valid, rows.draft)
         by_place = packed.view(3, num_rows, num_places).transpose(0, 1).reshape(num_rows, -1)
-        numbers = torch.stack((got, checked.clamp(min=0), valid, first), 1)
+        numbers = torch.stack((got, checked.clamp(min=0), rows.valid, first), 1)
         return Checked(newest, torch.cat((by_place, numbers.double()), 1))
 
     def _adapters_of(self, num_places: int) -> AdapterRows | None:

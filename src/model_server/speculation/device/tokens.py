@@ -14,12 +14,12 @@ from model_server.speculation.device.state import NO_DRAFT, RIGHT, Checked
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """What became of one row in a window. got: tokens; checked: drafted tokens that were; next_draft: the length of the
+    """What became of one row in a window. got: tokens; checked: drafted tokens that were; drafted: the length of the
     draft for the next step; first_right: whether its draft's first token was, checked or not; None: it had no draft."""
 
     got: int
     checked: int
-    next_draft: int
+    drafted: int
     first_right: bool | None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence as Rows
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,10 +17,11 @@ from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
+from model_server.memory.transfer import upload
 from model_server.runner.runner import Kept, ModelInputs, Runner
 from model_server.speculation.costs import step_costs
 from model_server.speculation.drafters.drafter import ComputedRow, DraftRow
-from model_server.speculation.drafters.spans import Span, span_inputs
+from model_server.speculation.drafters.spans import Span, counted_places, span_inputs
 from model_server.speculation.pace import Pace
 
 # The most tokens that one forward computes where a request's keys are behind by many.
@@ -70,7 +70,7 @@ class DraftModel:
         own = dataclasses.replace(
             inputs,
             input_ids=self._embedded(inputs.input_ids),
-            positions=_counted(attention),
+            positions=upload(torch.from_numpy(counted_places(attention)), attention.slots.device),
             attention=attention,
             logit_rows=first,
             attention_step=None,
@@ -107,18 +107,17 @@ class DraftModel:
         assert self._cache is not None
         step = span_inputs(spans, self._cache.rows[0].device)
         rows = None if len(step.ids) == len(spans) else step.last
-        inputs = ModelInputs(self._embedded(step.ids), step.positions, step.attention, rows)
-        logits = self.runner.forward(inputs, self._cache)
-        likeliest: list[int] = logits[:, : self._vocab_size].argmax(dim=-1).tolist()
-        return likeliest
+        found: list[int] = self.likeliest(step.ids, step.positions, step.attention, rows).tolist()
+        return found
+
+    def likeliest(
+        self, ids: Tensor, positions: Tensor, attention: AttentionMetadata, rows: Tensor | None = None
+    ) -> Tensor:
+        """Compute tokens of a step; the likeliest one behind each, or behind each of `rows`, [n] int64."""
+        assert self._cache is not None
+        logits = self.runner.forward(ModelInputs(self._embedded(ids), positions, attention, rows), self._cache)
+        return logits[:, : self._vocab_size].argmax(dim=-1)
 
     def _embedded(self, ids: Tensor) -> Tensor:
         """Ids that have an embedding: the model may have more, which no text has."""
         return ids.clamp(max=self.runner.vocab_size - 1)
-
-
-def _counted(metadata: AttentionMetadata) -> Tensor:
-    """The places of a step's tokens in the cache, [num_tokens] int64."""
-    counts, lengths = metadata.query_lengths_host, metadata.kv_lengths_host
-    spans = [np.arange(total - count, total) for count, total in zip(counts, lengths, strict=True)]
-    return torch.from_numpy(np.concatenate(spans)).to(metadata.slots.device)

@@ -13,6 +13,7 @@ from model_server.batch.inputs import StepInputs
 from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.memory.transfer import Staging
 from model_server.runner.runner import Kept, ModelInputs, Runner, RunnerTraits
 from model_server.speculation.pace import Pace
 
@@ -45,6 +46,17 @@ class ComputedRow:
     first: int
     count: int
     logit_row: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedStep:
+    """A step that was submitted. kept: what it kept of its hidden states. newest: [n] int64 on the device,
+    the last token of each row that drew one, in order; None: none did."""
+
+    inputs: ModelInputs
+    kept: Kept | None
+    newest: Tensor | None
+    staging: Staging
 
 
 class Drafter(Protocol):
@@ -92,7 +104,7 @@ def decoded_rows(rows: Rows[Sequence]) -> list[ComputedRow]:
 
 def ragged_rows(rows: Rows[Sequence], inputs: StepInputs) -> list[ComputedRow]:
     """Of a step with prompts."""
-    sampled = iter(range(len(rows)) if inputs.sampled_rows is None else inputs.sampled_rows.tolist())
+    sampled = iter(range(len(rows)) if inputs.sampled_host is None else inputs.sampled_host.tolist())
     found, first = [], 0
     for one, count in zip(rows, inputs.model.attention.query_lengths_host, strict=True):
         found.append(ComputedRow(one, one.cache_length, first, count, next(sampled) if one.samples else None))

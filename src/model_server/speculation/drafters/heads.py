@@ -14,6 +14,7 @@ from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.decoder.loader import Loader
 from model_server.runner.runner import Kept, ModelInputs
+from model_server.speculation.costs import finish
 from model_server.speculation.drafters.drafter import ComputedRow, DraftRow
 from model_server.speculation.pace import Pace
 
@@ -25,9 +26,9 @@ _REPEATS = 3
 class Guesser(Protocol):
     """Heads of one kind."""
 
-    def guess(self, hidden: Tensor, newest: list[int], forced: Rows[list[int]], most: int) -> Tensor:
-        """[n, most] int64: the likeliest tokens behind the newest of each row, drawn from `hidden` [n, hidden], the
-        first places being `forced`, whatever is guessed there."""
+    def guess(self, hidden: Tensor, newest: Tensor, forced: Rows[list[int]], most: int) -> Tensor:
+        """[n, most] int64: the likeliest tokens behind `newest` [n] int64, drawn from `hidden` [n, hidden], the first
+        places being `forced`, whatever is guessed there; empty: none are."""
 
 
 class Heads:
@@ -40,7 +41,7 @@ class Heads:
         self.kv_shapes: tuple[KvShape, ...] = ()
         self.weight_bytes = loader.weight_bytes
         self.pace: Pace | None = None
-        self._guesser, self._number, self._width = guesser, number, width
+        self.guesser, self._number, self._width = guesser, number, width
         self._dtype, self._device = loader.reader.dtype, loader.device
 
     def reserve_positions(self, max_positions: int) -> None:
@@ -67,9 +68,8 @@ class Heads:
     def draft(self, rows: Rows[DraftRow]) -> list[list[int]]:
         hidden = torch.stack([row.sequence.drafts_from for row in rows])
         most = max(len(row.forced) + row.most for row in rows)
-        guessed = self._guesser.guess(
-            hidden, [row.sequence.ids[-1] for row in rows], [row.forced for row in rows], most
-        )
+        newest = torch.tensor([row.sequence.ids[-1] for row in rows], device=hidden.device)
+        guessed = self.guesser.guess(hidden, newest, [row.forced for row in rows], most)
         pairs = zip(rows, guessed.tolist(), strict=True)
         return [ids[len(row.forced) : len(row.forced) + row.most] for row, ids in pairs]
 
@@ -77,10 +77,12 @@ class Heads:
         costs = []
         for size in _SIZES:
             hidden = torch.zeros(size, self._width, dtype=self._dtype, device=self._device)
+            newest = torch.zeros(size, dtype=torch.int64, device=self._device)
             shortest = float("inf")
             for _ in range(_REPEATS):
                 begun = time.perf_counter()
-                self._guesser.guess(hidden, [0] * size, [[]] * size, self._number)
+                self.guesser.guess(hidden, newest, (), self._number)
+                finish(self._device)
                 shortest = min(shortest, time.perf_counter() - begun)
             # The slowest rank's, of one place of a draft.
             costs.append((size, -world.all_reduce_min(-round(shortest * 1e9)) / 1e9 / self._number))

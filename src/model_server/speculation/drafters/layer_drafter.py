@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from model_server.attention.backend import AttentionBackend
+from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.layers.rotary import Rotary
@@ -171,6 +172,23 @@ class LayerDrafter:
             hidden = self._forward(spans, self._layer.next_states(hidden))
         return [ids[len(row.forced) :] for row, ids in zip(rows, drafts, strict=True)]
 
+    def compute(self, ids: Tensor, positions: Tensor, attention: AttentionMetadata, kept: Kept) -> Tensor:
+        """Of a step of the model, which kept `kept`, all its positions, followed by `ids`; [n, hidden], what the layer
+        gives."""
+        return self._computed(ids, positions, attention, self._layer.states(self._layer.kept(kept)))
+
+    def go_on(self, ids: Tensor, positions: Tensor, attention: AttentionMetadata, given: Tensor) -> Tensor:
+        """The same of the next position of drafts, behind one where the layer has given `given` [n, hidden]."""
+        return self._computed(ids, positions, attention, self._layer.next_states(given))
+
+    def likeliest(self, given: Tensor) -> Tensor:
+        """[n, hidden] as the layer gives it -> [n] int64, ids of the model."""
+        return self._layer.likeliest(given)
+
+    def _computed(self, ids: Tensor, positions: Tensor, attention: AttentionMetadata, states: Tensor) -> Tensor:
+        assert self._cache is not None, "prompts come before drafts"
+        return self._layer.forward(ModelInputs(ids, positions, attention, None, hidden=states), self._cache)
+
     def _compute_waiting(self, rows: Rows[tuple[Sequence, int]]) -> Tensor:
         """The first positions that wait, so many of each row; what the layer gives at the last of each."""
         spans, states = [], []
@@ -183,10 +201,8 @@ class LayerDrafter:
 
     def _forward(self, spans: Rows[Span], states: Tensor) -> Tensor:
         """The spans' tokens follow their positions; what the layer gives at the last position of each."""
-        assert self._cache is not None, "prompts come before drafts"
         step = span_inputs(spans, states.device)
-        inputs = ModelInputs(step.ids, step.positions, step.attention, None, hidden=states)
-        given = self._layer.forward(inputs, self._cache)
+        given = self._computed(step.ids, step.positions, step.attention, states)
         return given if len(given) == len(spans) else given[step.last]
 
 

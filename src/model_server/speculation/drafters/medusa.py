@@ -26,7 +26,7 @@ class Medusa:
         self._layers = layers
         self._heads = heads
 
-    def guess(self, hidden: Tensor, newest: list[int], forced: Rows[list[int]], most: int) -> Tensor:
+    def guess(self, hidden: Tensor, newest: Tensor, forced: Rows[list[int]], most: int) -> Tensor:
         found = []
         for layers, head in zip(self._layers[:most], self._heads, strict=False):
             x = hidden

@@ -50,9 +50,9 @@ class MlpSpeculator:
         self._state_weight = 0.5 ** (0.5 / shape.number)
         self._token_weight = math.sqrt((1 - self._state_weight**2) * (shape.inner / 2))
 
-    def guess(self, hidden: Tensor, newest: list[int], forced: Rows[list[int]], most: int) -> Tensor:
+    def guess(self, hidden: Tensor, newest: Tensor, forced: Rows[list[int]], most: int) -> Tensor:
         state = _normalized(hidden) / math.sqrt(2) if self._scales_input else hidden
-        token = torch.tensor(newest, dtype=torch.int64, device=hidden.device).clamp_(max=self._last_id)
+        token = newest.clamp(max=self._last_id)
         found: list[Tensor] = []
         for number, place in enumerate(self._places[:most]):
             state = torch.add(

@@ -58,6 +58,12 @@ def span_inputs(spans: Rows[Span], device: torch.device) -> SpanInputs:
     return SpanInputs(ids, positions, attention, last)
 
 
+def counted_places(metadata: AttentionMetadata) -> npt.NDArray[np.int64]:
+    """The places of a step's tokens in the cache, [num_tokens], whose lengths the host knows."""
+    counts, lengths = metadata.query_lengths_host, metadata.kv_lengths_host
+    return np.concatenate([np.arange(n - count, n) for count, n in zip(counts, lengths, strict=True)]).astype(np.int64)
+
+
 def _block_tables(rows: list[Sequence]) -> npt.NDArray[np.int32]:
     """[num_rows, max_blocks], filled with zeros."""
     tables = np.zeros((len(rows), max(len(row.blocks) for row in rows)), np.int32)

@@ -15,7 +15,8 @@ from model_server.attention.metadata import AttentionMetadata
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import FatalError, StartupError
 from model_server.memory.kv_cache import KvCache
-from model_server.runner.cuda_graphs import GraphCost, GraphedRunner, with_graphs
+from model_server.runner.cuda_graphs import GraphCost, GraphedRunner
+from model_server.runner.graph_choice import with_graphs
 from model_server.runner.graph_sizes import DEFAULT_SIZES, graph_sizes, window_sizes
 from model_server.runner.runner import ModelInputs
 from model_server.text.tokenizer import Tokenizer

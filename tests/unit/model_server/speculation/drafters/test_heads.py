@@ -233,7 +233,7 @@ def test_two_ranks_guess_and_say_what_one_does(
 def test_a_draft_is_at_most_as_long_as_asked(folders: dict[str, Path], base: Path, tokenizer: Tokenizer) -> None:
     runner = load(base)
     drafter = drafter_of(folders["medusa 1"], base, runner, tokenizer, number=2)
-    assert drafter._guesser.guess(torch.randn(3, HIDDEN), [1, 2, 3], [[], [], []], 2).shape == (3, 2)
+    assert drafter.guesser.guess(torch.randn(3, HIDDEN), torch.tensor([1, 2, 3]), [[], [], []], 2).shape == (3, 2)
     drafter.measure(None, ProcessGroup())  # type: ignore[arg-type]
     assert drafter.pace is not None and drafter.pace.cost(1) > 0
 

@@ -1,0 +1,93 @@
+"""Medusa heads and MLP speculators: they read the hidden state behind which a row's newest token was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Rows
+
+import numpy as np
+from torch import Tensor
+
+from model_server.batch.sequence import Sequence
+from model_server.distributed.group import ProcessGroup
+from model_server.memory.kv_cache import KvCache
+from model_server.memory.transfer import Staging
+from model_server.runner.runner import Kept
+from model_server.speculation.device.drafts import Brought, RowDrafts, State, gathered, last_of, no_drafts
+from model_server.speculation.device.queries import RowsAt
+from model_server.speculation.drafters.drafter import ComputedRow, ComputedStep
+from model_server.speculation.drafters.heads import Guesser, Heads
+
+
+class DeviceHeads:
+    """A `DeviceDrafter`. `Sequence.drafts_from` is the `State` of a row."""
+
+    is_lost_in_plain_steps = False
+
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+
+    @property
+    def is_measured(self) -> bool:
+        return self._heads.pace is not None
+
+    def measure(self, cache: KvCache, world: ProcessGroup) -> None:
+        self._heads.measure(cache, world)
+
+    def seconds(self, num_rows: int, length: int) -> float:
+        assert self._heads.pace is not None
+        return length * self._heads.pace.cost(num_rows)
+
+    def keeps(self) -> Kept | None:
+        return self._heads.keeps()
+
+    def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
+        drawn = [row for row in rows if row.logit_row is not None]
+        if not drawn:
+            return
+        assert step.kept is not None and step.kept.final is not None
+        (index,) = step.staging.upload(np.array([row.logit_row for row in drawn], np.int64))
+        states = step.kept.final.index_select(0, index)  # a copy: a replay writes where the one before wrote
+        for number, row in enumerate(drawn):
+            row.sequence.drafts_from = State(states, number)
+
+    def can_draft(self, sequence: Sequence) -> bool:
+        return sequence.drafts_from is not None
+
+    def begin(self, staging: Staging) -> RowDrafts:
+        return HeadDrafts(self._heads.guesser, staging)
+
+
+class HeadDrafts:
+    """A `RowDrafts`."""
+
+    def __init__(self, guesser: Guesser, staging: Staging) -> None:
+        self._guesser = guesser
+        self._staging = staging
+        self._states: tuple[Tensor, Tensor] | None = None  # [num_rows, hidden], and which rows have one
+
+    def take(self, rows: list[Sequence]) -> None:
+        self._states = gathered([row.drafts_from for row in rows], self._staging)
+
+    def select(self, kept: Tensor) -> None:
+        if self._states is not None:
+            self._states = self._states[0].index_select(0, kept), self._states[1].index_select(0, kept)
+
+    def leave(self, places: Mapping[Sequence, int]) -> None:
+        for sequence, row in places.items():
+            if self._states is not None and sequence.drafts_from is not None:
+                sequence.drafts_from = State(self._states[0], row)
+
+    def draft(self, rows: RowsAt, length: int) -> tuple[Tensor, Tensor]:
+        if self._states is None or not length:
+            return no_drafts(rows.count, rows.start.device)
+        hidden, known = self._states
+        return self._guesser.guess(hidden, rows.newest, (), length), known.long() * length
+
+    def settle(self, brought: Brought) -> None:
+        if self._states is None:
+            return
+        assert brought.kept is not None and brought.kept.final is not None
+        hidden, known = self._states
+        states = brought.kept.final.view(*brought.drawn.shape, -1)
+        self._states = last_of(states, brought.got, hidden), known

@@ -1,0 +1,115 @@
+"""How long windows are where drafting takes time, and when a drafter is left alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.graph_doubles import copying_staging
+from unit.model_server.speculation.device.test_device_speculator import rows
+
+from model_server.batch.sequence import Sequence
+from model_server.speculation.device.drafts import LookedUp
+from model_server.speculation.device.model_speculator import DeviceModelSpeculator
+from model_server.speculation.device.speculator import BatchWindows
+from model_server.speculation.device.tokens import RowOutcome
+from model_server.speculation.pace import Pace
+from wire.step_phases import DraftKind
+
+CPU = torch.device("cpu")
+FLAT = Pace([(1, 1.0), (128, 1.0)])
+
+
+class Drafter:
+    """What is asked of a `DeviceDrafter`. A place of a draft takes `place` seconds."""
+
+    is_measured = True
+
+    def __init__(self, place: float = 0.0, *, is_lost: bool = False) -> None:
+        self.place = place
+        self.is_lost_in_plain_steps = is_lost
+
+    def seconds(self, num_rows: int, length: int) -> float:
+        return self.place * length
+
+    def keeps(self) -> str:
+        return "all"
+
+    def can_draft(self, sequence: Sequence) -> bool:
+        return sequence.drafts_from is not None
+
+    def begin(self, staging: object) -> LookedUp:
+        return LookedUp(lambda *_: pytest.fail("nothing is computed here"), 3)
+
+
+def batch_of(count: int, **asked: object) -> list[Sequence]:
+    batch = rows(count, **asked)
+    for row in batch:
+        row.drafts_from = 1
+    return batch
+
+
+def speculator(drafter: Drafter, pace: Pace = FLAT, *, alone: bool = True) -> DeviceModelSpeculator:
+    made = DeviceModelSpeculator(3, 64, CPU, 16, drafter, alone=alone)  # type: ignore[arg-type]
+    made.pace = pace
+    return made
+
+
+def step(made: DeviceModelSpeculator, windows: BatchWindows, batch: list[Sequence], *, right: bool) -> int:
+    """A window all of whose drafts are right or wrong; its length."""
+    length = made.length(windows, batch)
+    windows.state.rows, windows.state.is_stale = batch, False
+    windows.submitted(batch, length)
+    outcome = RowOutcome(1 + length * right, length, length, right if length else None)
+    tokens: Any = SimpleNamespace(outcomes=[outcome] * len(batch))
+    drafted = windows.seen(batch, tokens, length)
+    assert drafted.tokens[DraftKind.MODEL] == length * len(batch)
+    return length
+
+
+@pytest.mark.parametrize(("place", "longest"), [(0.0, 3), (0.5, 3), (0.7, 3), (1.2, 0)])
+def test_drafts_that_take_longer_than_they_bring_are_not_made(place: float, longest: int) -> None:
+    made, batch = speculator(Drafter(place)), batch_of(2)
+    windows = made.begin(copying_staging())
+    assert made.on_device(windows, batch) is (longest > 0)
+    if longest:
+        lengths = [step(made, windows, batch, right=True) for _ in range(1200)]
+        assert lengths[-1] == longest
+
+
+def test_where_drafts_are_wrong_a_few_steps_look_again() -> None:
+    made, batch = speculator(Drafter(0.2)), batch_of(2)
+    windows = made.begin(copying_staging())
+    assert step(made, windows, batch, right=False) > 0, "what is not known is tried"
+    lengths = [step(made, windows, batch, right=False) for _ in range(3000)][100:]
+    assert set(lengths) == {0, 1}
+    assert 8 <= sum(lengths) <= 0.03 * len(lengths) + 8
+    assert made.on_device(windows, batch)
+    lengths = [step(made, windows, batch, right=True) for _ in range(1500)]
+    assert lengths[-1] == 3
+
+
+def test_a_drafter_that_has_to_see_every_step_is_given_up() -> None:
+    """For these requests, not for those that come."""
+    made, batch = speculator(Drafter(0.2, is_lost=True)), batch_of(2)
+    windows = made.begin(copying_staging())
+    for _ in range(3000):
+        step(made, windows, batch, right=False)
+        if not made.on_device(windows, batch):
+            break
+    assert not made.on_device(windows, batch) and not made.on_host(batch)
+    assert all(row.drafts_from is None for row in batch)
+    assert made.keeps_plain(batch) is None
+    assert made.on_device(windows, batch + batch_of(1))
+
+
+def test_steps_without_drafts_are_kept_from_a_drafter_that_has_to_see_all_but_where_the_host_drafts() -> None:
+    made = speculator(Drafter(is_lost=True))
+    many, few = batch_of(40), batch_of(2, grammar=object())
+    assert not made.on_device(None, many)
+    assert made.keeps_plain(few) == "all" and few[0].drafts_from is not None
+    assert made.keeps_plain(many) is None and many[0].drafts_from is None
+    other, many = speculator(Drafter()), batch_of(40)
+    assert other.keeps_plain(many) == "all" and many[0].drafts_from is not None
