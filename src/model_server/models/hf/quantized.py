@@ -127,9 +127,8 @@ class Exchange:
         Raises StartupError for a matrix that is damaged or of another size.
         """
         factory = LinearFactory(self.placement.device, self.placement.dtype)
-        for name, form in self._quantized.items():
-            self._replace(model, name, form, self._plain[name][0], factory)
-        self._quantized.clear()
+        for name in list(self._quantized):  # each form goes before the next layer packs its own
+            self._replace(model, name, self._quantized.pop(name), self._plain[name][0], factory)
         for name, module in list(model.named_modules()):
             if not isinstance(module, _Absent):
                 continue
