@@ -115,7 +115,7 @@ class Inference:
         While images are fetched and prepared it holds a permit, as a generation does. Counts the refusal.
         """
         try:
-            needs_permit = self.validator.names_images(request)
+            needs_permit = await self.validator.names_images(request)
         except (TemplateError, ValidationError) as error:
             raise self.refused(error) from None
         with self.take_permits() if needs_permit else nullcontext():

@@ -5,10 +5,12 @@ Knows nothing of HTTP bodies; all routes hand in a `GenerateRequest`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from router.errors import ValidationError
@@ -37,6 +39,8 @@ _CHECKED_NEW_TOKENS = 1024
 _MAX_LOGIT_BIASES = 1024
 _MAX_STOP_TOKENS = 64
 _MAX_BIAS = 100.0
+# Characters of a prompt from which images are looked for in a thread: those in data URLs have megabytes.
+_LARGE_PROMPT = 1 << 16
 _SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "typical_p")
 
 
@@ -90,7 +94,7 @@ class Validator:
         if best_of > limit:
             raise ValidationError(f"`best_of` must be > 0 and <= {limit}. Given: {best_of}")
 
-    def names_images(self, request: GenerateRequest) -> bool:
+    async def names_images(self, request: GenerateRequest) -> bool:
         """Whether files are to be fetched and prepared for it. Raises TemplateError and ValidationError."""
         if self.images is None:
             return False
@@ -100,9 +104,13 @@ class Validator:
         shared = request.image_prompt
         if shared.asked is None and shared.prompt is None:
             if request.images is None:
-                shared.asked = self.images.of_text(request.inputs)
+                read = partial(self.images.of_text, request.inputs)
             else:
-                shared.asked = self.images.of_chat(request.inputs, request.images)
+                read = partial(self.images.of_chat, request.inputs, request.images)
+            is_large = len(request.inputs) > _LARGE_PROMPT
+            asked = await asyncio.to_thread(read) if is_large else read()
+            if shared.prompt is None:  # another copy may have read it meanwhile
+                shared.asked = asked
         return bool(shared.asked is not None and shared.asked.images)
 
     async def with_images(self, request: GenerateRequest) -> GenerateRequest:
@@ -110,7 +118,7 @@ class Validator:
 
         Raises TemplateError, ValidationError, OverloadedError.
         """
-        self.names_images(request)
+        await self.names_images(request)
         if self.images is None or request.input_ids is not None:
             return request
         await request.image_prompt.read(self.images)
@@ -128,7 +136,7 @@ class Validator:
             raise ValidationError("`inputs` cannot be empty")
         if request.truncate is not None and not 1 <= request.truncate <= limits.max_input_tokens:
             raise ValidationError(f"`truncate` must be in 1..={limits.max_input_tokens}. Given: {request.truncate}")
-        extras = await self._checked_before_images(request) if self.names_images(request) else None
+        extras = await self._checked_before_images(request) if await self.names_images(request) else None
         request = await self.with_images(request)
         inputs, input_ids = request.text, request.input_ids
         if input_ids is None:

@@ -11,6 +11,7 @@ from wire.images.prepared import Detail, PreparedImage
 
 _BEGIN = "![]("
 _MARKER = re.compile(r"!\[\]\((?=https?://|data:)")
+_LONGEST_BEGIN = len("![](https://")
 _DATA = "data:"
 _BASE64 = "base64,"
 _PIECE = 1 << 17  # characters, a multiple of four; they take a fraction of a millisecond
@@ -40,7 +41,7 @@ def split_markers(text: str, most: int) -> tuple[list[str], list[str]]:
     urls: list[str] = []
     done = 0
     while len(urls) <= most:
-        marker = _MARKER.search(text, done)
+        marker = _next_marker(text, done)
         end = text.find(")", marker.end()) if marker else -1
         if marker is None or end < 0:
             break
@@ -50,6 +51,15 @@ def split_markers(text: str, most: int) -> tuple[list[str], list[str]]:
         done = end + 1
     texts.append(text[done:])
     return texts, urls
+
+
+def _next_marker(text: str, begin: int) -> re.Match[str] | None:
+    """In pieces, between which other threads run."""
+    for place in range(begin, len(text), _PIECE):
+        found = _MARKER.search(text, place, place + _PIECE + _LONGEST_BEGIN)
+        if found is not None:
+            return found
+    return None
 
 
 def data_of(url: str, max_bytes: int) -> bytes | None:

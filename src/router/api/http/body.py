@@ -33,6 +33,7 @@ BodyType = TypeVar("BodyType", bound=Body)
 _MAX_DEPTH = 128
 # Parsed off the event loop, one at a time: each thread that computes makes the loop wait for the interpreter.
 LARGE_BODY = 64 * 1024
+_JOINED_IN_A_THREAD = 2 << 20
 # Of objects and arrays. The garbage collector goes through all of them in one go, 20 ms for this many.
 _MAX_CONTAINERS = 200_000
 _MANY_CONTAINERS = 2_000
@@ -151,7 +152,8 @@ async def _read(request: Request, limit: int) -> bytes:
         if size > limit:
             raise too_large
         parts.append(part)
-    return b"".join(parts)
+    # In a thread where it takes a millisecond or more: other threads run while so much is joined.
+    return b"".join(parts) if size < _JOINED_IN_A_THREAD else await asyncio.to_thread(b"".join, parts)
 
 
 def parse_json(raw: bytes) -> Any:

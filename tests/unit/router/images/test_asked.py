@@ -29,6 +29,15 @@ def test_markers(text: str, texts: list[str], urls: list[str]) -> None:
     assert split_markers(text, 8) == (texts, urls)
 
 
+def test_markers_over_the_borders_of_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a![](http://x)bc![]( ![](data:;base64,AA==)![](https://y)"
+    expected = split_markers(text, 8)
+    assert len(expected[1]) == 3
+    for piece in range(1, 20):
+        monkeypatch.setattr(asked, "_PIECE", piece)
+        assert split_markers(text, 8) == expected
+
+
 def test_markers_are_not_looked_for_beyond_the_limit() -> None:
     texts, urls = split_markers("![](http://x)" * 100_000, 3)
     assert len(urls) == 4 and len(texts) == 5

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from image_scene import ITERATES, PER_IMAGE, Scene
 from support.pictures import picture
+
+from router.api.http import body
+from router.images.prompt import AskedPrompt
 
 MakeScene = Callable[..., Scene]
 URL = "http://x/y.png"
@@ -114,3 +118,29 @@ async def test_counting_tokens_of_images_takes_a_permit(scene: Scene) -> None:
     assert scene.images.files.fetched == []
     assert (await scene.post("/tokenize", inputs=PROMPT)).status_code == 200
     scene.router.assert_idle()
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_images_of_a_large_prompt_are_looked_for_beside_the_event_loop(
+    is_large: bool, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    of_text = scene.images.prompts.of_text
+
+    def noted(text: str) -> AskedPrompt:
+        threads.append(threading.current_thread())
+        return of_text(text)
+
+    monkeypatch.setattr(scene.images.prompts, "of_text", noted)
+    file = "A" * (1 << 17 if is_large else 4)
+    status, fault = await scene.refusal("/generate", inputs=f"![](data:image/png;base64,{file})")
+    assert status == 422 and fault.startswith("Input validation error: invalid image: ")
+    assert [one is threading.main_thread() for one in threads] == [not is_large]
+
+
+async def test_a_body_that_is_joined_beside_the_event_loop_is_whole(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "_JOINED_IN_A_THREAD", 1)
+    answer = await scene.post("/generate", inputs=PROMPT)
+    assert answer.status_code == 200 and len(scene.last.images) == 1
