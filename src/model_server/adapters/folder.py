@@ -5,6 +5,7 @@ Nothing else in the folder is read, and no weights here: `Adapter.open` gives wh
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -136,6 +137,11 @@ class Adapter:
     pairs: Mapping[str, Pair]
     rows: Mapping[str, NewRows]
     headers: Mapping[Path, Header]
+
+    @property
+    def num_values(self) -> int:
+        """Of all its tensors, on all ranks."""
+        return sum(math.prod(t.shape) for header in self.headers.values() for t in header.tensors.values())
 
     def open(self) -> SafetensorsReader:
         """What reads its matrices in float32, on the host. Raises StartupError."""

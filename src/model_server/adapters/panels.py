@@ -1,4 +1,4 @@
-"""The matrices of adapters as `cpp/source/adapters.hpp` reads them: Bs in panels of outputs, beside each other's."""
+"""The matrices of adapters as `cpp/source/adapters.hpp` reads them: Bs packed as matrices are, from a panel on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from model_server.adapters.factors import Expansion, Factors
 from model_server.cpp.library import TYPES, prepared
 from model_server.cpp.structs import AdapterExpansionStruct, AdapterFactorsStruct
+from model_server.memory.huge_pages import Arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +74,34 @@ class AdapterPanels:
         )
 
 
-def packed(factors: Factors) -> PackedFactors:
-    """`factors` as the operators read them."""
+def packed(factors: Factors, memory: Arena) -> PackedFactors:
+    """`factors` as the operators read them, in `memory`: a step reads what its adapters have side by side."""
     panel = prepared().cpp_panel()
-    bs = [_panels(e, panel) for e in factors.expansions]
+    a = memory.zeros(*factors.a.shape, dtype=factors.a.dtype).copy_(factors.a)
+    bs = [_panels(e, panel, memory) for e in factors.expansions]
     expansions = (AdapterExpansionStruct * len(bs))()
     for i, (e, b) in enumerate(zip(factors.expansions, bs, strict=True)):
-        expansions[i] = AdapterExpansionStruct(e.start // panel, len(b), e.first, b.shape[1], b.data_ptr())
+        expansions[i] = AdapterExpansionStruct(e.start // panel, len(b) // panel, e.first, b.shape[1], b.data_ptr())
     struct = AdapterFactorsStruct(
-        factors.a.data_ptr(),
-        len(factors.a),
+        a.data_ptr(),
+        len(a),
         len(bs),
         ctypes.cast(expansions, ctypes.POINTER(AdapterExpansionStruct)),
         None if factors.gain is None else factors.gain.data_ptr(),
         None if factors.shift is None else factors.shift.data_ptr(),
     )
-    tensors = [t for t in (factors.a, factors.gain, factors.shift, *bs) if t is not None]
+    tensors = [t for t in (a, factors.gain, factors.shift, *bs) if t is not None]
     return PackedFactors(struct, (*tensors, expansions), sum(t.nbytes for t in tensors))
 
 
-def _panels(expansion: Expansion, panel: int) -> Tensor:
-    """B as [panels, rank, panel], from the panel in which its first output is; 0 for outputs that are not its own."""
+def _panels(expansion: Expansion, panel: int, memory: Arena) -> Tensor:
+    """B packed as a matrix [panels * panel, rank filled up to pairs], from the panel in which its first output is; 0
+    for outputs that are not its own."""
     first = expansion.start // panel
     last = -(-expansion.stop // panel)
-    filled = expansion.b.new_zeros((last - first) * panel, expansion.b.shape[1])
-    filled[expansion.start - first * panel : expansion.stop - first * panel] = expansion.b
-    return filled.view(last - first, panel, -1).transpose(1, 2).contiguous()
+    rank = expansion.b.shape[1]
+    filled = expansion.b.new_zeros((last - first) * panel, rank + rank % 2)
+    filled[expansion.start - first * panel : expansion.stop - first * panel, :rank] = expansion.b
+    out = memory.zeros(*filled.shape, dtype=filled.dtype)
+    prepared().cpp_pack(TYPES[filled.dtype], filled.data_ptr(), out.data_ptr(), *filled.shape)
+    return out

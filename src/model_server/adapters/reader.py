@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model_server.adapters.factors import EmbeddingFactors, Factors, HeadRows, TableRows, joined
 from model_server.adapters.folder import Adapter, NewRows, Pair
+from model_server.memory.huge_pages import Arena
 from model_server.weights.matrix import Part
 from model_server.weights.reader import Range, SafetensorsReader
 from wire.adapters import MAX_NEW_ROWS
@@ -72,13 +73,14 @@ class HeadTable:
 
 
 class AdapterReader:
-    """Reads one adapter. opened: its tensors, in float32 on the host."""
+    """Reads one adapter. opened: its tensors, in float32 on the host. memory: host memory for what is packed of it."""
 
     def __init__(self, adapter: Adapter, opened: SafetensorsReader, dtype: torch.dtype, device: torch.device) -> None:
         self._adapter = adapter
         self._opened = opened
         self._dtype = dtype
         self._device = device
+        self.memory = Arena(adapter.num_values * dtype.itemsize)
         self._experts: dict[str, tuple[Tensor, Tensor]] = {}  # the last parameters of all experts
 
     def product(self, product: Product) -> Factors | None:

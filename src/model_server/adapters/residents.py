@@ -5,7 +5,6 @@ has a number for as long as a request has it.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import weakref
@@ -73,8 +72,7 @@ class Residents:
     def check(self, name: str, path: str) -> Size:
         """Of the whole adapter, at most, without loading it. Raises StartupError, one line that names the adapter."""
         adapter = self._checked(name, path)
-        numbers = sum(math.prod(t.shape) for header in adapter.headers.values() for t in header.tensors.values())
-        return Size(numbers * self._itemsize, adapter.rank)
+        return Size(adapter.num_values * self._itemsize, adapter.rank)
 
     def load(self, load_id: int, name: str, path: str) -> Size:
         """Requests may have the adapter under `load_id` from now on. Raises StartupError as `check` does."""

@@ -14,6 +14,7 @@ from model_server.adapters.slots.experts import ExpertFactors
 from model_server.cpp.library import usable
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear
+from model_server.memory.huge_pages import Arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,12 @@ class AdaptedLinear:
         self._rows: dict[int, HeadRows] = {}
         self._current = current
 
-    def addition(self, factors: Factors | None, rows: HeadRows | None = None) -> Addition | None:
-        """As `put` takes it; None: it would change nothing."""
+    def addition(self, factors: Factors | None, rows: HeadRows | None, memory: Arena) -> Addition | None:
+        """As `put` takes it; None: it would change nothing. memory: of the adapter, for what is packed."""
         if factors is None and rows is None:
             return None
         has_panels = self.panels is not None and factors is not None
-        return Addition(packed(factors) if has_panels and factors is not None else factors, rows)
+        return Addition(packed(factors, memory) if has_panels and factors is not None else factors, rows)
 
     def put(self, number: int, addition: Addition) -> None:
         """From now on the adapter of that number changes this. No row of a running step may have the number."""

@@ -33,7 +33,10 @@ class _Site:
 
     def read(self, reader: AdapterReader) -> Addition | None:
         rows = None if self.head is None else reader.head(self.head)
-        return self.linear.addition(reader.product(self.product), rows)
+        factors = reader.product(self.product)
+        if isinstance(self.linear, AdaptedLinear):
+            return self.linear.addition(factors, rows, reader.memory)
+        return self.linear.addition(factors, rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ ALIGNMENT = 64
 class Arena:
     """Hands out memory, piece after piece, of mappings that live as long as any tensor in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = CHUNK) -> None:
+        """size: bytes of a mapping, unless a piece needs more. What of it fills no large page has small ones."""
+        self._size = size
         self._lock = threading.Lock()
         self._chunk: mmap.mmap | None = None
         self._next = 0
@@ -47,17 +49,18 @@ class Arena:
         return torch.frombuffer(chunk, dtype=dtype, count=count, offset=offset).view(shape)
 
     def _map(self, size: int) -> None:
-        length = math.ceil(max(size, CHUNK) / PAGE) * PAGE
+        length = math.ceil(max(size, self._size) / PAGE) * PAGE
+        large = length if size > self._size else self._size // PAGE * PAGE
         try:
             chunk = mmap.mmap(-1, length + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MemoryError(f"no memory for {length / 2**20:.0f} MiB: {error}") from error
-        # A system without large pages, or not Linux: the memory is good all the same.
-        with contextlib.suppress(OSError, AttributeError):
-            chunk.madvise(mmap.MADV_HUGEPAGE)
         address = torch.frombuffer(chunk, dtype=torch.uint8, count=1).data_ptr()
         self._chunk, self._next = chunk, -address % PAGE
         self._end = self._next + length
+        # A system without large pages, or not Linux: the memory is good all the same.
+        with contextlib.suppress(OSError, AttributeError):
+            chunk.madvise(mmap.MADV_HUGEPAGE, self._next, large)
 
 
 # Of what lives as long as the model.

@@ -8,8 +8,8 @@
 #include "matrix.hpp"
 #include "team.hpp"
 
-// B of one module, for the outputs in `panels` panels from `panel` on: [panels, rank, PANEL], 0 where an output is not the
-// module's. It multiplies the inner values from `first` on.
+// B of one module, for the outputs in `panels` panels from `panel` on, packed as a matrix of `rank` inputs, which are filled up
+// to pairs with zeros; 0 where an output is not the module's. It multiplies the inner values from `first` on.
 struct AdapterExpansion {
     long panel, panels, first, rank;
     const void* b;
@@ -30,10 +30,11 @@ class AdapterGroups {
     };
     std::vector<long> rows;
     std::vector<Group> groups;
+    long num_rows;  // also those without an adapter
 
   public:
     // Of row r the number is numbers[kept[r]], or numbers[r].
-    AdapterGroups(const int64_t* numbers, const int64_t* kept, long first, long last) {
+    AdapterGroups(const int64_t* numbers, const int64_t* kept, long first, long last) : num_rows(last - first) {
         auto number = [&](long r) { return numbers[kept ? kept[first + r] : first + r]; };
         for (long r = 0; r < last - first; r++)
             if (number(r) >= 0) rows.push_back(r);
@@ -43,23 +44,25 @@ class AdapterGroups {
             groups.back().count++;
         }
     }
-    // work(factors, rows, count) for each group of an adapter that adds something.
+    // work(factors, rows, place, count) for each group of an adapter that adds something; place: of its first row among all.
     template <class F> void each(const AdapterFactors* of_number, const F& work) const {
         for (const Group& g : groups)
-            if (of_number[g.number].a) work(of_number[g.number], rows.data() + g.first, g.count);
+            if (of_number[g.number].a) work(of_number[g.number], rows.data() + g.first, g.first, g.count);
     }
-    // work(factors, rows, count) as `each`, of the rows [begin, end) alone.
+    // The same, of the rows [begin, end) alone.
     template <class F> void each(const AdapterFactors* of_number, long begin, long end, const F& work) const {
-        each(of_number, [&](const AdapterFactors& f, const long* of_group, long count) {
+        if (begin == 0 && end == num_rows) return each(of_number, work);
+        each(of_number, [&](const AdapterFactors& f, const long* of_group, long place, long count) {
             const long* first = std::lower_bound(of_group, of_group + count, begin);
             const long* last = std::lower_bound(first, of_group + count, end);
-            if (first < last) work(f, first, last - first);
+            if (first < last) work(f, first, place + (first - of_group), last - first);
         });
     }
-    long most_inner(const AdapterFactors* of_number) const {
+    // Inner values of a row, as many as any of these adapters has, filled up to pairs.
+    long width(const AdapterFactors* of_number) const {
         long most = 0;
-        each(of_number, [&](const AdapterFactors& f, const long*, long) { most = std::max(most, f.inner); });
-        return most;
+        each(of_number, [&](const AdapterFactors& f, const long*, long, long) { most = std::max(most, f.inner); });
+        return (most + 1) / 2 * 2;
     }
 };
 
@@ -73,9 +76,10 @@ template <class T, class X> struct Dot {
     }
 };
 
-// Inner values [first, first + LANES / R) below `limit` of R rows. What is beyond is computed of the last one, and dropped.
+// Inner values [first, first + LANES / R) below `limit` of R rows, whose own are `width` apart. What is beyond is computed of
+// the last one, and dropped.
 template <class T, class X, int R>
-INLINE void shrink_tile(const T* a, long inputs, long first, long limit, const X* const* x, float* const* out) {
+INLINE void shrink_tile(const T* a, long inputs, long first, long limit, const X* const* x, Input<T>* out, long width) {
     using D = Dot<T, X>;
     constexpr int K = LANES / R;
     const T* from[K];
@@ -93,56 +97,128 @@ INLINE void shrink_tile(const T* a, long inputs, long first, long limit, const X
         for (int r = 0; r < R; r++) {
             float rest = 0;
             for (long j = i; j < inputs; j++) rest += widen(from[k][j]) * widen(x[r][j]);
-            out[r][first + k] = total[k * R + r] + rest;
+            out[r * width + first + k] = narrow<Input<T>>(total[k * R + r] + rest);
         }
 }
 
-// inner [rows, width] = A x, of this thread's share of each group's inner values.
-template <class T, class X>
-void shrink(const AdapterFactors* of_number, const AdapterGroups& groups, const X* x, long stride, long inputs, float* inner,
-            long width, Team team) {
+// work(factors, first, limit, rows, place, count) for this thread's share of each group's inner values [first, limit).
+template <class F>
+void each_unit(const AdapterFactors* of_number, const AdapterGroups& groups, Team team, const F& work) {
     long unit = 0;  // of all groups: whose turn it is
-    groups.each(of_number, [&](const AdapterFactors& f, const long* rows, long count) {
+    groups.each(of_number, [&](const AdapterFactors& f, const long* rows, long place, long count) {
+        for (long first = 0; first < f.inner; first += LANES)
+            if (unit++ % team.size == team.index) work(f, first, std::min(first + LANES, f.inner), rows, place, count);
+    });
+}
+
+// inner [rows with an adapter, width] = A x, in the order of the groups: this thread's share.
+template <class T, class X>
+void shrink(const AdapterFactors* of_number, const AdapterGroups& groups, const X* x, long stride, long inputs, Input<T>* inner,
+            long width, Team team) {
+    each_unit(of_number, groups, team, [&](const AdapterFactors& f, long first, long limit, const long* rows, long place, long count) {
         const T* a = static_cast<const T*>(f.a);
-        for (long first = 0; first < f.inner; first += LANES) {
-            if (unit++ % team.size != team.index) continue;
-            const long limit = std::min(first + LANES, f.inner);
-            for (long at = 0; at < count;) {
-                const X* from[4];
-                float* out[4];
-                const long left = count - at, height = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-                for (long r = 0; r < height; r++) {
-                    from[r] = x + rows[at + r] * stride;
-                    out[r] = inner + rows[at + r] * width;
-                }
-                for (long k = first; k < limit; k += LANES / height) {
-                    if (height == 4) shrink_tile<T, X, 4>(a, inputs, k, limit, from, out);
-                    else if (height == 2) shrink_tile<T, X, 2>(a, inputs, k, limit, from, out);
-                    else shrink_tile<T, X, 1>(a, inputs, k, limit, from, out);
-                }
-                at += height;
+        for (long at = 0; at < count;) {
+            const X* from[4];
+            const long left = count - at, height = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+            Input<T>* out = inner + (place + at) * width;
+            for (long r = 0; r < height; r++) {
+                from[r] = x + rows[at + r] * stride;
+                // What pairs read beside the last one.
+                if (limit == f.inner && limit < width) out[r * width + limit] = Input<T>{};
             }
+            for (long k = first; k < limit; k += LANES / height) {
+                if (height == 4) shrink_tile<T, X, 4>(a, inputs, k, limit, from, out, width);
+                else if (height == 2) shrink_tile<T, X, 2>(a, inputs, k, limit, from, out, width);
+                else shrink_tile<T, X, 1>(a, inputs, k, limit, from, out, width);
+            }
+            at += height;
         }
     });
 }
 
-// out[r] += B inner, of one panel; `limit`: how many of its outputs there are.
-template <class T, class Out, int R>
-INLINE void expand_tile(const T* b, long rank, const float* const* inner, Out* const* out, long limit) {
-    vf sums[R][2] = {};
-    for (long k = 0; k < rank; k++) {
-        // Two panels further: between them come those of the other adapters.
-        const char* next = reinterpret_cast<const char*>(b + (2 * rank + k) * PANEL);
-        __builtin_prefetch(next);
-        if constexpr (sizeof(T) * PANEL > 64) __builtin_prefetch(next + 64);
-        const vf low = load(b + k * PANEL), high = load(b + k * PANEL + LANES);
-        for (int r = 0; r < R; r++) {
-            const vf value = splat(inner[r][k]);
-            sums[r][0] = fma(value, low, sums[r][0]);
-            sums[r][1] = fma(value, high, sums[r][1]);
+// Lines of adapters' matrices that a thread asks for while it computes a product of the base model: the matrices are small
+// and many, so that the processor does not foresee them (measured with eight adapters, 135M, 32 rows: 8 % of a step).
+class AdapterLines {
+    struct Run {
+        const char* at;
+        long lines;
+    };
+    static constexpr long MOST = 1024, MOST_RUNS = 128;
+    const char* lines[MOST + 7];
+    Run runs[MOST_RUNS];
+    long count = 0, num_runs = 0, run = 0, later = 0;
+
+    void add(const char* at, long number) {
+        typedef long Eight __attribute__((vector_size(64)));
+        Eight eight = reinterpret_cast<long>(at) + Eight{0, 64, 128, 192, 256, 320, 384, 448};
+        number = std::min(number, MOST - count);
+        for (long i = 0; i < number; i += 8, eight += 512) std::memcpy(lines + count + i, &eight, sizeof(eight));
+        count += number;
+    }
+
+  public:
+    // This thread's share of the As of a product that comes later, for rows of `inputs` numbers.
+    template <class T> void expect(const AdapterFactors* of_number, const AdapterGroups& groups, long inputs, Team team) {
+        each_unit(of_number, groups, team, [&](const AdapterFactors& f, long first, long limit, const long*, long, long) {
+            if (num_runs == MOST_RUNS) return;
+            const long number = ((limit - first) * inputs * sizeof(T) + 63) / 64;
+            runs[num_runs++] = {reinterpret_cast<const char*>(static_cast<const T*>(f.a) + first * inputs), number};
+            later += number;
+        });
+    }
+    long expected() const { return later; }
+    void clear() { count = 0; }
+    // The Bs of one panel.
+    template <class T>
+    void add_panel(const AdapterFactors* of_number, const AdapterGroups& groups, long begin, long end, long panel) {
+        groups.each(of_number, begin, end, [&](const AdapterFactors& f, const long*, long, long) {
+            for (long i = 0; i < f.num_expansions; i++) {
+                const AdapterExpansion& e = f.expansions[i];
+                if (panel < e.panel || panel >= e.panel + e.panels) continue;
+                const T* b = static_cast<const T*>(e.b) + (panel - e.panel) * e.rank * PANEL;
+                add(reinterpret_cast<const char*>(b), e.rank * PANEL * sizeof(T) / 64);
+            }
+        });
+    }
+    // At most so many of the lines that are expected.
+    void add_expected(long most) {
+        while (most > 0 && run < num_runs && count < MOST) {
+            Run& r = runs[run];
+            const long number = std::min({most, r.lines, MOST - count});
+            add(r.at, number);
+            r.at += number * 64;
+            r.lines -= number;
+            most -= number;
+            if (!r.lines) run++;
         }
     }
-    for (int r = 0; r < R; r++) put(out[r], sums[r], 2, 0, limit, static_cast<const T*>(nullptr), out[r]);
+    Lines get() const { return count ? Lines{lines, lines + count - 1} : Lines{NO_LINES, NO_LINES}; }
+};
+
+// out[r] += B inner, of one panel and R rows, whose inner values are `width` apart; `limit`: how many of its outputs there are.
+template <class T, class Out, int R>
+INLINE void expand_tile(const T* b, long rank, const Input<T>* inner, long width, Out* const* out, long limit) {
+    using K = Packing<T>;
+    vf sums[2][R][2] = {};  // two chains, as a sum would wait for the one before
+    auto step = [&](long k, int chain) __attribute__((always_inline)) {
+        for (int part = 0; part < K::PARTS; part++) {
+            decltype(K::input(inner)) w[2];
+            for (int v = 0; v < 2; v++) w[v] = K::template weights<4 * R>(b + k * PANEL + v * K::STEP * LANES, part);
+            for (int r = 0; r < R; r++) {
+                const auto x = K::input(inner + r * width + k + part);
+                for (int v = 0; v < 2; v++) sums[chain][r][v] = K::multiply(sums[chain][r][v], x, w[v]);
+            }
+        }
+    };
+    long k = 0;
+    for (; k + 2 * K::STEP <= rank; k += 2 * K::STEP) {
+        step(k, 0);
+        step(k + K::STEP, 1);
+    }
+    if (k < rank) step(k, 0);
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 2; v++) sums[0][r][v] = sums[0][r][v] + sums[1][r][v];
+    for (int r = 0; r < R; r++) put(out[r], sums[0][r], 2, 0, limit, static_cast<const T*>(nullptr), out[r]);
 }
 
 // out = out * gain + shift, of one panel.
@@ -157,24 +233,21 @@ template <class Out> INLINE void rescale(const float* gain, const float* shift, 
 
 // out += B inner of panel `panel`, for rows [begin, end). out: the panel of row `begin`; `pitch`: from row to row.
 template <class T, class Out>
-INLINE void expand(const AdapterFactors* of_number, const AdapterGroups& groups, long begin, long end, const float* inner,
+INLINE void expand(const AdapterFactors* of_number, const AdapterGroups& groups, long begin, long end, const Input<T>* inner,
                    long width, long panel, Out* out, long outputs, long pitch) {
     const long limit = std::min(long(PANEL), outputs - panel * PANEL);
-    groups.each(of_number, begin, end, [&](const AdapterFactors& f, const long* rows, long count) {
+    groups.each(of_number, begin, end, [&](const AdapterFactors& f, const long* rows, long place, long count) {
         for (long i = 0; i < f.num_expansions; i++) {
             const AdapterExpansion& e = f.expansions[i];
             if (panel < e.panel || panel >= e.panel + e.panels) continue;
             const T* b = static_cast<const T*>(e.b) + (panel - e.panel) * e.rank * PANEL;
             for (long at = 0; at < count;) {
-                const float* from[4];
-                Out* to[4];
+                const Input<T>* from = inner + (place + at) * width + e.first;
                 const long height = count - at >= 4 ? 4 : 1;
-                for (long r = 0; r < height; r++) {
-                    from[r] = inner + rows[at + r] * width + e.first;
-                    to[r] = out + (rows[at + r] - begin) * pitch;
-                }
-                if (height == 4) expand_tile<T, Out, 4>(b, e.rank, from, to, limit);
-                else expand_tile<T, Out, 1>(b, e.rank, from, to, limit);
+                Out* to[4];
+                for (long r = 0; r < height; r++) to[r] = out + (rows[at + r] - begin) * pitch;
+                if (height == 4) expand_tile<T, Out, 4>(b, e.rank, from, width, to, limit);
+                else expand_tile<T, Out, 1>(b, e.rank, from, width, to, limit);
                 at += height;
             }
         }

@@ -56,10 +56,19 @@ constexpr int TILE_ROWS = 6;
 constexpr int TILE_ROWS = 3;
 #endif
 
-// Memory that is asked for while a tile is computed, for each of its panels: `offset` bytes behind the panel's first, and
-// `pace` bytes further at each step of the inner loop.
+// Lines of other memory that will be read soon, in the order in which they are asked for; the last one again and again.
+struct Lines {
+    const char* const* next;
+    const char* const* last;
+    void skip(long count) { next += last - next < count ? last - next : count; }
+};
+static const char* const NO_LINES[1] = {reinterpret_cast<const char*>(NO_LINES)};
+
+// Memory that is asked for while a tile is computed: for each of its panels, `offset` bytes behind the panel's first, and
+// `pace` bytes further at each step of the inner loop; and one of `lines` at each step.
 struct Fetch {
     long offset, pace;
+    Lines lines = {NO_LINES, NO_LINES};
 };
 
 // out[r * 2 * P + 2 * p + v] = rows[r] . columns of panel p, for R rows and P panels. On its own, not inlined: it is
@@ -76,6 +85,8 @@ __attribute__((noinline)) void tile(const Input<T>* a, long stride, const T* con
         if constexpr (R > 1) {
             for (int p = 0; p < P; p++) __builtin_prefetch(reinterpret_cast<const char*>(panels[p]) + fetch.offset, 0, 2);
             fetch.offset += fetch.pace;
+            __builtin_prefetch(*fetch.lines.next, 0, 2);
+            fetch.lines.next += fetch.lines.next < fetch.lines.last;
         }
         for (int part = 0; part < K::PARTS; part++) {
             // Read again rather than kept: every register counts.
@@ -111,7 +122,7 @@ void tile_of(long height, const Input<T>* a, long stride, const T* const* panels
 // part of them. Four panels are for a single row: it has no other sums that could be added to while one is on its way.
 template <class T, int P, class Sink>
 INLINE void tiles(const Input<T>* a, long stride, long rows, const T* const (&panels)[P], long inputs, const Sink& sink,
-                  long ahead = 0) {
+                  long ahead = 0, Lines lines = {NO_LINES, NO_LINES}) {
 #if defined(TERCET_TILES)
     if constexpr (std::is_same_v<T, bf16>)
         if (inputs % TILE_INPUTS == 0) {
@@ -127,7 +138,8 @@ INLINE void tiles(const Input<T>* a, long stride, long rows, const T* const (&pa
     for (long t = 0; t < count; t++) {
         long row = rows * t / count, height = rows * (t + 1) / count - row;
         tile_of<T, P, MOST>(height, a + row * stride, stride, panels, inputs, sums[0],
-                              {long(ahead * sizeof(T)) + inputs / Packing<T>::STEP * pace * t, pace});
+                              {long(ahead * sizeof(T)) + inputs / Packing<T>::STEP * pace * t, pace, lines});
+        lines.skip(inputs / Packing<T>::STEP);
         for (long r = 0; r < height; r++) sink(row + r, sums[r]);
     }
 }
@@ -194,10 +206,10 @@ INLINE void put(Out* row, const vf* values, int count, long first, long limit, c
 }
 
 // Panels [first, last) of out = x @ matrix.T + bias (+ onto, which may be `out` itself). `distance`: how many panels
-// further this thread's next ones are, 0: there are none.
+// further this thread's next ones are, 0: there are none. `lines`: what else is asked for meanwhile.
 template <class T, class Out>
 void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, const Out* onto, long first,
-              long last, long distance) {
+              long last, long distance, Lines lines = {NO_LINES, NO_LINES}) {
     long width = m.outputs, p = first;
     const long ahead = fetches(rows) ? distance * PANEL * m.inputs : 0;
     auto next = [&](auto number) {
@@ -206,7 +218,7 @@ void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out
         for (int i = 0; i < P; i++) panels[i] = m.panel(p + i);
         tiles<T, P>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[2 * P]) {
             put(out + r * m.pitch, s, 2 * P, p * PANEL, width, m.bias, onto ? onto + r * m.pitch : nullptr);
-        }, ahead);
+        }, ahead, lines);
         p += P;
     };
     while (rows == 1 && p + 4 <= last) next(std::integral_constant<int, 4>{});

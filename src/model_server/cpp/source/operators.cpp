@@ -253,9 +253,9 @@ long cpp_adapt(long type, const AdapterFactors* of_number, const int64_t* number
         using T = decltype(zero);
         const T* from = static_cast<const T*>(x);
         const AdapterGroups groups(numbers, nullptr, 0, rows);
-        const long width = groups.most_inner(of_number);
+        const long width = groups.width(of_number);
         if (!width) return;
-        float* inner = reinterpret_cast<float*>(scratch.of(rows * width * sizeof(float)));
+        auto* inner = reinterpret_cast<Input<T>*>(scratch.of(rows * width * sizeof(Input<T>)));
         const int limit = rows * width * inputs < 4 * SMALLEST_SHARED ? 1 : 1 << 30;
         parallel([&](Team team) {
             shrink<T>(of_number, groups, from, stride, inputs, inner, width, team);

@@ -62,7 +62,8 @@ template <class T> class Stack {
     // Products with adapters go by blocks of so many rows, whose sums stay floats until all is added.
     static constexpr long BLOCK = 256, OWN_PANELS = 4;
     std::vector<AdapterGroups> groups, kept_groups;  // of each block
-    float *sums, *shrunk;  // sums: of each thread [BLOCK, OWN_PANELS * PANEL]
+    float* sums;  // of each thread [BLOCK, OWN_PANELS * PANEL]
+    Input<T>* shrunk;
     long shrunk_width = 0;
     long counted;  // counters of one layer
 
@@ -107,6 +108,12 @@ template <class T> class Stack {
         const auto codes = shared_code_rows<T>(*m.codes, normed, config.hidden, rows, code_space, team);
         gated_code_product<T>(CodeMatrix<T>(*m.codes), codes, rows, inner, team, next);
     }
+    // The product after this one, whose adapters are asked for.
+    struct Upcoming {
+        const StackMatrix* matrix;  // or null
+        long inputs;
+        bool is_kept;
+    };
     bool adapts(const StackMatrix& m) const { return step.adapters && m.adapters; }
 
     // x [rows, inputs] @ m.T and what adapters add to it, in floats of which a thread has a few panels at a time. Then
@@ -114,7 +121,7 @@ template <class T> class Stack {
     // half, with that of the second behind it.
     template <class F>
     void multiply_adapted(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, bool is_kept, bool halves,
-                          Team team, std::atomic<long>* next, const F& finish) const {
+                          Team team, std::atomic<long>* next, const Upcoming& upcoming, const F& finish) const {
         const auto& blocks = is_kept ? kept_groups : groups;
         const long rows = is_kept ? step.num_kept : step.tokens;
         const long panels = ((halves ? outputs / 2 : outputs) + PANEL - 1) / PANEL;
@@ -126,18 +133,30 @@ template <class T> class Stack {
             CodeRows<T> codes{};
             if (m.codes && !m.codes->is_float8) codes = shared_code_rows<T>(*m.codes, from, inputs, count, code_space, team);
             team.barrier();
+            AdapterLines lines;
+            const auto& later = upcoming.is_kept ? kept_groups : groups;
+            if (i + 1 == long(blocks.size()) && !later.empty() && upcoming.matrix && adapts(*upcoming.matrix))
+                lines.expect<T>(upcoming.matrix->adapters, later[0], upcoming.inputs, team);
+            const long share = lines.expected() * team.size / panels + 1;  // of each panel
             auto add = [&](long row, long height, long p, float* to, long pitch) {
                 expand<T>(m.adapters, blocks[i], row, row + height, shrunk, shrunk_width, p, to, outputs, pitch);
             };
             auto work = [&](long row, long height, long begin, long end, long distance) {
                 const long pitch = (halves ? 2 : end - begin) * PANEL;
-                if (!halves) some_panels(m, outputs, inputs, from, codes, row, height, begin, end, distance, own, pitch);
+                auto want = [&](long first, long last) {
+                    lines.clear();
+                    if (m.codes) return lines.get();  // their tiles ask for nothing else
+                    for (long p = first; p < last; p++) lines.add_panel<T>(m.adapters, blocks[i], row, row + height, p);
+                    lines.add_expected(share * (last - first) / (halves ? 2 : 1));
+                    return lines.get();
+                };
+                if (!halves) some_panels(m, outputs, inputs, from, codes, row, height, begin, end, distance, own, pitch, want(begin, end));
                 for (long p = begin; p < end; p++) {
                     float* to = halves ? own : own + (p - begin) * PANEL;
                     if (halves) {
-                        some_panels(m, outputs, inputs, from, codes, row, height, p, p + 1, distance, to, pitch);
+                        some_panels(m, outputs, inputs, from, codes, row, height, p, p + 1, distance, to, pitch, want(p, p + 1));
                         some_panels(m, outputs, inputs, from, codes, row, height, panels + p, panels + p + 1, distance,
-                                    to + PANEL, pitch);
+                                    to + PANEL, pitch, want(panels + p, panels + p + 1));
                         add(row, height, panels + p, to + PANEL, pitch);
                     }
                     add(row, height, p, to, pitch);
@@ -151,13 +170,13 @@ template <class T> class Stack {
     }
     // Panels [first, last) of x @ m.T for some rows, in floats, of which rows are `pitch` apart.
     void some_panels(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, const CodeRows<T>& codes, long row,
-                     long rows, long first, long last, long distance, float* out, long pitch) const {
+                     long rows, long first, long last, long distance, float* out, long pitch, Lines lines) const {
         out -= first * PANEL;
         x += row * inputs;
         if (!m.codes) {
             Matrix<T> matrix = plain(m, outputs, inputs);
             matrix.pitch = pitch;
-            return ::multiply<T, float>(matrix, x, inputs, rows, out, nullptr, first, last, distance);
+            return ::multiply<T, float>(matrix, x, inputs, rows, out, nullptr, first, last, distance, lines);
         }
         const CodeMatrix<T> matrix(*m.codes, pitch);
         if (m.codes->is_float8) return multiply_float8<T, float>(matrix, x, inputs, rows, out, nullptr, first, last);
@@ -165,12 +184,12 @@ template <class T> class Stack {
     }
     // out [rows, outputs] = x @ m.T (+ onto), with adapters or without; ends at a barrier.
     void multiply_any(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, bool is_kept, T* out,
-                      const T* onto, Team team, std::atomic<long>* next) const {
+                      const T* onto, Team team, std::atomic<long>* next, const Upcoming& upcoming) const {
         if (!adapts(m)) {
             multiply(m, outputs, inputs, x, is_kept ? step.num_kept : step.tokens, out, onto, team, next);
             return team.barrier();
         }
-        multiply_adapted(m, outputs, inputs, x, is_kept, false, team, next, [&](long first, long count, long p, const float* of_panel, long pitch) {
+        multiply_adapted(m, outputs, inputs, x, is_kept, false, team, next, upcoming, [&](long first, long count, long p, const float* of_panel, long pitch) {
             const long limit = std::min(long(PANEL), outputs - p * PANEL);
             for (long r = 0; r < count; r++) {
                 const long at = (first + r) * outputs + p * PANEL;
@@ -185,13 +204,13 @@ template <class T> class Stack {
         });
     }
     // inner [rows, intermediate] = silu(gate) * up, with adapters or without; ends at a barrier.
-    void multiply_up_any(const StackMatrix& m, bool is_kept, Team team, std::atomic<long>* next) const {
+    void multiply_up_any(const StackMatrix& m, bool is_kept, Team team, std::atomic<long>* next, const Upcoming& upcoming) const {
         const long width = config.intermediate;
         if (!adapts(m)) {
             multiply_up(m, is_kept ? step.num_kept : step.tokens, team, *next);
             return team.barrier();
         }
-        multiply_adapted(m, 2 * width, config.hidden, normed, is_kept, true, team, next,
+        multiply_adapted(m, 2 * width, config.hidden, normed, is_kept, true, team, next, upcoming,
                          [&](long first, long count, long p, const float* of_panel, long pitch) {
             for (long r = 0; r < count; r++) {
                 const float* gate = of_panel + r * pitch;
@@ -247,14 +266,14 @@ template <class T> class Stack {
             if (!step.adapters) continue;
             for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down})
                 for (const auto& block : groups)
-                    if (m->adapters) shrunk_width = std::max(shrunk_width, block.most_inner(m->adapters));
+                    if (m->adapters) shrunk_width = std::max(shrunk_width, block.width(m->adapters));
         }
         const long adapted = std::min(n, BLOCK);
         const long own_sums = step.adapters ? BLOCK * OWN_PANELS * PANEL * (parallel_function ? most_threads_function() : 1) : 0;
         size_t size = sizeof(T) * n * qkv_width +
                       sizeof(Input<T>) * n * (config.hidden + 2 * attended_width + config.intermediate) +
                       sizeof(float) * shared_values + sizeof(Partial) * shared_parts + code_size +
-                      sizeof(float) * (own_sums + adapted * shrunk_width) + 11 * 64;
+                      sizeof(float) * own_sums + sizeof(Input<T>) * adapted * shrunk_width + 11 * 64;
         char* at = scratch.of(size);
         normed = Scratch::take<Input<T>>(at, n * config.hidden);
         qkv = Scratch::take<T>(at, n * qkv_width);
@@ -265,7 +284,7 @@ template <class T> class Stack {
         parts = Scratch::take<Partial>(at, shared_parts);
         code_space = Scratch::take<char>(at, code_size);
         sums = Scratch::take<float>(at, own_sums);
-        shrunk = Scratch::take<float>(at, adapted * shrunk_width);
+        shrunk = Scratch::take<Input<T>>(at, adapted * shrunk_width);
     }
 
     void run(Team team) {
@@ -283,10 +302,12 @@ template <class T> class Stack {
                 values_of_rows = gathered;
             }
             long width = layer.attention.heads * layer.attention.value_dim;
-            multiply_any(layer.output, config.hidden, width, values_of_rows, is_kept, hidden, hidden, team, counter(i, 1));
+            multiply_any(layer.output, config.hidden, width, values_of_rows, is_kept, hidden, hidden, team, counter(i, 1),
+                         {&layer.up, config.hidden, is_kept});
             norm(hidden, layer.mlp_norm, rows, layer.up, team);
-            multiply_up_any(layer.up, is_kept, team, counter(i, 2));
-            multiply_any(layer.down, config.hidden, config.intermediate, inner, is_kept, hidden, hidden, team, counter(i, 3));
+            multiply_up_any(layer.up, is_kept, team, counter(i, 2), {&layer.down, config.intermediate, is_kept});
+            multiply_any(layer.down, config.hidden, config.intermediate, inner, is_kept, hidden, hidden, team, counter(i, 3),
+                         {i + 1 < config.num_layers ? &config.layers[i + 1].qkv : nullptr, config.hidden, false});
         }
     }
 
@@ -309,7 +330,8 @@ template <class T> class Stack {
         long query_width = shape.heads * shape.key_dim;
         long qkv_width = query_width + shape.row_width, first, last;
         norm(hidden, layer.attention_norm, step.tokens, layer.qkv, team);
-        multiply_any(layer.qkv, qkv_width, config.hidden, normed, false, qkv, nullptr, team, counter(index, 0));
+        multiply_any(layer.qkv, qkv_width, config.hidden, normed, false, qkv, nullptr, team, counter(index, 0),
+                     {&layer.output, shape.heads * shape.value_dim, step.kept && index == config.num_layers - 1});
         T* cache = static_cast<T*>(step.caches[index]);
         HeadLayout layout = {shape.heads + shape.kv_heads, shape.key_dim, layer.rotary, query_width,
                              qkv_width, layer.qk_norm, config.qk_eps};

@@ -18,6 +18,7 @@ class Adapters:
     ) -> None:
         self.structs = (AdapterFactorsStruct * (number + 1))()
         self._deltas: list[np.ndarray] = []
+        self._modules: list[list[tuple[int, int, np.ndarray, np.ndarray]]] = []
         self._scaled: list[tuple[np.ndarray | float, np.ndarray | float]] = []
         self._kept: list[object] = []
         for place in range(number):
@@ -37,6 +38,16 @@ class Adapters:
             out[rows] = (base[rows] + x[rows] @ delta.T) * gain + shift
         return out
 
+    def sizes(self, numbers: np.ndarray, x: np.ndarray, base: np.ndarray) -> np.ndarray:
+        """What `applied` sums up, without signs: roundings of the sums, and of what A gives, are parts of it."""
+        out = np.abs(base)
+        for place, (modules, (gain, shift)) in enumerate(zip(self._modules, self._scaled, strict=False)):
+            rows = numbers == place
+            for start, stop, a, b in modules:
+                out[rows, start:stop] += np.abs(x[rows] @ a.T) @ np.abs(b).T
+            out[rows] = out[rows] * gain + np.abs(shift)
+        return out
+
     def _add(
         self, operators: Operators, random: np.random.Generator, type: int, place: int, outputs: int, inputs: int
     ) -> np.ndarray:
@@ -48,14 +59,16 @@ class Adapters:
         a = exact(AS[type](random.standard_normal((sum(ranks), inputs)) / np.sqrt(inputs)))
         expansions = (AdapterExpansionStruct * len(starts))()
         delta, first = np.zeros((outputs, inputs)), 0
+        modules: list[tuple[int, int, np.ndarray, np.ndarray]] = []
         for i, (start, stop, rank) in enumerate(zip(starts, ends.tolist(), ranks, strict=True)):
             b = AS[type](random.standard_normal((stop - start, rank)))
             begin, end = start // panel, -(-stop // panel)
-            filled = np.zeros(((end - begin) * panel, rank), b.dtype)
-            filled[start - begin * panel : stop - begin * panel] = b
-            packed = exact(np.ascontiguousarray(filled.reshape(end - begin, panel, rank).transpose(0, 2, 1)))
-            expansions[i] = AdapterExpansionStruct(begin, end - begin, first, rank, address(packed))
-            delta[start:stop] = widen(b) @ widen(a[first : first + rank])
+            filled = np.zeros(((end - begin) * panel, rank + rank % 2), b.dtype)
+            filled[start - begin * panel : stop - begin * panel, :rank] = b
+            packed = operators.packed(type, filled)
+            expansions[i] = AdapterExpansionStruct(begin, end - begin, first, filled.shape[1], address(packed))
+            modules.append((start, stop, widen(a[first : first + rank]), widen(b)))
+            delta[start:stop] = modules[-1][3] @ modules[-1][2]
             self._kept.append(packed)
             first += rank
         pointer = ctypes.cast(expansions, ctypes.POINTER(AdapterExpansionStruct))
@@ -66,6 +79,7 @@ class Adapters:
             address(a), len(a), len(starts), pointer, address(gain), address(shift)
         )
         self._kept += [a, expansions, gain, shift]
+        self._modules.append(modules)
         return delta
 
 
@@ -91,7 +105,9 @@ def adapter_case(operators: Operators, random: np.random.Generator, type: int) -
 
     whole = operators.same_on_one_thread(lambda: product(0, rows))
     wanted = adapters.applied(numbers, widen(x), widen(base))
-    assert_near(whole, wanted, 1e-4 if is_wide else TOLERANCE[type], 1 + np.abs(wanted))
+    # What A gives is rounded to bfloat16 where there are instructions for its products, as it is by PEFT.
+    sizes = adapters.sizes(numbers, widen(x), widen(base))
+    assert_near(whole, wanted, 1e-4 if type == FLOAT else 2.0**-9 if is_wide else TOLERANCE[type], 1 + sizes)
     np.testing.assert_array_equal(whole[numbers < 0], base[numbers < 0])
     row = int(random.integers(rows))
     np.testing.assert_array_equal(product(row, row + 1)[0], whole[row])

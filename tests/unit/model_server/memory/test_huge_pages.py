@@ -71,6 +71,15 @@ def test_a_tensor_larger_than_a_chunk_has_a_mapping_of_its_own() -> None:
 )
 def test_large_pages_are_asked_for() -> None:
     assert "hg" in flags_at(Arena().zeros(10, dtype=torch.uint8).data_ptr())
+    own = Arena(2 * PAGE + 1000).zeros(2 * PAGE + 100, dtype=torch.uint8)
+    assert "hg" in flags_at(own.data_ptr()) and "hg" not in flags_at(own.data_ptr() + 2 * PAGE)
+    assert "hg" not in flags_at(Arena(PAGE - 1).zeros(10, dtype=torch.uint8).data_ptr())
+
+
+def test_an_arena_of_a_size_gives_more_where_pieces_need_it() -> None:
+    arena = Arena(100)
+    pieces = [arena.zeros(100, dtype=torch.uint8).fill_(i) for i in range(3)] + [arena.zeros(PAGE, dtype=torch.uint8)]
+    assert [int(piece.sum()) for piece in pieces] == [0, 100, 200, 0]
 
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="a system without /proc")
