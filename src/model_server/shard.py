@@ -228,11 +228,6 @@ def _encoder(
     """What reads images, on every rank; None: they are not served. Raises StartupError."""
     name = model.config.model_type
     family = vision_family(model.checkpoint.fields)
-    if family is not None and config.num_stage > 1:
-        if family.sight == "prompt":
-            raise StartupError(f"--num-stage is not served for {name}, whose prompts are read as a whole; leave it out")
-        logger.warning("Only the text model of %s is served: images are not, with --num-stage", name)
-        family = None
     if family is None:
         if config.encoder_cache_tokens is not None:
             raise StartupError("--encoder-cache-tokens: images are not served for this model; leave it out")

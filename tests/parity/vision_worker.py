@@ -1,6 +1,7 @@
-"""One rank of a vision model: `python -m parity.vision_worker RANK WORLD PORT FOLDER NAME`.
+"""One rank of a vision model: `python -m parity.vision_worker RANK WORLD PORT FOLDER NAME STAGES`.
 
-Runs the prompts in FOLDER/prompts.pt in small chunks, one joining after another, and writes its tokens beside them.
+Runs the prompts in FOLDER/prompts.pt in small chunks, one joining after another, or whole where they must be, and
+writes its tokens beside them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from support.loading import CPU, load
 
 from model_server.distributed.group import connect
 from model_server.distributed.layout import Layout, Ranks
+from model_server.distributed.stage_links import StageLinks
 from model_server.text.tokenizer import Tokenizer
 from model_server.vision.encoder import ImageEncoder
 from model_server.vision.families import vision_family
 from model_server.vision.tower import load_tower
 
 
-def main(rank: int, world_size: int, port: int, folder: Path, name: str) -> None:
+def main(rank: int, world_size: int, port: int, folder: Path, name: str, num_stages: int) -> None:
     torch.set_num_threads(1)
     group = connect(rank, world_size, CPU, port=port, timeout_s=120)
     group.on_lost(lambda message: None)  # the ranks end one by one
@@ -31,14 +33,20 @@ def main(rank: int, world_size: int, port: int, folder: Path, name: str) -> None
     family = vision_family(json.loads((folder / "config.json").read_text()))
     assert family is not None
     with torch.inference_mode():
-        runner: Any = load(folder, ranks=Ranks.of(group, Layout.of(rank, world_size)))
+        ranks = Ranks.of(group, Layout.of(rank, world_size, num_stages=num_stages))
+        runner: Any = load(folder, ranks=ranks)
+        is_whole = family.sight == "prompt"
+        links = StageLinks(ranks, CPU) if num_stages > 1 else None
         encoder = ImageEncoder(load_tower(folder, name, family, CPU, torch.float32), 10_000, group)
         shard = EngineShard(
-            Tokenizer.load(folder), rank=rank, world_size=world_size, budget=7, runner=runner, encoder=encoder,
-            num_blocks=256,
+            Tokenizer.load(folder), rank=rank, world_size=world_size, budget=None if is_whole else 7, runner=runner,
+            encoder=encoder, num_blocks=256, links=links,
         )  # fmt: skip
-        requests = [request(shard, prompt, chunk_len=first) for prompt, first in prompts]
-        results = [shard.prefill(n, one, cached=0 if n else None) for n, one in enumerate(requests)]
+        requests = [request(shard, prompt, chunk_len=None if is_whole else first) for prompt, first in prompts]
+        if is_whole:
+            results = [shard.prefill(0, *requests)]
+        else:
+            results = [shard.prefill(n, one, cached=0 if n else None) for n, one in enumerate(requests)]
         results += shard.run_out(results.pop(), 0)
     said: dict[int, list[int]] = {}
     for generation in (g for result in results for g in result.generations):
@@ -50,4 +58,4 @@ def main(rank: int, world_size: int, port: int, folder: Path, name: str) -> None
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5], int(sys.argv[6]))

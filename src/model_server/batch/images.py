@@ -28,7 +28,8 @@ def encode_images(encoder: ImageEncoder, sequences: Iterable[Sequence]) -> list[
     """Encode what the next forward of `sequences` reads. Returns those whose image cannot be encoded on this rank or
     another, and why.
 
-    Raises what torch raises when memory is short: that ends the step, as in its forward.
+    Raises what torch raises when memory is short, where this rank is alone: that ends the step, as in its forward.
+    Other ranks would wait for this one.
     """
     failures: list[Failure] = []
     for sequence in sequences:
@@ -50,7 +51,10 @@ def _encode(encoder: ImageEncoder, request_id: int, wanted: Iterable[PlacedImage
         for one in wanted:
             one.encoded = encoder.find(one.image)
     except (torch.OutOfMemoryError, MemoryError):
-        raise
+        if encoder.is_alone:
+            raise
+        logger.exception("no memory for an image of request %d", request_id)
+        return CANNOT_READ
     except RequestError as error:
         return str(error)
     except Exception:

@@ -245,7 +245,7 @@ class Stepper:
         passage = step.passage
         if passage is not None:
             with self.profiler.phase("receive"):
-                hidden = passage.receive(len(inputs.positions))
+                hidden = passage.receive(inputs.positions.shape[-1])
                 inputs = dataclasses.replace(inputs, hidden=hidden)
         with self.profiler.phase("forward"):
             logits = self._runner.forward(inputs, cache)

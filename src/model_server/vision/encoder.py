@@ -57,6 +57,11 @@ class ImageEncoder:
         return EncodedImages(*counted) if any(counted) else None
 
     @property
+    def is_alone(self) -> bool:
+        """No other rank encodes the same images."""
+        return self._ranks.size == 1
+
+    @property
     def num_rows(self) -> int:
         """Rows in memory, kept or still needed."""
         return sum(len(encoded.rows) for encoded in self._alive.values())

@@ -39,4 +39,6 @@ def load_encoder(
     text = family_name(checkpoint.fields)
     if text is not None and placement.ranks.world.size == 1:  # several could disagree about a file that takes long
         files = ImageFiles(directory, dtype, FAMILIES[text], tower.image_token, tokenizer)
-    return ImageEncoder(tower, capacity, placement.ranks.tensor, sample_images(directory, dtype), files)
+    ranks = placement.ranks
+    together = ranks.tensor if ranks.layout.stage.size == 1 else ranks.world
+    return ImageEncoder(tower, capacity, together, sample_images(directory, dtype), files)

@@ -93,6 +93,7 @@ def build(
         stream=TokenRow(spec.hidden_size, reader.dtype),
         stack=cpp_stack(blocks, group.size),
         adapters=adapters,
+        first_layer=layers.start,
     )
 
 

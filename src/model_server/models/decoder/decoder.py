@@ -35,6 +35,7 @@ class Decoder:
     embedding: None where other ranks have the first layer: hidden states come instead of ids. output: None where other
     ranks have the last layer: hidden states go out instead of logits. stream: what those take for a token. stack: all
     blocks in one, which is preferred to them in the steps that it takes. adapters: that the layers were loaded with.
+    first_layer: of this stage.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Decoder:
         stream: TokenRow,
         stack: CppStack | None = None,
         adapters: AdapterSites | None = None,
+        first_layer: int = 0,
     ) -> None:
         self._embedding = embedding
         self._blocks = blocks
@@ -61,6 +63,7 @@ class Decoder:
         self._vocab_size = vocab_size
         self._max_positions = max_positions
         self._stack = stack
+        self._first_layer = first_layer
         self.adapters = adapters
         self._kept_layers: tuple[int, ...] = ()
         self._parts: list[tuple[int, CppStack]] = []  # the stack, cut before the layers whose inputs are kept
@@ -159,7 +162,9 @@ class Decoder:
     def _through_blocks(self, hidden: Tensor, step: Step, inputs: ModelInputs, kept_rows: Tensor | None) -> Stream:
         wanted = () if inputs.kept is None else self._kept_layers
         found: dict[int, Tensor] = {}
-        if self._stack is not None and not inputs.deep_embeddings and self._stack.takes(step, hidden):
+        deep = [(row, layers[self._first_layer :]) for row, layers in inputs.deep_embeddings]
+        is_deep = any(len(layers) for _, layers in deep)
+        if self._stack is not None and not is_deep and self._stack.takes(step, hidden):
             for number, part in self._parts if wanted else [(0, self._stack)]:
                 if number in wanted:
                     found[number] = hidden.clone()
@@ -171,14 +176,13 @@ class Decoder:
         for number, block in enumerate(self._blocks):
             if number in wanted:
                 found[number] = hidden.clone() if added is None else hidden + added
-            if number == len(self._blocks) - 1:
-                break
-            hidden, added = block(hidden, added, step)
-            for first, layers in inputs.deep_embeddings:
-                if number < len(layers):
+            is_last = number == len(self._blocks) - 1
+            hidden, added = block(hidden, added, step, kept_rows if is_last else None)
+            for first, layers in deep:
+                if number < len(layers) and not (is_last and self._output is not None):  # it keeps some rows only
                     hidden[first : first + layers.shape[1]] += layers[number]
         _keep(inputs, wanted, found)
-        return self._blocks[-1](hidden, added, step, kept_rows)
+        return hidden, added
 
 
 def _keep(inputs: ModelInputs, wanted: tuple[int, ...], found: dict[int, Tensor]) -> None:
