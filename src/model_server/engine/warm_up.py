@@ -24,6 +24,7 @@ from model_server.memory.budget import DeviceMemory, Measured, cache_blocks
 from model_server.memory.kv_cache import KvCache
 from model_server.memory.report import MemoryUse, host_memory
 from model_server.runner.cuda_graphs import GraphCost, GraphedRunner
+from model_server.speculation.drafters.drafter import DraftedRunner
 from model_server.vision.image import Encoded
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
@@ -98,7 +99,7 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     graphs = engine.runner if isinstance(engine.runner, GraphedRunner) else None
     if graphs is not None:
         graphs.release()
-    engine.set_cache(None)
+    _drop_cache(engine)
     max_tokens = CPU_WARMUP_TOKENS if plan.memory is None else None
     failure = _agreed_step(engine, world, plan, request, max_tokens)
     if not world.all_reduce_min(0 if failure else 1):  # only the rank that answers for a row knows of its failure
@@ -108,7 +109,7 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
         measured = _measure(engine, world, plan, plan.memory, graphs, request)
         num_blocks = _measured_blocks(engine, plan, measured)
     else:
-        engine.set_cache(None)
+        _drop_cache(engine)
         num_blocks = _cpu_blocks(engine, plan, request)
     cache = _allocate(engine, world, plan, num_blocks, request)
     engine.set_cache(cache)
@@ -129,6 +130,14 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     return capacity
 
 
+def _drop_cache(engine: Engine) -> None:
+    """Nothing refers to its memory any longer, unless a graph does."""
+    engine.set_cache(None)
+    runner = engine.runner.inner if isinstance(engine.runner, GraphedRunner) else engine.runner
+    if isinstance(runner, DraftedRunner):
+        runner.forget_cache()
+
+
 def _agreed_step(
     engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: WarmupRequest, max_tokens: int | None
 ) -> str | None:
@@ -146,7 +155,7 @@ def _agreed_step(
     if short is not None:
         # Its frames hold what the step had allocated.
         traceback.clear_frames(short.__traceback__)
-    engine.set_cache(None)
+    _drop_cache(engine)
     use = _left(plan)
     tokens = request.max_prefill_tokens
     logger.warning(
@@ -231,7 +240,7 @@ def _measure(
         peak += engine.speculator.bytes_beside(longest)
     if graphs is not None:
         cost = graphs.measure(engine.cache, longest, world)
-    engine.set_cache(None)
+    _drop_cache(engine)
     free, total = memory.rest()
     graph_bytes = 0 if graphs is None else cost.total(graphs.num_graphs)
     return Measured(total=total, free=free, peak=peak, graphs=graph_bytes)

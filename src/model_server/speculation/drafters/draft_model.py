@@ -44,7 +44,7 @@ class DraftModel:
     def reserve_positions(self, max_positions: int) -> None:
         self.runner.reserve_positions(max_positions)
 
-    def use(self, cache: KvCache) -> None:
+    def use(self, cache: KvCache | None) -> None:
         self._cache = cache
 
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:

@@ -75,8 +75,8 @@ class Drafter(Protocol):
     def reserve_positions(self, max_positions: int) -> None:
         """As in `Runner`."""
 
-    def use(self, cache: KvCache) -> None:
-        """This cache of its layers holds its keys from now on."""
+    def use(self, cache: KvCache | None) -> None:
+        """This cache of its layers holds its keys from now on; None: there is none."""
 
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:
         """Set `pace`. What `cache`, of its layers, holds is overwritten."""
@@ -147,6 +147,11 @@ class DraftedRunner:
     def drafters_part(self, cache: KvCache) -> KvCache:
         """The drafter's layers of a cache."""
         return cache.layers(len(self._base.kv_shapes), len(self._drafter.kv_shapes))
+
+    def forget_cache(self) -> None:
+        """The cache of the last forward is gone: refer to none of its memory."""
+        self._whole = self._cache = None
+        self._drafter.use(None)
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         """The model's logits. Where there are prompts the drafter follows them."""

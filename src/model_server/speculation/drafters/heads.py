@@ -47,7 +47,7 @@ class Heads:
     def reserve_positions(self, max_positions: int) -> None:
         """They know no positions."""
 
-    def use(self, cache: KvCache) -> None:
+    def use(self, cache: KvCache | None) -> None:
         """They keep nothing in it."""
 
     def follow(self, inputs: ModelInputs) -> None:

@@ -118,7 +118,7 @@ class LayerDrafter:
         for rotary in self._layer.rotaries:
             rotary.reserve(max_positions)
 
-    def use(self, cache: KvCache) -> None:
+    def use(self, cache: KvCache | None) -> None:
         self._cache = cache
 
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:

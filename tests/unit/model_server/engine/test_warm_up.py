@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import weakref
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,11 +24,14 @@ from model_server.engine.engine import Engine, EngineOptions
 from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
 from model_server.errors import RequestError, StartupError, WarmUpMemoryError
 from model_server.memory.budget import CACHE_SHARE, DeviceMemory, Measured, cache_blocks
+from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.runner.cuda_graphs import GraphedRunner
-from model_server.runner.runner import RunnerTraits
+from model_server.runner.runner import ModelInputs, RunnerTraits
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.device.speculator import DeviceSpeculator
+from model_server.speculation.drafters.drafter import DraftedRunner
+from model_server.speculation.drafters.heads import Heads
 from model_server.text.tokenizer import Tokenizer
 from model_server.vision.encoder import ImageEncoder
 from model_server.vision.families import FAMILIES
@@ -316,6 +320,52 @@ class FakeMemory:
     def rest(self) -> tuple[int, int]:
         self.asked.append("rest")
         return self.free, self.total
+
+
+class _Follows(Heads):
+    """A drafter with a layer, which keeps its part of the cache."""
+
+    def __init__(self) -> None:
+        self.kv_shapes = (KvShape(1, 4, 4),)
+        self.weight_bytes = 0
+        self.cache: KvCache | None = None
+
+    def use(self, cache: KvCache | None) -> None:
+        self.cache = cache
+
+
+class _Forgets(PlainGraphCapture):
+    """As a device: released graphs hold nothing."""
+
+    def release(self) -> None:
+        super().release()
+        self.graphs.clear()
+
+
+@pytest.mark.parametrize("graphed", [False, True])
+def test_with_a_drafter_no_memory_of_an_earlier_cache_is_kept(tokenizer: Tokenizer, graphed: bool) -> None:
+    """Neither while free memory is measured, nor when a warm-up begins again."""
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    class Memory(FakeMemory):
+        def rest(self) -> tuple[int, int]:
+            assert not any(rows() is not None for rows in made)
+            return super().rest()
+
+    class Base(CapturableRunner):
+        def forward(self, inputs: ModelInputs, cache: KvCache) -> torch.Tensor:
+            made.append(weakref.ref(cache.rows[0]))
+            return super().forward(inputs, cache)
+
+    drafter = _Follows()
+    runner: Any = DraftedRunner(Base(vocab_size=tokenizer.vocab_size), drafter)
+    if graphed:
+        runner = GraphedRunner(runner, (4, 1), _Forgets(), keeps=lambda: None)
+    memory = Memory()
+    engine, _ = _warm_up(tokenizer, runner, memory=memory)
+    assert made and memory.asked.count("rest") == 1
+    _warm_up(tokenizer, engine=engine, memory=memory)
+    assert memory.asked.count("rest") == 2
 
 
 def test_a_measured_device_is_filled(tokenizer: Tokenizer) -> None:
