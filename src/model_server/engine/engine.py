@@ -308,7 +308,7 @@ class Engine:
         if others:
             with times.merging():
                 for other in others:
-                    first.batch.join(other.batch)
+                    first.join(other)
                     self._store.remove(other)
         return first
 

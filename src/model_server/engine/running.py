@@ -179,6 +179,11 @@ class Running:
         if self.windows is not None:
             self.windows.state.note_other_step()
 
+    def join(self, other: Running) -> None:
+        """As `Batch.join`, of a batch without steps that are not collected, which has no next one."""
+        other.leave_windows()  # what they know of its rows goes to these
+        self.batch.join(other.batch)
+
     def filter(self, request_ids: Iterable[int], *, strict: bool) -> None:
         """As `Batch.filter`, and forget the state of those that left."""
         if self.batch.filter(request_ids, strict):

@@ -19,7 +19,7 @@ from model_server.batch.results import FinishReason, GeneratedText
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.engine.calls import DecodeCall
 from model_server.engine.engine import Engine
-from model_server.sampling.parameters import StoppingParameters
+from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.speculation.device.speculator import BatchWindows
 from model_server.speculation.pace import Pace
 from model_server.text.tokenizer import Tokenizer
@@ -186,3 +186,27 @@ def test_each_kind_of_row_says_what_it_says_without_drafts(
         shard = on_a_gpu(tiny_tokenizer, speculator)
         assert said(shard, chosen(shard), ahead=ahead) == wanted
         assert (speculator.num_windows > 0) is (kinds != "all")
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+def test_batches_merge_whose_windows_were_their_own(
+    tiny_tokenizer: Tokenizer, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then plain steps count what was said in both."""
+    monkeypatch.setattr(Engine, "_runs_ahead", ahead)
+    likely = tuple((token, 40.0 - token / 10) for token in range(20, 60))
+    penalised = SamplingParameters(presence_penalty=20.0, logit_bias=likely)
+
+    def tokens(*, apart: bool) -> dict[int, list[int]]:
+        dice = random.Random(1)
+        speculator = Dice(3, dice, guessing(tiny_tokenizer.vocab_size, dice, 0.3))
+        shard = on_a_gpu(tiny_tokenizer, speculator)
+        requests = [shard.request([5, 6, 7], 24, sampling=penalised), shard.request([9, 8], 24, sampling=penalised)]
+        results = [shard.prefill(number, request) for number, request in enumerate(requests)]
+        results += [shard.decode(number) for number in (0, 1, 0, 1, 0, 1) if apart]
+        assert speculator.num_windows > 2 or not apart
+        with monkeypatch.context() as patch:
+            patch.setattr(speculator, "on_device", lambda *_: False)
+            return tokens_of(*results, *shard.run_out(shard.decode(0, 1), 0))
+
+    assert tokens(apart=True) == tokens(apart=False)
