@@ -87,7 +87,7 @@ class ShardPool:
     # Numbered calls, sent at once.
 
     def prefill(self, call: PrefillCall) -> asyncio.Future[StepReply]:
-        return self._step("Prefill", convert.prefill_to(call, self._extensions))
+        return _soon(_step("Prefill", self._send("Prefill", convert.prefill_to(call, self._extensions)), call))
 
     def probe(self) -> asyncio.Future[StepReply]:
         return self._step("Prefill", convert.probe_to())
@@ -161,7 +161,9 @@ def _soon(answer: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     return asyncio.get_running_loop().create_task(answer)
 
 
-async def _step(rpc: Rpc, answers: list[Awaitable[Any]]) -> StepReply:
+async def _step(rpc: Rpc, answers: list[Awaitable[Any]], kept: PrefillCall | None = None) -> StepReply:
+    """kept: stays until all have answered. They open arrays of its images in this process' memory, all or none, also
+    where its clients have disconnected."""
     messages = _of_all_ranks(await _gather(answers))
     _demand_agreement(rpc, messages)
     return convert.step_from(messages)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ from support.factories import OURS, make_request
 
 from router.request import PlacedImage
 from router.shards import convert
-from router.shards.interface import NewBatch, NewRequest, UnsendableError
+from router.shards.interface import NewBatch, NewRequest, PrefillCall, UnsendableError
+from router.shards.pool import ShardPool
 from wire.extensions import Extension
 from wire.images.prepared import Feature, ImagePlace, PreparedImage
 from wire.processes.shared_memory import SharedBytes, SharedMemory, process_namespace
@@ -86,3 +89,38 @@ def test_memory_is_shared_only_where_every_rank_sees_the_router(namespaces: tupl
         for one in namespaces
     ]
     assert (Extension.SHARED_MEMORY in convert.info_from(messages).extensions) == shares
+
+
+class SlowClient:
+    """A shard that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[pb.PrefillResponse] = asyncio.get_running_loop().create_future()
+        self.sent: Any = None
+
+    def send(self, rpc: str, request: Any, timeout_s: float | None = None) -> Awaitable[Any]:
+        self.sent = request
+        return self.answer
+
+    async def close(self) -> None: ...
+
+
+async def test_arrays_stay_until_all_shards_have_answered_also_without_their_client() -> None:
+    memory = SharedMemory.create()
+    name = memory.name
+    feature = Feature("float32", (1, 2), SharedBytes(memory, 0, 8))
+    one = PreparedImage(b"a" * 32, "<image>" * 4, 4, (1, 2, 2), {"pixel_values": feature})
+    clients = [SlowClient(), SlowClient()]
+    pool = ShardPool(clients)
+    pool._extensions = SEEING
+    reply = pool.prefill(PrefillCall(NewBatch(1, [new(0, 0, (one, 2))], max_tokens=50, max_blocks=4)))
+    assert clients[1].sent.batch.images[0].features[0].memory == name
+    del memory, feature, one
+    clients[0].answer.set_result(pb.PrefillResponse())
+    await asyncio.sleep(0)
+    SharedMemory.open(name)  # the second one is yet to open it
+    clients[1].answer.set_result(pb.PrefillResponse())
+    await reply
+    del reply
+    with pytest.raises(OSError, match=r".*"):
+        SharedMemory.open(name)
