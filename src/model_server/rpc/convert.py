@@ -17,7 +17,7 @@ from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
 from model_server.sampling.parameters import Grammar, GrammarKind, SamplingParameters, StoppingParameters
-from model_server.vision.image import Feature, Image, ImagePlace
+from model_server.vision.image import Feature, Image, ImagePlace, LostBytes
 from wire.extensions import Extension
 from wire.processes.shared_memory import SharedBytes, SharedMemory
 from wire.v3 import generate_pb2 as pb
@@ -68,15 +68,16 @@ def _image_from(message: pb.PreparedImage) -> Image:
     )
 
 
-def _array_from(feature: pb.Feature, opened: dict[str, SharedMemory]) -> bytes | SharedBytes:
-    """opened: the memory of the image so far. Empty where it is gone, as with a request that has ended meanwhile."""
+def _array_from(feature: pb.Feature, opened: dict[str, SharedMemory]) -> bytes | SharedBytes | LostBytes:
+    """opened: the memory of the image so far. What cannot be opened fails when it is read: only then do all ranks tell
+    each other, and leave the same requests out."""
     if not feature.memory:
         return bytes(feature.data)
     try:
         memory = opened.get(feature.memory) or opened.setdefault(feature.memory, SharedMemory.open(feature.memory))
     except (OSError, ValueError) as error:
         logger.warning("an image's array %s cannot be opened: %s", feature.name[:50], error)
-        return b""
+        return LostBytes(feature.num_bytes)
     return SharedBytes(memory, feature.offset, feature.num_bytes)
 
 

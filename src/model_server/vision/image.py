@@ -24,12 +24,26 @@ KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
+class LostBytes:
+    """A part of shared memory that this rank could not open."""
+
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read(self) -> bytearray:
+        """Raises OSError."""
+        raise FileNotFoundError("the shared memory could not be opened")
+
+
+@dataclass(frozen=True, slots=True)
 class Feature:
     """An array in row-major order, little-endian. dtype: one of `DTYPES`, or a name that is refused."""
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes | SharedBytes
+    data: bytes | SharedBytes | LostBytes
 
     def check(self, name: str) -> None:
         """Raises RequestError for a type that is not known, or data of another length than the shape's."""
@@ -43,7 +57,7 @@ class Feature:
             )
 
     def tensor(self) -> Tensor:
-        """A copy on the host. Raises OSError for shared memory that is shorter than was said."""
+        """A copy on the host. Raises OSError for shared memory that is shorter than was said, or not there."""
         data = bytearray(self.data) if isinstance(self.data, bytes) else self.data.read()
         return torch.frombuffer(data, dtype=DTYPES[self.dtype]).view(self.shape)
 
