@@ -49,7 +49,7 @@ def _encode(encoder: ImageEncoder, request_id: int, wanted: Iterable[PlacedImage
     """Why one of these images cannot be encoded; None: all are."""
     try:
         for one in wanted:
-            one.encoded = encoder.find(one.image)
+            one.encode(encoder.find)
     except (torch.OutOfMemoryError, MemoryError):
         if encoder.is_alone:
             raise

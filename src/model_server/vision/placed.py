@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
 import numpy as np
@@ -17,13 +18,14 @@ Indices = npt.NDArray[np.int64]
 
 class PlacedImage:
     """tokens: the places of its image tokens in the prompt, one for each row of `encoded`. runs: (first token, first
-    row, count) of those that follow one another. encoded: None: not yet, or not needed any more."""
+    row, count) of those that follow one another. image: None: it need not be encoded any more, and takes neither memory
+    nor open files. encoded: None: not yet, or not needed any more."""
 
     __slots__ = ("encoded", "image", "runs", "start", "stop", "tokens")
 
     def __init__(self, place: ImagePlace, tokens: Indices) -> None:
         assert place.image is not None
-        self.image: Image = place.image
+        self.image: Image | None = place.image
         self.start = place.start
         self.stop = place.stop
         self.tokens = tokens
@@ -31,6 +33,12 @@ class PlacedImage:
         firsts = np.flatnonzero(np.diff(tokens, prepend=-2) != 1)
         counts = np.diff(np.append(firsts, len(tokens)))
         self.runs = list(zip(tokens[firsts].tolist(), firsts.tolist(), counts.tolist(), strict=True))
+
+    def encode(self, encode: Callable[[Image], Encoded]) -> None:
+        """Once. Raises what `encode` raises."""
+        assert self.image is not None
+        self.encoded = encode(self.image)
+        self.image = None
 
 
 class PromptImages:
@@ -133,7 +141,7 @@ class PromptImages:
         if self._left and self._left[0].stop <= cache_length:
             for one in self._left:
                 if one.stop <= cache_length:
-                    one.encoded = None
+                    one.encoded = one.image = None
             self._left = [one for one in self._left if one.stop > cache_length]
 
 

@@ -12,6 +12,7 @@ from model_server.errors import RequestError
 from model_server.vision.families import FAMILIES
 from model_server.vision.image import Encoded, Feature, Image, ImagePlace
 from model_server.vision.placed import PromptImages, check_places
+from wire.processes.shared_memory import SharedBytes, SharedMemory
 
 TOKEN = 9
 PIXELS = Feature("float32", (1, 2), b"\0" * 8)
@@ -58,6 +59,22 @@ def test_an_image_is_let_go_behind_its_last_token() -> None:
     assert first.encoded is not None
     images.pass_by(3)
     assert first.encoded is None and images.wanted(0, 6) == [second]
+
+
+def test_arrays_are_let_go_when_they_are_encoded() -> None:
+    """Each may be an open file, and a request lasts much longer."""
+    memory = SharedMemory.create()
+    memory.write(0, b"\0" * 8)
+    name = memory.name
+    pixels = Feature("float32", (1, 2), SharedBytes(memory, 0, 8))
+    images = placed([1, TOKEN, 2], ImagePlace(b"a" * 32, 1, 1, Image(b"a" * 32, {"pixel_values": pixels}, 1)))
+    del memory, pixels
+    SharedMemory.open(name)
+    (one,) = images.wanted(0, 3)
+    one.encode(lambda image: Encoded(image.features["pixel_values"].tensor()))
+    with pytest.raises(OSError, match=r".*"):
+        SharedMemory.open(name)
+    assert images.spans(0, 3)[0][1].tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize(
