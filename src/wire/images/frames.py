@@ -50,9 +50,10 @@ def fault_to(fault: str) -> bytes:
 
 
 def image_to(image: PreparedImage, memory: str = "") -> bytes:
-    """memory: of the job. Raises OSError where it cannot be written."""
+    """memory: of the job; where it cannot be opened, the arrays come with the answer. Raises OSError where it cannot be
+    written."""
     arrays = [one.data for one in image.features.values() if isinstance(one.data, bytes)]
-    is_shared = bool(memory) and sum(map(len, arrays)) >= SHARED_FROM
+    shared = _opened(memory) if memory and sum(map(len, arrays)) >= SHARED_FROM else None
     features = [
         {"name": name, "dtype": one.dtype, "shape": one.shape, "bytes": len(one.data)}
         for name, one in image.features.items()
@@ -64,15 +65,23 @@ def image_to(image: PreparedImage, memory: str = "") -> bytes:
         "grid": image.grid,
         "num_pixels": image.num_pixels,
         "features": features,
-        "is_shared": is_shared,
+        "is_shared": shared is not None,
     }
-    if not is_shared:
+    if shared is None:
         return _joined(header, *arrays)
-    shared, place = SharedMemory.open(memory), 0
+    place = 0
     for one in arrays:
         shared.write(place, one)
         place += len(one)
     return _joined(header)
+
+
+def _opened(memory: str) -> SharedMemory | None:
+    """None where one process may not open what another has, as in some sandboxes."""
+    try:
+        return SharedMemory.open(memory)
+    except OSError:
+        return None
 
 
 def answer_from(answer: bytes, memory: SharedMemory | None = None) -> PreparedImage | str:

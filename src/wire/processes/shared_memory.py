@@ -89,11 +89,13 @@ class SharedBytes:
 
 
 def process_namespace() -> str:
-    """Equal for processes that see each other: those of one machine since its start, in one container.
+    """Equal for processes that see each other, and may: those of one user on one machine since its start, in one
+    container.
 
     Empty where the system does not tell.
     """
     try:
-        return f"{_BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "user")]
+        return " ".join([_BOOT_ID.read_text().strip(), *spaces, f"uid:[{os.geteuid()}]"])
     except OSError:
         return ""

@@ -64,3 +64,11 @@ def test_another_file_under_its_number_is_not_taken_for_it() -> None:
 def test_what_is_no_name(name: str) -> None:
     with pytest.raises(ValueError, match="not a name"):
         SharedMemory.open(name)
+
+
+def test_another_user_is_in_another_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this one's processes have is not his to open."""
+    own = process_namespace()
+    user = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert process_namespace() not in ("", own)
