@@ -14,6 +14,9 @@ logger = logging.getLogger(__name__)
 RESERVED_FILES = 128
 """Open files other than connections of clients: shards, log, metrics port, worker processes."""
 
+FILES_OF_IMAGES = 4096
+"""More of them, where the system lets this process have as many: each large image that is kept is one."""
+
 _BACKLOG = 2048
 # The kernel would buffer megabytes for a client that does not read; this is plenty for a stream of tokens.
 _SEND_BUFFER_BYTES = 128 * 1024
@@ -71,8 +74,9 @@ def allow_connections(num_connections: int) -> int:
     """
     wanted = num_connections + RESERVED_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    most = wanted + FILES_OF_IMAGES
+    if soft != resource.RLIM_INFINITY and soft < most and soft != hard:
+        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return num_connections

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from router.server.sockets import RESERVED_FILES, allow_connections, bind, warn_without_key
+from router.server.sockets import FILES_OF_IMAGES, RESERVED_FILES, allow_connections, bind, warn_without_key
 
 ENDLESS = resource.RLIM_INFINITY
 
@@ -16,11 +16,12 @@ ENDLESS = resource.RLIM_INFINITY
     [
         ((10_000, 20_000), 4096, None),
         ((ENDLESS, ENDLESS), 4096, None),
-        ((1024, 20_000), 4096, 4096 + RESERVED_FILES),
-        ((1024, ENDLESS), 4096, 4096 + RESERVED_FILES),
+        ((1024, 20_000), 4096, 4096 + RESERVED_FILES + FILES_OF_IMAGES),
+        ((1024, ENDLESS), 4096, 4096 + RESERVED_FILES + FILES_OF_IMAGES),
+        ((5000, 6000), 4096, 6000),
         ((1024, 2048), 2048 - RESERVED_FILES, 2048),
-        ((1024, 1024), 1024 - RESERVED_FILES, 1024),
-        ((64, 64), 1, 64),
+        ((1024, 1024), 1024 - RESERVED_FILES, None),
+        ((64, 64), 1, None),
     ],
 )
 def test_the_limit_is_raised_as_far_as_it_goes(
