@@ -18,6 +18,10 @@ from support.running_server import running_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.parity]
 NUM_TOKENS = 8
+NAMES = [
+    "aya_vision", "deepseek_vl", "gemma3", "idefics3", "llama4", "llava_next_video", "llava_onevision", "paligemma",
+    "qwen2_5_vl", "qwen3_vl_moe", "vipllava",
+]  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}{% for part in message.content %}{% if part.type == 'image' %}PLACEHOLDER"
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
@@ -42,7 +46,7 @@ def ask(base: str, route: str, body: dict[str, Any]) -> Any:
     return answer.json()
 
 
-@pytest.mark.parametrize("name", ["gemma3", "idefics3", "llama4", "paligemma", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", NAMES)
 def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     """Prompts in small steps, where the model lets them be cut, and a second time out of the caches."""
     scene = VisionScene(tmp_path, name)

@@ -8,7 +8,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,17 +133,37 @@ def test_a_streamed_chat(scene: Scene) -> None:
     assert events[-1]["usage"]["prompt_tokens"] > PER_IMAGE
 
 
-def test_choices_of_a_prompt_encode_its_picture_once_and_hold_nothing(scene: Scene) -> None:
-    seen = picture(44, 66, 11)
-    prompt = f"See ![]({data_url(seen)}) here"
-    encoded = scene.metric("tgi_encoder_cache_misses")
-    body = {"model": "m", "prompt": prompt, "n": 3, "max_tokens": NUM_TOKENS, "temperature": 0}
-    answer = httpx.post(f"{scene.url}/v1/completions", json=body, timeout=120)
-    assert answer.status_code == 200, answer.text
-    expected = scene._tokenizer.decode(scene.expected("See <image> here", seen))
-    assert [choice["text"] for choice in answer.json()["choices"]] == [expected] * 3
-    assert scene.metric("tgi_encoder_cache_misses") == encoded + 1
-    scene.wait_idle()
+def counts_of_reading(scene: Scene) -> list[float]:
+    """Images that were asked for, prepared, and encoded."""
+    names = ("tgi_image_count", "tgi_image_prepare_duration_count", "tgi_encoder_cache_misses")
+    return [scene.metric(name) for name in names]
+
+
+def test_choices_of_a_prompt_read_and_encode_its_picture_once_and_hold_nothing(scene: Scene) -> None:
+    def read_once(seed: int, route: str, make: Callable[[str], dict[str, Any]]) -> Any:
+        before = counts_of_reading(scene)
+        answer = httpx.post(f"{scene.url}{route}", json=make(data_url(picture(44, 66, seed))), timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert counts_of_reading(scene) == [count + 1 for count in before]
+        scene.wait_idle()
+        return answer.json()
+
+    asked = {"model": "m", "max_tokens": NUM_TOKENS, "temperature": 0}
+    found = read_once(11, "/v1/completions", lambda url: asked | {"prompt": f"See ![]({url}) here", "n": 3})
+    expected = scene._tokenizer.decode(scene.expected("See <image> here", picture(44, 66, 11)))
+    assert [choice["text"] for choice in found["choices"]] == [expected] * 3
+
+    def chat(url: str) -> dict[str, Any]:
+        content = [{"type": "text", "text": "See "}, {"type": "image_url", "image_url": {"url": url}}]
+        return asked | {"messages": [{"role": "user", "content": content}], "n": 4}
+
+    found = read_once(13, "/v1/chat/completions", chat)
+    tokens = scene.expected("See <image>", picture(44, 66, 13), add_special_tokens=False)
+    assert [choice["message"]["content"] for choice in found["choices"]] == [scene._tokenizer.decode(tokens)] * 4
+
+    parameters = {"best_of": 2, "do_sample": True, "details": True, "max_new_tokens": NUM_TOKENS}
+    found = read_once(14, "/generate", lambda url: {"inputs": f"See ![]({url}) here", "parameters": parameters})
+    assert len(found["details"]["best_of_sequences"]) == 1
 
 
 def test_clients_that_disconnect_leave_nothing_of_their_picture(scene: Scene) -> None:
