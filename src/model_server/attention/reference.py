@@ -32,7 +32,7 @@ PREFILL_CHUNK_TOKENS = 256
 
 
 class ReferenceBackend:
-    """Runs wherever torch does."""
+    """Runs wherever torch does. exact: single queries have as many keys as the host says, not up to as many."""
 
     name = "reference"
     tgi_name = "paged"
@@ -40,8 +40,11 @@ class ReferenceBackend:
     capturable = False  # rows are grouped by their lengths on the host
     sees_ahead = True
 
+    def __init__(self, *, exact: bool = True) -> None:
+        self.exact = exact
+
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
-        return ReferenceStep(metadata, cache)
+        return ReferenceStep(metadata, cache, self.exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class _Reach:
     chunk: int | None
     biased: bool  # masks are made even where all keys are seen, and distances beside them
     unfused: bool  # scores are written out: pieces must be small
+    exact: bool  # of single queries: as in `ReferenceBackend`
 
     def first(self, position: int) -> int:
         """The first key that a query at `position` sees."""
@@ -66,8 +70,8 @@ class _Reach:
         return torch.zeros_like(positions) if self.chunk is None else positions - positions % self.chunk
 
     def visible(self, kv_length: int) -> int:
-        """How many keys the last of `kv_length` positions sees."""
-        return kv_length - self.first(kv_length - 1)
+        """How many keys the last of `kv_length` positions sees, or at most, if these are not exact."""
+        return min(kv_length, self.chunk) if self.chunk and not self.exact else kv_length - self.first(kv_length - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,8 @@ _Plan = tuple[list[_DecodeChunk], list[_PrefillPiece]]
 class ReferenceStep:
     """One forward. Plans are made once per distinct reach and shared by the layers."""
 
-    def __init__(self, metadata: AttentionMetadata, cache: KvCache) -> None:
-        self._metadata = metadata
-        self._cache = cache
+    def __init__(self, metadata: AttentionMetadata, cache: KvCache, exact: bool = True) -> None:
+        self._metadata, self._cache, self._exact = metadata, cache, exact
         self._float8 = any(rows.dtype in FLOAT8 for rows in cache.rows)
         self._plans: dict[tuple[int | None, int | None, bool, bool], _Plan] = {}
         self._biases: dict[tuple[int, int], tuple[Alibi, Tensor]] = {}  # by the ids of keys and slopes, kept alive
@@ -122,7 +125,7 @@ class ReferenceStep:
         reach = (layer.window, layer.chunk, layer.alibi is not None, unfused)
         plan = self._plans.get(reach)
         if plan is None:
-            plan = self._plans[reach] = self._plan(_Reach(*reach), query.dtype)
+            plan = self._plans[reach] = self._plan(_Reach(*reach, self._exact), query.dtype)
         chunks, pieces = plan
         if len(chunks) == 1 and not pieces and type(chunks[0].tokens) is slice:
             return self._decode(layer, chunks[0], query)
@@ -279,7 +282,7 @@ class ReferenceStep:
         tables = self._metadata.block_tables if index is None else self._metadata.block_tables.index_select(0, index)
         lengths = self._metadata.kv_lengths if index is None else self._metadata.kv_lengths.index_select(0, index)
         offsets = self._arange[:length]
-        if len(set(lengths_host)) == 1:  # includes a batch of one
+        if reach.exact and len(set(lengths_host)) == 1:  # includes a batch of one
             first = lengths_host[0] - length
             positions = offsets + first if first else offsets
             keys = _Keys(None, None, None)

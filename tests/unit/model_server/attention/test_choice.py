@@ -14,6 +14,7 @@ from model_server.attention import choice
 from model_server.attention.availability import UnavailableError
 from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.attention.choice import OWN_NAMES, TGI_NAMES, AttentionChoice, Offer
+from model_server.attention.reference import ReferenceBackend
 from model_server.errors import StartupError
 
 CPU = torch.device("cpu")
@@ -94,6 +95,13 @@ def test_unknown_word() -> None:
 def test_reference_is_always_there() -> None:
     for layers in (PLAIN, CAPPED, LATENT):
         assert AttentionChoice("reference", CPU, torch.float32).for_layers(layers).name == "reference"
+
+
+def test_the_reference_takes_lengths_from_a_card() -> None:
+    """Where drafts are checked before the host knows how many tokens rows have."""
+    for device, exact in ((CUDA, False), (CPU, True)):
+        backend = AttentionChoice("reference", device, HALF).for_layers(PLAIN)
+        assert isinstance(backend, ReferenceBackend) and backend.exact is exact
 
 
 @pytest.mark.parametrize("word", ["flash_attn", "torch_varlen"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -120,6 +121,20 @@ def test_scores_of_all_kinds_in_small_pieces(options: dict[str, Any], monkeypatc
         scene = Scene(batch, 4, 2, 4)
         layer = scene.layer(**options)
         torch.testing.assert_close(scene.attend(layer).double(), scene.expected(layer), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 8}, *SCORES.values()], ids=["all", "window", *SCORES])
+def test_lengths_of_which_the_host_knows_bounds(options: dict[str, Any]) -> None:
+    """As of windows of drafts on a GPU."""
+    for lengths in ((9,), (7, 7, 7), (1, 16, 8, 5), (8,)):
+        scene = Scene([(1, n) for n in lengths], 4, 2, 4)
+        layer = scene.layer(**options)
+        for more in ((3,), (0, 1, 4)):
+            bounds = tuple(n + more[row % len(more)] for row, n in enumerate(lengths))
+            metadata = dataclasses.replace(scene.metadata, kv_lengths_host=bounds)
+            step = ReferenceBackend(exact=False).begin(metadata, scene.cache)
+            result = step.attend(layer, scene.query, scene.new_key, scene.new_value)
+            torch.testing.assert_close(result.double(), scene.expected(layer), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["softcap, window", "sinks", "alibi"])
