@@ -26,6 +26,9 @@ MOST_RESIDENT = 256
 class Sites(Protocol):
     """The places of a model that adapters change."""
 
+    def check(self, adapter: Adapter) -> None:
+        """Raises StartupError for what can be refused before it is read."""
+
     def read(self, adapter: Adapter) -> Any:
         """This rank's part of an adapter, which has `nbytes`. Raises StartupError."""
 
@@ -72,6 +75,7 @@ class Residents:
     def check(self, name: str, path: str) -> Size:
         """Of the whole adapter, at most, without loading it. Raises StartupError, one line that names the adapter."""
         adapter = self._checked(name, path)
+        self._sites.check(adapter)
         return Size(adapter.num_values * self._itemsize, adapter.rank)
 
     def load(self, load_id: int, name: str, path: str) -> Size:

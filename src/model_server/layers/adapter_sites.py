@@ -203,10 +203,14 @@ class AdapterSites:
             size += loaded.nbytes
         return size
 
-    def read(self, adapter: Adapter) -> LoadedAdapter:
-        """Read this rank's part of an adapter. May run on any thread, also while a step runs. Raises StartupError."""
+    def check(self, adapter: Adapter) -> None:
+        """Raises StartupError for what there are no slots for."""
         for name in adapter.pairs.keys() & self._closed.keys():
             raise adapter.error(f"{name:.200} {self._closed[name]}")
+
+    def read(self, adapter: Adapter) -> LoadedAdapter:
+        """Read this rank's part of an adapter. May run on any thread, also while a step runs. Raises StartupError."""
+        self.check(adapter)
         with torch.inference_mode(), adapter.open() as opened:
             place = self._device if self.slots is None else torch.device("cpu")
             reader = AdapterReader(adapter, opened, self._dtype, place)

@@ -93,6 +93,9 @@ class FakeSites:
     def __init__(self) -> None:
         self.at: dict[int, str] = {}
 
+    def check(self, adapter: Any) -> None:
+        pass
+
     def read(self, adapter: Any) -> Any:
         return type("Loaded", (), {"name": adapter.name, "nbytes": 1})()
 

@@ -16,6 +16,7 @@ from support.thread_ranks import on_ranks
 from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 
+from model_server.adapters.residents import Residents
 from model_server.adapters.rows import BASE
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
@@ -163,8 +164,10 @@ def test_experts_have_slots_if_an_adapter_of_the_start_changes_some(tmp_path: Pa
     later = {"b": write_adapter(tmp_path / "b", {}, tensors=made)}
     adapter = with_adapters(describe(examine(model)), later).adapters[0]
     runner: Any = load(model, adapter_room=1, adapter_slots=1)
-    with pytest.raises(StartupError, match=r"^LoRA adapter `b`: .*down_proj belongs to experts, for which there are"):
-        runner.adapters.read(adapter)
+    residents = Residents(runner.adapters, range(1), tmp_path, lambda name, path: adapter, 4)
+    for refusing in (lambda: residents.check("b", "b"), lambda: residents.load(1, "b", "b")):
+        with pytest.raises(StartupError, match=r"^LoRA adapter `b`: .*down_proj belongs to experts, for which there"):
+            refusing()
     runner = load(model, adapters={"a": given}, adapter_room=1, adapter_slots=1)
     runner.adapters.put(1, runner.adapters.read(adapter))
     assert runner.adapters.slots.take(1, tuple) == 0
