@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization.formats.common.grouped import PIECE_CODES, Grouped, keep, misfit, read_scales
+from model_server.quantization.formats.common.grouped import PIECE_CODES, Grouped, finite, keep, misfit, read_scales
 from model_server.quantization.formats.common.storage import cut_columns, expect_size, kept_rows, refuse_stacks
 from model_server.quantization.forms import Form, stacked, table
 from model_server.quantization.forms.codes import Codes, cat, packed
@@ -167,7 +167,7 @@ def _scales(reader: WeightReader, stored: _Stored) -> Tensor:
     if nested.shape != (-(-num_blocks // block),):
         raise misfit(stored.name + ".nested_absmax", nested.shape, 8, block, stored.shape, (-(-num_blocks // block),))
     values = numbers[reader.raw(name).long()]
-    return values * nested.repeat_interleave(block)[:num_blocks] + offset
+    return finite(name, values * nested.repeat_interleave(block)[:num_blocks] + offset)
 
 
 def _pieces(rows: Range, num_columns: int) -> list[Range]:

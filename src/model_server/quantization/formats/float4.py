@@ -16,6 +16,7 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.quantization.formats.common.e2m1 import keep_part, powers
+from model_server.quantization.formats.common.grouped import finite
 from model_server.quantization.formats.common.storage import refuse_stacks
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import Codes, cat
@@ -79,7 +80,9 @@ def _scales(reader: WeightReader, module: str, size: tuple[int, int]) -> Tensor:
             f"divisor of {size[1]}]"
         )
     scales = reader.raw(name)
-    return powers(scales) if stored in _EXPONENTS else _of_matrix(reader, module, scales.float(), stored)
+    if stored in _EXPONENTS:
+        return finite(name, powers(scales))
+    return _of_matrix(reader, module, finite(name, scales.float()), stored)
 
 
 def _of_matrix(reader: WeightReader, module: str, scales: Tensor, stored: str) -> Tensor:
@@ -87,8 +90,9 @@ def _of_matrix(reader: WeightReader, module: str, scales: Tensor, stored: str) -
     divisor, factor = module + ".weight_global_scale", module + ".weight_scale_2"
     for name in (divisor, factor):
         if reader.has(name):
-            if reader.shape(name) not in ((), (1,)) or not torch.isfinite(one := reader.raw(name).float()).all():
-                raise StartupError(f"weight {name} must be one finite number")
+            one = reader.raw(name).float()
+            if one.shape not in ((), (1,)) or not torch.isfinite(one).all() or (name == divisor and not one.all()):
+                raise StartupError(f"weight {name} must be one finite number{', not 0' if name == divisor else ''}")
             return scales / one.reshape(()) if name == divisor else scales * one.reshape(())
     if stored == "F8_E4M3":
         raise StartupError(f"weight {divisor} does not exist, nor {factor}; scales of 8 bits need one")

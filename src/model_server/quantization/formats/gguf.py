@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization.formats.common.grouped import PIECE_CODES, SMALLEST_CUT, too_small
+from model_server.quantization.formats.common.grouped import PIECE_CODES, SMALLEST_CUT, finite, too_small
 from model_server.quantization.formats.common.storage import expect_size, refuse_stacks
 from model_server.quantization.forms import Form, codes, offset_codes, stacked
 from model_server.quantization.forms.codes import Codes
@@ -76,11 +76,13 @@ def _piece(reader: WeightReader, name: str, rows: Range, columns: Range) -> Code
     kind = reader.stored(name)
     decoded = decode(reader.raw(name, rows), kind)
     group, groups = _groups(name, decoded, columns)
-    scales = decoded.scales[:, groups].contiguous()
+    scales = finite(name, decoded.scales[:, groups].contiguous())
     zeros = torch.full_like(scales, decoded.zero, dtype=torch.uint8)
     kept = decoded.codes[:, slice(*columns)].contiguous()
     form = Codes.of(kept, scales, zeros, group, decoded.bits)
-    return form if decoded.offsets is None else OffsetCodes(form, decoded.offsets[:, groups].contiguous())
+    if decoded.offsets is None:
+        return form
+    return OffsetCodes(form, finite(name, decoded.offsets[:, groups].contiguous()))
 
 
 def _groups(name: str, decoded: Decoded, columns: Range) -> tuple[int, Tensor]:

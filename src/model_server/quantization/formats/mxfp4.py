@@ -15,6 +15,7 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.quantization.formats.common.e2m1 import keep_part, powers
+from model_server.quantization.formats.common.grouped import finite
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import Codes, cat
 from model_server.weights.matrix import MatrixSlice, Part
@@ -48,7 +49,8 @@ def _part(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
     def read(rows: Range, span: Range) -> Tensor:
         return blocks[rows[0] : rows[1]].flatten(1)[:, slice(*span)]
 
-    return keep_part(part.name + "_blocks", num_columns, powers(exponents), BLOCK, part, wanted.columns, read)
+    scales = finite(part.name + "_scales", powers(exponents))
+    return keep_part(part.name + "_blocks", num_columns, scales, BLOCK, part, wanted.columns, read)
 
 
 def _stored(reader: WeightReader, name: str, wanted: MatrixSlice) -> tuple[Tensor, Tensor]:

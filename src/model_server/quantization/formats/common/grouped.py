@@ -90,10 +90,17 @@ def read_words(reader: WeightReader, name: str, rows: Range | None = None, colum
 
 
 def read_scales(reader: WeightReader, name: str) -> Tensor:
-    """Raises StartupError for a tensor that is not floating point."""
+    """Raises StartupError for a tensor that is not floating point, or holds infinities or NaN."""
     if reader.stored(name) not in FLOATING:
         raise StartupError(f"weight {name} is stored as {reader.stored(name)}; scales are floating point numbers")
-    return reader.raw(name)
+    return finite(name, reader.raw(name))
+
+
+def finite(name: str, scales: Tensor) -> Tensor:
+    """`scales`, of the tensor `name`. Raises StartupError for infinities and NaN, which make logits of nothing else."""
+    if not torch.isfinite(scales).all():
+        raise StartupError(f"weight {name} holds scales that are infinite or not numbers: its file is damaged")
+    return scales
 
 
 def read_index(reader: WeightReader, name: str, num_columns: int, num_groups: int) -> Tensor:

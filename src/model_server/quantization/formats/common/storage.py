@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization.formats.common.grouped import SMALLEST_CUT, too_small
+from model_server.quantization.formats.common.grouped import SMALLEST_CUT, finite, too_small
 from model_server.quantization.forms.float8 import columns_of_blocks
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import FLOATING, Range, WeightReader
@@ -31,7 +31,8 @@ def block_scales(
 ) -> tuple[Tensor, tuple[int, int]]:
     """All scales of a matrix of `size` as they are stored, [blocks down, blocks across], and the size of their blocks.
 
-    block: where the scales are blocks. Raises StartupError for scales that are missing or do not fit the matrix.
+    block: where the scales are blocks. Raises StartupError for scales that are missing, not finite, or do not
+    fit the matrix.
     """
     found = next((name for name in SCALES if reader.has(f"{module}.{name}")), None)
     if found is None:
@@ -40,6 +41,7 @@ def block_scales(
     if reader.stored(name) not in _SCALE_TYPES:
         raise StartupError(f"weight {name} is stored as {reader.stored(name)}, not as floating point numbers")
     scales = reader.raw(name)
+    finite(name, (scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales).float())
     if scales.numel() == 1:
         return scales.view(1, 1), size
     shape = (len(scales), scales.numel() // max(len(scales), 1))

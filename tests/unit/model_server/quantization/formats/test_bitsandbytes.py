@@ -150,6 +150,14 @@ def changed(case: str, name: str, tensor: Tensor | None) -> dict[str, Tensor]:
             "weight m.weight.nested_quant_map has shape [16]; bytes ask for [256]",
         ),
         (
+            changed("nf4-blocks", "m.weight.absmax", torch.full((16,), torch.nan)),
+            "weight m.weight.absmax holds scales that are infinite or not numbers: its file is damaged",
+        ),
+        (
+            changed("double-blocks", "m.weight.nested_absmax", torch.full((1,), torch.inf)),
+            "weight m.weight.nested_absmax holds scales that are infinite or not numbers: its file is damaged",
+        ),
+        (
             changed("int8-blocks", "m.weight", torch.ones(8, 128)),
             "weight m.weight is stored as F32; beside SCB it must be I8",
         ),

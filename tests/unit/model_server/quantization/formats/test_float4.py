@@ -96,6 +96,8 @@ def test_the_words_of_the_formats() -> None:
         ({"m.weight_global_scale": None}, "weight_global_scale does not exist, nor m.weight_scale_2; scales of 8 bits"),
         ({"m.weight_global_scale": torch.tensor([1.0, 2.0])}, "weight_global_scale must be one finite number"),
         ({"m.weight_global_scale": torch.tensor([float("nan")])}, "weight_global_scale must be one finite number"),
+        ({"m.weight_global_scale": torch.zeros(1)}, "weight_global_scale must be one finite number, not 0$"),
+        ({"m.weight_scale": torch.ones(ROWS, 12) * torch.nan}, "m.weight_scale holds scales that are infinite or not"),
         ({"m.weight_scale": torch.ones(ROWS, 7)}, r"weight_scale has shape \[48, 7\]; 4-bit floats of a matrix"),
         ({"m.weight_scale": torch.ones(ROWS, 12).int()}, "weight_scale is stored as I32; scales of 4-bit floats"),
         ({"m.weight_packed": torch.zeros(ROWS, 95, dtype=torch.uint8)}, r"has shape \[48, 95\]; the config asks for"),

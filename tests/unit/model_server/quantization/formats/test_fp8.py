@@ -109,6 +109,13 @@ def test_what_does_not_fit() -> None:
         read({"m.weight": weight, "m.weight_scale": scale}, Part("m", ((0, 256),), 256), columns=(88, 176))
 
 
+@pytest.mark.parametrize("scale", [torch.tensor(torch.nan), torch.tensor([[255]], dtype=torch.uint8)])
+def test_scales_that_are_not_numbers(scale: Tensor) -> None:
+    weight, _ = stored(32, 16, (1,))
+    with pytest.raises(StartupError, match=r"^weight m\.weight_scale holds scales that are infinite or not numbers"):
+        whole({"m.weight": weight, "m.weight_scale": scale})
+
+
 @pytest.mark.parametrize(
     ("config", "wanted"),
     [

@@ -88,6 +88,17 @@ def test_rows_and_columns_of_a_rank(tmp_path: Path, kind: str) -> None:
             read_matrix(reader, MatrixSlice(parts=(wanted,), columns=(0, 512), num_columns=512))
 
 
+@pytest.mark.parametrize(("kind", "at"), [(kind, at) for kind in QUANTIZED for at in FACTORS.get(kind, (0,))])
+def test_factors_that_are_not_numbers(tmp_path: Path, kind: str, at: int) -> None:
+    """The second half of a block that has two scales its least values."""
+    rows = random_rows(kind, 6, 768)
+    rows[5, at : at + 2] = numpy.array([numpy.nan], dtype=numpy.float16).view(numpy.uint8)
+    path = write(tmp_path / "a.gguf", {"blk.0.ffn_down.weight": (kind, rows)})
+    message = r"mlp\.down_proj\.weight holds scales that are infinite or not numbers: its file is damaged$"
+    with opened(path) as reader, pytest.raises(StartupError, match=message):
+        read_matrix(reader, MatrixSlice(parts=(part("mlp.down_proj", (0, 6)),), columns=(0, 768)))
+
+
 def test_neighbours_of_one_kind_are_one_matrix(tmp_path: Path) -> None:
     """As files of Q4_K_M are: q and k in Q4_K, v in Q6_K."""
     kinds = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K"}

@@ -175,6 +175,11 @@ def test_groups_are_not_cut_too_small() -> None:
         ("qweight", lambda t: t.float(), r"^weight m\.qweight is stored as F32; codes are packed into words of I32$"),
         ("qzeros", lambda t: t.float(), r"^weight m\.qzeros is stored as F32; codes are packed into words of I32$"),
         ("scales", lambda t: t.int(), r"^weight m\.scales is stored as I32; scales are floating point numbers$"),
+        (
+            "scales",
+            lambda t: t * torch.inf,
+            r"^weight m\.scales holds scales that are infinite or not numbers: its file",
+        ),
         ("qweight", lambda t: t[0, 0].clone(), r"^weight m\.qweight has shape \[\]; it must have 2 dimensions$"),
         ("g_idx", lambda t: t + 1, r"^weight m\.g_idx names groups that do not exist: there are 3$"),
     ],
@@ -185,6 +190,13 @@ def test_files_that_lie(name: str, change: object, text: str) -> None:
     if changed is not None:
         tensors[f"m.{name}"] = changed
     with pytest.raises(StartupError, match=text):
+        read(tensors, {"group_size": 64})
+
+
+def test_scales_of_awq_that_are_not_numbers() -> None:
+    tensors = named(awq_tensors(rounded(WEIGHT, 4, 64)))
+    tensors["m.scales"][1, 3] = torch.nan
+    with pytest.raises(StartupError, match=r"^weight m\.scales holds scales that are infinite or not numbers"):
         read(tensors, {"group_size": 64})
 
 

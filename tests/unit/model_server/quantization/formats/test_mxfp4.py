@@ -62,6 +62,11 @@ def test_exponents_at_their_ends() -> None:
     [
         ({"m_scales": torch.zeros(EXPERTS, OUT, 2, dtype=torch.uint8)}, {}, r"m_scales \[3, 24, 2\]; MXFP4 asks for"),
         ({"m_blocks": torch.zeros(EXPERTS, OUT, 3, 16)}, {}, r"are stored as F32, U8, not as bytes$"),
+        (
+            {"m_scales": torch.full((EXPERTS, OUT, 3), 255, dtype=torch.uint8)},
+            {},
+            r"^weight m_scales holds scales that are infinite or not numbers: its file is damaged$",
+        ),
         ({}, {"expert": 3}, r"m_blocks holds 3 experts; the config asks for 3$"),
         ({}, {"rows": ((0, 25),)}, r"m_blocks has 24 outputs; the config asks for 25 at least$"),
         ({}, {"num_columns": 64, "columns": (0, 64)}, r"m_blocks has 96 inputs; the config asks for 64$"),
