@@ -224,7 +224,7 @@ class Adapters(lora_pb2_grpc.AdaptersServicer):  # type: ignore[misc]  # generat
     """What one rank loads: `size` bytes of an adapter that has `whole`. refused: why it loads none."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.whole, self.refused = size, 100, ""
+        self.size, self.whole, self.rank, self.refused = size, 100, 4, ""
         self.loaded: dict[int, str] = {}
         self.sequences: list[int] = []
 
@@ -233,7 +233,7 @@ class Adapters(lora_pb2_grpc.AdaptersServicer):  # type: ignore[misc]  # generat
             return lora_pb2.LoadResponse(refused=self.refused)
         if request.id:
             self.loaded[request.id] = request.name
-        return lora_pb2.LoadResponse(num_bytes=self.size if request.id else self.whole, rank=4)
+        return lora_pb2.LoadResponse(num_bytes=self.size if request.id else self.whole, rank=self.rank)
 
     async def Drop(self, request: Any, context: Any) -> Any:
         self.loaded.pop(request.id, None)
@@ -252,10 +252,13 @@ async def test_adapters_are_loaded_on_all_ranks_of_all_nodes_or_on_none(tmp_path
         with pytest.raises(AdapterRefused, match="it is damaged"):
             await pool.load_adapter(2, "b", "folder")
         assert all(rank.loaded == {1: "a"} for rank in ranks)
+        ranks[3].refused, ranks[3].rank = "", 8  # its folder has changed since the check
+        with pytest.raises(AdapterRefused, match="LoRA adapter `b`: the nodes have different adapters in folder"):
+            await pool.load_adapter(3, "b", "folder")
+        assert all(rank.loaded == {1: "a"} for rank in ranks)
         await pool.drop_adapter(1)
-        assert all(rank.loaded == {} and rank.sequences == [0, 1] for rank in ranks)
-        ranks[2].refused, ranks[2].whole = "", 99
-        ranks[3].refused = ""
+        assert all(rank.loaded == {} and rank.sequences == [0, 1, 2] for rank in ranks)
+        ranks[2].whole, ranks[3].rank = 99, 4
         with pytest.raises(AdapterRefused, match="LoRA adapter `b`: the nodes have different adapters in folder"):
             await pool.check_adapter("b", "folder")
         await pool.close()

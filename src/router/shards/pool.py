@@ -107,13 +107,15 @@ class ShardPool:
     async def check_adapter(self, name: str, path: str) -> AdapterSize:
         sizes = await self._sizes_of(lora_pb.LoadRequest(name=name, path=path))
         if len(set(sizes)) > 1:
-            raise AdapterRefused(f"LoRA adapter `{name}`: the nodes have different adapters in {path}")
+            raise _differ(name, path)
         return sizes[0]
 
     async def load_adapter(self, load_id: int, name: str, path: str) -> AdapterSize:
         """Beside the order: it takes longer than a step. On all ranks or on none."""
         try:
             sizes = await self._sizes_of(lora_pb.LoadRequest(id=load_id, name=name, path=path))
+            if len({size.rank for size in sizes}) > 1:  # the folder of a node has changed since the check
+                raise _differ(name, path)
         except (AdapterRefused, AdapterLost):
             with contextlib.suppress(AdapterLost):
                 await self.drop_adapter(load_id)
@@ -155,6 +157,10 @@ class ShardPool:
         number = self._next_sequence
         self._next_sequence += 1
         return number
+
+
+def _differ(name: str, path: str) -> AdapterRefused:
+    return AdapterRefused(f"LoRA adapter `{name}`: the nodes have different adapters in {path}")
 
 
 def _soon(answer: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
