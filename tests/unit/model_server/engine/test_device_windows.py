@@ -15,7 +15,7 @@ from support.engine_shard import EngineShard, generations_of, mixed_requests, sl
 from support.graph_doubles import CapturableRunner
 from torch import Tensor
 
-from model_server.batch.results import FinishReason, GeneratedText
+from model_server.batch.results import FinishReason, GeneratedText, StepResult
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.engine.calls import DecodeCall
 from model_server.engine.engine import Engine
@@ -134,6 +134,11 @@ def test_a_step_behind_an_end_is_idle(tiny_tokenizer: Tokenizer, monkeypatch: py
 
 def said(shard: EngineShard, requests: list[NewRequest], *, ahead: bool) -> dict[int, object]:
     """Ids, logprobs, top tokens and end of each request."""
+    return said_in(answers(shard, requests, ahead=ahead))
+
+
+def answers(shard: EngineShard, requests: list[NewRequest], *, ahead: bool) -> list[StepResult]:
+    """Of all steps until the requests have ended."""
     results = [shard.prefill(0, *requests)]
     waiting = None
     while results[-1].batch is not None:
@@ -151,6 +156,11 @@ def said(shard: EngineShard, requests: list[NewRequest], *, ahead: bool) -> dict
         waiting = following
     if waiting is not None:
         results.append(waiting())
+    return results
+
+
+def said_in(results: list[StepResult]) -> dict[int, object]:
+    """Ids, logprobs, top tokens and end of each request."""
     found: dict[int, object] = {}
     for request_id, generations in generations_of(*results).items():
         tokens = [g.tokens for g in generations if g.tokens is not None]

@@ -350,7 +350,7 @@ def noted(rank: EngineShard) -> list[tuple[list[int], list[int], int]]:
     return seen
 
 
-def drive(router: Router, tokenizer: Tokenizer) -> None:
+def drive(router: Router, tokenizer: Tokenizer, alone_on: Callable[[Tokenizer], EngineShard] = EngineShard) -> None:
     """Random calls until all is said, and what was said against each request alone."""
     dice, gone = router.dice, set()
     for _ in range(60):
@@ -377,7 +377,7 @@ def drive(router: Router, tokenizer: Tokenizer) -> None:
     router.settle()
     router.settle()
     for request_id, request in router.requests.items():
-        alone = EngineShard(tokenizer)
+        alone = alone_on(tokenizer)
         plain = alone.request(router.shard.prompts[request_id], request.stopping.max_new_tokens)
         plain = dataclasses.replace(plain, sampling=request.sampling, stopping=request.stopping)
         expected = tokens_of(*alone.run_out(alone.prefill(0, plain), 0))[plain.id]

@@ -1,0 +1,62 @@
+"""Random routers over drafters that compute on a device: growth, preemption, chunks, requests that come and go."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.device_drafters import drafting_on_a_gpu, found_in
+from support.effort import examples
+from support.engine_shard import EngineShard
+from support.loading import load
+from support.tiny_drafters import eagle3, medusa
+from support.tiny_models import tiny_checkpoint
+from unit.model_server.engine.test_device_windows_random import WindowRouter
+from unit.model_server.engine.test_engine_random import drive
+from unit.model_server.speculation.drafters import test_eagle
+
+from model_server.engine.engine import Engine
+from model_server.text.tokenizer import Tokenizer
+
+MOST = 3
+
+
+class DraftedRouter(WindowRouter):
+    most = MOST
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("random-device-drafters")
+    tiny_checkpoint("llama", root / "base", num_hidden_layers=4, vocab_size=320)
+    medusa(root / "medusa", number=MOST)
+    eagle3(root / "eagle", **test_eagle.KINDS["midlayer"])
+    return root
+
+
+@pytest.mark.parametrize("seed", range(examples(2, 8)))
+@pytest.mark.parametrize("kind", ["base", "medusa", "eagle"])
+def test_whatever_a_router_does_each_request_says_what_it_says_alone_without_drafts(
+    kind: str, seed: int, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`base` is the model itself: where requests are greedy all its drafts are right."""
+    ahead = seed % 2 == 0
+    monkeypatch.setattr(Engine, "_runs_ahead", ahead)
+    base, dice = root / "base", random.Random(seed)
+    tokenizer, plain = Tokenizer.load(base), load(base)
+    shard, asked = drafting_on_a_gpu(
+        tokenizer, base, found_in(root / kind, tokenizer, base), MOST, seed, budget=dice.choice([3, 8, 40, 1000])
+    )
+    router = DraftedRouter([shard], dice, ahead=ahead)
+    drive(router, tokenizer, lambda tokenizer: EngineShard(tokenizer, runner=plain))  # type: ignore[arg-type]
+    if not router.has_grammars:  # these need the host
+        assert (router.num_ahead > 3) is ahead and len(asked) > 3
