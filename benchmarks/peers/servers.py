@@ -186,13 +186,15 @@ def _gguf(shape: str, precision: str) -> Path:
     file = FOLDER / f"{shape}-{kind}.gguf"
     if file.exists():
         return file
-    if precision not in BITS:
-        _convert_to_gguf(shape, file, kind)
-        return file
-    program = ROOT / "llama.cpp/build/bin/llama-quantize"
-    if not program.exists():
-        raise RuntimeError(f"{program} does not exist: run python -m benchmarks.peers.setup llama.cpp")
-    _convert([str(program), str(_gguf(shape, "bfloat16")), str(file), kind])
+    partial = file.with_suffix(".partial")  # an interrupted conversion must not be taken for a whole file
+    if precision in BITS:
+        program = ROOT / "llama.cpp/build/bin/llama-quantize"
+        if not program.exists():
+            raise RuntimeError(f"{program} does not exist: run python -m benchmarks.peers.setup llama.cpp")
+        _convert([str(program), str(_gguf(shape, "bfloat16")), str(partial), kind])
+    else:
+        _convert_to_gguf(shape, partial, kind)
+    partial.rename(file)
     return file
 
 

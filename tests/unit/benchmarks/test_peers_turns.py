@@ -116,6 +116,36 @@ def test_a_conversion_that_fails_says_why() -> None:
         servers._convert([sys.executable, "-c", "raise SystemExit('no such weight')"])
 
 
+@pytest.mark.parametrize(("precision", "name"), [("bfloat16", "1.1B-bf16"), ("q4_k_m", "1.1B-Q4_K_M")])
+def test_an_interrupted_conversion_to_gguf_is_begun_again(
+    precision: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(command: list[str]) -> None:
+        begun.append(command)
+        written = next(file for file in (tmp_path / f"{name}.partial", made) if str(file) in " ".join(command))
+        written.write_text("half" if len(begun) == 1 else "whole")
+        if len(begun) == 1:
+            raise KeyboardInterrupt
+
+    begun: list[list[str]] = []
+    made = tmp_path / f"{name}.gguf"
+    program = tmp_path / "llama.cpp/build/bin/llama-quantize"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    if precision != "bfloat16":
+        (tmp_path / "1.1B-bf16.gguf").touch()
+    for place in ("FOLDER", "ROOT"):
+        monkeypatch.setattr(servers, place, tmp_path)
+    monkeypatch.setattr(servers, "checkpoint", lambda shape: tmp_path / shape)
+    monkeypatch.setattr(servers, "_convert", convert)
+    with pytest.raises(KeyboardInterrupt):
+        servers.PEERS["llama.cpp"].prepare("1.1B", precision)
+    for _ in range(2):
+        assert servers.PEERS["llama.cpp"].prepare("1.1B", precision) == made
+        assert made.read_text() == "whole"
+    assert len(begun) == 2
+
+
 def test_a_server_that_ends_at_once_is_told_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
