@@ -34,9 +34,10 @@ class Forked:
     def run(self, work: Callable[[], bytes], limit_s: float) -> bytes:
         """What `work` returns, LATE after `limit_s`. Raises JobEndedError."""
         reading, writing = os.pipe()
+        worker = os.getpid()
         self._child = os.fork()
         if not self._child:
-            _run_in_child(work, limit_s, writing)
+            _run_in_child(work, limit_s, writing, worker)
         os.close(writing)
         with open(reading, "rb", buffering=0) as answers:
             data = answers.readall()
@@ -54,12 +55,14 @@ class Forked:
                 os.kill(self._child, signal.SIGALRM)
 
 
-def _run_in_child(work: Callable[[], bytes], limit_s: float, writing: int) -> None:
+def _run_in_child(work: Callable[[], bytes], limit_s: float, writing: int, worker: int) -> None:
     """Does not return."""
     status = 1
     try:
         if _PRCTL is not None:
             _PRCTL(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != worker:
+            return  # the worker died before that call, and while this holds its output, the router waits
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         rest = memoryview(work())
