@@ -86,6 +86,8 @@ inline bool as_steps(const float* numbers, long n, float& unit, int8_t* steps) {
             rest = next;
         }
     }
+    // Signed so that 128 is in reach: files of llama.cpp have it as -128 times a factor below zero.
+    if (divisor && std::any_of(parts, parts + n, [&](int64_t part) { return part / divisor == 128; })) divisor = -divisor;
     unit = divisor ? std::ldexp(float(divisor), least) : 0.0f;
     for (long i = 0; i < n; i++) {
         const int64_t step = divisor ? parts[i] / divisor : 0;

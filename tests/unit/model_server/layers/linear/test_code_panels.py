@@ -116,6 +116,8 @@ def numbers_of(kind: str, form: Codes) -> torch.Tensor:
     per = max(256 // form.group, 1)
     steps = torch.randint(-128, 128, (shape[0], shape[1] // per, per))
     steps[0] = 0
+    steps[1] = -steps[1].clamp(max=0)  # 128, but no -128
+    steps[1, 0, 0] = 128
     return ((torch.rand(shape[0], shape[1] // per, 1) + 0.1).half().float() / 128 * steps).flatten(1)
 
 
