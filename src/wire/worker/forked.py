@@ -62,7 +62,7 @@ def _run_in_child(work: Callable[[], bytes], limit_s: float, writing: int, worke
         if _PRCTL is not None:
             _PRCTL(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != worker:
-            return  # the worker died before that call, and while this holds its output, the router waits
+            return  # the worker was killed before that call, and the router waits while this holds its output
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         rest = memoryview(work())
