@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
 import socket
@@ -68,11 +67,14 @@ def test_nobody_there(tmp_path: Path) -> None:
 def test_what_is_measured_is_kept_when_the_rest_is_interrupted(server: RunningServer, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launcher", "bench", "--url", server.url, "--rate", "50,0.001", "--num-requests",
                "2", "--prompt", "40", "--output", "5", "--out", str(tmp_path)]  # fmt: skip
-    # What a shell starts in the background ignores the signal, and so does everything below it.
-    listening = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listening
-    ) as running:
+    # What a shell starts in the background ignores the signal, and so does everything below it. Set in a process of its
+    # own: between a fork of this one and the program's start, threads of gRPC may write to the standard error.
+    listening = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    command = [sys.executable, "-c", listening, *command[1:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         try:
             deadline = time.monotonic() + 60
             while not (tmp_path / "bench.svg").exists():  # the last that is written of the first cell

@@ -85,11 +85,15 @@ def test_matrices_are_quantized_before_the_next_is_read(source: Path, monkeypatc
     shapes = {tensor.shape for n, tensor in load_file(source / "model.safetensors").items() if n in names}
     quantize, living = QUANTIZERS["eetq"], []
 
-    def counted(weight: torch.Tensor, columns: tuple[int, int], name: str) -> Codes:
+    def plain() -> set[int]:
         gc.collect()
         held = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.shape in shapes]
-        plain = {one.untyped_storage().data_ptr() for one in held if one.is_floating_point() and not one.is_meta}
-        living.append(len(plain))
+        return {one.untyped_storage().data_ptr() for one in held if one.is_floating_point() and not one.is_meta}
+
+    of_other_tests = plain()
+
+    def counted(weight: torch.Tensor, columns: tuple[int, int], name: str) -> Codes:
+        living.append(len(plain() - of_other_tests))
         return quantize(weight, columns, name)
 
     monkeypatch.setitem(QUANTIZERS, "eetq", counted)
