@@ -58,11 +58,12 @@ class AdapterGroups {
             if (first < last) work(f, first, place + (first - of_group), last - first);
         });
     }
-    // Inner values of a row, as many as any of these adapters has, filled up to pairs.
+    // Inner values of a row: as many as any of these adapters has, and one that is zero, which the last module reads if its
+    // rank is odd; filled up to pairs.
     long width(const AdapterFactors* of_number) const {
         long most = 0;
         each(of_number, [&](const AdapterFactors& f, const long*, long, long) { most = std::max(most, f.inner); });
-        return (most + 1) / 2 * 2;
+        return most ? (most + 2) / 2 * 2 : 0;
     }
 };
 
