@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
 import numpy as np
@@ -13,7 +12,8 @@ from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
 from model_server.memory.transfer import Staging
 from model_server.runner.runner import Kept
-from model_server.speculation.device.drafts import Brought, RowDrafts, State, gathered, last_of, no_drafts
+from model_server.speculation.device.drafters.states import RowStates
+from model_server.speculation.device.drafts import Brought, RowDrafts, State, last_of, no_drafts
 from model_server.speculation.device.queries import RowsAt
 from model_server.speculation.drafters.drafter import ComputedRow, ComputedStep
 from model_server.speculation.drafters.heads import Guesser, Heads
@@ -58,25 +58,12 @@ class DeviceHeads:
         return HeadDrafts(self._heads.guesser, staging)
 
 
-class HeadDrafts:
+class HeadDrafts(RowStates):
     """A `RowDrafts`."""
 
     def __init__(self, guesser: Guesser, staging: Staging) -> None:
+        super().__init__(staging)
         self._guesser = guesser
-        self._staging = staging
-        self._states: tuple[Tensor, Tensor] | None = None  # [num_rows, hidden], and which rows have one
-
-    def take(self, rows: list[Sequence]) -> None:
-        self._states = gathered([row.drafts_from for row in rows], self._staging)
-
-    def select(self, kept: Tensor) -> None:
-        if self._states is not None:
-            self._states = self._states[0].index_select(0, kept), self._states[1].index_select(0, kept)
-
-    def leave(self, places: Mapping[Sequence, int]) -> None:
-        for sequence, row in places.items():
-            if self._states is not None and sequence.drafts_from is not None:
-                sequence.drafts_from = State(self._states[0], row)
 
     def draft(self, rows: RowsAt, length: int) -> tuple[Tensor, Tensor]:
         if self._states is None or not length:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,6 @@ KINDS = ("medusa", "mlp", "eagle", "eagle nested", "mtp", "model", "same model")
 MOST = 3
 # Needs the host: drafted for by lookup.
 GRAMMAR, WATERMARK = 4, 7
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +80,12 @@ def drafts_of(kind: str, root: Path) -> Callable[[list[int], int], list[int]]:
     return lambda ids, most: reference.draft(ids, [], most)  # type: ignore[no-any-return]
 
 
+def assert_formulas(kind: str, root: Path, asked: list[Drafted]) -> None:
+    reference = drafts_of(kind, root)
+    for ids, draft, count in asked:
+        assert draft == reference(ids, count)
+
+
 def chosen(shard: EngineShard, tokenizer: Tokenizer, *, all_kinds: bool = False) -> list[NewRequest]:
     requests = mixed_requests(shard, tokenizer)
     return requests if all_kinds else [one for n, one in enumerate(requests) if n not in (GRAMMAR, WATERMARK)]
@@ -104,9 +104,7 @@ def test_drafts_are_those_of_the_formulas_and_tokens_those_without(
     shard, asked = drafting_on_a_gpu(tokenizer, base, found_in(folder_of(kind, root), tokenizer, base), MOST)
     assert said(shard, chosen(shard, tokenizer), ahead=ahead) == wanted
     assert len(asked) > 15
-    reference = drafts_of(kind, root)
-    for ids, draft, count in asked[:: 1 if ahead else 4]:
-        assert draft == reference(ids, count)
+    assert_formulas(kind, root, asked[:: 1 if ahead else 4])
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "same model"])
@@ -124,10 +122,8 @@ def test_beside_requests_that_need_the_host(kind: str, root: Path, monkeypatch: 
     monkeypatch.setattr(Engine, "_runs_ahead", True)
     shard, asked = drafting_on_a_gpu(tokenizer, base, found_in(folder_of(kind, root), tokenizer, base), MOST)
     assert said(shard, requests_of(shard), ahead=True) == wanted
-    reference = drafts_of(kind, root)
     assert len(asked) > 5
-    for ids, draft, count in asked:
-        assert draft == reference(ids, count)
+    assert_formulas(kind, root, asked)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "eagle", "mtp", "same model"])
@@ -157,10 +153,8 @@ def test_requests_join_and_leave(kind: str, root: Path, monkeypatch: pytest.Monk
         tokenizer, base, found_in(folder_of(kind, root), tokenizer, base), MOST, seed=1, budget=20
     )
     assert run(shard) == wanted
-    reference = drafts_of(kind, root)
     assert len(asked) > 15
-    for ids, draft, count in asked:
-        assert draft == reference(ids, count)
+    assert_formulas(kind, root, asked)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "mtp", "model"])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from support.device_drafters import drafting_on_a_gpu, found_in
 from support.effort import examples
 from support.engine_shard import EngineShard
@@ -26,12 +24,6 @@ MOST = 3
 
 class DraftedRouter(WindowRouter):
     most = MOST
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,6 @@ class Longest(DiceDrafts):
 
     def length(self, windows: BatchWindows, rows: list[Sequence]) -> int:
         return self.most
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,31 @@
+"""The hidden states that the rows of a batch draft from, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from model_server.batch.sequence import Sequence
+from model_server.memory.transfer import Staging
+from model_server.speculation.device.drafts import State, gathered
+
+
+class RowStates:
+    """What a `RowDrafts` does with the `State` of each row, whatever drafts from them."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._states: tuple[Tensor, Tensor] | None = None  # [num_rows, hidden], and which rows have one
+
+    def take(self, rows: list[Sequence]) -> None:
+        self._states = gathered([row.drafts_from for row in rows], self._staging)
+
+    def select(self, kept: Tensor) -> None:
+        if self._states is not None:
+            self._states = self._states[0].index_select(0, kept), self._states[1].index_select(0, kept)
+
+    def leave(self, places: Mapping[Sequence, int]) -> None:
+        for sequence, row in places.items():
+            if self._states is not None and sequence.drafts_from is not None:
+                sequence.drafts_from = State(self._states[0], row)
