@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from parity.vision_scene import BLOCK, Prompt, VisionScene, request
+from parity.vision_ranks import VisionRanks
+from parity.vision_scene import BLOCK, VisionScene, request
 from safetensors.torch import load_file, save_file
 from support.engine_shard import EngineShard, errors_of, tokens_of
 from support.loading import CPU, load
-from support.running_server import free_port
 from support.vision_models import CONFIGS, MODEL_TYPES, write_vision_checkpoint
 
 from model_server.attention.choice import AttentionChoice
@@ -173,30 +171,18 @@ def test_a_draft_model_changes_nothing(scene: VisionScene) -> None:
     assert sum(r.drafted.num_tokens for r in results if r.drafted is not None) >= 4
 
 
-def said_by_ranks(scene: VisionScene, world_size: int, num_stages: int, prompts: list[Prompt]) -> list[list[int]]:
-    """The tokens of prompts that join one after another in small chunks, by processes."""
-    torch.save([(one, scene.first_chunk(one, 5)) for one in prompts], scene.folder / "prompts.pt")
-    arguments = (str(world_size), str(free_port()), str(scene.folder), scene.name, str(num_stages))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "parity.vision_worker", str(rank), *arguments],
-            cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
-    for process, output in [(process, process.communicate(timeout=240)[0]) for process in ranks]:
-        assert process.returncode == 0, output
-    said: dict[int, list[int]] = {}
-    for rank in range(world_size):
-        said |= torch.load(scene.folder / f"said{rank}.pt")
-    return [said[number] for number in range(len(prompts))]
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VisionRanks]:
+    ranks = VisionRanks(tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.close()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("world_size", "num_stages"), [(2, 1), (2, 2)], ids=["shards", "stages"])
-def test_two_ranks_give_the_tokens_of_one(scene: VisionScene, world_size: int, num_stages: int) -> None:
+@pytest.mark.parametrize("num_stages", [1, 2], ids=["shards", "stages"])
+def test_two_ranks_give_the_tokens_of_one(scene: VisionScene, two_ranks: VisionRanks, num_stages: int) -> None:
     prompts = [scene.prompt((0, 1)), scene.prompt(()), scene.prompt((1, 0))]
-    assert said_by_ranks(scene, world_size, num_stages, prompts) == [scene.generate(one) for one in prompts]
+    assert two_ranks.said(scene, num_stages, prompts) == [scene.generate(one) for one in prompts]
 
 
 def test_an_image_that_cannot_be_encoded_fails_alone(scene: VisionScene) -> None:
