@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import socket
 import time
@@ -53,6 +54,14 @@ def has_signal(pid: int, kind: str, number: signal.Signals) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
+def stop(pid: int) -> bool:
+    """Whether it was stopped. A process that ends already cannot be."""
+    os.kill(pid, signal.SIGSTOP)
+    process = psutil.Process(pid)
+    until(lambda: process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE))
+    return process.status() == psutil.STATUS_STOPPED
+
+
 def is_worker(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return "wire.images.worker" in process.cmdline()
@@ -83,20 +92,20 @@ class Scene:
         return found[0]
 
     @staticmethod
-    def stop_decoding(worker: psutil.Process) -> int:
-        """Its fork, once it decodes a picture, which is stopped there."""
+    def stop_decoding(worker: psutil.Process, answered: Callable[[], Any]) -> int | None:
+        """Its fork, once it decodes a picture, which is stopped there. None: the answer came before."""
         stopped: list[int] = []
 
-        def is_stopped() -> bool:
+        def is_over() -> bool:
             with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 for fork in map(int, Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()):
-                    if not has_signal(fork, "SigCgt", signal.SIGALRM):  # no copy of the worker any more: it has begun
-                        os.kill(fork, signal.SIGSTOP)
+                    # With a handler it is still a copy of the worker: it has not begun.
+                    if not has_signal(fork, "SigCgt", signal.SIGALRM) and stop(fork):
                         stopped[:] = [fork]
-            return bool(stopped)
+            return bool(stopped or answered())
 
-        until(is_stopped)
-        return stopped[0]
+        until(is_over)
+        return stopped[0] if stopped else None
 
     def ask(self, data: bytes) -> httpx.Response:
         return httpx.post(f"{self.url}/generate", json=body_of(data), timeout=290)
@@ -145,10 +154,11 @@ def refused(answer: httpx.Response, why: str) -> None:
 
 
 def test_a_process_that_is_killed_is_asked_once_more(scene: Scene) -> None:
-    small, worker = scene.text(picture(30, 40)), scene.worker()
+    small, worker, fork = scene.text(picture(30, 40)), scene.worker(), None
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(scene.text, large(1))
-        scene.stop_decoding(worker)
+        while fork is None:
+            answer = pool.submit(scene.text, large(1))
+            fork = scene.stop_decoding(worker, answer.done)
         worker.kill()
         found = answer.result()
     assert found == scene.text(large(1)) and scene.worker().pid != worker.pid
@@ -159,11 +169,12 @@ def test_a_process_that_is_killed_is_asked_once_more(scene: Scene) -> None:
 def test_a_client_that_leaves_while_its_picture_is_decoded_frees_all_of_it(scene: Scene) -> None:
     raw = json.dumps(body_of(large(3))).encode()
     head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
-    worker = scene.worker()
-    with socket.create_connection(("127.0.0.1", scene.port), timeout=LIMIT) as client:
-        client.sendall(head.encode() + raw)
-        fork = scene.stop_decoding(worker)
-        assert len(scene.shared()) == 1
+    worker, fork = scene.worker(), None
+    while fork is None:
+        with socket.create_connection(("127.0.0.1", scene.port), timeout=LIMIT) as client:
+            client.sendall(head.encode() + raw)
+            fork = scene.stop_decoding(worker, lambda: select.select([client], [], [], 0)[0])
+            assert fork is None or len(scene.shared()) == 1
     until(lambda: has_signal(fork, "ShdPnd", signal.SIGALRM))
     os.kill(fork, signal.SIGCONT)
     scene.wait_idle()
