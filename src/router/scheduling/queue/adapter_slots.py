@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 
 from router.scheduling.entry import Entry
@@ -41,15 +41,39 @@ class AdapterSlots:
 
     def verdict(self, entry: Entry) -> Verdict:
         """On the next entry of the queue. One that joins and then does not fit ends the look."""
-        adapter = entry.request.namespace
-        if not adapter or adapter in self._in_use:
-            return Verdict.JOINS
-        if len(self._in_use) < self._num_slots:
-            self._in_use.add(adapter)
+        if self._takes(entry, self._in_use):
             return Verdict.JOINS
         if self._has_passed_first:
             return Verdict.WAITS
         self._has_passed_first = True
         if self._first is not entry:
             self._first, self._first_since = entry, self._num_steps
-        return Verdict.WAITS if self._num_steps - self._first_since < self._patience else Verdict.BLOCKS
+        return Verdict.BLOCKS if self._is_impatient else Verdict.WAITS
+
+    def joinable(self, waiting: Iterable[Entry], most_passed: int) -> Iterator[Entry]:
+        """Those that would join if there were room for all, beside those that run and that have joined since `begin`.
+
+        waiting: in their order. most_passed: so many without a slot are passed in one look.
+        """
+        in_use = set(self._in_use)
+        for entry in waiting:
+            if self._takes(entry, in_use):
+                yield entry
+                continue
+            most_passed -= 1
+            if not most_passed or (entry is self._first and self._is_impatient):
+                return
+
+    def _takes(self, entry: Entry, in_use: set[str]) -> bool:
+        """Whether it has a slot beside those of `in_use`, among which its adapter is then."""
+        adapter = entry.request.namespace
+        if not adapter or adapter in in_use:
+            return True
+        if len(in_use) >= self._num_slots:
+            return False
+        in_use.add(adapter)
+        return True
+
+    @property
+    def _is_impatient(self) -> bool:
+        return self._num_steps - self._first_since >= self._patience

@@ -51,19 +51,15 @@ class Admission:
         """
         if not self._queue:
             return None
+        batches = [*elsewhere] if running is None else [running, *elsewhere]
+        self._queue.begin((entry for batch in batches for entry in batch.on_shards), num_steps)
         allowed = self._budget(running, waiting_tokens, last_end_at)
         if allowed.max_size is not None:
             most_at_all = max(allowed.max_size - sum(len(batch.entries) for batch in elsewhere), 0)
             most = most_at_all if most is None else min(most, most_at_all)
         if most is not None:
             allowed = replace(allowed, max_size=most)
-        batches = [*elsewhere] if running is None else [running, *elsewhere]
-        found = self._queue.next_batch(
-            allowed,
-            spare_blocks=sum(len(batch.growing) for batch in batches),
-            running=(entry for batch in batches for entry in batch.on_shards),
-            num_steps=num_steps,
-        )
+        found = self._queue.next_batch(allowed, spare_blocks=sum(len(batch.growing) for batch in batches))
         self._metrics.queue_size(len(self._queue))
         if found is not None:
             self._metrics.admitted(len(found.entries), allowed.reason)
@@ -96,7 +92,7 @@ class Admission:
         return budget.while_running(self._limits, len(running.entries), used_tokens, waiting_tokens)
 
     def _is_backlog(self, last_end_at: float) -> bool:
-        """Many prompts, and a request has ended since the first of them was queued.
+        """Many prompts that slots for adapters let in, and a request has ended since the first of them was queued.
 
         A burst on its own is none: while no request ends, longer steps only make its first ones wait for each other.
         """

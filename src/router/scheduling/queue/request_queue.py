@@ -110,18 +110,24 @@ class RequestQueue:
         return iter(self._entries)
 
     def holds_tokens(self, count: int) -> bool:
-        """Whether at least `count` tokens of prompts wait. Looks no further than it must."""
-        for entry in self._entries:
-            if not entry.closed:
-                count -= entry.num_tokens
+        """Whether at least `count` tokens of prompts wait, but for those that wait for an adapter slot. Looks no
+        further than it must."""
+        for entry in self._joinable():
+            count -= entry.num_tokens
             if count <= 0:
                 return True
         return False
 
     def waits_since_before(self, moment: float) -> bool:
-        """Whether the first that has never run was queued before `moment`, as `time.monotonic` counts."""
-        new = (entry.queued_at for entry in self._entries if entry.started_at is None and not entry.closed)
+        """Whether the first that has never run was queued before `moment`, as `time.monotonic` counts. Those that wait
+        for an adapter slot are left out."""
+        new = (entry.queued_at for entry in self._joinable() if entry.started_at is None)
         return next(new, moment) < moment
+
+    def begin(self, running: Iterable[Entry], num_steps: int) -> None:
+        """A look at the queue begins, see `AdapterSlots.begin`."""
+        if self._adapters is not None:
+            self._adapters.begin(running, num_steps)
 
     def append(self, entry: Entry) -> None:
         entry.queued(self._next_request_id)
@@ -160,15 +166,12 @@ class RequestQueue:
         num_positions = self._allocator.num_usable * self._block_size
         return num_positions - self._num_positions(input_length, 0, num_images)
 
-    def next_batch(
-        self, budget: Budget, spare_blocks: int = 0, *, running: Iterable[Entry] = (), num_steps: int = 0
-    ) -> NextBatch | None:
+    def next_batch(self, budget: Budget, spare_blocks: int = 0) -> NextBatch | None:
         """The longest run of heads that fits the budget, or None.
 
         None also when fewer than `min_size` fit; all are put back in their old order then. The first entry that does
         not fit ends the scan: no request overtakes another, but for one that waits for an adapter slot. The budget of
-        prompts is rounded up to whole blocks. `spare_blocks` stay free for those that run already. running, num_steps:
-        see `AdapterSlots.begin`.
+        prompts is rounded up to whole blocks. `spare_blocks` stay free for those that run already.
         """
         if budget.prefill_tokens <= 0 or budget.total_tokens <= 0 or budget.max_size == 0 or not self._entries:
             return None
@@ -177,8 +180,6 @@ class RequestQueue:
             return None
         if self._is_blocked(self._entries[0], spare_blocks):
             return None
-        if self._adapters is not None:
-            self._adapters.begin(running, num_steps)
         scan = self._pick(budget, spare_blocks)
         picked = scan.picked
         if min_size is not None and len(picked) < min_size:
@@ -193,6 +194,10 @@ class RequestQueue:
         batch_id = self._next_batch_id
         self._next_batch_id += 1
         return NextBatch(batch_id, picked, scan.prefill_tokens + scan.decode_tokens, scan.max_blocks)
+
+    def _joinable(self) -> Iterator[Entry]:
+        entries = (entry for entry in self._entries if not entry.closed)
+        return entries if self._adapters is None else self._adapters.joinable(entries, _MOST_PASSED)
 
     def _is_blocked(self, entry: Entry, spare_blocks: int) -> bool:
         """Whether it would find as few blocks as the last time."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from support.factories import make_request
 from support.fake_shard import FakeShard
 from support.scheduler_harness import Harness, running_scheduler
+
+from router.scheduling.entry import Entry
+from router.scheduling.queue.adapter_slots import AdapterSlots, Verdict
 
 
 def shard(slots: int | None = 2, **changes) -> FakeShard:
@@ -111,3 +115,42 @@ async def test_which_adapters_run_and_which_wait():
         assert h.scheduler.adapters_in_use == ({"a"}, {"b"})
         await h.finish()
         assert h.scheduler.adapters_in_use == (set(), set())
+
+
+async def test_prompts_that_wait_for_a_slot_are_no_backlog():
+    """Prompts for more than eight steps of two tokens wait, and a request has ended since."""
+    limits = {"max_batch_prefill_tokens": 12, "default_prefill_tokens": 2, "max_waiting_tokens": 100}
+    async with running_scheduler(shard(max_prefill_tokens=12), **limits) as h:
+        h.submit("a", 1, 30, adapter_id="a")
+        h.submit("b", 1, 30, adapter_id="b")
+        h.submit("-z", 1, 3)
+        await h.step(1)
+        for number in range(9):
+            ask(h, f"c{number}", 30)
+        await h.step(3)
+        h.submit("-p", 10, 2)
+        await h.step(4)
+        assert h.trace[5:] == ["P(-p:4+a,b)", "D(a,b,-p:2)", "D(a,b,-p:2)"]
+        for entry in h.entries.values():
+            entry.close()
+
+
+def test_behind_one_that_nobody_passes_any_more_nothing_is_a_backlog():
+    """The prompts behind it wait for the slot, too, though their adapter has one."""
+    slots = AdapterSlots(1, patience=2)
+    running, blocked, behind = (Entry(make_request(name, 3, 2, adapter_id=name[0])) for name in ("a0", "b0", "a1"))
+    for num_steps in (0, 1, 2):
+        slots.begin([running], num_steps)
+        assert slots.verdict(blocked) is (Verdict.BLOCKS if num_steps == 2 else Verdict.WAITS)
+        assert list(slots.joinable([blocked, behind], 8)) == ([] if num_steps == 2 else [behind])
+    assert list(slots.joinable([behind, blocked], 8)) == [behind]
+
+
+def test_the_waiting_share_the_free_slots():
+    slots = AdapterSlots(2, patience=9)
+    waiting = [Entry(make_request(name, 3, 2, adapter_id=name[0])) for name in ("a0", "b0", "c0", "b1", "d0", "a1")]
+    slots.begin([], 0)
+    a0, b0, _, b1, _, a1 = waiting
+    assert list(slots.joinable(waiting, 8)) == [a0, b0, b1, a1]
+    assert list(slots.joinable(waiting, 2)) == [a0, b0, b1], "behind two that are passed the look ends"
+    assert slots.verdict(waiting[2]) is Verdict.JOINS, "to count them takes no slot"
