@@ -11,6 +11,7 @@ from functools import partial
 
 from router.errors import (
     BatchSizeError,
+    GenerationError,
     OverloadedError,
     RouterError,
     TemplateError,
@@ -97,6 +98,10 @@ class Inference:
             use = await self.adapters.use(request.adapter_id)
         except ValidationError as error:
             raise self.refused(error) from None
+        except GenerationError as error:
+            self.metrics.count("tgi_request_failure", err="generation")
+            logger.error("%s", error, extra={"request_id": permits.request_id} if asked is None else asked.log_fields())
+            raise
         try:
             valid = replace(valid, adapter=use.load_id)
             return Running(valid, self._scheduler.submit(valid), self.metrics, permits, use)

@@ -147,6 +147,8 @@ class FakeScheduler:
         self.most_new_tokens: Callable[..., int] = lambda input_length, num_images=0: 1 << 20
         self.wait_s = 0.0
         self.failure: BaseException | None = None
+        self.adapters_in_use: tuple[set[str], set[str]] = set(), set()
+        self.most_adapters: int | None = None
 
     def submit(self, request: ValidRequest) -> FakeEntry:
         self.submitted.append(request)

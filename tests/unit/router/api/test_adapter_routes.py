@@ -96,6 +96,20 @@ async def test_refusals(
     assert answer.status_code == status and text in answer.json()["error"], answer.text
 
 
+async def test_shards_that_fail_to_load_an_adapter_are_counted(make_router: MakeRouter, root: Path) -> None:
+    shards = FakeAdapterShards()
+    router = router_of(make_router, root, shards)
+    assert (await router.post(LOAD, {"lora_name": "verse", "lora_path": "poems"}, **KEY)).status_code == 200
+    shards.is_down = True
+    asked = {"inputs": "Hi", "parameters": {"adapter_id": "verse", "max_new_tokens": 2}}
+    answer = await router.post("/generate", asked, **KEY)
+    assert answer.status_code == 424 and "the model server cannot be reached" in answer.json()["error"]
+    assert b'tgi_request_failure{err="generation"} 1' in router.metrics.render()
+    router.assert_idle()
+    shards.is_down = False
+    assert (await router.post("/generate", asked, **KEY)).status_code == 200, "the next request tries again"
+
+
 async def test_they_need_the_key_and_the_root(make_router: MakeRouter, root: Path) -> None:
     body = {"lora_name": "a", "lora_path": "poems"}
     assert (await router_of(make_router, root, FakeAdapterShards()).post(LOAD, body)).status_code == 401
