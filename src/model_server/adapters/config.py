@@ -46,6 +46,7 @@ _KEEPS_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 # more could be matched for hours.
 _MAX_PATTERNS, _MAX_PATTERN_LENGTH, _MAX_REPEATS, _MAX_WAYS = 4096, 1000, 2, 20_000
 _WAYS_OF_A_REPEAT = 16
+_Patterns = tuple[tuple[str, float], ...]  # in their order: the first that matches decides
 _OPERATORS = re.compile(r"[*+?{}]")
 _ALTERNATIVES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|([(|)])", re.DOTALL)
 
@@ -53,14 +54,14 @@ _ALTERNATIVES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|([(|)])", re.DOTALL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
     """Rank and alpha, for all modules or by patterns of their names. token_ids: of new rows, by the end of the name of
-    their module; "": of every one. base: the model that it was made for."""
+    their module; "": of every one. base: the model that it was made for. Equal ones mean the same."""
 
     rank: int
     alpha: float
-    rank_pattern: Mapping[str, float]
-    alpha_pattern: Mapping[str, float]
+    rank_pattern: _Patterns
+    alpha_pattern: _Patterns
     rank_stabilized: bool
-    token_ids: Mapping[str, tuple[int, ...]]
+    token_ids: tuple[tuple[str, tuple[int, ...]], ...]
     base: str | None
 
     def rank_of(self, module: str) -> int:
@@ -74,7 +75,7 @@ class AdapterConfig:
 
     def token_ids_of(self, module: str) -> tuple[int, ...]:
         """Of the new rows of `module`. Raises StartupError if it names none."""
-        for key, ids in self.token_ids.items():
+        for key, ids in self.token_ids:
             if key in ("", module) or module.endswith("." + key):
                 return ids
         raise StartupError(f"`trainable_token_indices` names no tokens for {module:.100}")
@@ -138,10 +139,10 @@ def _is_set(fields: Mapping[str, Any], name: str) -> bool:
     return value is True
 
 
-def _patterns(fields: Mapping[str, Any], name: str, *, whole: bool = False) -> Mapping[str, float]:
+def _patterns(fields: Mapping[str, Any], name: str, *, whole: bool = False) -> _Patterns:
     found = fields.get(name)
     if found is None:
-        return {}
+        return ()
     if not isinstance(found, dict) or len(found) > _MAX_PATTERNS:
         raise StartupError(f"{ADAPTER_CONFIG}: `{name}` must be an object with at most {_MAX_PATTERNS} entries")
     num_ways = 0
@@ -155,7 +156,7 @@ def _patterns(fields: Mapping[str, Any], name: str, *, whole: bool = False) -> M
         num_ways += _num_ways(key)
         if num_ways > _MAX_WAYS:
             raise StartupError(f"{ADAPTER_CONFIG}: `{name}` is too complex from the pattern {key!r:.80} on")
-    return {key: _checked(name, value, whole=whole) for key, value in found.items()}
+    return tuple((key, _checked(name, value, whole=whole)) for key, value in found.items())
 
 
 def _num_ways(pattern: str) -> int:
@@ -172,10 +173,10 @@ def _num_ways(pattern: str) -> int:
     return ways
 
 
-def _token_ids(said: Any) -> Mapping[str, tuple[int, ...]]:
+def _token_ids(said: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """`trainable_token_indices`: a list, or lists by module. In the order of the rows, which PEFT leaves as it is."""
     if said is None:
-        return {}
+        return ()
     found: dict[str, tuple[int, ...]] = {}
     for module, ids in (said if isinstance(said, dict) else {"": said}).items():
         are_ids = isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)
@@ -185,12 +186,12 @@ def _token_ids(said: Any) -> Mapping[str, tuple[int, ...]]:
                 f"module, of at most {MAX_NEW_ROWS} tokens each"
             )
         found[module] = tuple(ids)
-    return found
+    return tuple(found.items())
 
 
-def _of_module(patterns: Mapping[str, float], module: str, default: float) -> float:
+def _of_module(patterns: _Patterns, module: str, default: float) -> float:
     """The value of the first pattern that matches the end of a module's name, from a dot on."""
-    return next((value for key, value in patterns.items() if _compiled(key).match(module)), default)
+    return next((value for key, value in patterns if _compiled(key).match(module)), default)
 
 
 @lru_cache(_MAX_PATTERNS)

@@ -1,6 +1,7 @@
 """The folder of a LoRA adapter: its config and the headers of its tensors, checked against the layers of the model.
 
-Nothing else in the folder is read, and no weights here: `Adapter.open` gives what reads them.
+Nothing else in the folder is read, and no weights here: `Adapter.open` gives what reads them. Many adapters of a model
+have the same shapes and the same config: what these came to is remembered for the last few.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
@@ -17,12 +18,14 @@ from torch import Tensor
 
 from model_server.adapters.config import AdapterConfig, read_config
 from model_server.errors import StartupError
-from model_server.weights.header import Header, Stored, read_headers
+from model_server.weights.header import Header, Stored, parse, read_headers
 from model_server.weights.locate import stays_inside
 from model_server.weights.reader import FLOATING, Range, SafetensorsReader
 
 _PREFIX = "base_model.model."
 _MOST_NAMED = 8
+# Headers that are remembered, and how long each may be: twenty times those of most adapters.
+_KEPT, _MOST_KEPT_BYTES = 16, 2**20
 
 # What the tensor of a module is, by the end of its name.
 _LINEAR = {
@@ -64,13 +67,13 @@ class ExpertPlace:
     transposed: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Targets:
     """Which modules of a model take adapters, by the model's names. linear: (number of inputs, number of outputs) of
     each, also of the head. table: (vocabulary, width) of the embedding and the head, "" where one takes none. experts:
     by the modules that transformers has them in, one or two parameters each. of_experts: names of all that belongs to
     experts other than shared ones: matrices of single ones, and parameters of all. base: what names begin with, and
-    files may leave out."""
+    files may leave out. Equal and hashed by identity."""
 
     linear: Mapping[str, tuple[int, int]]
     head: str = ""
@@ -170,8 +173,9 @@ def read_adapter(name: str, directory: Path, targets: Targets, base_prefixes: Se
     """
     try:
         config = read_config(directory)
-        headers = read_headers(_files(directory))
-        found = _Found(config, targets, _tensors(headers), base_prefixes)
+        headers = read_headers(_files(directory), _parsed)
+        names = tuple(path.name for path in headers)
+        found = _found(config, targets, names, tuple(headers.values()), tuple(base_prefixes))
     except StartupError as error:
         raise _refusal(name, str(error)) from None
     return Adapter(
@@ -205,12 +209,32 @@ def _files(directory: Path) -> list[Path]:
     return files
 
 
-def _tensors(headers: Mapping[Path, Header]) -> dict[str, Stored]:
+def _parsed(text: bytes, data_start: int, size: int) -> Header:
+    """The same object for the same text of one of the last few files."""
+    return (_kept if len(text) <= _MOST_KEPT_BYTES else parse)(text, data_start, size)
+
+
+_kept = lru_cache(_KEPT)(parse)
+
+
+@lru_cache(_KEPT)
+def _found(
+    config: AdapterConfig,
+    targets: Targets,
+    names: tuple[str, ...],
+    headers: tuple[Header, ...],
+    base_prefixes: tuple[str, ...],
+) -> _Found:
+    """names: of the files that have the headers."""
+    return _Found(config, targets, _tensors(names, headers), base_prefixes)
+
+
+def _tensors(names: Sequence[str], headers: Sequence[Header]) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
-    for path, header in headers.items():
+    for name, header in zip(names, headers, strict=True):
         for key, stored in header.tensors.items():
             if key in found:
-                raise StartupError(f"tensor {key:.200} is in more than one file, also in {path.name}")
+                raise StartupError(f"tensor {key:.200} is in more than one file, also in {name}")
             found[key] = stored
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -42,9 +42,9 @@ class Stored:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """What a file holds, by name."""
+    """What a file holds, by name. Equal and hashed by identity: its contents would take as long as to read it."""
 
     tensors: Mapping[str, Stored]
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -54,41 +54,9 @@ class _Fault(Exception):
     """What is wrong, in a few words."""
 
 
-def read_header(path: Path) -> Header:
-    """The checked header of a safetensors file. Raises StartupError, one line, naming the file and the fault.
-
-    Refused: what is not a regular file, a wrong length, JSON that is invalid or names a tensor twice, unknown types,
-    sizes that are negative or do not fit their bytes, and tensors that overlap, leave holes or pass the file's end.
-    """
-    try:
-        with open_regular(path, StartupError) as file:
-            size = os.fstat(file.fileno()).st_size
-            text = _header_text(file, size)
-        return _parse(text, _LENGTH_BYTES + len(text), size)
-    except OSError as error:
-        raise StartupError(f"cannot read {path}: {error.strerror}") from error
-    except _Fault as fault:
-        raise StartupError(f"{path} is damaged or incomplete: {fault}") from None
-
-
-def read_headers(files: Iterable[Path]) -> dict[Path, Header]:
-    """The checked headers of several files, in their order. Raises StartupError."""
-    return {file: read_header(file) for file in files}
-
-
-def _header_text(file: BinaryIO, size: int) -> bytes:
-    length_bytes = file.read(_LENGTH_BYTES)
-    if len(length_bytes) < _LENGTH_BYTES:
-        raise _Fault(f"a file of {size} bytes has no header")
-    length = int.from_bytes(length_bytes, "little")
-    if length > size - _LENGTH_BYTES:
-        raise _Fault(f"the header claims {length} bytes, the file has {size}")
-    if length > MAX_HEADER_BYTES:
-        raise _Fault(f"the header claims {length} bytes, more than {MAX_HEADER_BYTES // 2**20} MiB")
-    return file.read(length)
-
-
-def _parse(text: bytes, data_start: int, size: int) -> Header:
+def parse(text: bytes, data_start: int, size: int) -> Header:
+    """The checked header of a file of `size` bytes that says `text`, whose tensors begin at `data_start`: for
+    `read_header`, which names the file in what this raises."""
     try:
         fields = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -101,6 +69,42 @@ def _parse(text: bytes, data_start: int, size: int) -> Header:
     tensors = {name: _stored(name, entry, data_start) for name, entry in fields.items()}
     _check_layout(tensors, data_start, size)
     return Header(tensors, metadata)
+
+
+def read_header(path: Path, parse: Callable[[bytes, int, int], Header] = parse) -> Header:
+    """The checked header of a safetensors file. Raises StartupError, one line, naming the file and the fault.
+
+    parse: may remember what it has read.
+
+    Refused: what is not a regular file, a wrong length, JSON that is invalid or names a tensor twice, unknown types,
+    sizes that are negative or do not fit their bytes, and tensors that overlap, leave holes or pass the file's end.
+    """
+    try:
+        with open_regular(path, StartupError) as file:
+            size = os.fstat(file.fileno()).st_size
+            text = _header_text(file, size)
+        return parse(text, _LENGTH_BYTES + len(text), size)
+    except OSError as error:
+        raise StartupError(f"cannot read {path}: {error.strerror}") from error
+    except _Fault as fault:
+        raise StartupError(f"{path} is damaged or incomplete: {fault}") from None
+
+
+def read_headers(files: Iterable[Path], parse: Callable[[bytes, int, int], Header] = parse) -> dict[Path, Header]:
+    """The checked headers of several files, in their order; see `read_header`."""
+    return {file: read_header(file, parse) for file in files}
+
+
+def _header_text(file: BinaryIO, size: int) -> bytes:
+    length_bytes = file.read(_LENGTH_BYTES)
+    if len(length_bytes) < _LENGTH_BYTES:
+        raise _Fault(f"a file of {size} bytes has no header")
+    length = int.from_bytes(length_bytes, "little")
+    if length > size - _LENGTH_BYTES:
+        raise _Fault(f"the header claims {length} bytes, the file has {size}")
+    if length > MAX_HEADER_BYTES:
+        raise _Fault(f"the header claims {length} bytes, more than {MAX_HEADER_BYTES // 2**20} MiB")
+    return file.read(length)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

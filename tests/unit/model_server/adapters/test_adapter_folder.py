@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -63,6 +64,24 @@ def test_patterns_match_the_end_of_a_module_from_a_dot_on(tmp_path: Path) -> Non
     adapter = read(write_adapter(tmp_path, {Q: (16, 32)}, tensors=wider, rank_pattern=patterns, alpha_pattern={Q: 1}))
     assert adapter.pairs[Q].rank == 4 and adapter.pairs[Q].scale == 0.25
     assert adapter.pairs["model.layers.1.self_attn.q_proj"].rank == 2
+
+
+def test_folders_with_the_same_shapes_and_config_are_interpreted_once(tmp_path: Path) -> None:
+    """1,000 registered adapters of a model take a fifth of a second, not five. What differs is still seen."""
+    two = {Q: (16, 32), "model.layers.1.self_attn.q_proj": (16, 32)}
+    patterns = {"q_proj": 8, Q: 2}
+    first, same = (
+        read(write_adapter(tmp_path / name, two, alpha_pattern=patterns, base_model_name_or_path="b")) for name in "ab"
+    )
+    assert same.pairs is first.pairs and same.headers.keys() != first.headers.keys()
+    other = read(write_adapter(tmp_path / "c", two, alpha_pattern=dict(reversed(patterns.items()))))
+    assert (first.pairs[Q].scale, other.pairs[Q].scale) == (2.0, 0.5), "the first pattern that matches decides"
+    narrow = dataclasses.replace(TARGETS, linear={Q: (16, 32)})
+    with pytest.raises(StartupError, match="belongs to no layer"):
+        read_adapter("mine", tmp_path / "a", narrow, ("model.",))
+    file = tmp_path / "b" / "adapter_model.safetensors"
+    os.truncate(file, file.stat().st_size - 1)
+    assert f"{file} is damaged or incomplete: the file is cut short" in refusal(tmp_path / "b")
 
 
 def test_modules_without_the_base_prefix(tmp_path: Path) -> None:
