@@ -171,13 +171,6 @@ def test_a_draft_model_changes_nothing(scene: VisionScene) -> None:
     assert sum(r.drafted.num_tokens for r in results if r.drafted is not None) >= 4
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VisionRanks]:
-    ranks = VisionRanks(tmp_path_factory.mktemp("ranks"))
-    yield ranks
-    ranks.close()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("num_stages", [1, 2], ids=["shards", "stages"])
 def test_two_ranks_give_the_tokens_of_one(scene: VisionScene, two_ranks: VisionRanks, num_stages: int) -> None:

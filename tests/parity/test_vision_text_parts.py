@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from parity.vision_scene import VisionScene, request
+from parity.vision_ranks import VisionRanks
+from parity.vision_scene import Prompt, VisionScene, request
 from safetensors.torch import load_file, save_file
 from support.adapters import write_adapter
-from support.drafted_shard import shard_of
+from support.drafted_shard import MOST, shard_of
 from support.engine_shard import tokens_of
 from support.loading import CPU, load
 from support.peft_adapters import peft_adapter, peft_model
 from support.quantized import gptq_tensors, rounded
 from support.quantized_folder import Store, Stored, block_fp8, quantize_folder
-from support.tiny_drafters import eagle3
+from support.tiny_drafters import eagle3, medusa, mlp_speculator, with_mtp
 from torch import Tensor
 
 from model_server.errors import StartupError
@@ -56,6 +57,27 @@ def of_text(store: Store) -> Store:
     return lambda module, weight: store(module, weight) if "language_model." in module else None
 
 
+def quantized_scene(name: str, method: str, tmp_path: Path) -> tuple[VisionScene, dict[str, Any]]:
+    """A model whose text part is quantized, with transformers' of the weights that are read from it; options for
+    `load`."""
+    from transformers import AutoModelForImageTextToText
+
+    scene = VisionScene(tmp_path / "model", name)
+    store, config = {"gptq": gptq, "eetq": eetq, "fp8": lambda: block_fp8(16)}[method]()
+    quantized, decoded = quantize_folder(scene.folder, tmp_path, of_text(store), config)
+    before = load_file(scene.folder / "model.safetensors")
+    changed = {
+        name for name, tensor in load_file(decoded / "model.safetensors").items() if tensor.ne(before[name]).any()
+    }
+    assert len(changed) >= 3 * 7 and all("language_model." in name for name in changed)
+    reference: Any = AutoModelForImageTextToText
+    scene.model = reference.from_pretrained(decoded, dtype=torch.float32, attn_implementation="eager").eval()
+    if method == "eetq":
+        return scene, {"quantize": "eetq"}
+    scene.folder = quantized
+    return scene, {}
+
+
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -66,27 +88,24 @@ def of_text(store: Store) -> Store:
     ],
 )
 def test_a_quantized_text_model_beside_a_plain_tower(name: str, method: str, tmp_path: Path) -> None:
-    from transformers import AutoModelForImageTextToText
-
-    scene = VisionScene(tmp_path / "model", name)
-    store, config = {"gptq": gptq, "eetq": eetq, "fp8": lambda: block_fp8(16)}[method]()
-    quantized, decoded = quantize_folder(scene.folder, tmp_path, of_text(store), config)
-    if method == "eetq":
-        shard = scene.shard(quantize="eetq")
-    else:
-        shard = scene.shard(folder=quantized)
-        scene.folder = quantized  # from which the tower is read
-    reference: Any = AutoModelForImageTextToText
+    scene, options = quantized_scene(name, method, tmp_path)
     prompt = scene.prompt((0, 1))
-    before = load_file(tmp_path / "model" / "model.safetensors")
-    changed = {
-        name for name, tensor in load_file(decoded / "model.safetensors").items() if tensor.ne(before[name]).any()
-    }
-    assert len(changed) >= 3 * 7 and all("language_model." in name for name in changed)
-    scene.model = reference.from_pretrained(decoded, dtype=torch.float32, attn_implementation="eager").eval()
-    expected = scene.generate(prompt)
+    shard = scene.shard(**options)
     new = request(shard, prompt)
-    assert tokens_of(*shard.run_out(shard.prefill(0, new), 0))[new.id] == expected
+    assert tokens_of(*shard.run_out(shard.prefill(0, new), 0))[new.id] == scene.generate(prompt)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "method", "num_stages"),
+    [("llava", "gptq", 1), ("llava", "eetq", 1), ("qwen3_vl", "fp8", 1), ("qwen3_vl", "fp8", 2)],
+)
+def test_two_ranks_of_a_quantized_text_model(
+    name: str, method: str, num_stages: int, tmp_path: Path, two_ranks: VisionRanks
+) -> None:
+    scene, options = quantized_scene(name, method, tmp_path)
+    prompts = [scene.prompt((0, 1)), scene.prompt(()), scene.prompt((1, 0))]
+    assert two_ranks.said(scene, num_stages, prompts, **options) == [scene.generate(one) for one in prompts]
 
 
 @pytest.mark.parametrize("end", ["weight_scale_inv", "qweight"])
@@ -101,9 +120,8 @@ def test_a_quantized_tower_is_refused(end: str, tmp_path: Path) -> None:
         load_tower(folder, "llava", FAMILIES["llava"], CPU, torch.float32)
 
 
-@pytest.mark.parametrize("name", ["llava", pytest.param("qwen2_5_vl", marks=pytest.mark.parity)])
-def test_adapters_of_the_text_model(name: str, tmp_path: Path) -> None:
-    """Two adapters and none in one batch, with pictures in all."""
+def adapted_scene(name: str, tmp_path: Path) -> tuple[VisionScene, Prompt, dict[str, Path], list[list[int]]]:
+    """A model, a prompt with pictures, folders of two adapters, and what PEFT answers without one and with each."""
     pytest.importorskip("peft")
     scene = VisionScene(tmp_path / "model", name)
     prompt = scene.prompt((0, 1))
@@ -116,10 +134,25 @@ def test_adapters_of_the_text_model(name: str, tmp_path: Path) -> None:
         scene.model = peft_model(scene.folder, folder)
         expected.append(scene.generate(prompt))
     assert len({tuple(tokens) for tokens in expected}) == 3
+    return scene, prompt, folders, expected
+
+
+@pytest.mark.parametrize("name", ["llava", pytest.param("qwen2_5_vl", marks=pytest.mark.parity)])
+def test_adapters_of_the_text_model(name: str, tmp_path: Path) -> None:
+    """Two adapters and none in one batch, with pictures in all."""
+    scene, prompt, folders, expected = adapted_scene(name, tmp_path)
     shard = scene.shard(adapters=folders)
-    requests = [request(shard, prompt, adapter_id=one) for one in (None, "first", "second")]
+    requests = [request(shard, prompt, adapter_id=one) for one in (None, *folders)]
     found = tokens_of(*shard.run_out(shard.prefill(0, *requests), 0))
     assert [found[one.id] for one in requests] == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "num_stages"), [("llava", 1), ("qwen2_5_vl", 1), ("llava", 2)])
+def test_two_ranks_of_an_adapted_text_model(name: str, num_stages: int, tmp_path: Path, two_ranks: VisionRanks) -> None:
+    scene, prompt, folders, expected = adapted_scene(name, tmp_path)
+    found = two_ranks.said(scene, num_stages, [prompt] * 3, [None, *folders], adapters=folders)
+    assert found == expected
 
 
 def test_an_adapter_that_changes_the_tower_is_refused(tmp_path: Path) -> None:
@@ -130,15 +163,36 @@ def test_an_adapter_that_changes_the_tower_is_refused(tmp_path: Path) -> None:
         load(folder, adapters={"seen": adapter})
 
 
-@pytest.mark.parity
-@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3"])
-def test_a_layer_that_drafts_from_the_models_states(name: str, tmp_path: Path) -> None:
-    """EAGLE-3: it reads what the model makes of images, and the ids of their tokens."""
+def written_drafter(kind: str, model: Path, folder: Path) -> Path | str:
+    """What `--speculator` names; of "mtp" the last layer of the text model itself."""
+    if kind == "mtp":
+        with_mtp(model)
+        return "mtp"
+    if kind == "eagle3":
+        return eagle3(folder, hidden=64, vocab=512, draft_vocab=None)
+    return {"medusa": medusa, "mlp_speculator": mlp_speculator}[kind](folder, number=MOST, hidden=64, vocab=512)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "mlp_speculator", "eagle3", "mtp"])
+@pytest.mark.parametrize(
+    "name", ["llava", *(pytest.param(n, marks=pytest.mark.parity) for n in ("qwen2_vl", "gemma3"))]
+)
+def test_drafts_from_the_models_states(kind: str, name: str, tmp_path: Path) -> None:
+    """Of rows behind images, which the layers that keep keys (EAGLE-3, MTP) read as the ids of their tokens."""
+    from transformers import AutoModelForImageTextToText
+
     scene = VisionScene(tmp_path / "model", name)
-    tokenizer = Tokenizer.load(scene.folder)
-    prompt = scene.prompt((1, 0))
-    speculator = eagle3(tmp_path / "eagle", hidden=64, vocab=512, draft_vocab=None)
-    shard, asked = shard_of(tokenizer, scene.folder, speculator, encoder=scene.encoder(), num_blocks=256)
-    new = request(shard, prompt)
-    assert tokens_of(*shard.run_out(shard.prefill(0, new), 0))[new.id] == scene.generate(prompt)
-    assert len(asked) >= 4
+    speculator = written_drafter(kind, scene.folder, tmp_path / "drafter")
+    if kind == "mtp":
+        reference: Any = AutoModelForImageTextToText
+        scene.model = reference.from_pretrained(scene.folder, dtype=torch.float32, attn_implementation="eager").eval()
+    prompts = [scene.prompt((1, 0)), scene.prompt(()), scene.prompt((2,))]
+    shard, asked = shard_of(
+        Tokenizer.load(scene.folder), scene.folder, speculator, encoder=scene.encoder(), num_blocks=256
+    )
+    requests = [request(shard, one) for one in prompts]
+    results = [shard.prefill(0, *requests[:2]), shard.prefill(1, requests[2], cached=0)]
+    results += shard.run_out(results.pop(), 0)
+    found = tokens_of(*results)
+    assert [found[one.id] for one in requests] == [scene.generate(one) for one in prompts]
+    assert {row.sequence.id for row, _, _ in asked} == {one.id for one in requests}

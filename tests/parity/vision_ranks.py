@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from parity.vision_scene import Prompt, VisionScene
@@ -12,6 +15,26 @@ from support.running_server import free_port
 
 TESTS = Path(__file__).parents[1]
 WORLD_SIZE = 2
+JOB = "job.pt"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request. first: the router's first chunk of its prompt."""
+
+    prompt: Prompt
+    first: int
+    adapter: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the ranks run: requests that join one after another. options: for `load`."""
+
+    name: str
+    num_stages: int
+    requests: list[Asked]
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 class VisionRanks:
@@ -21,15 +44,25 @@ class VisionRanks:
         self._log = folder / "log"
         self._processes: list[subprocess.Popen[str]] = []
 
-    def said(self, scene: VisionScene, num_stages: int, prompts: list[Prompt]) -> list[list[int]]:
-        """The tokens of prompts that join one after another in small chunks."""
-        torch.save([(one, scene.first_chunk(one, 5)) for one in prompts], scene.folder / "prompts.pt")
+    def said(
+        self,
+        scene: VisionScene,
+        num_stages: int,
+        prompts: list[Prompt],
+        adapter_ids: Sequence[str | None] = (),
+        **options: Any,
+    ) -> list[list[int]]:
+        """The tokens of prompts that join one after another in small chunks. adapter_ids: of each; options: for
+        `load`."""
+        names = adapter_ids or [None] * len(prompts)
+        asked = [Asked(one, scene.first_chunk(one, 5), name) for one, name in zip(prompts, names, strict=True)]
+        torch.save(Job(scene.name, num_stages, asked, options), scene.folder / JOB)
         if not self._processes:
             self._start()
         try:
             for process in self._processes:
                 assert process.stdin is not None
-                print(scene.folder, scene.name, num_stages, sep="\t", file=process.stdin, flush=True)
+                print(scene.folder, file=process.stdin, flush=True)
             for process in self._processes:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "said\n", self._log.read_text()

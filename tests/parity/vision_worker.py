@@ -1,7 +1,7 @@
 """One rank of vision models: `python -m parity.vision_worker RANK WORLD PORT`.
 
-Each line of its standard input is FOLDER, NAME and STAGES between tabs: it runs the prompts in FOLDER/prompts.pt in
-small chunks, one joining after another, or whole where they must be, writes its tokens beside them, and says so.
+Each line of its standard input is the folder of a model: it runs the `Job` there in small chunks, one request joining
+after another, or whole where they must be, writes its tokens beside it, and says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from parity.vision_scene import Prompt, request
+from parity.vision_ranks import JOB, Job
+from parity.vision_scene import request
 from support.engine_shard import EngineShard
 from support.loading import CPU, load
 
@@ -31,28 +32,31 @@ def main(rank: int, world_size: int, port: int) -> None:
     group.on_lost(lambda message: None)  # the ranks end one by one
     ranks = {n: Ranks.of(group, Layout.of(rank, world_size, num_stages=n)) for n in (1, 2)}
     for line in sys.stdin:
-        folder, name, num_stages = line.rstrip("\n").split("\t")
+        folder = Path(line.rstrip("\n"))
+        job: Job = torch.load(folder / JOB, weights_only=False)
         with torch.inference_mode():
-            said = answers(ranks[int(num_stages)], Path(folder), name)
-        torch.save(said, Path(folder, f"said{rank}.pt"))
+            said = answers(ranks[job.num_stages], folder, job)
+        torch.save(said, folder / f"said{rank}.pt")
         print("said", flush=True)
 
 
-def answers(ranks: Ranks, folder: Path, name: str) -> dict[int, list[int]]:
+def answers(ranks: Ranks, folder: Path, job: Job) -> dict[int, list[int]]:
     """The tokens of this rank's requests, by request."""
     rank, world_size = ranks.world.rank, ranks.world.size
-    prompts: list[tuple[Prompt, int]] = torch.load(folder / "prompts.pt", weights_only=False)
     family = vision_family(json.loads((folder / "config.json").read_text()))
     assert family is not None
-    runner: Any = load(folder, ranks=ranks)
+    runner: Any = load(folder, ranks=ranks, **job.options)
     is_whole = family.sight == "prompt"
     links = StageLinks(ranks, CPU) if ranks.layout.stage.size > 1 else None
-    encoder = ImageEncoder(load_tower(folder, name, family, CPU, torch.float32), 10_000, ranks.world)
+    encoder = ImageEncoder(load_tower(folder, job.name, family, CPU, torch.float32), 10_000, ranks.world)
     shard = EngineShard(
         Tokenizer.load(folder), rank=rank, world_size=world_size, budget=None if is_whole else 7, runner=runner,
         encoder=encoder, num_blocks=256, links=links,
     )  # fmt: skip
-    requests = [request(shard, prompt, chunk_len=None if is_whole else first) for prompt, first in prompts]
+    requests = [
+        request(shard, one.prompt, chunk_len=None if is_whole else one.first, adapter_id=one.adapter)
+        for one in job.requests
+    ]
     if is_whole:
         results = [shard.prefill(0, *requests)]
     else:

@@ -1,4 +1,4 @@
-"""An engine whose drafts come from a layer that keeps keys, and what it drafts."""
+"""An engine whose drafts are computed, and what it drafts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.models.model import describe
 from model_server.runner.runner import Runner
-from model_server.speculation.drafters.drafter import DraftedRunner, DraftRow
-from model_server.speculation.drafters.layer_drafter import LayerDrafter
+from model_server.speculation.drafters.drafter import DraftedRunner, Drafter, DraftRow
 from model_server.speculation.loading import find_speculator, load_drafter
 from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.pace import Pace
@@ -25,18 +24,17 @@ from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 
 FREE, CHEAP = Pace([(1, 1.0)]), Pace([(1, 0.001)])
+MOST = 4
 
 
 def drafter_of(
     speculator: Path | str, base: Path, runner: Runner, tokenizer: Tokenizer, group: ProcessGroup | None = None
-) -> LayerDrafter:
+) -> Drafter:
     placement = Placement(CPU, torch.float32, Ranks.of(group or ProcessGroup()))
-    made = load_drafter(
-        find_speculator(str(speculator), tokenizer, base), 3, describe(examine(base)), runner, tokenizer.vocab_size,
+    return load_drafter(
+        find_speculator(str(speculator), tokenizer, base), MOST, describe(examine(base)), runner, tokenizer.vocab_size,
         placement, AttentionChoice("reference", CPU),
     )  # fmt: skip
-    assert isinstance(made, LayerDrafter)
-    return made
 
 
 def shard_of(
@@ -50,7 +48,7 @@ def shard_of(
     drafter = drafter_of(speculator, base, runner, tokenizer, group)
     whole: Any = DraftedRunner(runner, drafter)
     shard = EngineShard(tokenizer, budget=1000, runner=whole, **rank, **options)
-    drafts = ModelSpeculator(4, drafter)
+    drafts = ModelSpeculator(MOST, drafter)
     drafts.pace, drafter.pace = FREE, CHEAP
     shard.engine.speculator = shard.engine._stepper._speculator = drafts
     asked: list[tuple[DraftRow, list[int], list[int]]] = []

@@ -116,16 +116,22 @@ def eagle3(
 
 
 def with_mtp(path: Path, *, copies_head: bool = True) -> Path:
-    """Makes the last layer of a tiny model in `path` its MTP layer, as DeepSeek stores it: the model has one less.
+    """Makes the last layer of a tiny model in `path` its MTP layer, as DeepSeek stores it: the model has one less. Of a
+    vision model, of its text model.
 
     copies_head: embedding and head of the layer are the model's, else of its own.
     """
-    config = json.loads((path / "config.json").read_text())
+    whole = json.loads((path / "config.json").read_text())
+    config = whole.get("text_config", whole)
     layer = config["num_hidden_layers"] = config["num_hidden_layers"] - 1
-    (path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    config["num_nextn_predict_layers"] = 1
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:layer]
+    (path / "config.json").write_text(json.dumps(whole))
     tensors = load_file(path / "model.safetensors")
-    embedding, hidden = tensors["model.embed_tokens.weight"], config["hidden_size"]
-    made, prefix = RandomTensors(3, 0.15), f"model.layers.{layer}."
+    name = next(name for name in tensors if name.endswith("embed_tokens.weight"))
+    embedding, hidden = tensors[name], config["hidden_size"]
+    made, prefix = RandomTensors(3, 0.15), f"{name.removesuffix('embed_tokens.weight')}layers.{layer}."
     made.add(prefix + "eh_proj.weight", hidden, 2 * hidden)
     for norm in ("enorm", "hnorm", "shared_head.norm"):
         made.add(f"{prefix}{norm}.weight", hidden, offset=1.0)
