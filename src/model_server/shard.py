@@ -43,6 +43,7 @@ from model_server.sampling.sampler import Sampler
 from model_server.speculation.drafters.drafter import DraftedRunner
 from model_server.speculation.loading import (
     LOOKUP,
+    can_draft,
     check_window_rows,
     drafting_speculator,
     find_speculator,
@@ -76,6 +77,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
     found = None if config.speculator is None else find_speculator(config.speculator, tokenizer, checkpoint.directory)
+    asked = config.speculator, config.speculate
     if found is not None and found.heads is not None:
         config = replace(config, speculate=check_length(found.heads, config.speculate, StartupError))
     rows = decode_rows(config.max_batch_size, config.num_drafted, config.most_window_rows)
@@ -119,9 +121,12 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
         drafted = config.num_drafted, config.most_window_rows
         alone = layout.world.size == 1
-        speculator = lookup_speculator(runner.traits, *drafted, device, alone=alone)
+        speculator: Speculator | None = None
         keeps = None
-        if speculator is not None and found is not None:
+        drafts = can_draft(runner.traits, *asked, config.speculate_max_rows)
+        if drafts and found is None:
+            speculator = lookup_speculator(runner.traits, *drafted, device, alone=alone)
+        elif drafts and found is not None:
             choice = AttentionChoice(config.attention, device, dtype, stored)
             drafter = load_drafter(found, config.num_drafted, model, runner, tokenizer.vocab_size, placement, choice)
             speculator = drafting_speculator(drafter, runner.traits, *drafted, device, alone=alone)

@@ -42,7 +42,7 @@ from model_server.weights.reader import SafetensorsReader
 from wire.model_files import read_object
 from wire.speculation.heads import EAGLE3_TENSORS, MEDUSA_WEIGHTS, SpeculatorKind, heads_in, is_eagle3
 from wire.speculation.heads import Heads as NamedHeads
-from wire.speculation.options import is_mtp, speculator_source
+from wire.speculation.options import given, is_mtp, speculator_source
 
 logger = logging.getLogger(__name__)
 
@@ -84,16 +84,25 @@ def check_window_rows(max_rows: int | None, num_drafted: int, device: torch.devi
         raise StartupError(f"--speculate-max-rows {max_rows} is for GPUs, and this shard has none; leave it out")
 
 
+def can_draft(traits: RunnerTraits, speculator: str | None, speculate: int | None, max_rows: int | None) -> bool:
+    """Whether these options, `max_rows` being `--speculate-max-rows`, have drafts made for this model; warns where they
+    ask for some that it cannot have. Raises StartupError for a bound of none."""
+    if not speculate and speculator is None:
+        return False
+    if not traits.keeps_state:
+        return True
+    why = "this model keeps a state for each request, which cannot go back behind a wrong draft"
+    if max_rows is not None:
+        raise StartupError(f"--speculate-max-rows {max_rows}: nothing is drafted, as {why}; leave it out")
+    logger.warning("%s: no effect, as %s", given(speculator, speculate), why)
+    return False
+
+
 def lookup_speculator(
     traits: RunnerTraits, num_drafted: int, max_rows: int, device: torch.device, *, alone: bool
-) -> Speculator | None:
-    """What drafts from the text so far; None: nothing is drafted. num_drafted: the longest draft; max_rows: token rows
-    of a step with drafts on a GPU; alone: there are no other ranks."""
-    if not num_drafted:
-        return None
-    if traits.keeps_state:
-        logger.warning("--speculate has no effect: this model keeps a state that cannot go back behind a wrong draft")
-        return None
+) -> Speculator:
+    """What drafts from the text so far. num_drafted: the longest draft; max_rows: token rows of a step with drafts on a
+    GPU; alone: there are no other ranks."""
     if device.type == "cpu":
         return Speculator(num_drafted)
     return DeviceSpeculator(num_drafted, max_rows, device, traits.block_size, alone=alone)

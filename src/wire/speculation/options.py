@@ -33,5 +33,14 @@ def check_speculation(speculator: str | None, speculate: int | None, num_stages:
             speculator_source(speculator, error)
         if speculate == 0:
             raise error("`--speculator` drafts nothing with `--speculate 0`: leave one of them out")
-    if (speculate or speculator is not None) and num_stages > 1:
-        raise error("`--speculate` cannot be combined with `--num-stage`: leave one of them out")
+    if num_stages > 1 and (speculate or speculator is not None):
+        raise error(
+            f"{given(speculator, speculate)} cannot be combined with `--num-stage`: only the last stage would know "
+            "which drafted tokens were right; leave one of them out"
+        )
+
+
+def given(speculator: str | None, speculate: int | None) -> str:
+    """Which of the two options ask for drafts; one of them does."""
+    options = {f"`--speculator {speculator}`": speculator, f"`--speculate {speculate}`": speculate}
+    return " and ".join(name for name, value in options.items() if value)

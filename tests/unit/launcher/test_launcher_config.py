@@ -48,6 +48,7 @@ def test_defaults_of_tgi() -> None:
         ({"speculator": "a@b@c"}, ["`--speculator` must be a folder, ID or ID@REVISION. Given: a@b@c"]),
         ({"speculator": "a", "speculate": 0}, ["`--speculator` drafts nothing with `--speculate 0`"]),
         ({"speculator": "mtp", "speculate": 0}, ["`--speculator` drafts nothing with `--speculate 0`"]),
+        ({"speculator": "mtp", "num_stage": 2}, ["`--speculator mtp` cannot be combined with `--num-stage`: only"]),
         ({"lora_adapters": "a=/nowhere"}, ["LoRA adapter `a`: no adapter_config.json in /nowhere"]),
         ({"lora_adapters": "m=org/a", "model_id": "m"}, ["LoRA adapter name `m` is a name of the base model"]),
         ({"lora_slots": 2}, ["`--lora-slots` needs adapters"]),

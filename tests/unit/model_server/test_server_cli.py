@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from model_server.cli import main
+from model_server.cli import main, serve
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, check
 from model_server.errors import StartupError
 from wire.cli.options import options_of
 from wire.cli.parsing import UsageError, parse
 
 SWITCH = "switch"
+STAGES = {"NUM_STAGE": "2", "RANK": "0", "WORLD_SIZE": "2"}
 SERVE: dict[str, Any] = {
     "--revision": None, "--sharded": SWITCH, "--quantize": None, "--speculate": None, "--dtype": None,
     "--kv-cache-dtype": None, "--trust-remote-code": SWITCH, "--uds-path": Path("/tmp/text-generation-server"),
@@ -101,7 +102,9 @@ def test_a_shard_alone_needs_nothing_of_the_environment() -> None:
 @pytest.mark.parametrize(
     ("argv", "environ", "words"),
     [
-        (["--speculate", "2"], {"NUM_STAGE": "2", "RANK": "0", "WORLD_SIZE": "2"}, "`--speculate` cannot be combined"),
+        (["--speculate", "2"], STAGES, "^`--speculate 2` cannot be combined with `--num-stage`: only the last stage"),
+        (["--speculator", "mtp"], STAGES, "^`--speculator mtp` cannot be combined"),
+        (["--speculator", "a", "--speculate", "2"], STAGES, "^`--speculator a` and `--speculate 2` cannot be combined"),
         ([], {"ROPE_SCALING": "dynamic", "ROPE_FACTOR": "2"}, "ROPE_SCALING dynamic is not served yet"),
         ([], {"ROPE_FACTOR": "0"}, "ROPE_FACTOR must be > 0"),
         ([], {"WEIGHTS_CACHE_OVERRIDE": "/w"}, "WEIGHTS_CACHE_OVERRIDE is not served yet"),
@@ -124,6 +127,18 @@ def test_rope(environ: dict[str, str], factor: float | None) -> None:
     config = parse(ServeConfig, ["demo"], environ)
     check(config)
     assert config.linear_rope_factor == factor
+
+
+def test_heads_as_the_model_are_refused_beside_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "base_model_name_or_path": "org/base"}')
+    monkeypatch.setattr("wire.log.log_setup.configure", lambda *args, **named: None)
+    monkeypatch.setattr("model_server.distributed.peer_watch.leave_at_once", sys.exit)
+    with pytest.raises(SystemExit):
+        environ = STAGES | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+        serve(parse(ServeConfig, [str(tmp_path), "--sharded"], environ))
+    assert f"`--speculator {tmp_path}` cannot be combined with `--num-stage`" in caplog.text
 
 
 def test_no_speculation_is_no_wish() -> None:

@@ -261,3 +261,11 @@ def test_a_port_that_is_chosen_early_is_none_that_connections_get() -> None:
     first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = {preflight.bindable_port("--shard-port", "127.0.0.1", 0) for _ in range(5)}
     assert max(ports) < first_of_connections and len(ports) > 1
+
+
+def test_heads_as_the_model_are_refused_beside_stages(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "base_model_name_or_path": "org/base"}')
+    asked = config(model_id=str(tmp_path))
+    assert preflight.with_base_model(asked, {}).speculator == str(tmp_path)
+    with pytest.raises(ArgumentValidation, match=f"`--speculator {tmp_path}` cannot be combined with `--num-stage`"):
+        preflight.with_base_model(config(model_id=str(tmp_path), num_stage=2), {})
