@@ -69,7 +69,7 @@ def _ways(info: ModelInfo, capability: tuple[int, int] | None) -> list[LauncherC
     ways = [plain]
     is_able = capability is None or capability >= memory.FLOAT8_CAPABILITY
     is_small_already = on_gpu and info.wants_float8_cache
-    if info.latent_size is None and is_able and not is_small_already:
+    if info.latent is None and is_able and not is_small_already:
         ways.append(dataclasses.replace(plain, kv_cache_dtype="fp8_e4m3fn"))
     if info.quantization is None:
         quantized: tuple[Quantize, ...] = ("eetq", "bitsandbytes-nf4")

@@ -116,17 +116,41 @@ def slot_bytes(
 
 def _of_all_layers(info: ModelInfo, num_shard: int, rank: int, width: int) -> int:
     hidden, inner, vocab, layers = info.hidden_size, info.intermediate_size, info.vocab_size, info.num_layers
-    heads, kv_heads, dim = info.num_heads, info.num_kv_heads, info.head_dim
-    if info.latent_size is not None or not (hidden and inner and vocab and layers and heads and kv_heads and dim):
+    if not (hidden and inner and vocab and layers):
         return 0
-    attended, inner = heads * dim // num_shard, inner // num_shard
-    outputs = attended + 2 * max(1, kv_heads // num_shard) * dim + hidden
-    inputs = 3 * hidden + attended
-    if info.num_routed:
-        outputs, inputs = outputs + info.num_routed, inputs + hidden  # of the router
-    else:
-        outputs, inputs = outputs + 2 * inner + hidden, inputs + 2 * hidden + inner
+    attention = _of_attention(info, num_shard, hidden)
+    if attention is None:
+        return 0
+    inputs, outputs = (layers * numbers for numbers in attention)
+    num_dense = min(info.num_dense, layers) if info.num_routed else layers
+    for count, size in ((num_dense, inner // num_shard), (layers - num_dense, info.shared_size // num_shard)):
+        if size:
+            inputs, outputs = inputs + count * (2 * hidden + size), outputs + count * (2 * size + hidden)
+    # Of the router, and of the gate of shared experts.
+    for count in (info.num_routed, int(info.has_shared_gate)):
+        inputs += (layers - num_dense) * hidden * bool(count)
+        outputs += (layers - num_dense) * count
     head = vocab // num_shard
-    matrices = layers * (inputs + outputs) + hidden + head + vocab + hidden
-    numbers = rank * matrices + 2 * MAX_NEW_ROWS * hidden
-    return numbers * width + (layers * outputs + head) * _AFFINE_BYTES
+    numbers = rank * (inputs + outputs + hidden + head + vocab + hidden) + 2 * MAX_NEW_ROWS * hidden
+    return numbers * width + (outputs + head) * _AFFINE_BYTES
+
+
+def _of_attention(info: ModelInfo, num_shard: int, hidden: int) -> tuple[int, int] | None:
+    """Inputs of the As and outputs of the Bs of one layer on a rank; None: config.json does not say."""
+    heads, kv_heads, dim, latent = info.num_heads, info.num_kv_heads, info.head_dim, info.latent
+    if not heads:
+        return None
+    if latent is None:
+        if not (kv_heads and dim):
+            return None
+        attended = heads * dim // num_shard
+        return 3 * hidden + attended, attended + 2 * max(1, kv_heads // num_shard) * dim + hidden
+    heads //= num_shard
+    query = heads * (latent.plain + latent.rotated)
+    attended = heads * latent.value
+    # Of the latent and the rotated key, of keys and values, of the output; then of the query, maybe by way of a latent.
+    inputs = hidden + latent.keys + attended + hidden
+    outputs = latent.keys + latent.rotated + heads * (latent.plain + latent.value) + hidden + query
+    if latent.queries:
+        inputs, outputs = inputs + latent.queries, outputs + latent.queries
+    return inputs, outputs

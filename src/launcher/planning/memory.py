@@ -112,7 +112,7 @@ def _growth(said: Mapping[str, Any], hidden_size: int) -> float:
 
 def cache_dtype(config: LauncherConfig, info: ModelInfo, gpu: Gpu | None) -> str | None:
     """Type of the numbers in the KV cache; None: the model's."""
-    if info.latent_size is not None:
+    if info.latent is not None:
         return None
     if config.kv_cache_dtype is not None or gpu is None or config.attention in KEEP_MODEL_TYPE:
         return config.kv_cache_dtype
@@ -125,8 +125,8 @@ def token_bytes(info: ModelInfo, num_shard: int, width: int) -> int | None:
     what layers with latent attention keep, every shard has whole."""
     if not info.num_layers:
         return None
-    if info.latent_size is not None:
-        return info.num_layers * info.latent_size * width
+    if info.latent is not None:
+        return info.num_layers * info.latent.cached * width
     if not info.num_kv_heads or not info.head_dim:
         return None
     return 2 * info.num_layers * max(1, info.num_kv_heads // num_shard) * info.head_dim * width

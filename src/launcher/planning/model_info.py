@@ -32,6 +32,23 @@ _LETTERS_PER_EDIT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Numbers of DeepSeek's attention. keys: of the latent of a token's keys and values; queries: of that of its query,
+    0: there is none. rotated, plain: of a head's key, of which the rotated ones are all heads'; value: of its value."""
+
+    keys: int
+    queries: int
+    rotated: int
+    plain: int
+    value: int
+
+    @property
+    def cached(self) -> int:
+        """Of a token in each layer."""
+        return self.keys + self.rotated
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """Facts of config.json, in TGI's reading of it; None where it does not say."""
 
@@ -56,10 +73,15 @@ class ModelInfo:
     stored_itemsize: int = 2
     """Bytes of a plain weight in them."""
     has_tied_head: bool = False
-    latent_size: int | None = None
-    """Numbers that latent attention keeps for a token in each layer."""
+    latent: LatentAttention | None = None
     num_routed: int = 0
     """Experts among which a router chooses, by any family's name for them."""
+    num_dense: int = 0
+    """Layers without experts, of a model that has some."""
+    shared_size: int = 0
+    """Width of the experts that all tokens read."""
+    has_shared_gate: bool = False
+    """What these give is weighted."""
 
     @property
     def quantize(self) -> str | None:
@@ -313,8 +335,11 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         quantization=in_config(config),
         stored_itemsize=4 if _stored_type(config) == "float32" else 2,
         has_tied_head=config.get("tie_word_embeddings") is True,
-        latent_size=_latent_size(config),
+        latent=_latent(config),
         num_routed=_count(config, "num_local_experts", "num_experts", "n_routed_experts") or 0,
+        num_dense=_num_dense(config),
+        shared_size=_shared_size(config),
+        has_shared_gate=bool(_count(config, "shared_expert_intermediate_size")),
     )
 
 
@@ -322,9 +347,27 @@ def _stored_type(config: Mapping[str, Any]) -> Any:
     return config.get("torch_dtype") or config.get("dtype")
 
 
-def _latent_size(config: Mapping[str, Any]) -> int | None:
-    rank, rotated = _count(config, "kv_lora_rank"), _count(config, "qk_rope_head_dim")
-    return rank + rotated if rank and rotated is not None else None
+def _latent(config: Mapping[str, Any]) -> LatentAttention | None:
+    keys, rotated = _count(config, "kv_lora_rank"), _count(config, "qk_rope_head_dim")
+    if not keys or rotated is None:
+        return None
+    return LatentAttention(
+        keys=keys,
+        queries=_count(config, "q_lora_rank") or (0 if "q_lora_rank" in config else 1536),
+        rotated=rotated,
+        plain=_count(config, "qk_nope_head_dim") or 128,
+        value=_count(config, "v_head_dim") or 128,
+    )
+
+
+def _num_dense(config: Mapping[str, Any]) -> int:
+    named = config.get("mlp_only_layers")
+    return _count(config, "first_k_dense_replace") or (len(named) if isinstance(named, list) else 0)
+
+
+def _shared_size(config: Mapping[str, Any]) -> int:
+    each, count = _count(config, "moe_intermediate_size"), _count(config, "n_shared_experts")
+    return _count(config, "shared_expert_intermediate_size") or (each or 0) * (count or 0)
 
 
 def _count(config: Mapping[str, Any], *names: str) -> int | None:

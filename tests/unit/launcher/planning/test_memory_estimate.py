@@ -24,6 +24,7 @@ from model_server.attention.choice import AttentionChoice
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
+from model_server.layers.adapted_heads import AdaptedHeads
 from model_server.models.load import load_runner
 from model_server.models.model import describe, in_slots, with_adapters
 from model_server.weights.checkpoint import examine
@@ -179,13 +180,27 @@ def slots_taken(folder: Path, adapters: dict[str, Path], group: ProcessGroup, ro
     placement = Placement(CPU, torch.float32, Ranks.of(group))
     runner: Any = load_runner(in_slots(model, 3), placement, AttentionChoice("reference", CPU))
     sites = runner.adapters
-    parts = [part for site in sites._sites for part in (site.linear._slots, site.linear._head) if part is not None]
+    parts = [part for site in sites._sites for part in _with_slots(site.linear) if part is not None]
     if sites._table is not None:
         parts.append(sites._table[0]._slots)
     return sum(t.nbytes for part in parts for t in vars(part).values() if isinstance(t, torch.Tensor))
 
 
-@pytest.mark.parametrize(("model_type", "count"), [("llama", 1), ("llama", 2), ("mixtral", 1)])
+def _with_slots(linear: Any) -> tuple[Any, ...]:
+    return (linear,) if isinstance(linear, AdaptedHeads) else (linear._slots, linear._head)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "count"),
+    [
+        ("llama", 1),
+        ("llama", 2),
+        ("mixtral", 1),
+        ("qwen2_moe", 1),
+        ("deepseek_v2", 1),
+        ("deepseek_v3", 2),
+    ],
+)
 def test_slots_for_adapters_that_come_later_take_what_was_estimated(
     model_type: str, count: int, tmp_path: Path
 ) -> None:
