@@ -48,8 +48,8 @@ class _OtherSite:
 
 
 _NO_SLOTS = (
-    "belongs to experts, for which there are slots only if an adapter of --lora-adapters changes experts; name one "
-    "there, or merge the adapter into the model"
+    "belongs to experts, for which there are slots only if an adapter of --lora-adapters changes experts; start the "
+    "server with this adapter in --lora-adapters, or merge it into the model"
 )
 
 
