@@ -1,4 +1,4 @@
-"""A real shard of a vision model, driven as TGI's router does it: images come as files between texts."""
+"""Real shards of a vision model, driven as TGI's router does it: images come as files between texts, to every rank."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from support.pictures import picture
+from support.running_server import free_port
 from support.shard_process import ShardProcess
 from support.vision_models import write_vision_checkpoint
 from tokenizers import Tokenizer
@@ -25,8 +26,8 @@ NUM_TOKENS, PER_IMAGE, BLOCK, NUM_BLOCKS = 6, 16, 16, 6
 
 
 class Scene:
-    def __init__(self, shard: ShardProcess, folder: Path, model: Any) -> None:
-        self.stub = shard.stub
+    def __init__(self, shards: list[ShardProcess], folder: Path, model: Any) -> None:
+        self.stubs = [shard.stub for shard in shards]
         self._model = model
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
@@ -42,21 +43,29 @@ class Scene:
             )
         return [int(token) for token in answer[0, len(ids) :]]
 
+    def all_ranks(self, method: str, request: Any) -> list[Any]:
+        """Their answers to one call at a time, in the order of the ranks. Raises the error of the first."""
+        calls = [getattr(stub, method).future(request, timeout=120) for stub in self.stubs]
+        for call in calls:
+            call.exception()  # TGI's router too waits for all
+        return [call.result() for call in calls]
+
     def run(self, *requests: pb.Request) -> dict[int, list[int]]:
-        """Tokens by request."""
-        self.stub.ClearCache(pb.ClearCacheRequest(), timeout=120)
+        """Tokens by request: each rank says those of its own."""
+        self.all_ranks("ClearCache", pb.ClearCacheRequest())
         batch = pb.Batch(id=0, requests=requests, size=len(requests), max_tokens=512, max_blocks=NUM_BLOCKS)
         tokens: dict[int, list[int]] = {}
-        response = self.stub.Prefill(pb.PrefillRequest(batch=batch), timeout=120)
+        responses = self.all_ranks("Prefill", pb.PrefillRequest(batch=batch))
         while True:
-            for one in response.generations:
+            generations = [one for response in responses for one in response.generations]
+            for one in generations:
                 tokens.setdefault(one.request_id, []).extend(one.tokens.ids)
-            ended = {one.request_id for one in response.generations if one.HasField("generated_text")}
-            going = [i for i in response.batch.request_ids if i not in ended]
+            ended = {one.request_id for one in generations if one.HasField("generated_text")}
+            going = [i for i in responses[0].batch.request_ids if i not in ended]
             if not going:
                 return tokens
-            kept = self.stub.FilterBatch(pb.FilterBatchRequest(batch_id=0, request_ids=going), timeout=120)
-            response = self.stub.Decode(pb.DecodeRequest(batches=[kept.batch]), timeout=120)
+            kept = self.all_ranks("FilterBatch", pb.FilterBatchRequest(batch_id=0, request_ids=going))[0]
+            responses = self.all_ranks("Decode", pb.DecodeRequest(batches=[kept.batch]))
 
 
 def asked(number: int, *chunks: str | bytes, mimetype: str = "image/png", num_blocks: int = NUM_BLOCKS) -> pb.Request:
@@ -75,24 +84,28 @@ def asked(number: int, *chunks: str | bytes, mimetype: str = "image/png", num_bl
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.long)], ids=["alone", "two ranks"])
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("llava")
     model = write_vision_checkpoint(folder, "llava")
-    shard = ShardProcess(folder, tmp_path_factory.mktemp("socket") / "s")
+    prefix, port = tmp_path_factory.mktemp("socket") / "s", free_port()
+    shards = [ShardProcess(folder, prefix, rank, request.param, port) for rank in range(request.param)]
     try:
-        shard.wait_ready()
+        for shard in shards:
+            shard.wait_ready()
+        scene = Scene(shards, folder, model.eval())
         warm_up = asked(0, "_test " * 20, b"one pixel", mimetype="image/jpeg;base64")
         batch = pb.Batch(id=0, requests=[warm_up], size=1, max_tokens=64, max_blocks=NUM_BLOCKS)
-        shard.stub.Warmup(pb.WarmupRequest(batch=batch, max_prefill_tokens=512), timeout=120)
-        yield Scene(shard, folder, model.eval())
+        scene.all_ranks("Warmup", pb.WarmupRequest(batch=batch, max_prefill_tokens=512))
+        yield scene
     finally:
-        shard.stop()
+        for shard in shards:
+            shard.stop()
 
 
 def test_a_router_that_knows_no_content_of_images_shares_no_prefixes(scene: Scene) -> None:
-    info = scene.stub.Info(pb.InfoRequest(), timeout=120)
-    assert not info.use_prefix_caching and info.adapter_prefix_caching
+    for info in scene.all_ranks("Info", pb.InfoRequest()):
+        assert not info.use_prefix_caching and info.adapter_prefix_caching
 
 
 def test_the_tokens_of_generate(scene: Scene) -> None:

@@ -24,6 +24,7 @@ import torch
 from model_server.adapters.residents import Residents
 from model_server.batch.batch import Batch
 from model_server.batch.extension import will_have_slots
+from model_server.batch.images import refused_alike
 from model_server.batch.results import CachedBatch, Generation, StepResult
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.distributed.layout import Layout
@@ -282,10 +283,13 @@ class Engine:
         Raises RequestError for an empty batch, and for any bad request of a router that knows no row errors.
         """
         options = self.options
+        if self.encoder is not None and self.session.upstream_router:  # ours sends images that it has read
+            requests = refused_alike(self.encoder, requests)
         layout = CacheLayout(block_size=options.block_size, num_blocks=self.cache.num_blocks, chunking=options.chunking)
         in_use = partial(self._store.adapters_in_use, call)
         sequences, refusals = self._factory.sequences(requests, prompts, layout, self.session, in_use)
-        return sequences, [self._answers.error(*one) for one in refusals if options.layout.owns(one[0])]
+        answers = [(one[0], self._answers.error(*one)) for one in refusals]  # which raises on all ranks, or on none
+        return sequences, [answer for request_id, answer in answers if options.layout.owns(request_id)]
 
     def _find(self, batch_id: int, call: StepCall) -> Running | None:
         return self._store.find(batch_id) if call.numbered else self._store.get(batch_id)

@@ -205,10 +205,8 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         if not request.chunks:
             return request
         encoder = self._engine.encoder
-        if encoder is None:
+        if encoder is None or encoder.files is None:
             return replace(request, refusal="this model takes text only, not images")
-        if encoder.files is None:
-            return replace(request, refusal="images that come as files are read by a single shard only")
         try:
             ids, images = encoder.files.read(
                 request.chunks, truncate=request.truncate, add_special_tokens=request.add_special_tokens

@@ -37,7 +37,7 @@ def load_encoder(
             tower = load_tower(directory, name, family, placement.device, dtype)
     files = None
     text = family_name(checkpoint.fields)
-    if text is not None and placement.ranks.world.size == 1:  # several could disagree about a file that takes long
+    if text is not None:
         files = ImageFiles(directory, dtype, FAMILIES[text], tower.image_token, tokenizer)
     ranks = placement.ranks
     together = ranks.tensor if ranks.layout.stage.size == 1 else ranks.world

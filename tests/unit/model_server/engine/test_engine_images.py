@@ -13,6 +13,7 @@ from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
 from model_server.engine.calls import Session
 from model_server.engine.sequences import CacheLayout, SequenceFactory
+from model_server.errors import RequestError
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
@@ -82,6 +83,34 @@ def test_ranks_leave_out_the_same_request_where_one_cannot_encode(tiny_tokenizer
     assert sorted(errors | other_errors) == [1, 3] and not set(errors) & set(other_errors)
     assert all("vision tower cannot read the image" in text for text in (errors | other_errors).values())
     assert sorted(tokens | other_tokens) == [0, 2, 10 + broken_rank]
+
+
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_ranks_refuse_the_same_files(tiny_tokenizer: Tokenizer, slow_rank: int) -> None:
+    """TGI's router sends files to every rank. What one cannot read in time ends the call on all of them: the others
+    would run its step alone, and wait for that rank. The next call is served."""
+
+    def run(group: ProcessGroup) -> tuple[str, dict[int, list[int]]]:
+        encoder = ImageEncoder(Tower(set()), 100, group)
+        shard = EngineShard(tiny_tokenizer, rank=group.rank, world_size=2, encoder=encoder, upstream=True)
+        good, slow = with_images(shard, 5), with_images(shard, 6)
+        if group.rank == slow_rank:
+            slow = dataclasses.replace(slow, images=(), chunks=("a", b"x"), refusal="invalid image: it takes too much")
+        with torch.inference_mode():
+            with pytest.raises(RequestError) as raised:
+                shard.prefill(0, good, slow, numbered=False)
+            shard.engine.clear(None)
+            next_call = with_images(shard, 6, id=9)
+            shard.prompts[9] = shard.prompts[slow.id]
+            result = shard.prefill(1, next_call, numbered=False)
+        return str(raised.value), tokens_of(result)
+
+    (said, tokens), (said_too, tokens_too) = on_ranks(2, run)
+    assert {said, said_too} == {
+        "request 1: invalid image: it takes too much",
+        "request 1: invalid image: another rank cannot read it",
+    }
+    assert list(tokens | tokens_too) == [9]
 
 
 def test_a_step_encodes_no_more_images_than_fit(tiny_tokenizer: Tokenizer) -> None:
