@@ -137,13 +137,16 @@ class PlainGraphCapture:
 
 @dataclass(eq=False)
 class FakeEvent:
-    """Counts its uses."""
+    """Counts its uses; what it marks is over at once."""
 
     recorded: int = 0
     waited: int = 0
 
     def record(self) -> None:
         self.recorded += 1
+
+    def query(self) -> bool:
+        return True
 
     def synchronize(self) -> None:
         self.waited += 1

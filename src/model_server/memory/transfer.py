@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,8 +14,8 @@ from torch import Tensor
 
 # Views of every number type may begin at multiples of this.
 _ALIGNMENT = 16
-# Copies that may be under way at once before the host waits for the oldest: steps in flight, twice over.
-NUM_BUFFERS = 4
+# Copies that may be under way at once before the host waits for the oldest. What steps in flight have is far below it.
+MOST_BUFFERS = 64
 # Bytes of a buffer at first: positions and ids of 256 rows and some table entries.
 _SMALLEST = 1 << 14
 
@@ -23,13 +25,24 @@ class Event(Protocol):
 
     def record(self) -> None: ...
 
+    def query(self) -> bool: ...
+
     def synchronize(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """copied: the end of the newest copy that reads it."""
+
+    memory: Tensor
+    copied: Event
 
 
 class Staging:
     """Uploads through pinned buffers that are used again and again, all arrays of a call in one copy.
 
-    A buffer is not written before the copy that reads it is over (its event says so). On a CPU there is nothing to
+    A buffer is not written before the copy that reads it is over (its event says so); while all are being read there is
+    one more, so there are as many as steps in flight need, and the host does not wait. On a CPU there is nothing to
     copy: tensors share the arrays' memory (`shares_memory`). Not thread-safe: it belongs to the device thread.
     """
 
@@ -45,9 +58,7 @@ class Staging:
         self.shares_memory = device.type == "cpu" and allocate is None
         self._allocate = allocate or _pinned
         self._new_event: Callable[[], Event] = new_event or torch.cuda.Event
-        self._buffers: list[Tensor | None] = [None] * NUM_BUFFERS
-        self._events: list[Event | None] = [None] * NUM_BUFFERS
-        self._next = 0
+        self._buffers: deque[_Buffer] = deque()  # the one that was used last at the end
 
     def upload(self, *arrays: npt.NDArray[np.generic]) -> list[Tensor]:
         """Tensors on the device with the values that the arrays have now, in their shapes and types.
@@ -62,27 +73,31 @@ class Staging:
             size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         if size == 0:
             return [torch.from_numpy(array).to(self._device) for array in arrays]
-        number = self._next
-        self._next = (number + 1) % NUM_BUFFERS
-        event = self._events[number]
-        if event is None:
-            event = self._events[number] = self._new_event()
-        else:
-            event.synchronize()
-        buffer = self._buffers[number]
-        if buffer is None or buffer.shape[0] < size:
-            buffer = self._buffers[number] = self._allocate(max(_SMALLEST, 1 << (size - 1).bit_length()))
-        host = buffer.numpy()
+        buffer = self._free_buffer(size)
+        host = buffer.memory.numpy()
         for array, place in zip(arrays, places, strict=True):
             host[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         on_device = torch.empty(size, dtype=torch.uint8, device=self._device)
-        on_device.copy_(buffer[:size], non_blocking=True)
-        event.record()
+        on_device.copy_(buffer.memory[:size], non_blocking=True)
+        buffer.copied.record()
         tensors = []
         for array, place in zip(arrays, places, strict=True):
             dtype = torch.from_numpy(array[:0]).dtype
             tensors.append(on_device[place : place + array.nbytes].view(dtype).view(array.shape))
         return tensors
+
+    def _free_buffer(self, size: int) -> _Buffer:
+        """One of `size` bytes or more that no copy reads. Copies end in their order: of all the first is over first."""
+        room = max(_SMALLEST, 1 << (size - 1).bit_length())
+        if not self._buffers or (len(self._buffers) < MOST_BUFFERS and not self._buffers[0].copied.query()):
+            buffer = _Buffer(self._allocate(room), self._new_event())
+        else:
+            buffer = self._buffers.popleft()
+            buffer.copied.synchronize()
+            if buffer.memory.shape[0] < size:
+                buffer.memory = self._allocate(room)
+        self._buffers.append(buffer)
+        return buffer
 
 
 def _pinned(num_bytes: int) -> Tensor:

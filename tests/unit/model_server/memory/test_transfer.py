@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from support.graph_doubles import FakeEvent, copying_staging
 
-from model_server.memory.transfer import NUM_BUFFERS, Staging
+from model_server.memory.transfer import MOST_BUFFERS, Staging
 
 
 def arrays(seed: int) -> list[np.ndarray]:
@@ -22,7 +23,7 @@ def arrays(seed: int) -> list[np.ndarray]:
 
 def test_values_shapes_and_types_arrive_and_stay() -> None:
     staging = copying_staging()
-    sent = [arrays(seed) for seed in range(3 * NUM_BUFFERS)]
+    sent = [arrays(seed) for seed in range(12)]
     got = [staging.upload(*parts) for parts in sent]
     for parts, tensors in zip(sent, got, strict=True):
         for array, tensor in zip(parts, tensors, strict=True):
@@ -37,37 +38,53 @@ def test_what_is_uploaded_does_not_follow_its_array() -> None:
     assert tensor.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_buffer_is_not_written_before_the_copy_that_reads_it_is_over() -> None:
-    events: list[FakeEvent] = []
-    order: list[str] = []
+class Copies:
+    """Of a device that lags behind: a copy is over when `under_way` younger ones were begun, or somebody waits."""
 
-    class Event(FakeEvent):
-        def record(self) -> None:
-            super().record()
-            order.append(f"copied {events.index(self)}")
+    def __init__(self, under_way: int) -> None:
+        self.under_way = under_way
+        self.begun = 0
+        self.allocated: list[int] = []
+        self.waited = 0
+        self.staging = Staging(torch.device("cpu"), allocate=self._allocate, new_event=lambda: _End(self))
 
-        def synchronize(self) -> None:
-            super().synchronize()
-            order.append(f"waited {events.index(self)}")
-
-    def new_event() -> Event:
-        events.append(Event())
-        return events[-1]  # type: ignore[return-value]
-
-    allocated: list[int] = []
-
-    def allocate(size: int) -> torch.Tensor:
-        allocated.append(size)
+    def _allocate(self, size: int) -> torch.Tensor:
+        self.allocated.append(size)
         return torch.empty(size, dtype=torch.uint8)
 
-    staging = Staging(torch.device("cpu"), allocate=allocate, new_event=new_event)
-    for _ in range(2 * NUM_BUFFERS):
-        staging.upload(np.arange(3))
-    first = [f"copied {i}" for i in range(NUM_BUFFERS)]
-    assert order == first + [f"{what} {i}" for i in range(NUM_BUFFERS) for what in ("waited", "copied")]
-    assert len(allocated) == NUM_BUFFERS, "buffers are made once"
-    staging.upload(np.zeros(1 << 20, np.uint8))
-    assert len(allocated) == NUM_BUFFERS + 1 and allocated[-1] == 1 << 20
+
+class _End(FakeEvent):
+    def __init__(self, copies: Copies) -> None:
+        self.copies, self.number, self.is_over = copies, 0, True
+
+    def record(self) -> None:
+        assert self.is_over or self.query(), "the buffer was written while a copy read it"
+        self.copies.begun += 1
+        self.number, self.is_over = self.copies.begun, False
+
+    def query(self) -> bool:
+        return self.is_over or self.copies.begun - self.number >= self.copies.under_way
+
+    def synchronize(self) -> None:
+        self.copies.waited += not self.query()
+        self.is_over = True
+
+
+@pytest.mark.parametrize("under_way", [0, 3, 11])
+def test_there_are_as_many_buffers_as_copies_under_way(under_way: int) -> None:
+    copies = Copies(under_way)
+    for _ in range(50):
+        copies.staging.upload(np.arange(3))
+    assert len(copies.allocated) == under_way + 1 and not copies.waited
+    copies.staging.upload(np.zeros(1 << 20, np.uint8))
+    assert len(copies.allocated) == under_way + 2 and copies.allocated[-1] == 1 << 20
+
+
+def test_beyond_many_the_host_waits_for_the_oldest_copy() -> None:
+    copies = Copies(10**6)
+    for _ in range(MOST_BUFFERS + 5):
+        copies.staging.upload(np.arange(3))
+    assert len(copies.allocated) == MOST_BUFFERS and copies.waited == 5
 
 
 def test_a_cpu_shares_memory() -> None:
