@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import torch
-from support.quantized_folder import block_fp8, compressed, quantize_folder
+from support.quantized_folder import quantize_folder
+from support.quantized_ways import WAYS
 from support.running_server import running_server
 from support.tiny_models import tiny_checkpoint
 
 pytestmark = pytest.mark.e2e
 
-INT4 = {
-    "targets": ["Linear"], "format": "pack-quantized",
-    "weights": {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False},
-}  # fmt: skip
-WAYS: dict[str, Any] = {
-    "fp8": lambda: block_fp8(32),
-    "compressed-tensors": lambda: compressed("pack-quantized", INT4),
-}
+# What the log calls the method, and the way of `quantized_ways` by which it is stored.
+STORED = [
+    ("compressed-tensors", "int4"),
+    *(
+        pytest.param(method, way, marks=pytest.mark.long)
+        for method, way in (
+            ("fp8", "fp8 blocks"), ("bitsandbytes", "nf4"), ("bitsandbytes", "fp4"),
+            ("bitsandbytes", "bitsandbytes int8"), ("torchao", "torchao int8"), ("torchao", "torchao int4"),
+            ("torchao", "torchao fp8"), ("modelopt NVFP4", "modelopt nvfp4"),
+        )
+    ),
+]  # fmt: skip
 NEW_TOKENS = 16
 # Tokens that score nearly alike may change places; relative to the largest logit.
 NEAR_TIE = 1e-4
 
 
-@pytest.mark.parametrize("method", ["compressed-tensors", pytest.param("fp8", marks=pytest.mark.long)])
-def test_tokens_are_those_of_the_decoded_weights(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "way"), STORED)
+def test_tokens_are_those_of_the_decoded_weights(method: str, way: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     plain = tiny_checkpoint("llama", tmp_path / "plain")
-    quantized, decoded = quantize_folder(plain, tmp_path, *WAYS[method]())
+    quantized, decoded = quantize_folder(plain, tmp_path, *WAYS[way]())
     model = AutoModelForCausalLM.from_pretrained(decoded, dtype=torch.float32).eval()
     with (
         running_server(quantized, "--dtype", "float32") as server,
