@@ -20,6 +20,7 @@ from model_server.layers.experts.triton import TritonExperts
 from model_server.quantization.forms import Form, Plain
 from model_server.quantization.forms.codes import E2M1, Codes, Order
 from model_server.quantization.forms.float8 import Fp8, quantize_rows
+from model_server.quantization.forms.table import FP4, NF4, TableCodes
 
 numpy_scalars.mend()
 
@@ -112,6 +113,11 @@ def quantized(form: Plain, kind: str) -> Form:
         assert isinstance(found, Codes)
         scales = found.scales.float() / 2
         return replace(found, scales=scales, zeros=torch.full_like(found.zeros, E2M1[0]), levels=E2M1)
+    if kind == "table4":  # of which matrices may have several
+        found = quantized(form, "codes4")
+        assert isinstance(found, Codes)
+        table = torch.tensor(NF4 if out % 3 else FP4, device=found.codes.device)
+        return TableCodes(found.codes, 8 * found.scales.float(), table, 16, columns)
     bits, group = (4, 16) if kind == "codes4" else (8, columns)
     groups = -(-columns // group)
     codes = form.weight.float().mul(columns**0.5 * 2 ** (bits - 3)).add(2 ** (bits - 1)).round()
@@ -122,7 +128,7 @@ def quantized(form: Plain, kind: str) -> Form:
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["silu", "activation"])
-@pytest.mark.parametrize("kind", ["codes4", "codes8", "float4", "float8", "block", "ordered"])
+@pytest.mark.parametrize("kind", ["codes4", "codes8", "float4", "table4", "float8", "block", "ordered"])
 @pytest.mark.parametrize(("tokens", "dtype"), [(3, torch.bfloat16), (40, torch.bfloat16), (9, torch.float32)])
 def test_quantized_experts(device: torch.device, kind: str, tokens: int, dtype: torch.dtype, fused: bool) -> None:
     """Kept as they are stored; matrices in an order of columns, which differs from expert to expert, are made dense."""
@@ -140,7 +146,8 @@ def test_quantized_experts(device: torch.device, kind: str, tokens: int, dtype: 
     chosen = torch.rand(tokens, 4, generator=generator).topk(2).indices
     weights = torch.rand(tokens, 2, generator=generator).to(device)
     subject = TritonExperts(experts, gated("silu"), dtype, on_input=False, silu=fused)
-    assert (subject._up.kind == "plain") == ordered and (subject._up.kind == "float4") == (kind == "float4")
+    assert (subject._up.kind == "plain") == ordered
+    assert kind not in ("float4", "table4") or subject._up.kind == kind
     wanted = reference(experts, x, weights, chosen, False)
     actual = subject(x, weights, chosen.to(device))
     assert (actual.double().cpu() - wanted).norm() / wanted.norm() < (1e-5 if dtype == torch.float32 else 2e-2)

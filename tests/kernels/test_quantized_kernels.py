@@ -19,6 +19,7 @@ from model_server.layers.linear.triton import TritonQuantizedLinear, can_decode,
 from model_server.quantization.forms import Plain
 from model_server.quantization.forms.codes import E2M1, Codes, Order
 from model_server.quantization.forms.float8 import Fp8
+from model_server.quantization.forms.table import FP4, NF4, TableCodes
 
 numpy_scalars.mend()
 
@@ -54,7 +55,14 @@ def float8_of(out: int, columns: int, block: tuple[int, int], device: torch.devi
     return Fp8(weight.to(device), scales.add(0.1).div(100 * columns**0.5).to(device), block)
 
 
-def check(form: Codes | Fp8, num_rows: int, dtype: torch.dtype, device: torch.device, *, biased: bool = False) -> None:
+def table_of(out: int, columns: int, group: int, device: torch.device, table: tuple[float, ...] = NF4) -> TableCodes:
+    form = codes_of(out, columns, 4, group, device, torch.float32)
+    return TableCodes(form.codes, 8 * form.scales, torch.tensor(table, device=device), group, columns)
+
+
+def check(
+    form: Codes | TableCodes | Fp8, num_rows: int, dtype: torch.dtype, device: torch.device, *, biased: bool = False
+) -> None:
     x = noise(num_rows, form.shape[1], seed=num_rows).to(device, dtype)
     bias = noise(form.shape[0], seed=9).to(device, dtype) if biased else None
     linear = TritonQuantizedLinear(form, bias, dtype)
@@ -92,6 +100,24 @@ def test_every_4_bit_float_is_exact(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 33, 64])
+@pytest.mark.parametrize("group", [16, 64, 1000])
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_table(device: torch.device, shape: tuple[int, int], group: int, num_rows: int) -> None:
+    form = table_of(*shape, min(group, shape[1]), device, NF4 if group == 64 else FP4)
+    check(form, num_rows, torch.bfloat16, device, biased=group == 16)
+
+
+@pytest.mark.parametrize("table", [NF4, FP4], ids=["nf4", "fp4"])
+def test_every_number_of_a_table_is_rounded_once(device: torch.device, table: tuple[float, ...]) -> None:
+    codes = torch.arange(16, dtype=torch.uint8).repeat(16, 1).to(device)
+    scales = torch.rand(16, 2, generator=torch.Generator().manual_seed(1)).to(device)
+    form = TableCodes.of(codes, scales, torch.tensor(table, device=device), 8)
+    x = torch.eye(16, device=device, dtype=torch.float16)
+    actual = multiply(x, kernel_matrix(form), None, torch.float32, 1)
+    assert torch.equal(actual.T, form.dequantize(torch.float16).float())
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 33, 64])
 @pytest.mark.parametrize("block", [(1000, 1000), (1, 1000), (16, 32), (1, 24)], ids=["matrix", "row", "block", "cut"])
 @pytest.mark.parametrize("shape", SHAPES[:2])
 def test_float8(device: torch.device, shape: tuple[int, int], block: tuple[int, int], num_rows: int) -> None:
@@ -103,6 +129,7 @@ def test_float8(device: torch.device, shape: tuple[int, int], block: tuple[int, 
 def test_float16(device: torch.device, num_rows: int) -> None:
     check(codes_of(48, 256, 4, 128, device), num_rows, torch.float16, device)
     check(codes_of(48, 256, 8, 64, device, torch.bfloat16), num_rows, torch.float16, device, biased=True)
+    check(table_of(48, 256, 64, device), num_rows, torch.float16, device)
     check(float8_of(48, 256, (1, 256), device), num_rows, torch.float16, device)
 
 
@@ -158,6 +185,9 @@ def test_what_is_left_to_others(device: torch.device) -> None:
     assert can_decode(codes_of(8, 40, 4, 40, device))  # one group a row, of any size
     assert can_decode(codes_of(8, 80, 8, 40, device))
     assert not can_decode(codes_of(8, 60, 8, 20, device))
+    assert can_decode(table_of(8, 16, 8, device))
+    odd = torch.zeros(8, 15, dtype=torch.uint8, device=device)
+    assert not can_decode(TableCodes.of(odd, torch.ones(8, 1, device=device), torch.ones(16, device=device), 15))
     assert decoding_linear(float8_of(8, 60, (4, 12), device), None, torch.bfloat16) is None
     assert not can_decode(Plain(torch.zeros(8, 16, device=device)))
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Kind = Literal["plain", "codes4", "codes8", "float4", "float8", "float8_bits"]
+Kind = Literal["plain", "codes4", "codes8", "float4", "table4", "float8", "float8_bits"]
 
 # 2 ** 23: the float32 numbers from there on have a distance of 1, so that a code is the lower bits of one.
 _WHOLE = tl.constexpr(8388608.0)
@@ -29,9 +29,10 @@ class Matrix:
     All tensors are contiguous; those of several matrices (experts) have one more dimension in front.
 
     numbers: of kind plain [out, depth] floating, without scales; codes4 [out, depth / 2] uint8, the even columns in
-    the lower bits; codes8 [out, depth] uint8; float4 as codes4, but floats (E2M1); float8 [out, depth] float8_e4m3fn;
-    float8_bits the same as uint8, for devices that have no instruction for them.
-    scales: [groups, rows of scales], of any floating type. zeros: [groups, out] uint8; None: floats.
+    the lower bits; codes8 [out, depth] uint8; float4 as codes4, but floats (E2M1); table4 as codes4, but places in a
+    table; float8 [out, depth] float8_e4m3fn; float8_bits the same as uint8, for devices that have no instruction for
+    them. scales: [groups, rows of scales], of any floating type. zeros: [groups, out] uint8; of table4 the table, [16]
+    float32; None: floats.
     """
 
     kind: Kind
@@ -107,8 +108,12 @@ def group_values(
 
 
 @triton.jit
-def decoded(raw, scale, zero, like, KIND: tl.constexpr, WHOLE_ROWS: tl.constexpr):
-    """Numbers [columns, n] of one tile in the type of `like`; of 4 bits one of a byte's two. Rounded once."""
+def decoded(raw, scale, zero, zeros, like, KIND: tl.constexpr, WHOLE_ROWS: tl.constexpr):
+    """Numbers [columns, n] of one tile in the type of `like`; of 4 bits one of a byte's two. Rounded once.
+
+    zeros: of `Matrix`, read where it is a table. It is looked up in shared memory: a look-up by `tl.load` would be
+    prefetched instead of the codes that it waits for.
+    """
     COLUMNS: tl.constexpr = raw.shape[0]
     WIDTH: tl.constexpr = raw.shape[1]
     GROUPS: tl.constexpr = scale.shape[1]
@@ -117,6 +122,9 @@ def decoded(raw, scale, zero, like, KIND: tl.constexpr, WHOLE_ROWS: tl.constexpr
     elif KIND == "float4":
         bits = raw.to(tl.int32)
         values = (((bits & 8) << 28) | ((bits & 7) << 22)).to(tl.float32, bitcast=True) * _FLOAT4_FACTOR
+    elif KIND == "table4":
+        places = tl.reshape(raw.to(tl.int32), (COLUMNS * WIDTH,))
+        values = tl.reshape(tl.gather(tl.load(zeros + tl.arange(0, 16)), places, 0), (COLUMNS, WIDTH))
     elif KIND == "float8_bits":
         bits = raw.to(tl.int32)
         values = (((bits & 128) << 24) | ((bits & 127) << 20)).to(tl.float32, bitcast=True) * _FLOAT8_FACTOR

@@ -100,7 +100,7 @@ def _decode_multiply(
     BIASED: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    PAIRS: tl.constexpr = KIND == "codes4" or KIND == "float4"
+    PAIRS: tl.constexpr = KIND == "codes4" or KIND == "float4" or KIND == "table4"
     PER_BYTE: tl.constexpr = 2 if PAIRS else 1
     part = tl.program_id(2)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -127,10 +127,10 @@ def _decode_multiply(
         )  # fmt: skip
         if PAIRS:
             even, odd = halves(given, DEPTH)
-            total = product(decoded(raw & 15, scale, zero, given, KIND, WHOLE_ROWS), tl.trans(even), total)
-            total = product(decoded(raw >> 4, scale, zero, given, KIND, WHOLE_ROWS), tl.trans(odd), total)
+            total = product(decoded(raw & 15, scale, zero, zeros, given, KIND, WHOLE_ROWS), tl.trans(even), total)
+            total = product(decoded(raw >> 4, scale, zero, zeros, given, KIND, WHOLE_ROWS), tl.trans(odd), total)
         else:
-            total = product(decoded(raw, scale, zero, given, KIND, WHOLE_ROWS), tl.trans(given), total)
+            total = product(decoded(raw, scale, zero, zeros, given, KIND, WHOLE_ROWS), tl.trans(given), total)
     if WHOLE_ROWS:
         total *= tl.load(scales + column // height, mask=inside, other=0.0).to(tl.float32)[:, None]
     if BIASED:
@@ -147,6 +147,7 @@ def variants() -> Sequence[Variant]:
             found.append(_variant(tiles, dtype, "codes4", group=128))
             found.append(_variant(tiles, dtype, "codes8", group=None))
             found.append(_variant(tiles, dtype, "float4", group=16))
+            found.append(_variant(tiles, dtype, "table4", group=64))
             found.append(_variant(tiles, dtype, "float8", group=None))
         found.append(_variant(tiles, "bf16", "codes4", group=32))
         found.append(_variant(tiles, "bf16", "codes8", group=128))
@@ -177,7 +178,8 @@ def _variant(
         kernel=_decode_multiply,
         signature={
             "x": number, "numbers": "*fp8e4nv" if kind == "float8" else "*u8", "bias": number,
-            "scales": "*fp16" if codes else "*fp32", "zeros": "*fp8e4nv" if kind == "float8" else "*u8",
+            "scales": "*fp16" if codes else "*fp32",
+            "zeros": {"float8": "*fp8e4nv", "table4": "*fp32"}.get(kind, "*u8"),
             "out": f"*{out or dtype}", "num_rows": "i32", "width": "i32", "depth": "i32", "share": "i32",
             "group": "i32", "height": "i32", "num_scales": "i32",
         },

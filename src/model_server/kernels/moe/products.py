@@ -89,7 +89,7 @@ def _add_decoded(
     KIND: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WHOLE_ROWS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """total [rows, columns] + given [rows, DEPTH] @ the columns `start` and on of a quantized matrix of one expert."""
-    PAIRS: tl.constexpr = KIND == "codes4" or KIND == "float4"
+    PAIRS: tl.constexpr = KIND == "codes4" or KIND == "float4" or KIND == "table4"
     PER_BYTE: tl.constexpr = 2 if PAIRS else 1
     byte = start // PER_BYTE + tl.arange(0, DEPTH // PER_BYTE)
     num_bytes = depth // PER_BYTE
@@ -102,10 +102,10 @@ def _add_decoded(
     )  # fmt: skip
     if PAIRS:
         even, odd = halves(given, DEPTH)
-        total = product(even, tl.trans(decoded(raw & 15, scale, zero, given, KIND, WHOLE_ROWS)), total)
-        return product(odd, tl.trans(decoded(raw >> 4, scale, zero, given, KIND, WHOLE_ROWS)), total)
+        total = product(even, tl.trans(decoded(raw & 15, scale, zero, zeros, given, KIND, WHOLE_ROWS)), total)
+        return product(odd, tl.trans(decoded(raw >> 4, scale, zero, zeros, given, KIND, WHOLE_ROWS)), total)
     else:
-        return product(given, tl.trans(decoded(raw, scale, zero, given, KIND, WHOLE_ROWS)), total)
+        return product(given, tl.trans(decoded(raw, scale, zero, zeros, given, KIND, WHOLE_ROWS)), total)
 
 
 @triton.jit(do_not_specialize=["num_slots", "shared_by", "height", "top_k", "num_parts"])
@@ -162,9 +162,10 @@ def _multiply(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inner = tl.arange(0, DEPTH)
     all_rows = width * 2 if SILU else width
-    matrix = weight + expert * all_rows * (depth // 2 if KIND == "codes4" or KIND == "float4" else depth)
+    PAIRS: tl.constexpr = KIND == "codes4" or KIND == "float4" or KIND == "table4"
+    matrix = weight + expert * all_rows * (depth // 2 if PAIRS else depth)
     weight_scales += expert * num_groups * num_scales
-    zeros += expert * num_groups * all_rows
+    zeros += expert * (16 if KIND == "table4" else num_groups * all_rows)
     left = x + row[:, None] * depth + inner[None, :]
     right = matrix + column[None, :].to(tl.int64) * depth + inner[:, None]
     to_up = width.to(tl.int64) * depth
@@ -250,8 +251,8 @@ def variants() -> Sequence[Variant]:
     for tiles in FLOAT32_TILES:
         found.append(_variant(tiles, "fp32", SILU=True))
     stored: list[tuple[Kind, int]] = [
-        ("codes4", 128), ("codes4", 32), ("codes8", 0), ("float4", 16), ("float4", 32), ("float8", 0),
-        ("float8", 128),
+        ("codes4", 128), ("codes4", 32), ("codes8", 0), ("float4", 16), ("float4", 32), ("table4", 64),
+        ("float8", 0), ("float8", 128),
     ]  # fmt: skip
     for tiles in TILES:
         for kind, group in stored:
@@ -288,7 +289,8 @@ def _variant(tiles: TileConfig, dtype: str, kind: Kind = "plain", **given: objec
         name=f"moe_{kind}_{dtype}_{tiles.rows}_{named}",
         kernel=_multiply,
         signature={
-            "x": number, "weight": weight, "weight_scales": scale, "zeros": weight,
+            "x": number, "weight": weight, "weight_scales": scale,
+            "zeros": "*fp32" if kind == "table4" else weight,
             "bias": number, "out": number, "slots": "*i32", "experts": "*i32",
             "scales": "*fp32", "num_slots": "i32", "width": "i32", "depth": "i32", "shared_by": "i32",
             "group": "i32", "height": "i32", "num_groups": "i32", "num_scales": "i32",

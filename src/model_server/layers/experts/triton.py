@@ -17,10 +17,9 @@ from model_server.layers.activation import Activation
 from model_server.layers.adapted_slots import SlottedExperts
 from model_server.layers.adapter_sites import AdapterSites
 from model_server.layers.experts.experts import ExpertWeights, slotted, stacked_biases
-from model_server.layers.linear.triton import can_decode, kernel_matrix
+from model_server.layers.linear.triton import Decodable, can_decode, kernel_matrix
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import Codes
-from model_server.quantization.forms.float8 import Fp8
 
 
 class TritonExperts:
@@ -135,6 +134,6 @@ def _stacked(forms: Sequence[Form], dtype: torch.dtype) -> Matrix:
     return found or Matrix.of_plain(torch.stack([form.dequantize(dtype) for form in forms]))
 
 
-def _is_decoded(form: Form) -> TypeGuard[Codes | Fp8]:
+def _is_decoded(form: Form) -> TypeGuard[Decodable]:
     """Not codes in another order of columns: the experts read the same inputs in one order."""
     return can_decode(form) and not (isinstance(form, Codes) and form.order is not None)

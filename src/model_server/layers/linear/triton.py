@@ -14,6 +14,9 @@ from model_server.layers.linear.scaled import ScaledProduct, can_scale
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import E2M1, Codes
 from model_server.quantization.forms.float8 import Fp8
+from model_server.quantization.forms.table import TableCodes
+
+Decodable = Codes | TableCodes | Fp8
 
 # Columns of a tile that have one scale are a power of 2: fewer would be more scales than numbers.
 _SMALLEST_GROUP = 8
@@ -24,7 +27,7 @@ class TritonQuantizedLinear:
 
     __slots__ = ("_bias", "_many_rows", "_matrix", "_num_processors", "_order")
 
-    def __init__(self, form: Codes | Fp8, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, form: Decodable, bias: Tensor | None, dtype: torch.dtype) -> None:
         """dtype: of activations, bfloat16 or float16."""
         self._matrix = kernel_matrix(form)
         self._bias = bias
@@ -64,17 +67,17 @@ def decoding_linear(form: Form, bias: Tensor | None, dtype: torch.dtype) -> Trit
     return TritonQuantizedLinear(form, bias, dtype) if can_decode(form) else None
 
 
-def can_decode(form: Form) -> TypeGuard[Codes | Fp8]:
+def can_decode(form: Form) -> TypeGuard[Decodable]:
     """Whether the kernels take `form`."""
-    if not isinstance(form, Codes | Fp8):
+    if not isinstance(form, Decodable) or (isinstance(form, TableCodes) and not form.is_packed):
         return False
     if isinstance(form, Codes) and form.levels is not None and not (form.levels == E2M1 and form.is_packed):
         return False
-    group = form.group if isinstance(form, Codes) else form.block[1]
+    group = form.block[1] if isinstance(form, Fp8) else form.group
     return form.scales.shape[1] == 1 or group % _SMALLEST_GROUP == 0
 
 
-def kernel_matrix(form: Codes | Fp8) -> Matrix:
+def kernel_matrix(form: Decodable) -> Matrix:
     """`form` as kernels read it: scales of neighbouring rows side by side. Its numbers are shared, not copied."""
     scales = form.scales.t().contiguous()
     if isinstance(form, Codes) and form.levels is not None:
@@ -82,6 +85,8 @@ def kernel_matrix(form: Codes | Fp8) -> Matrix:
     if isinstance(form, Codes):
         kind, numbers = matrix_kind(form.codes.contiguous(), form.num_columns, has_float8=False)
         return Matrix(kind, numbers, scales, form.zeros.t().contiguous(), form.group, 1, form.num_columns)
+    if isinstance(form, TableCodes):
+        return Matrix("table4", form.codes.contiguous(), scales, form.table, form.group, 1, form.num_columns)
     kind, numbers = matrix_kind(form.weight.contiguous(), form.shape[1], has_float8=has_float8(form.weight.device))
     height, width = form.block
     return Matrix(kind, numbers, scales, None, width, height, form.shape[1])
