@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 from model_server.distributed.placement import Placement
@@ -106,7 +107,7 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
     """The model in evaluation mode, read straight from safetensors; with several ranks, this rank's part by the model's
     own plan. attention: the name of a registered attention function, None: transformers' choice.
 
-    Raises StartupError if tensors are missing.
+    Raises StartupError if tensors are missing, or of another size than the config's.
     """
     options: dict[str, Any] = {
         "config": hf.config,
@@ -115,6 +116,8 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
         "trust_remote_code": hf.trust_remote_code,
         "local_files_only": True,
         "use_safetensors": True,
+        # So that the report names them; otherwise they are named in a warning, which `quiet` keeps from the log.
+        "ignore_mismatched_sizes": True,
         "output_loading_info": True,
     }
     exchange = None
@@ -129,9 +132,12 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
         options |= _sharding(placement.ranks.tensor.size)
     elif placement.device.type != "cpu":
         options["device_map"] = {"": placement.device}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), nullcontext() if exchange is None else exchange.reading():
         warnings.simplefilter("ignore")  # deprecations inside other people's modelling
         model, report = hf.auto_class.from_pretrained(hf.described.checkpoint.directory, **options)
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, found, wanted = mismatched[0]
+        raise StartupError(f"weight {name} has shape {list(found)}; the config asks for {list(wanted)}")
     missing = sorted(report["missing_keys"])
     if missing and exchange is not None and exchange.scheme.quantize is None:
         raise StartupError(

@@ -7,7 +7,9 @@ are read first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -26,6 +28,8 @@ from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import SafetensorsReader
 
 _METHOD = "tercet"
+# Unless this is set, older releases of transformers read tensors ahead also where they are to be quantized.
+_NOT_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 # Layers that choose experts stay plain, as in the native decoder.
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
@@ -69,6 +73,7 @@ class Exchange:
     placement: Placement
     _plain: dict[str, tuple[tuple[int, int], bool]] = field(default_factory=dict)  # to quantize: their `_size`
     _quantized: dict[str, Form] = field(default_factory=dict)
+    _errors: list[Exception] = field(default_factory=list)
 
     @classmethod
     def of(cls, model: Model, prefix: str, placement: Placement) -> Exchange:
@@ -88,6 +93,21 @@ class Exchange:
         that are to be so as they are read."""
         return _config_class()(self)
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around `from_pretrained`: matrices to quantize are read one by one, and what `convert` raises is raised,
+        where transformers catches it and raises an error that says nothing of it."""
+        ahead = os.environ.get(_NOT_AHEAD, "")
+        os.environ[_NOT_AHEAD] = ahead if self.scheme.quantize is None else "1"
+        try:
+            yield
+        except Exception as error:
+            if not self._errors:
+                raise
+            raise self._errors[0] from error
+        finally:
+            os.environ[_NOT_AHEAD] = ahead
+
     def prepare(self, model: Any) -> None:
         """Before the weights are read: `model` has none."""
         if self.scheme.quantize is None:
@@ -102,9 +122,14 @@ class Exchange:
     def convert(self, tensors: Mapping[str, Any], **others: Any) -> dict[str, Tensor]:
         """What transformers sets instead of tensors it has read, by their names: nothing for those that are kept here,
         quantized."""
-        return {
-            name: self._converted(name, read[0] if isinstance(read, list) else read) for name, read in tensors.items()
-        }
+        try:
+            return {
+                name: self._converted(name, read[0] if isinstance(read, list) else read)
+                for name, read in tensors.items()
+            }
+        except Exception as error:
+            self._errors.append(error)
+            raise
 
     def _converted(self, tensor: str, read: Tensor) -> Tensor:
         if not self.quantizes(tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,14 +91,16 @@ def test_matrices_are_quantized_before_the_next_is_read(source: Path, monkeypatc
         held = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.shape in shapes]
         return {one.untyped_storage().data_ptr() for one in held if one.is_floating_point() and not one.is_meta}
 
-    of_other_tests = plain()
-
     def counted(weight: torch.Tensor, columns: tuple[int, int], name: str) -> Codes:
-        living.append(len(plain() - of_other_tests))
+        living.append(len(plain()))
         return quantize(weight, columns, name)
 
     monkeypatch.setitem(QUANTIZERS, "eetq", counted)
-    load(source, quantize="eetq")
+    gc.freeze()  # what other tests have made is not looked at
+    try:
+        load(source, quantize="eetq")
+    finally:
+        gc.unfreeze()
     assert len(living) == len(names) > 20
     assert max(living) == 1
 
@@ -110,7 +113,26 @@ def test_a_matrix_of_another_size(source: Path, tmp_path: Path) -> None:
     def cut(tensors: dict[str, torch.Tensor]) -> None:
         tensors[name] = tensors[name][:5].clone()
 
-    assert "mismatched" in refusal(changed(stored, cut), quantize="eetq")
+    wanted = list(load_file(source / "model.safetensors")[name].shape)
+    sentence = f"weight {name} has shape [5, {wanted[1]}]; the config asks for {wanted}"
+    assert refusal(changed(stored, cut), quantize="eetq") == sentence
+    assert refusal(stored) == sentence
+    (stored / "config.json").write_text((source / "config.json").read_text())
+    assert refusal(stored) == sentence
+
+
+def test_what_a_matrix_is_refused_for_is_not_lost(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers catches what is raised while it converts a tensor."""
+    seen = []
+
+    def refuse(weight: torch.Tensor, columns: tuple[int, int], name: str) -> Codes:
+        seen.append(os.environ.get("HF_DEACTIVATE_ASYNC_LOAD"))
+        raise StartupError(f"weight {name} is not to be had")
+
+    monkeypatch.setitem(QUANTIZERS, "eetq", refuse)
+    monkeypatch.delenv("HF_DEACTIVATE_ASYNC_LOAD", raising=False)
+    assert refusal(source, quantize="eetq") == "weight model.layers.0.mlp.down_proj is not to be had"
+    assert set(seen) == {"1"} and not os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
 
 
 def test_matrices_that_the_config_spares(source: Path, tmp_path: Path) -> None:
