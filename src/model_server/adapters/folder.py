@@ -72,8 +72,9 @@ class Targets:
     """Which modules of a model take adapters, by the model's names. linear: (number of inputs, number of outputs) of
     each, also of the head. table: (vocabulary, width) of the embedding and the head, "" where one takes none. experts:
     by the modules that transformers has them in, one or two parameters each. of_experts: names of all that belongs to
-    experts other than shared ones: matrices of single ones, and parameters of all. base: what names begin with, and
-    files may leave out. Equal and hashed by identity."""
+    experts other than shared ones: matrices of single ones, and parameters of all. other_names: what transformers calls
+    some of these modules, by that name. base: what names begin with, and files may leave out. Equal and hashed by
+    identity."""
 
     linear: Mapping[str, tuple[int, int]]
     head: str = ""
@@ -81,15 +82,17 @@ class Targets:
     table: tuple[int, int] = (0, 0)
     experts: Mapping[str, tuple[ExpertParameter, ...]] = field(default_factory=dict)
     of_experts: frozenset[str] = frozenset()
+    other_names: Mapping[str, str] = field(default_factory=dict)
     base: str = ""
 
     @cached_property
     def by_short_name(self) -> Mapping[str, str]:
-        """All names, by what is left of them without `base`."""
+        """All modules, by what is left of their names without `base`."""
         # Of two parameters of one module, PEFT has one inside the other.
         inner = (name + _INNER for name, parameters in self.experts.items() if len(parameters) > 1)
         names = {*self.linear, self.head, self.embedding, *self.experts, *inner} - {""}
-        return {name.removeprefix(self.base): name for name in names}
+        found = {**{name: name for name in names}, **self.other_names}
+        return {name.removeprefix(self.base): module for name, module in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ def adapter_targets(spec: Spec) -> Targets:
     found: dict[str, tuple[int, int]] = {}
     experts: dict[str, tuple[ExpertParameter, ...]] = {}
     of_experts: set[str] = set()
+    other_names: dict[str, str] = {}
     for index in range(spec.num_layers):
         prefix = f"{spec.names.layers}.{index}."
         attention = heads_targets(spec) if spec.attention is None else spec.attention.targets(spec)
@@ -28,6 +29,7 @@ def adapter_targets(spec: Spec) -> Targets:
         found.update((prefix + name, shape) for name, shape in targets.linear.items())
         experts.update((prefix + name, parameters) for name, parameters in targets.experts.items())
         of_experts.update(prefix + name for name in targets.of_experts)
+        other_names.update((prefix + other, prefix + name) for other, name in targets.other_names.items())
     width = spec.embedding_size or spec.hidden_size
     if not spec.normalized_head:
         found[spec.names.head] = width, spec.vocab_size
@@ -38,6 +40,7 @@ def adapter_targets(spec: Spec) -> Targets:
         table=(spec.vocab_size, width),
         experts=experts,
         of_experts=frozenset(of_experts),
+        other_names=other_names,
         base=spec.names.base,
     )
 

@@ -48,6 +48,7 @@ class Moe:
     """The experts of a layer, an `MlpSpec`. Names are relative to the layer.
 
     Gated MLPs of `intermediate_size`; `swiglu`: alpha and limit of GPT-OSS's activation, None: the model's.
+    router_module: the router's name in transformers, if it is another one there.
     shared: an MLP that reads every token, of `shared_size`, weighted by the sigmoid of `shared_gate` where that is
     named. correction: a bias on the scores by which experts are chosen.
     """
@@ -57,6 +58,7 @@ class Moe:
     router: str
     store: ExpertStore
     correction: str | None = None
+    router_module: str | None = None
     shared: str | None = None
     shared_size: int = 0
     shared_gate: str | None = None
@@ -69,6 +71,7 @@ class Moe:
             found,
             linear={**found.linear, self.router: (spec.hidden_size, self.routing.num_experts)},
             of_experts=frozenset((*found.linear, *parameters)),
+            other_names={} if self.router_module is None else {self.router_module: self.router},
         )
         if self.shared is None:
             return found

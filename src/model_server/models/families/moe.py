@@ -52,6 +52,7 @@ def mixtral(config: ModelConfig) -> Spec:
         routing=Routing(num_experts=num_experts, top_k=top_k(config, num_experts, 2), norm=1.0),
         intermediate_size=config.count("intermediate_size"),
         router=ROUTER,
+        router_module="mlp.gate",
         store=EXPERTS,
     )
     return _everywhere(mixture, _mixtral_base(config))
@@ -67,6 +68,7 @@ def phimoe(config: ModelConfig) -> Spec:
         routing=Routing(num_experts=num_experts, top_k=2, score="sparse_mixer", jitter=jitter),
         intermediate_size=config.count("intermediate_size"),
         router=ROUTER,
+        router_module="mlp.router",
         store=EXPERTS,
     )
     return _everywhere(mixture, _mixtral_base(config, norm="layer"))
@@ -92,6 +94,7 @@ def granitemoe(config: ModelConfig) -> Spec:
         routing=Routing(num_experts=num_experts, top_k=top_k(config, num_experts, 2), norm=1.0),
         intermediate_size=config.count("intermediate_size"),
         router="block_sparse_moe.router.layer",
+        router_module="block_sparse_moe.router",
         store=StackedExperts(
             "block_sparse_moe.input_linear.weight",
             "block_sparse_moe.output_linear.weight",

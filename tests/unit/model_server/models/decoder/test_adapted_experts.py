@@ -11,7 +11,7 @@ from parity.protocol import assert_equal_logits, prompts, run_protocol
 from safetensors.torch import load_file, save_file
 from support.adapters import write_adapter
 from support.loading import load
-from support.peft_adapters import peft_adapter, peft_logits
+from support.peft_adapters import fill_slots, peft_adapter, peft_logits
 from support.thread_ranks import on_ranks
 from support.tiny_models import tiny_checkpoint
 from torch import Tensor
@@ -42,12 +42,6 @@ FAMILIES: list[Any] = [
         )
     ),
 ]
-
-
-def fill_slots(runner: Any, count: int) -> None:
-    """The first adapters into the slots of their numbers, where the runner has slots."""
-    slots = runner.adapters.slots
-    assert slots is None or [slots.take(number, lambda: range(count)) for number in range(count)] == [*range(count)]
 
 
 @pytest.mark.parametrize(("model_type", "targets"), FAMILIES)
@@ -177,7 +171,19 @@ def test_experts_have_slots_if_an_adapter_of_the_start_changes_some(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("model_type", "router"),
-    [("qwen3_moe", "mlp.gate.weight"), pytest.param("gpt_oss", "mlp.router.weight", marks=pytest.mark.parity)],
+    [
+        ("qwen3_moe", "mlp.gate.weight"),
+        ("mixtral", "mlp.gate.weight"),
+        *(
+            pytest.param(name, router, marks=pytest.mark.parity)
+            for name, router in (
+                ("gpt_oss", "mlp.router.weight"),
+                ("phimoe", "mlp.router.weight"),
+                ("granitemoe", "block_sparse_moe.router.weight"),
+                ("deepseek_v3", "mlp.gate.weight"),
+            )
+        ),
+    ],
 )
 def test_a_router(model_type: str, router: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")

@@ -13,7 +13,7 @@ from support.gguf_files import write_gguf
 from support.loading import load
 from support.marlin_and_exl2 import store_as
 from support.mxfp4 import mxfp4_checkpoint
-from support.peft_adapters import peft_adapter, peft_logits
+from support.peft_adapters import fill_slots, peft_adapter, peft_logits
 from support.quantized import quantize_folder as quantize_words
 from support.quantized_folder import Stored, quantize_folder
 from support.quantized_ways import WAYS
@@ -24,6 +24,7 @@ from torch import Tensor
 from model_server.adapters.rows import BASE
 from model_server.attention.cpp import CppBackend
 from model_server.cpp import library as cpp
+from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.quantization.onload import QUANTIZERS
 from model_server.weights.gguf.prepare import prepare
@@ -36,8 +37,12 @@ CASES = [
     *(f"{way} on load" for way in QUANTIZERS),
 ]  # fmt: skip
 
+UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
+PARITY = ("awq", "fp8 blocks", "int8", "torchao fp8", "eetq on load")
+OF_EXPERTS = ["gpt_oss mxfp4", "nf4", "torchao int4", *(pytest.param(way, marks=pytest.mark.parity) for way in PARITY)]
 
-def checkpoints(way: str, folder: Path) -> tuple[Path, Path, str | None]:
+
+def checkpoints(way: str, folder: Path, model_type: str = "llama") -> tuple[Path, Path, str | None]:
     """(what is served, the decoded weights as a plain checkpoint, `--quantize`)."""
     if way == "gpt_oss mxfp4":
         return *mxfp4_checkpoint(folder), None
@@ -46,7 +51,7 @@ def checkpoints(way: str, folder: Path) -> tuple[Path, Path, str | None]:
         source = tiny_checkpoint("llama", folder / "source", **wide)
         file = write_gguf(source, folder / "model.gguf", way.removeprefix("gguf "), folder / "decoded")
         return prepare(file, folder / "cache"), folder / "decoded", None
-    source = tiny_checkpoint("llama", folder / "source", with_tokenizer=False, **SIZES)
+    source = tiny_checkpoint(model_type, folder / "source", with_tokenizer=False, **SIZES)
     if way in ("gptq", "awq"):
         return quantize_words(source, folder, way), folder / "plain", None
     if way.endswith(" on load"):
@@ -67,7 +72,7 @@ def _on_load(flag: str) -> Any:
 @pytest.mark.parametrize("way", [pytest.param(way, marks=() if way in ALWAYS else pytest.mark.parity) for way in CASES])
 def test_lora_and_dora_over_quantized_weights(way: str, tmp_path: Path) -> None:
     """One adapter adds to the products, the other one's lengths (DoRA) are those of the decoded weights; and no
-    adapter. On one rank, on two, and in the operator of all layers."""
+    adapter. On one rank and on two, where adapters were loaded and in slots, and in the operator of all layers."""
     pytest.importorskip("peft")
     served, decoded, flag = checkpoints(way, tmp_path)
     target = {"target_modules": ATTENTION} if way == "gpt_oss mxfp4" else {}
@@ -80,11 +85,13 @@ def test_lora_and_dora_over_quantized_weights(way: str, tmp_path: Path) -> None:
 
     def run(**options: Any) -> list[Tensor]:
         runner = load(served, quantize=flag, adapters=adapters, **options)
+        fill_slots(runner, len(adapters))
         return run_protocol(runner, sequences, 4, adapters=(0, 1, BASE))
 
-    assert_equal_logits(run(), wanted)
-    for of_rank in on_ranks(2, lambda group: run(group=group)):
-        assert_equal_logits(of_rank, wanted)
+    for slots in (None, 2):
+        assert_equal_logits(run(adapter_slots=slots), wanted)
+        for of_rank in on_ranks(2, lambda group, slots=slots: run(group=group, adapter_slots=slots)):
+            assert_equal_logits(of_rank, wanted)
     if cpp.usable(torch.device("cpu"), torch.float32):
         assert_equal_logits(run(backend=CppBackend()), wanted)
     if flag is None:
@@ -92,3 +99,32 @@ def test_lora_and_dora_over_quantized_weights(way: str, tmp_path: Path) -> None:
             load(served, merged=first)
     assert float((wanted[0] - logits(None, 0)).abs().max()) > 0.1
     assert float((wanted[1] - logits(None, 1)).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("way", OF_EXPERTS)
+def test_adapters_of_experts_over_quantized_experts(way: str, tmp_path: Path) -> None:
+    """Both parameters of all experts, one of them, and no adapter; where they were loaded and in slots, on one rank and
+    on two."""
+    pytest.importorskip("peft")
+    served, decoded, flag = checkpoints(way, tmp_path, "mixtral")
+    first = peft_adapter(decoded, tmp_path / "a", 1, target_modules=["q_proj"], target_parameters=[UP, DOWN])
+    second = peft_adapter(decoded, tmp_path / "b", 2, target_modules=[], target_parameters=[DOWN], r=3)
+    sequences = prompts(300)
+    folders = (first, None, second)
+    wanted = [peft_logits(decoded, folder, [s])[0] for folder, s in zip(folders, sequences, strict=True)]
+    base = peft_logits(decoded, None, sequences)
+    assert all(float((wanted[i] - base[i]).abs().max()) > 0.05 for i in (0, 2))
+    plain = run_protocol(load(served, quantize=flag), sequences, 4)
+
+    def run(group: ProcessGroup | None = None, slots: int | None = None) -> list[Tensor]:
+        adapters = {"a": first, "b": second}
+        runner = load(served, quantize=flag, group=group, adapters=adapters, adapter_slots=slots)
+        fill_slots(runner, 2)
+        return run_protocol(runner, sequences, 4, adapters=(0, BASE, 1))
+
+    for slots in (None, 2):
+        got = run(slots=slots)
+        assert_equal_logits(got, wanted)
+        assert torch.equal(got[1], plain[1]), "rows of the base model keep their bits"
+        for of_rank in on_ranks(2, lambda group, slots=slots: run(group, slots)):
+            assert_equal_logits(of_rank, wanted)
