@@ -9,6 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def held_bytes(*tensors: Tensor | None) -> int:
+    """Of memory; of pinned tensors a power of 2 each, as torch allocates them."""
+    found = (t for t in tensors if t is not None)
+    return sum(1 << (t.nbytes - 1).bit_length() if t.nbytes and t.is_pinned() else t.nbytes for t in found)
+
+
 @dataclass(frozen=True, slots=True)
 class Expansion:
     """One B [stop - start, rank]: of the rows [start, stop) of the outputs, from the inner values at `first` on."""
@@ -34,8 +40,7 @@ class Factors:
 
     @property
     def nbytes(self) -> int:
-        others = sum(t.nbytes for t in (self.gain, self.shift) if t is not None)
-        return self.a.nbytes + sum(e.b.nbytes for e in self.expansions) + others
+        return held_bytes(self.a, self.gain, self.shift, *(e.b for e in self.expansions))
 
     def add(self, x: Tensor, out: Tensor) -> None:
         """Change out [n, outputs], which is float32 or of the type of x [n, in], from the base model's to its own."""
@@ -57,7 +62,7 @@ class TableRows:
 
     @property
     def nbytes(self) -> int:
-        return self.ids.nbytes + self.weight.nbytes
+        return held_bytes(self.ids, self.weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +77,7 @@ class EmbeddingFactors:
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.a, self.b, self.gain)
-        return sum(t.nbytes for t in tensors if t is not None) + (0 if self.rows is None else self.rows.nbytes)
+        return held_bytes(self.a, self.b, self.gain) + (0 if self.rows is None else self.rows.nbytes)
 
     def of(self, ids: Tensor, hidden: Tensor) -> Tensor:
         """ids [n], and the base model's rows for them [n, width] -> the adapter's."""
@@ -98,7 +102,7 @@ class HeadRows:
 
     @property
     def nbytes(self) -> int:
-        return self.places.nbytes + self.weight.nbytes
+        return held_bytes(self.places, self.weight, self.bias)
 
     def replace(self, x: Tensor, out: Tensor, index: slice | Tensor) -> None:
         """Change out [all rows, outputs] in the rows `index`, whose inputs are among x [all rows, width]."""

@@ -73,7 +73,7 @@ class Residents:
         self._lock = threading.Lock()  # one at a time is read, so that no two need memory at once
 
     def check(self, name: str, path: str) -> Size:
-        """Of the whole adapter, at most, without loading it. Raises StartupError, one line that names the adapter."""
+        """Of the whole adapter's tensors, without loading it. Raises StartupError, one line that names the adapter."""
         adapter = self._checked(name, path)
         self._sites.check(adapter)
         return Size(adapter.num_values * self._itemsize, adapter.rank)

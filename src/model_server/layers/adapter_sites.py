@@ -55,15 +55,17 @@ _NO_SLOTS = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """What one adapter changes on this rank, by the place of the site; `AdapterSites.put` puts it in effect."""
+    """What one adapter changes on this rank, by the place of the site; `AdapterSites.put` puts it in effect.
+    spare_bytes: of memory that it takes beside its numbers."""
 
     additions: dict[int, Addition]
     embedding: EmbeddingFactors | None
+    spare_bytes: int
 
     @property
     def nbytes(self) -> int:
         own = sum(addition.nbytes for addition in self.additions.values())
-        return own + (0 if self.embedding is None else self.embedding.nbytes)
+        return own + (0 if self.embedding is None else self.embedding.nbytes) + self.spare_bytes
 
 
 class AdapterSites:
@@ -222,7 +224,7 @@ class AdapterSites:
             embedding = None if self._table is None else reader.embedding(self._table[1])
             if embedding is not None and self.slots is not None:
                 embedding = pinned_embedding(embedding)
-            return LoadedAdapter(additions, embedding)
+            return LoadedAdapter(additions, embedding, reader.memory.spare_bytes)
 
     def put(self, number: int, loaded: LoadedAdapter) -> None:
         """From now on rows with that number get this adapter. No row of a running step may have the number."""

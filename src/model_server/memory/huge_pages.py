@@ -31,8 +31,18 @@ class Arena:
         self._size = size
         self._lock = threading.Lock()
         self._chunk: mmap.mmap | None = None
+        self._start = 0  # of the chunk, and of its next piece, in the mapping
         self._next = 0
         self._end = 0
+        self._large = 0  # bytes in large pages
+        self._earlier = 0  # that chunks before this one take
+        self._in_pieces = 0
+
+    @property
+    def spare_bytes(self) -> int:
+        """That it takes, at most, beside the numbers of its tensors: to the ends of cache lines and pages."""
+        with self._lock:
+            return self._earlier + self._taken - self._in_pieces
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """A new tensor of zeros [*shape] on the CPU. Raises MemoryError when there is none for it."""
@@ -45,8 +55,17 @@ class Arena:
                 self._map(size)
             chunk, offset = self._chunk, self._next
             self._next += size
+            self._in_pieces += count * dtype.itemsize
         assert chunk is not None
         return torch.frombuffer(chunk, dtype=dtype, count=count, offset=offset).view(shape)
+
+    @property
+    def _taken(self) -> int:
+        """Bytes of the chunk in pages that hold a part of a tensor."""
+        used = self._next - self._start
+        if used <= self._large:
+            return math.ceil(used / PAGE) * PAGE
+        return self._large + math.ceil((used - self._large) / mmap.PAGESIZE) * mmap.PAGESIZE
 
     def _map(self, size: int) -> None:
         length = math.ceil(max(size, self._size) / PAGE) * PAGE
@@ -56,8 +75,9 @@ class Arena:
         except OSError as error:
             raise MemoryError(f"no memory for {length / 2**20:.0f} MiB: {error}") from error
         address = torch.frombuffer(chunk, dtype=torch.uint8, count=1).data_ptr()
-        self._chunk, self._next = chunk, -address % PAGE
-        self._end = self._next + length
+        self._earlier += self._taken
+        self._chunk, self._start, self._large = chunk, -address % PAGE, large
+        self._next, self._end = self._start, self._start + length
         # A system without large pages, or not Linux: the memory is good all the same.
         with contextlib.suppress(OSError, AttributeError):
             chunk.madvise(mmap.MADV_HUGEPAGE, self._next, large)

@@ -47,7 +47,7 @@ class AdapterShards(Protocol):
     """What loads adapters, on all ranks or on none. All raise AdapterRefused and AdapterLost."""
 
     async def check_adapter(self, name: str, path: str) -> AdapterSize:
-        """Without loading it; at most so large."""
+        """Without loading it; so large, about, or on each rank less."""
 
     async def load_adapter(self, load_id: int, name: str, path: str) -> AdapterSize: ...
 
@@ -57,7 +57,7 @@ class AdapterShards(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Version:
-    """One registered folder. num_bytes: an upper bound until it is loaded. users: requests that have it or wait for it;
+    """One registered folder. num_bytes: an estimate until it is loaded. users: requests that have it or wait for it;
     while there are any it stays. is_removed: no further request gets it."""
 
     name: str
@@ -221,18 +221,20 @@ class AdapterRegistry:
         try:
             async with self._one_load:
                 await self._make_room(version)
-                if not version.users:
-                    return  # all that wanted it have left
-                load_id, started = next(self._ids), time.monotonic()
-                size = await self._shards.load_adapter(load_id, version.name, version.path)
-                if size.num_bytes > self._most_bytes:
+                while version.users:  # else all that wanted it have left
+                    load_id, started = next(self._ids), time.monotonic()
+                    size = await self._shards.load_adapter(load_id, version.name, version.path)
+                    if self._num_bytes + size.num_bytes <= self._most_bytes:
+                        self._metrics.observe("tgi_lora_load_duration", time.monotonic() - started)
+                        version.load_id, version.num_bytes = load_id, size.num_bytes
+                        self._loaded[load_id] = version
+                        self._num_bytes += size.num_bytes
+                        return
                     # More than was said: the folder has changed, or what is added to its matrices takes more.
                     await self._shards.drop_adapter(load_id)
                     self._check_fits(version.name, size.num_bytes)
-                self._metrics.observe("tgi_lora_load_duration", time.monotonic() - started)
-                version.load_id, version.num_bytes = load_id, size.num_bytes
-                self._loaded[load_id] = version
-                self._num_bytes += size.num_bytes
+                    version.num_bytes = size.num_bytes
+                    await self._make_room(version)
         finally:
             version.loading = None
             self._settle(version)

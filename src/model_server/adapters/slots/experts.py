@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.adapters.factors import Factors
+from model_server.adapters.factors import Factors, held_bytes
 from model_server.adapters.rows import AdapterRows
 from model_server.adapters.slots.product import SlotSizes
 
@@ -29,7 +29,7 @@ class ExpertFactors:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.a, self.b, self.gain, self.shift) if t is not None)
+        return held_bytes(self.a, self.b, self.gain, self.shift)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,23 @@ def test_an_arena_of_a_size_gives_more_where_pieces_need_it() -> None:
     assert [int(piece.sum()) for piece in pieces] == [0, 100, 200, 0]
 
 
+def test_what_it_takes_beside_its_tensors() -> None:
+    arena = Arena()
+    assert arena.spare_bytes == 0
+    arena.zeros(1000, dtype=torch.float32)
+    assert arena.spare_bytes == PAGE - 4000
+    arena.zeros(3, PAGE, dtype=torch.uint8)
+    assert arena.spare_bytes == PAGE - 4000
+    small = Arena(1000)  # all its pages are small
+    pieces = [small.zeros(100, dtype=torch.uint8) for _ in range(3)]
+    assert pieces[1].data_ptr() - pieces[0].data_ptr() == 128 and small.spare_bytes == mmap.PAGESIZE - 300
+    more = Arena(PAGE + 1)
+    more.zeros(2 * PAGE, dtype=torch.uint8)
+    assert more.spare_bytes == 0
+    more.zeros(1, dtype=torch.uint8)  # of a mapping of its own, as its end was reached
+    assert more.spare_bytes == PAGE - 1
+
+
 @pytest.mark.skipif(not SMAPS.exists(), reason="a system without /proc")
 def test_the_cache_of_a_cpu_lies_in_large_pages() -> None:
     shape = KvShape(num_kv_heads=2, key_dim=8, value_dim=8)

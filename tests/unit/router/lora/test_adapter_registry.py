@@ -112,6 +112,22 @@ async def test_one_that_takes_more_than_was_said_keeps_nobody_waiting() -> None:
     assert set(shards.loaded.values()) == {"b"}
 
 
+async def test_one_that_takes_more_than_was_said_waits_for_room() -> None:
+    """What is loaded with it stays within the budget."""
+    shards = FakeAdapterShards()
+    registry = registry_of(shards)
+    for name in "abc":
+        await registry.register(name, name)
+    held, unused = await registry.use("a"), await registry.use("b")
+    unused.release()
+    shards.sizes["c"] = 3
+    waiting = asyncio.create_task(registry.use("c"))
+    await asyncio.sleep(0.01)
+    assert not waiting.done() and shards.loaded == {1: "a"}
+    held.release()
+    assert (await waiting).load_id == 4 and shards.loaded == {4: "c"}
+
+
 async def test_a_new_version_in_place_of_one_that_runs() -> None:
     shards = FakeAdapterShards()
     registry = registry_of(shards)
