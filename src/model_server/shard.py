@@ -117,7 +117,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     try:
         placement = Placement(device, dtype, ranks, stored, batch_invariant=config.batch_invariant)
         runner = _load(config, model, placement, attention, captures=bool(graphs))
-        residents = resident_adapters(model, runner, config.lora_root, dtype)
+        residents = resident_adapters(model, runner, config.lora_root, dtype, layout)
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
         drafted = config.num_drafted, config.most_window_rows
         alone = layout.world.size == 1

@@ -225,6 +225,7 @@ class Adapters(lora_pb2_grpc.AdaptersServicer):  # type: ignore[misc]  # generat
 
     def __init__(self, size: int) -> None:
         self.size, self.whole, self.rank, self.refused = size, 100, 4, ""
+        self.digest = b""
         self.loaded: dict[int, str] = {}
         self.sequences: list[int] = []
 
@@ -233,7 +234,8 @@ class Adapters(lora_pb2_grpc.AdaptersServicer):  # type: ignore[misc]  # generat
             return lora_pb2.LoadResponse(refused=self.refused)
         if request.id:
             self.loaded[request.id] = request.name
-        return lora_pb2.LoadResponse(num_bytes=self.size if request.id else self.whole, rank=self.rank)
+        size = self.size if request.id else self.whole
+        return lora_pb2.LoadResponse(num_bytes=size, rank=self.rank, digest=self.digest)
 
     async def Drop(self, request: Any, context: Any) -> Any:
         self.loaded.pop(request.id, None)
@@ -256,9 +258,18 @@ async def test_adapters_are_loaded_on_all_ranks_of_all_nodes_or_on_none(tmp_path
         with pytest.raises(AdapterRefused, match="LoRA adapter `b`: the nodes have different adapters in folder"):
             await pool.load_adapter(3, "b", "folder")
         assert all(rank.loaded == {1: "a"} for rank in ranks)
+        ranks[3].rank, ranks[0].digest, ranks[2].digest = 4, b"one", b"one"  # of the first rank of each node
+        assert (await pool.check_adapter("b", "folder")).num_bytes == 100
+        await pool.load_adapter(4, "b", "folder")
+        ranks[2].digest = b"another"
+        for call in (lambda: pool.check_adapter("b", "folder"), lambda: pool.load_adapter(5, "b", "folder")):
+            with pytest.raises(AdapterRefused, match="LoRA adapter `b`: the nodes have different adapters in folder"):
+                await call()
+        assert all(rank.loaded == {1: "a", 4: "b"} for rank in ranks)
         await pool.drop_adapter(1)
-        assert all(rank.loaded == {} and rank.sequences == [0, 1, 2] for rank in ranks)
-        ranks[2].whole, ranks[3].rank = 99, 4
+        await pool.drop_adapter(4)
+        assert all(rank.loaded == {} and rank.sequences == [0, 1, 2, 3, 4] for rank in ranks)
+        ranks[2].digest, ranks[2].whole = b"one", 99
         with pytest.raises(AdapterRefused, match="LoRA adapter `b`: the nodes have different adapters in folder"):
             await pool.check_adapter("b", "folder")
         await pool.close()

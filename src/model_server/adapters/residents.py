@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from model_server.adapters.digest import content_digest
 from model_server.adapters.folder import Adapter
 from model_server.errors import StartupError
 
@@ -41,10 +42,11 @@ class Sites(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """num_bytes: of memory. rank: the largest of the adapter's."""
+    """num_bytes: of memory. rank: the largest of the adapter's. digest: of its folder; empty: none was asked for."""
 
     num_bytes: int
     rank: int
+    digest: bytes = b""
 
 
 class Residence:
@@ -60,15 +62,24 @@ class Residents:
     """What is loaded on this rank. Thread-safe: loading runs beside the steps."""
 
     def __init__(
-        self, sites: Sites, numbers: range, root: Path, read: Callable[[str, Path], Adapter], itemsize: int
+        self,
+        sites: Sites,
+        numbers: range,
+        root: Path,
+        read: Callable[[str, Path], Adapter],
+        itemsize: int,
+        *,
+        digests: bool = False,
     ) -> None:
         """numbers: that adapters may get. root: folders outside of it are not read. read: the checked adapter of a name
-        in a folder; raises StartupError. itemsize: bytes of a number of the model."""
+        in a folder; raises StartupError. itemsize: bytes of a number of the model. digests: other machines have the
+        folders too, and are to have the same in them."""
         self._sites = sites
         self._free = deque(numbers)
         self._root = root.resolve()
         self._read = read
         self._itemsize = itemsize
+        self._digests = digests
         self._by_id: dict[int, Residence] = {}
         self._lock = threading.Lock()  # one at a time is read, so that no two need memory at once
 
@@ -76,11 +87,12 @@ class Residents:
         """Of the whole adapter's tensors, without loading it. Raises StartupError, one line that names the adapter."""
         adapter = self._checked(name, path)
         self._sites.check(adapter)
-        return Size(adapter.num_values * self._itemsize, adapter.rank)
+        return Size(adapter.num_values * self._itemsize, adapter.rank, self._digest(adapter, whole=False))
 
     def load(self, load_id: int, name: str, path: str) -> Size:
         """Requests may have the adapter under `load_id` from now on. Raises StartupError as `check` does."""
         adapter = self._checked(name, path)
+        digest = self._digest(adapter, whole=True)
         with self._lock:
             if load_id in self._by_id:
                 raise StartupError(f"LoRA adapter `{name}`: the load id {load_id} is taken")
@@ -93,7 +105,7 @@ class Residents:
             weakref.finalize(residence, self._leave, number, name)
             self._by_id[load_id] = residence
         logger.debug("LoRA adapter `%s` is loaded under %d: %d bytes", name, load_id, loaded.nbytes)
-        return Size(loaded.nbytes, adapter.rank)
+        return Size(loaded.nbytes, adapter.rank, digest)
 
     def drop(self, load_id: int) -> None:
         """No further request gets it. Its memory goes with the last one that has it; an unknown id is no error."""
@@ -117,6 +129,9 @@ class Residents:
         if not folder.is_relative_to(self._root):
             raise StartupError(f"LoRA adapter `{name}`: {path:.200} leads out of --lora-root")
         return self._read(name, folder)
+
+    def _digest(self, adapter: Adapter, *, whole: bool) -> bytes:
+        return content_digest(adapter, whole=whole) if self._digests else b""
 
     def _leave(self, number: int, name: str) -> None:
         # On the thread that let go of it last, without the lock: that thread may hold it.

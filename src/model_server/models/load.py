@@ -17,6 +17,7 @@ import torch
 from model_server.adapters.merge import MergedReader
 from model_server.adapters.residents import Residents
 from model_server.attention.choice import AttentionChoice
+from model_server.distributed.layout import Layout
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.layers.adapter_sites import AdapterSites
@@ -88,7 +89,9 @@ def _load(
         return choice.load_runner(found, placement, attention, captures=captures)
 
 
-def resident_adapters(model: Model, runner: Runner, root: str | None, dtype: torch.dtype) -> Residents | None:
+def resident_adapters(
+    model: Model, runner: Runner, root: str | None, dtype: torch.dtype, layout: Layout
+) -> Residents | None:
     """Adapters that come while `model` serves, from folders in `root`; None: none do."""
     if root is None:
         return None
@@ -96,7 +99,14 @@ def resident_adapters(model: Model, runner: Runner, root: str | None, dtype: tor
     assert isinstance(inner, Decoder) and inner.adapters is not None, "room was made for them"
     first = len(model.adapters)
     numbers = range(first, first + model.adapter_room)
-    return Residents(inner.adapters, numbers, Path(root).expanduser(), partial(adapter_of, model), dtype.itemsize)
+    return Residents(
+        inner.adapters,
+        numbers,
+        Path(root).expanduser(),
+        partial(adapter_of, model),
+        dtype.itemsize,
+        digests=layout.node.size > 1 and layout.local.rank == 0,
+    )
 
 
 @contextmanager

@@ -44,4 +44,4 @@ class LoraServicer(pb_grpc.AdaptersServicer):  # type: ignore[misc]  # generated
             return pb.LoadResponse(refused=f"LoRA adapter `{request.name}`: memory is short; try again later")
         except (StartupError, OSError) as error:
             return pb.LoadResponse(refused=" ".join(str(error).split()))
-        return pb.LoadResponse(num_bytes=size.num_bytes, rank=size.rank)
+        return pb.LoadResponse(num_bytes=size.num_bytes, rank=size.rank, digest=size.digest)

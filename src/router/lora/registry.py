@@ -37,10 +37,12 @@ class AdapterLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AdapterSize:
-    """num_bytes: of the rank that needs most. rank: the largest of the adapter's."""
+    """num_bytes: of the rank that needs most. rank: the largest of the adapter's. digest: of its folder, by one rank of
+    each of several machines; empty: by none."""
 
     num_bytes: int
     rank: int
+    digest: bytes = b""
 
 
 class AdapterShards(Protocol):

@@ -106,7 +106,7 @@ class ShardPool:
 
     async def check_adapter(self, name: str, path: str) -> AdapterSize:
         sizes = await self._sizes_of(lora_pb.LoadRequest(name=name, path=path))
-        if len(set(sizes)) > 1:
+        if len({size.num_bytes for size in sizes}) > 1 or _are_different(sizes):
             raise _differ(name, path)
         return sizes[0]
 
@@ -114,7 +114,7 @@ class ShardPool:
         """Beside the order: it takes longer than a step. On all ranks or on none."""
         try:
             sizes = await self._sizes_of(lora_pb.LoadRequest(id=load_id, name=name, path=path))
-            if len({size.rank for size in sizes}) > 1:  # the folder of a node has changed since the check
+            if _are_different(sizes):  # only now are all numbers read
                 raise _differ(name, path)
         except (AdapterRefused, AdapterLost):
             with contextlib.suppress(AdapterLost):
@@ -138,7 +138,7 @@ class ShardPool:
         refused = next((answer.refused for answer in answers if answer.HasField("refused")), None)
         if refused is not None:
             raise AdapterRefused(refused)
-        return [AdapterSize(answer.num_bytes, answer.rank) for answer in answers]
+        return [AdapterSize(answer.num_bytes, answer.rank, answer.digest) for answer in answers]
 
     # Fan-out.
 
@@ -157,6 +157,11 @@ class ShardPool:
         number = self._next_sequence
         self._next_sequence += 1
         return number
+
+
+def _are_different(sizes: Sequence[AdapterSize]) -> bool:
+    """Whether ranks have read different adapters, of which each has its part."""
+    return len({size.rank for size in sizes}) > 1 or len({size.digest for size in sizes if size.digest}) > 1
 
 
 def _differ(name: str, path: str) -> AdapterRefused:

@@ -16,16 +16,18 @@ class LoadRequest(_message.Message):
     def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
 
 class LoadResponse(_message.Message):
-    __slots__ = ("num_bytes", "rank", "refused", "other_ranks")
+    __slots__ = ("num_bytes", "rank", "refused", "digest", "other_ranks")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     OTHER_RANKS_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     rank: int
     refused: str
+    digest: bytes
     other_ranks: _containers.RepeatedCompositeFieldContainer[LoadResponse]
-    def __init__(self, num_bytes: _Optional[int] = ..., rank: _Optional[int] = ..., refused: _Optional[str] = ..., other_ranks: _Optional[_Iterable[_Union[LoadResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, num_bytes: _Optional[int] = ..., rank: _Optional[int] = ..., refused: _Optional[str] = ..., digest: _Optional[bytes] = ..., other_ranks: _Optional[_Iterable[_Union[LoadResponse, _Mapping]]] = ...) -> None: ...
 
 class DropRequest(_message.Message):
     __slots__ = ("id", "sequence")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ from support.loading import load
 from support.peft_adapters import peft_adapter, peft_logits
 from support.tiny_models import tiny_checkpoint
 
+from model_server.adapters.folder import Targets, read_adapter
 from model_server.adapters.residents import Residence, Residents
 from model_server.adapters.rows import BASE
 from model_server.errors import StartupError
@@ -85,6 +87,25 @@ def test_refusals(model: Path, tmp_path: Path) -> None:
     assert residents.num_free == 1
     residents.load(3, "x", "a")
     residents.drop(99)
+
+
+def test_adapters_with_the_same_shapes_have_digests_of_their_own(tmp_path: Path) -> None:
+    """In a group of nodes, whose ranks read folders of their own: another scale at the check, other numbers at the
+    load, when they are read. The file may have another name."""
+
+    def digests(name: str, **fields: Any) -> tuple[bytes, bytes]:
+        folder = write_adapter(tmp_path / name / "a", HEAD, **fields)
+        (folder / "adapter_model.safetensors").rename(folder / f"{name}.safetensors")
+        targets = Targets(linear={"lm_head": (64, 512)}, head="lm_head", table=(512, 64))
+        read = partial(read_adapter, targets=targets, base_prefixes=("model.",))
+        residents = Residents(FakeSites(), range(1), tmp_path / name, read, 4, digests=True)
+        return residents.check("a", "a").digest, residents.load(1, "a", "a").digest
+
+    check, load = digests("here")
+    assert digests("there") == (check, load) and check and load != check
+    other_numbers, other_scale = digests("numbers", seed=1), digests("scale", lora_alpha=9)
+    assert other_numbers[0] == check and other_numbers[1] != load
+    assert other_scale[0] != check and other_scale[1] != load
 
 
 class FakeSites:
