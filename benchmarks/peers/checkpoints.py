@@ -39,11 +39,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def checkpoint(shape: str) -> Path:
-    """The folder of a shape's checkpoint (bfloat16), made at the first call."""
-    folder = FOLDER / shape
+def checkpoint(shape: str, *, vocabulary_of: str | None = None) -> Path:
+    """The folder of a shape's checkpoint (bfloat16), made at the first call. vocabulary_of: a shape whose tokenizer it
+    has in place of its own."""
+    folder = FOLDER / (shape if vocabulary_of is None else f"{shape}-vocabulary-of-{vocabulary_of}")
     if not (folder / "model.safetensors").exists():
-        _make(shape, folder)
+        vocabulary = {"vocab_size": SHAPES[vocabulary_of or shape]["vocab_size"]}
+        _make(SHAPES[shape] | vocabulary, folder)
     return folder
 
 
@@ -57,10 +59,10 @@ def num_parameters(shape: str) -> tuple[int, int]:
     return s["num_hidden_layers"] * layer + head, head
 
 
-def _make(shape: str, folder: Path) -> None:
+def _make(shape: dict[str, Any], folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = {"tie_word_embeddings": True, **SHAPES[shape]}
+    settings = {"tie_word_embeddings": True, **shape}
     config = AutoConfig.for_model(
         settings.pop("model_type"), **settings, max_position_embeddings=2048, bos_token_id=None, eos_token_id=0,
         pad_token_id=0,

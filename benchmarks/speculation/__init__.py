@@ -1,0 +1,1 @@
+"""What drafts gain, and what they cost where they gain nothing."""
