@@ -57,6 +57,7 @@ from model_server.vision.families import vision_family
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.load_progress import LoadProgress
 from wire import phases
+from wire.processes.open_files import raise_open_files
 from wire.rpc import remote_grpc
 from wire.rpc.mutual_tls import MutualTls
 from wire.speculation.heads import check_length
@@ -67,6 +68,8 @@ logger = logging.getLogger(__name__)
 
 # A rank whose peer is gone may never come back from a collective: the end does not wait longer for it.
 STOP_LIMIT_S = 5.0
+# Of a shard that reads images: each large one that is not encoded yet is one.
+_OPEN_FILES = 8192
 
 
 def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
@@ -240,6 +243,7 @@ def _encoder(
     from model_server.models.hf.loading import quiet
     from model_server.vision.loading import load_encoder
 
+    raise_open_files(_OPEN_FILES)
     quiet()
     whole = runner.tower(family, tokenizer) if isinstance(runner, StatefulRunner) else None
     return load_encoder(

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import importlib.metadata
 import logging
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,12 +34,14 @@ class ImageWorkers:
     """Processes that decode and prepare images for one model, each one image at a time."""
 
     def __init__(
-        self, folder: Path, dtype: str, *, num_workers: int, limit_s: float = LIMIT_S, shares_memory: bool = False
+        self, folder: Path, dtype: str, *, num_workers: int, limit_s: float = LIMIT_S, most_shared: int = 0
     ) -> None:
         """dtype: of the model, as torch names it; `files` where the model server prepares them, so that they are only
-        checked and counted here. limit_s: seconds for one image. shares_memory: the shards open arrays in memory of
-        this process; False: they are sent the bytes."""
-        self._shares_memory = shares_memory
+        checked and counted here. limit_s: seconds for one image. most_shared: so many images at a time may
+        be in memory of this process that the shards open, each an open file; they are sent the arrays of others."""
+        self._most_shared = most_shared
+        self._shared: set[str] = set()  # by name; what is shared may end in any thread
+        self._warned = False
         self._limit_s = limit_s
         self.sends_files = dtype == FILES
         self._settings = _digest(folder, dtype)
@@ -92,11 +95,18 @@ class ImageWorkers:
 
     def _memory(self) -> SharedMemory | None:
         """For what is made of an image; None: it comes by the pipe."""
-        try:
-            return SharedMemory.create() if self._shares_memory else None
-        except OSError as error:
-            logger.warning("no shared memory for an image: %s", error)
+        if len(self._shared) >= self._most_shared:
             return None
+        try:
+            memory = SharedMemory.create()
+        except OSError as error:
+            if not self._warned:
+                logger.warning("no shared memory for images, which are sent to the model server: %s", error)
+            self._warned = True
+            return None
+        self._shared.add(memory.name)
+        weakref.finalize(memory, self._shared.discard, memory.name).atexit = False
+        return memory
 
     def close(self) -> None:
         """Ends the processes, whatever they do."""

@@ -12,6 +12,7 @@ from router.images.store import ImageStore
 from router.images.workers import ImageWorkers
 from router.limits import ShardInfo
 from router.metrics import Metrics
+from router.server.sockets import allow_images
 from router.text.model_files import ModelFiles
 from router.text.tokenizer import PromptTokenizer
 from router.worker.memory import keep_no_large_blocks
@@ -46,8 +47,8 @@ async def image_prompts(
         logger.warning("requests with images are refused: the tokenizer has no token %s", family.image_token)
         return None
     dtype = FILES if sends_files else info.dtype.removeprefix("torch.")
-    shares_memory = Extension.SHARED_MEMORY in info.extensions
-    workers = ImageWorkers(files.folder, dtype, num_workers=config.validation_workers, shares_memory=shares_memory)
+    most_shared = allow_images(config.max_connections) if Extension.SHARED_MEMORY in info.extensions else 0
+    workers = ImageWorkers(files.folder, dtype, num_workers=config.validation_workers, most_shared=most_shared)
     try:
         await workers.start()
     except StartupError as error:

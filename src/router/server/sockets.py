@@ -1,13 +1,13 @@
-"""Listening sockets, and how many connections the limit of open files allows."""
+"""Listening sockets, and what the limit of open files allows: connections, and large images."""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
-import resource
 import socket
 
 from router.errors import StartupError
+from wire.processes.open_files import raise_open_files
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +16,8 @@ RESERVED_FILES = 128
 
 FILES_OF_IMAGES = 4096
 """More of them, where the system lets this process have as many: each large image that is kept is one."""
+
+_FEW_IMAGES = 64
 
 _BACKLOG = 2048
 # The kernel would buffer megabytes for a client that does not read; this is plenty for a stream of tokens.
@@ -72,16 +74,38 @@ def allow_connections(num_connections: int) -> int:
 
     Every connection is an open file, and the usual limit of a login shell is 1024.
     """
-    wanted = num_connections + RESERVED_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted + FILES_OF_IMAGES
-    if soft != resource.RLIM_INFINITY and soft < most and soft != hard:
-        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    limit = _limit(num_connections)
+    if limit is None or limit >= num_connections + RESERVED_FILES:
         return num_connections
-    allowed = max(soft - RESERVED_FILES, 1)
+    allowed = limit - _reserved(limit)
     logger.warning(
-        "--max-connections %d: the limit of %d open files allows %d connections", num_connections, soft, allowed
+        "--max-connections %d: the limit of %d open files allows %d connections", num_connections, limit, allowed
     )
     return allowed
+
+
+def allow_images(num_connections: int) -> int:
+    """How many large images may be in memory that is shared with the shards, each an open file, beside so many
+    connections. Where these alone reach the limit of open files, a few: not all of them are ever there."""
+    limit = _limit(num_connections)
+    if limit is None:
+        return FILES_OF_IMAGES
+    spare = limit - _reserved(limit)
+    allowed = min(max(spare - num_connections, spare // 8), FILES_OF_IMAGES)
+    if allowed < _FEW_IMAGES:
+        logger.warning(
+            "the limit of %d open files allows %d large images in memory that the model server shares; it is sent the "
+            "others, which takes longer: raise the limit (ulimit -n)",
+            limit,
+            allowed,
+        )
+    return allowed
+
+
+def _limit(num_connections: int) -> int | None:
+    return raise_open_files(num_connections + RESERVED_FILES + FILES_OF_IMAGES)
+
+
+def _reserved(limit: int) -> int:
+    """Less where the limit is very low: some 30 files are always open."""
+    return min(RESERVED_FILES, limit * 5 // 8)

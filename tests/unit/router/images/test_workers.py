@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import signal
@@ -72,7 +73,7 @@ async def test_limits_deaths_and_callers_that_leave(folder: Path) -> None:
 
 
 async def test_large_arrays_are_in_memory_that_is_shared_and_equal_those_of_the_pipe(folder: Path) -> None:
-    sharing = ImageWorkers(folder, "bfloat16", num_workers=1, shares_memory=True)
+    sharing = ImageWorkers(folder, "bfloat16", num_workers=1, most_shared=9)
     piped = ImageWorkers(folder, "bfloat16", num_workers=1)
     try:
         for data, is_shared in ((picture(300, 400), True), (picture(30, 40), False)):
@@ -85,6 +86,40 @@ async def test_large_arrays_are_in_memory_that_is_shared_and_equal_those_of_the_
     finally:
         await asyncio.to_thread(sharing.close)
         await asyncio.to_thread(piped.close)
+
+
+async def test_only_so_many_images_are_in_shared_memory_at_a_time(folder: Path) -> None:
+    """Each is an open file of the router and of every shard."""
+    workers = ImageWorkers(folder, "bfloat16", num_workers=1, most_shared=1)
+
+    async def is_shared(seed: int) -> tuple[bool, PreparedImage]:
+        image = await workers.prepare(job(picture(300, 400, seed)))
+        (feature, *_) = image.features.values()
+        return isinstance(feature.data, SharedBytes), image
+
+    try:
+        first = await is_shared(1)
+        assert first[0] and not (await is_shared(2))[0]
+        del first
+        assert gc.collect() >= 0 and (await is_shared(3))[0]
+    finally:
+        await asyncio.to_thread(workers.close)
+
+
+async def test_images_are_sent_where_no_more_files_may_be_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def create() -> SharedMemory:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(SharedMemory, "create", create)
+    workers = ImageWorkers(folder, "bfloat16", num_workers=1, most_shared=9)
+    try:
+        for seed in (1, 2):
+            assert isinstance(await workers.prepare(job(picture(300, 400, seed))), PreparedImage)
+        assert caplog.text.count("no shared memory for images") == 1
+    finally:
+        await asyncio.to_thread(workers.close)
 
 
 class Busy(WorkerProcess):
@@ -111,7 +146,7 @@ async def test_memory_outlives_a_caller_that_leaves(folder: Path, monkeypatch: p
         return memory
 
     monkeypatch.setattr(SharedMemory, "create", noted)
-    workers = ImageWorkers(folder, "bfloat16", num_workers=1, shares_memory=True)
+    workers = ImageWorkers(folder, "bfloat16", num_workers=1, most_shared=9)
     busy = workers._workers[0].process = Busy()
     try:
         leaving = asyncio.create_task(workers.prepare(job(b"x")))

@@ -6,7 +6,14 @@ import resource
 
 import pytest
 
-from router.server.sockets import FILES_OF_IMAGES, RESERVED_FILES, allow_connections, bind, warn_without_key
+from router.server.sockets import (
+    FILES_OF_IMAGES,
+    RESERVED_FILES,
+    allow_connections,
+    allow_images,
+    bind,
+    warn_without_key,
+)
 
 ENDLESS = resource.RLIM_INFINITY
 
@@ -21,7 +28,8 @@ ENDLESS = resource.RLIM_INFINITY
         ((5000, 6000), 4096, 6000),
         ((1024, 2048), 2048 - RESERVED_FILES, 2048),
         ((1024, 1024), 1024 - RESERVED_FILES, None),
-        ((64, 64), 1, None),
+        ((128, 128), 48, None),
+        ((64, 64), 24, None),
     ],
 )
 def test_the_limit_is_raised_as_far_as_it_goes(
@@ -32,6 +40,25 @@ def test_the_limit_is_raised_as_far_as_it_goes(
     monkeypatch.setattr(resource, "setrlimit", lambda kind, values: done.append(values))
     assert allow_connections(4096) == allowed
     assert done == ([] if set_to is None else [(set_to, limits[1])])
+
+
+@pytest.mark.parametrize(
+    ("limit", "allowed"),
+    [
+        (ENDLESS, FILES_OF_IMAGES),
+        (20_000, FILES_OF_IMAGES),
+        (5000, 5000 - RESERVED_FILES - 4096),
+        (1024, 112),
+        (256, 16),
+        (64, 3),
+    ],
+)
+def test_large_images_are_some_of_the_open_files(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limit: int, allowed: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    assert allow_images(4096) == allowed
+    assert ("raise the limit (ulimit -n)" in caplog.text) == (allowed < 64)
 
 
 def test_a_hostname_that_is_no_address(caplog: pytest.LogCaptureFixture) -> None:
