@@ -110,6 +110,7 @@ class AdapterRegistry:
         self._by_name: dict[str, _Version] = {}
         self._loaded: OrderedDict[int, _Version] = OrderedDict()  # the one used longest ago first
         self._num_bytes = 0
+        self._in_load: set[_Version] = set()
         self._ids = itertools.count(1)
         self._one_load = asyncio.Lock()
         self._released = asyncio.Event()
@@ -125,7 +126,7 @@ class AdapterRegistry:
     @property
     def loading(self) -> set[str]:
         """Names of those that requests wait for."""
-        return {v.name for v in self._by_name.values() if v.loading is not None and v.users}
+        return {version.name for version in self._in_load if version.users}
 
     def __contains__(self, name: object) -> bool:
         return name in self._given or name in self._by_name
@@ -211,12 +212,13 @@ class AdapterRegistry:
         if version.loading is None:
             version.loading = asyncio.get_running_loop().create_task(self._load_now(version))
             version.loading.add_done_callback(_read)
+            self._in_load.add(version)
         self._count()
         await asyncio.shield(version.loading)
 
     @property
     def _num_waiting(self) -> int:
-        return sum(v.users for v in self._by_name.values() if v.loading is not None)
+        return sum(version.users for version in self._in_load)
 
     async def _load_now(self, version: _Version) -> None:
         assert self._shards is not None
@@ -239,6 +241,7 @@ class AdapterRegistry:
                     await self._make_room(version)
         finally:
             version.loading = None
+            self._in_load.discard(version)
             self._settle(version)
             self._count()
 
@@ -292,7 +295,8 @@ class AdapterRegistry:
             raise AdapterRefused(f"LoRA adapter `{name}`: {-(-num_bytes // 10**6)} MB do not fit --lora-host-memory")
 
     def _count(self) -> None:
-        self._metrics.gauge("tgi_lora_adapters", len(self.names), state="registered")
+        num_registered = len(self._given) + len(self._by_name)
+        self._metrics.gauge("tgi_lora_adapters", num_registered, state="registered")
         self._metrics.gauge("tgi_lora_adapters", len(self._given) + len(self._loaded), state="host")
         self._metrics.gauge("tgi_lora_requests_waiting", self._num_waiting)
 

@@ -128,6 +128,18 @@ async def test_one_that_takes_more_than_was_said_waits_for_room() -> None:
     assert (await waiting).load_id == 4 and shards.loaded == {4: "c"}
 
 
+async def test_ten_thousand_names() -> None:
+    """Of which none takes more than its name and place."""
+    shards, metrics = FakeAdapterShards(), Metrics()
+    registry = AdapterRegistry([], metrics, shards, most_bytes=2)
+    for number in range(10_000):
+        await registry.register(f"a{number}", f"folder/{number}")
+    for number in (9_999, 0, 5_000):
+        (await registry.use(f"a{number}")).release()
+    assert set(shards.loaded.values()) == {"folder/0", "folder/5000"} and len(registry.names) == 10_000
+    assert b'tgi_lora_adapters{state="registered"} 10000\n' in metrics.render()
+
+
 async def test_a_new_version_in_place_of_one_that_runs() -> None:
     shards = FakeAdapterShards()
     registry = registry_of(shards)
