@@ -21,6 +21,7 @@ from model_server.errors import StartupError
 from model_server.weights.header import Header, Stored, parse, read_headers
 from model_server.weights.locate import stays_inside
 from model_server.weights.reader import FLOATING, Range, SafetensorsReader
+from wire.adapters import MAX_NEW_ROWS
 
 _PREFIX = "base_model.model."
 _MOST_NAMED = 8
@@ -145,9 +146,17 @@ class Adapter:
     headers: Mapping[Path, Header]
 
     @property
-    def num_values(self) -> int:
-        """Of all its tensors, on all ranks."""
-        return sum(math.prod(t.shape) for header in self.headers.values() for t in header.tensors.values())
+    def num_kept(self) -> int:
+        """Numbers that all ranks together keep of its tensors: none of copies of the base model's matrices, and of a
+        whole matrix the most rows that may differ."""
+        copies = {pair.copy for pair in self.pairs.values()}
+        whole = {new.key for new in self.rows.values() if new.ids is None}
+        kept = 0
+        for header in self.headers.values():
+            for key, stored in header.tensors.items():
+                rows = min(stored.shape[0], MAX_NEW_ROWS) if key in whole else stored.shape[0]
+                kept += 0 if key in copies else rows * math.prod(stored.shape[1:])
+        return kept
 
     def open(self) -> SafetensorsReader:
         """What reads its matrices in float32, on the host. Raises StartupError."""

@@ -80,7 +80,7 @@ class AdapterReader:
         self._opened = opened
         self._dtype = dtype
         self._device = device
-        self.memory = Arena(adapter.num_values * dtype.itemsize)
+        self.memory = Arena(adapter.num_kept * dtype.itemsize)
         self._experts: dict[str, tuple[Tensor, Tensor]] = {}  # the last parameters of all experts
 
     def product(self, product: Product) -> Factors | None:

@@ -84,10 +84,11 @@ class Residents:
         self._lock = threading.Lock()  # one at a time is read, so that no two need memory at once
 
     def check(self, name: str, path: str) -> Size:
-        """Of the whole adapter's tensors, without loading it. Raises StartupError, one line that names the adapter."""
+        """About what all ranks together keep of it, without loading it. Raises StartupError, one line that names the
+        adapter."""
         adapter = self._checked(name, path)
         self._sites.check(adapter)
-        return Size(adapter.num_values * self._itemsize, adapter.rank, self._digest(adapter, whole=False))
+        return Size(adapter.num_kept * self._itemsize, adapter.rank, self._digest(adapter, whole=False))
 
     def load(self, load_id: int, name: str, path: str) -> Size:
         """Requests may have the adapter under `load_id` from now on. Raises StartupError as `check` does."""

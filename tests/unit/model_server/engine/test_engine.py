@@ -343,10 +343,14 @@ def test_a_request_with_a_wrong_layout_is_refused_alone(shard: Shard, changes: d
     assert _run_out(shard, result, 0) == {good.id: shard.expected(good)}
 
 
-def test_a_request_that_names_an_adapter_is_refused_alone(shard: Shard) -> None:
-    bad, good = shard.request([1, 2, 3], 4, adapter_id="poems"), shard.request([4, 5], 3)
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [({"adapter_id": "poems"}, "no adapter 'poems' is loaded"), ({"adapter": 7}, "no adapter is loaded under 7")],
+)
+def test_a_request_that_names_an_adapter_is_refused_alone(shard: Shard, asked: dict[str, object], message: str) -> None:
+    bad, good = shard.request([1, 2, 3], 4, **asked), shard.request([4, 5], 3)
     result = shard.prefill(0, bad, good)
-    assert errors_of(result) == {bad.id: f"request {bad.id}: no adapter 'poems' is loaded"}
+    assert errors_of(result) == {bad.id: f"request {bad.id}: {message}"}
     result.generations[:] = [g for g in result.generations if g.error is None]
     assert _run_out(shard, result, 0) == {good.id: shard.expected(good)}
 
