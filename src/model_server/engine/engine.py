@@ -228,8 +228,7 @@ class Engine:
         if not call.batch_ids:
             raise RequestError("Must provide at least one batch")
         found = [self._find(i, call) for i in call.batch_ids]
-        is_alone = len(found) == 1
-        left = [self._without_ended(b, call, is_alone=is_alone) for b in found if b is not None]
+        left = [self._without_ended(b, call, is_alone=len(found) == 1) for b in found if b is not None]
         batches = [b for b in left if b is not None]
         if not batches:
             return lambda: _nothing(times)
@@ -282,14 +281,14 @@ class Engine:
 
         Raises RequestError for an empty batch, and for any bad request of a router that knows no row errors.
         """
-        options = self.options
         if self.encoder is not None and self.session.upstream_router:  # ours sends images that it has read
             requests = refused_alike(self.encoder, requests)
-        layout = CacheLayout(block_size=options.block_size, num_blocks=self.cache.num_blocks, chunking=options.chunking)
+        options, num_blocks = self.options, self.cache.num_blocks
+        layout = CacheLayout(block_size=options.block_size, num_blocks=num_blocks, chunking=options.chunking)
         in_use = partial(self._store.adapters_in_use, call)
         sequences, refusals = self._factory.sequences(requests, prompts, layout, self.session, in_use)
-        answers = [(one[0], self._answers.error(*one)) for one in refusals]  # which raises on all ranks, or on none
-        return sequences, [answer for request_id, answer in answers if options.layout.owns(request_id)]
+        answers = [self._answers.error(*one) for one in refusals]  # raises on all ranks, or on none
+        return sequences, [one for one in answers if options.layout.owns(one.request_id)]
 
     def _find(self, batch_id: int, call: StepCall) -> Running | None:
         return self._store.find(batch_id) if call.numbered else self._store.get(batch_id)
@@ -380,23 +379,20 @@ class Engine:
             torch.cuda.empty_cache()
             kind = OutOfMemoryError if self.options.layout.tensor.size == 1 else FatalError
             failure = kind("out of memory in one step; lower --max-batch-prefill-tokens or --max-batch-size")
-            _tell_stages(step, failure)
+            if step is not None:
+                step.tell_stages(failure)
             raise failure from error
         except BaseException as error:
             if running is not None:
                 self._lose(running, step)
-            _tell_stages(step, error)
+            if step is not None:
+                step.tell_stages(error)
             raise
 
     def _lose(self, running: Running, step: SubmittedStep | None) -> None:
         self._store.lose(running.batch.id)
         if running.lost_at is None:
             running.lost_at = time.perf_counter_ns() if step is None else step.times.began
-
-
-def _tell_stages(step: SubmittedStep | None, error: BaseException) -> None:
-    if step is not None and step.passage is not None:
-        step.passage.fail(error)
 
 
 def _nothing(times: StepTimes, refused: list[Generation] | None = None) -> StepResult:

@@ -130,6 +130,11 @@ class SubmittedStep:
     length: int = 0
     images: EncodedImages | None = None
 
+    def tell_stages(self, error: BaseException) -> None:
+        """What went wrong in it, where other stages wait for it."""
+        if self.passage is not None:
+            self.passage.fail(error)
+
 
 @dataclass(slots=True, eq=False)
 class Running:
