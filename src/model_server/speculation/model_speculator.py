@@ -66,8 +66,11 @@ class ModelSpeculator(Speculator):
         lengths = [
             len(one.ids) if one.others is not DraftKind.MODEL else most for one, most in zip(drafts, mosts, strict=True)
         ]
-        by_model = [most for one, most in zip(drafts, mosts, strict=True) if one.others is DraftKind.MODEL]
-        longest = self._best_length(lengths, by_model, self.shares(drafts, known), pace)
+        by_model = [
+            range(len(one.ids), most) for one, most in zip(drafts, mosts, strict=True) if one.others is DraftKind.MODEL
+        ]
+        shares = [one.acceptance.share for one in known]
+        longest = self._best_length(lengths, [one.num_forced for one in drafts], by_model, shares, pace)
         if not longest:
             return None
         asked: list[tuple[int, DraftRow]] = []
@@ -99,9 +102,11 @@ class ModelSpeculator(Speculator):
         grammar = sequence.row.grammar
         return replace(draft, ids=ids if grammar is None else grammar.possible(ids))
 
-    def _best_length(self, lengths: list[int], by_model: list[int], shares: list[float], pace: Pace) -> int:
+    def _best_length(
+        self, lengths: list[int], sure: list[int], by_model: list[range], shares: list[float], pace: Pace
+    ) -> int:
         """The length of the drafts of this step; now and then 1 where none pay."""
-        longest = pace.best_length(lengths, shares, self.most, lambda length: self._seconds(by_model, length))
+        longest = pace.best_length(lengths, sure, shares, self.most, lambda length: self._seconds(by_model, length))
         self._plain_steps = 0 if longest else self._plain_steps + 1
         if longest or not any(lengths):
             return longest
@@ -113,10 +118,10 @@ class ModelSpeculator(Speculator):
         self._plain_steps = 0
         return 1
 
-    def _seconds(self, by_model: list[int], length: int) -> float:
-        """What it takes to draft so many tokens for rows that may have these lengths."""
+    def _seconds(self, by_model: list[range], length: int) -> float:
+        """What it takes to draft so many tokens for rows of which the drafter guesses these places."""
         assert self.drafter.pace is not None
-        rows = (sum(most > place for most in by_model) for place in range(length))
+        rows = (sum(place in places for places in by_model) for place in range(length))
         return sum(self.drafter.pace.cost(count) for count in rows if count)
 
 

@@ -60,26 +60,32 @@ class Pace:
         return brought * self.cost(num_rows) / (num_rows * (self.cost(num_rows * (length + 1)) + drafting))
 
     def best_length(
-        self, lengths: Sequence[int], shares: Sequence[float], most: int, drafting: Callable[[int], float] | None = None
+        self,
+        lengths: Sequence[int],
+        sure: Sequence[int],
+        shares: Sequence[float],
+        most: int,
+        drafting: Callable[[int], float] | None = None,
     ) -> int:
         """The longest drafts to check, of rows that have drafts of `lengths` tokens; 0: a plain step gains more.
 
-        shares: of each row's drafted tokens, those that are right. drafting: the seconds that drafts of a length take;
-        None: they cost nothing.
+        sure: how many of each row's, the first ones, are right as good as surely; shares: of the others, those that are
+        right. drafting: the seconds that drafts of a length take; None: they cost nothing.
         """
         num_rows = len(lengths)
         plain = self.cost(num_rows) / num_rows
         best, best_gain = 0, LEAST_GAIN
         checked, brought = num_rows, float(num_rows)
-        chances = list(shares)
+        chances = [1.0] * num_rows
         for length in range(1, most + 1):
             longer = [row for row, drafted in enumerate(lengths) if drafted >= length]
             if not longer:
                 break
             checked += len(longer)
             for row in longer:
+                if length > sure[row]:
+                    chances[row] *= shares[row]
                 brought += chances[row]
-                chances[row] *= shares[row]
             seconds = self.cost(checked) + (0.0 if drafting is None else drafting(length))
             gain = brought * plain / seconds
             if gain > best_gain:

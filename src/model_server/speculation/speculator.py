@@ -98,8 +98,10 @@ class Speculator:
         for sequence, draft, count in zip(window.rows, window.drafts, counts, strict=True):
             right = min(count - 1, len(draft))
             drafting = self.drafting.get(sequence.id)
-            if drafting is not None:
-                drafting.acceptance.note(accepted=right, refused=right < len(draft))
+            if drafting is not None and right >= drafting.draft.num_forced:
+                # That what a grammar forces is right says nothing of other guesses.
+                guessed = right - drafting.draft.num_forced
+                drafting.acceptance.note(accepted=guessed, refused=right < len(draft))
             if sequence.owned:
                 longest = max(longest, len(draft))
                 for place in range(len(draft)):
@@ -107,12 +109,6 @@ class Speculator:
                     tokens[kind] += 1
                     rights[kind] += place < right
         return Drafted(longest, tuple(tokens), tuple(rights))
-
-    @staticmethod
-    def shares(drafts: list[Draft], known: list[Drafting]) -> list[float]:
-        """Of each row's draft, the share that is probably right."""
-        pairs = zip(drafts, known, strict=True)
-        return [1.0 if one.num_forced else drafting.acceptance.share for one, drafting in pairs]
 
     def _most_for(self, num_rows: int) -> int:
         """The longest draft where so many rows have one."""
@@ -122,10 +118,11 @@ class Speculator:
         """As long as it pays; None: it does not."""
         drafts = [self._draft(sequence, drafting) for sequence, drafting in zip(rows, known, strict=True)]
         lengths = [len(one.ids) for one in drafts]
-        longest = pace.best_length(lengths, self.shares(drafts, known), self._most_for(len(rows)))
+        shares = [one.acceptance.share for one in known]
+        longest = pace.best_length(lengths, [one.num_forced for one in drafts], shares, self._most_for(len(rows)))
         if not longest:
             for one, drafting in zip(drafts, known, strict=True):
-                drafting.untried = one.ids
+                drafting.untried = [] if one.num_forced else one.ids
             return None
         return [replace(one, ids=one.ids[:longest]) for one in drafts]
 

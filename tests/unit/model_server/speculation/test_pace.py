@@ -24,13 +24,18 @@ def pace(ratio: float, rows: int, longer: int) -> Pace:
     ],
 )
 def test_the_length_that_gains_most(costs: Pace, rows: int, share: float, most: int, expected: int) -> None:
-    assert costs.best_length([most] * rows, [share] * rows, most) == expected
+    assert costs.best_length([most] * rows, [0] * rows, [share] * rows, most) == expected
 
 
 def test_rows_draft_what_they_have() -> None:
     costs = Pace([(1, 1.0), (2, 1.1), (4, 1.3), (8, 1.7)])
-    assert costs.best_length([0, 4, 0], [0.5, 1.0, 0.5], 8) == 4
-    assert costs.best_length([0, 0], [1.0, 1.0], 8) == 0
+    assert costs.best_length([0, 4, 0], [0] * 3, [0.5, 1.0, 0.5], 8) == 4
+    assert costs.best_length([0, 0], [0, 0], [1.0, 1.0], 8) == 0
+
+
+@pytest.mark.parametrize(("sure", "share", "expected"), [(0, 0.05, 0), (2, 0.05, 2), (2, 0.9, 5), (5, 0.05, 5)])
+def test_what_is_sure_says_nothing_of_what_follows(sure: int, share: float, expected: int) -> None:
+    assert Pace([(1, 1.0), (6, 2.0)]).best_length([5], [sure], [share], 5) == expected
 
 
 def test_gains_have_the_same_bits_on_every_cpu() -> None:

@@ -120,6 +120,20 @@ def test_text_that_a_grammar_forces_takes_fewer_steps_than_tokens(tiny_tokenizer
     assert sum(one[DraftKind.GRAMMAR] for one in right) > 10 and not any(one[DraftKind.MODEL] for one in right)
 
 
+def test_what_a_grammar_forces_says_nothing_of_other_guesses(tiny_tokenizer: Tokenizer) -> None:
+    shard = speculating(tiny_tokenizer, 8)
+    forced = SamplingParameters(grammar=Grammar("regex", "the only text that fits here and nothing else at all"))
+    request = shard.request([1, 2], 90, sampling=forced)
+    results = [shard.prefill(0, request)]
+    speculator = shard.engine.speculator
+    assert speculator is not None
+    while results[-1].batch is not None:
+        results.append(shard.decode(0))
+        assert speculator.drafting[request.id].acceptance.share == 0.5
+    right = [one.drafted.right for one in results if one.drafted is not None]
+    assert sum(one[DraftKind.GRAMMAR] for one in right) > 10
+
+
 def test_two_ranks_draft_the_same(tiny_tokenizer: Tokenizer) -> None:
     ranks = [speculating(tiny_tokenizer, 5, rank=rank, world_size=2) for rank in range(2)]
     results = [s.prefill(0, s.request([1, 2] * 4, 20), s.request([3, 4, 5] * 3, 20)) for s in ranks]

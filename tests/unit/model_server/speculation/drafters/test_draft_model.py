@@ -19,6 +19,7 @@ from model_server.batch.extension import BlockExtension
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.model import describe
+from model_server.sampling.parameters import Grammar, SamplingParameters
 from model_server.speculation.drafters.draft_model import DraftModel
 from model_server.speculation.drafters.drafter import DraftedRunner, Drafter
 from model_server.speculation.loading import find_speculator, load_drafter
@@ -159,6 +160,21 @@ def test_where_no_drafts_pay_one_step_in_many_tries(folders: dict[str, Path], to
     speculator._follow([sequence])[0].acceptance.share = 0.0
     steps = [shard.decode(0) for _ in range(64)]
     assert [i for i, one in enumerate(steps) if one.drafted is not None and one.drafted.num_tokens] == [31, 63]
+
+
+def test_what_a_grammar_forces_pays_however_long_the_model_takes(
+    folders: dict[str, Path], tokenizer: Tokenizer
+) -> None:
+    grammar = Grammar("regex", "the only text that fits here( and| or) nothing else at all")
+    found = []
+    for draft in (None, "other"):
+        shard = shard_of(tokenizer, folders, draft, most=8, model_pace=Pace([(1, 1000.0)]))
+        request = shard.request([1, 2], 60, sampling=SamplingParameters(grammar=grammar))
+        results = shard.run_out(shard.prefill(0, request), 0)
+        found.append((len(results), tokens_of(*results)[request.id]))
+    assert found[0][1] == found[1][1] and found[1][0] < 0.5 * found[0][0]
+    drafted = [one.drafted.tokens for one in results if one.drafted is not None]
+    assert sum(one[DraftKind.GRAMMAR] for one in drafted) > 10 and not any(one[DraftKind.MODEL] for one in drafted)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, folders: dict[str, Path], tokenizer: Tokenizer) -> None:
