@@ -27,9 +27,9 @@ def decoded(blocks: Tensor, scales: Tensor) -> Tensor:
     return found.transpose(1, 2)  # theirs is [experts, in, out]
 
 
-def mxfp4_checkpoint(folder: Path) -> tuple[Path, Path]:
+def mxfp4_checkpoint(folder: Path, **sizes: int) -> tuple[Path, Path]:
     """(quantized, plain): random experts, and the same numbers in float32; with a tokenizer."""
-    plain = tiny_checkpoint("gpt_oss", folder / "plain")
+    plain = tiny_checkpoint("gpt_oss", folder / "plain", **sizes)
     quantized = folder / "quantized"
     shutil.copytree(plain, quantized)
     tensors = load_file(plain / "model.safetensors")

@@ -18,7 +18,7 @@ from model_server.errors import StartupError
 from model_server.models.model import Model, describe
 from model_server.quantize import output
 from model_server.quantize.layers import Layer, LayerByLayer, Watch
-from model_server.quantize.progress import FOLDER, Progress
+from model_server.quantize.progress import FOLDER, Progress, check_folder
 from model_server.quantize.samples import Samples, from_file, kept, written
 from model_server.quantize.solver import Rounded, Rounding, rounded
 from model_server.quantize.streams import Streams
@@ -201,6 +201,7 @@ def _samples(config: QuantizeConfig, checkpoint: Checkpoint) -> Samples:
     folder = config.output_dir / FOLDER
     if not config.resume and folder.is_dir():
         shutil.rmtree(folder)
+    check_folder(config.output_dir)  # not only after the samples, which a model may write for hours
     if config.calibration is not None:
         return from_file(
             config.calibration, tokenizer, count=config.num_samples, length=config.sequence_length, seed=config.seed

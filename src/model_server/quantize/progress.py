@@ -24,6 +24,16 @@ FOLDER = ".quantize"
 _FILE = "progress.json"
 
 
+def check_folder(output: Path) -> None:
+    """Raises StartupError for a folder that holds other things than an unfinished run."""
+    if output.exists() and not output.is_dir():
+        raise StartupError(f"{output} is a file: name a folder for the quantized model")
+    if (output / FOLDER / _FILE).exists() or not output.exists():
+        return
+    if any(found.name != FOLDER for found in output.iterdir()):
+        raise StartupError(f"{output} is not empty: name another folder")
+
+
 class Progress:
     """num_done: layers that are done. losses: sums of the held-out tokens' negative log likelihoods, before and after,
     once the last layer is done."""
@@ -36,8 +46,7 @@ class Progress:
         self._state: dict[str, Any] = {"asked": digest, "num_done": 0}
         path = self.folder / _FILE
         if not path.exists():
-            if output.exists() and any(found.name != FOLDER for found in output.iterdir()):
-                raise StartupError(f"{output} is not empty: name another folder")
+            check_folder(output)
         else:
             self._state = read_object(path, StartupError)
             if self._state.get("asked") != digest:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model_server.errors import StartupError
+from model_server.models.hf.loading import quiet
 from model_server.text.tokenizer import Tokenizer
 from wire.text.counting import counted
 
@@ -73,6 +74,7 @@ def written(directory: Path, tokenizer: Tokenizer, *, count: int, seed: int) -> 
     # Imported here: it takes seconds, and a file needs none of it.
     from transformers import AutoModelForCausalLM
 
+    quiet()
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", local_files_only=True)
     begin = model.config.get_text_config().bos_token_id
     generator = torch.Generator().manual_seed(seed)
@@ -92,6 +94,7 @@ def written(directory: Path, tokenizer: Tokenizer, *, count: int, seed: int) -> 
                     pad_token_id=0,
                 )
             )  # fmt: skip
+        logger.info("The model has written %d of %s", first + number, counted(total, "sample"))
     ids = torch.cat(parts).clone()
     return Samples(ids[:count], ids[count:])
 

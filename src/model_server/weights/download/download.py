@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -348,7 +348,7 @@ class _GgufDownload(HubDownload):
         ask = partial(self._hub.repository, self._model_id, self._revision)
         found = ask() if is_cached else self._patiently("The hub", ask)
         if self._file not in found.sizes:
-            others = ", ".join(sorted(name for name in found.sizes if name.endswith(gguf.SUFFIX))[:8]) or "none"
+            others = _listed(name for name in found.sizes if name.endswith(gguf.SUFFIX))
             raise StartupError(f"{self._where}: the repository has no file {self._file} (GGUF files: {others})")
         directory = snapshot_of(self._model_id, found.commit)
         if not _is_there(directory / self._file, found.sizes[self._file]):
@@ -361,8 +361,15 @@ def _prepared(model_id: str, revision: str | None) -> Path:
     """The folder with the config and tokenizer of a GGUF file on this machine. Raises StartupError."""
     file = gguf.file_of(model_id, revision, cache())
     if file is None:
-        raise StartupError(f"--model-id {model_id}: no such file")
+        folder = Path(model_id).parent
+        others = _listed(path.name for path in folder.glob(f"*{gguf.SUFFIX}"))
+        where = f"GGUF files in its folder: {others}" if folder.is_dir() else f"there is no folder {folder}"
+        raise StartupError(f"--model-id {model_id}: no such file ({where})")
     return prepare(file, cache())
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)[:8]) or "none"
 
 
 class _Nobody:

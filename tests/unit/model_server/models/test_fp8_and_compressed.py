@@ -12,7 +12,10 @@ import pytest
 import torch
 from parity.disguises import disguise
 from parity.protocol import prompts, run_protocol
+from support.gguf_files import write_gguf
 from support.loading import CPU, FixedAttention, load
+from support.marlin_and_exl2 import store_as
+from support.mxfp4 import mxfp4_checkpoint
 from support.quantized_folder import quantize_folder, row_fp8
 from support.quantized_ways import WAYS
 from support.tiny_models import VOCAB_SIZE, tiny_checkpoint
@@ -24,6 +27,7 @@ from model_server.distributed.placement import Placement
 from model_server.models.load import load_runner
 from model_server.models.model import describe
 from model_server.weights.checkpoint import examine
+from model_server.weights.gguf.prepare import prepare
 
 # Every way with a llama; every family with one way of each form.
 CASES: list[Any] = [("llama", "biases_tied", way) for way in WAYS] + [
@@ -111,6 +115,7 @@ SHARDED = (
     "bitsandbytes int8",
     "torchao int4",
 )
+LARGE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "head_dim": 64}
 TESTS = Path(__file__).parents[3]
 
 
@@ -118,6 +123,13 @@ TESTS = Path(__file__).parents[3]
 def test_several_ranks_compute_what_one_does(world_size: int, tmp_path: Path) -> None:
     plain = tiny_checkpoint("llama", tmp_path / "plain", with_tokenizer=False, intermediate_size=192)
     folders = {way: quantize_folder(plain, tmp_path / way, *WAYS[way]())[0] for way in SHARDED}
+    folders["gpt_oss mxfp4"] = mxfp4_checkpoint(tmp_path / "gpt_oss", intermediate_size=64)[0]
+    # As GGUF and marlin have it: rows of 256, and of 64.
+    large = tiny_checkpoint("llama", tmp_path / "large", **LARGE)
+    of_marlin = {"quant_method": "marlin", "bits": 4, "group_size": -1}
+    folders["marlin"] = quantize_folder(large, tmp_path / "marlin", store_as("marlin"), of_marlin)[0]
+    file = write_gguf(large, tmp_path / "model.gguf", "Q4_K_M")
+    folders["gguf Q4_K_M"] = prepare(file, tmp_path / "cache")
     jobs_file = tmp_path / "jobs.pt"
     torch.save({way: (str(folder), SEQUENCES) for way, folder in folders.items()}, jobs_file)
     with socket.create_server(("127.0.0.1", 0)) as free:

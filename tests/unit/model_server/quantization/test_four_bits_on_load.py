@@ -55,6 +55,17 @@ def test_numbers_are_those_of_bitsandbytes(method: str) -> None:
     assert form.nbytes == num_rows * num_columns // 2 + form.scales.nbytes + 64
 
 
+@pytest.mark.parametrize(
+    ("method", "codes"), [("bitsandbytes-nf4", [15, 0, 7, 12, 7, 7]), ("bitsandbytes-fp4", [3, 11, 0, 5, 0, 0])]
+)
+def test_the_codes_of_the_methods(method: str, codes: list[int]) -> None:
+    weight = torch.tensor([[2.0, -2, 0, 1, *[0] * 60]])
+    form = QUANTIZERS[method](weight, (0, 64), "m")
+    assert isinstance(form, TableCodes)
+    assert form.scales.tolist() == [[2]]
+    assert form.codes[0, :3].tolist() == [low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_each_number_becomes_the_nearest_of_its_block(method: str) -> None:
     form = read(method)

@@ -168,7 +168,10 @@ def test_other_folders_and_quantized_models_are_left_alone(models: Path, tmp_pat
     source, output = model(models, "llama"), tmp_path / "out"
     command.run(asked(source, output, tmp_path))
     with pytest.raises(StartupError, match=r"out is not empty: name another folder$"):
-        command.run(asked(source, output, tmp_path))
+        command.run(asked(source, output, tmp_path, calibration=None))
+    assert not (output / ".quantize").exists(), "the model has written samples first"
+    with pytest.raises(StartupError, match=r"text\.txt is a file: name a folder for the quantized model$"):
+        command.run(asked(source, tmp_path / "text.txt", tmp_path))
     with pytest.raises(StartupError, match=r"is quantized already \(gptq\): give the plain checkpoint$"):
         command.run(asked(output, tmp_path / "again", tmp_path))
 

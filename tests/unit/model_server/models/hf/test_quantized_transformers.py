@@ -117,6 +117,7 @@ def test_a_matrix_of_another_size(source: Path, tmp_path: Path) -> None:
     sentence = f"weight {name} has shape [5, {wanted[1]}]; the config asks for {wanted}"
     assert refusal(changed(stored, cut), quantize="eetq") == sentence
     assert refusal(stored) == sentence
+    assert refusal(stored) == sentence
     (stored / "config.json").write_text((source / "config.json").read_text())
     assert refusal(stored) == sentence
 

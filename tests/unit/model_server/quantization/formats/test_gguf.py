@@ -71,6 +71,15 @@ def test_values_are_the_library_s(tmp_path: Path, kind: str, dtype: torch.dtype)
     assert torch.equal(form.dequantize(dtype), library(kind, rows).to(dtype))
 
 
+def test_a_byte_of_q4_0(tmp_path: Path) -> None:
+    """Two numbers, of which the second is half a block on."""
+    block = numpy.array([[*numpy.array([0.5], numpy.float16).tobytes(), 0x9F, *[0x88] * 15]], numpy.uint8)
+    reader = opened(write(tmp_path / "a.gguf", {"blk.0.ffn_up.weight": ("Q4_0", block)}))
+    wanted = MatrixSlice(parts=(part("mlp.up_proj", (0, 1)),), columns=(0, 32), num_columns=32)
+    values = read_matrix(reader, wanted).dequantize(torch.float32)[0]
+    assert (values[0], values[16], float(values.abs().sum())) == (3.5, 0.5, 4)
+
+
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_rows_and_columns_of_a_rank(tmp_path: Path, kind: str) -> None:
     """Of columns that end inside of a group, too."""

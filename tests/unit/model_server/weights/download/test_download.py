@@ -231,6 +231,14 @@ def test_a_repository_of_gguf_files() -> None:
     assert hub.fetched == []
 
 
+def test_a_gguf_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "b.gguf").touch()
+    with pytest.raises(StartupError, match=r"/a\.gguf: no such file \(GGUF files in its folder: b\.gguf\)$"):
+        download(str(tmp_path / "a.gguf"), None)
+    with pytest.raises(StartupError, match=r"/c/a\.gguf: no such file \(there is no folder .*/c\)$"):
+        download(str(tmp_path / "c" / "a.gguf"), None)
+
+
 @pytest.mark.long
 def test_one_gguf_file_of_a_repository(tmp_path: Path) -> None:
     """It is fetched once, and nothing beside it; config and tokenizer are made of it."""
