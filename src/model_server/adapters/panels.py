@@ -41,8 +41,8 @@ class AdapterPanels:
 
     def put(self, number: int, packed: PackedFactors) -> None:
         """From now on the adapter of that number adds this. No row of a running step may have the number."""
+        self.structs[number] = packed.struct  # first: a step of other rows must not make them at the same time
         self._packed[number] = packed
-        self.structs[number] = packed.struct
 
     def remove(self, number: int) -> None:
         """The adapter of that number adds nothing more. No row of a running step may have the number."""

@@ -187,8 +187,8 @@ class AdapterReader:
             gain = self._ratio(pair.magnitude, wanted, squares.sqrt()).to(self._device)
         return EmbeddingFactors(
             rows=None if new is None else self._new_rows(new, table),
-            a=self._placed(a),
-            b=self._placed(b),
+            a=self._placed(pair.a, a),
+            b=self._placed(pair.b, b),
             gain=gain,
         )
 
@@ -197,7 +197,7 @@ class AdapterReader:
             ids = torch.tensor(new.ids, dtype=torch.int64)
             order = ids.argsort()
             weight = self._read(new.key, [(0, len(ids))])[order]
-            return TableRows(ids[order].to(self._device), self._placed(weight))
+            return TableRows(ids[order].to(self._device), self._placed(new.key, weight))
         ids = self._changed(new.key, table)
         if len(ids) > MAX_NEW_ROWS:
             raise self._adapter.error(
@@ -205,7 +205,7 @@ class AdapterReader:
                 "most; merge the adapter into the model",
             )
         weight = self._read(new.key, [(token, token + 1) for token in ids.tolist()])
-        return TableRows(ids.to(self._device), self._placed(weight))
+        return TableRows(ids.to(self._device), self._placed(new.key, weight))
 
     def _check_copy(self, key: str, table: Table) -> None:
         if len(self._changed(key, table)):
@@ -216,19 +216,19 @@ class AdapterReader:
         """Ids of the rows in which a whole matrix is another than the base model's."""
         found = []
         for chunk in _chunks(table.size):
-            own = self._placed(self._read(key, [chunk]))
+            own = self._placed(key, self._read(key, [chunk]))
             found.append((own != table.rows(chunk).to(own.device)).any(1).nonzero().flatten().cpu() + chunk[0])
         return torch.cat(found)
 
     def _a(self, module: str, inputs: Range | None) -> Tensor:
         pair = self._adapter.pairs[module]
         whole = self._read(pair.a, [(0, pair.rank)])
-        return self._placed(whole if inputs is None else whole[:, slice(*inputs)])
+        return self._placed(pair.a, whole if inputs is None else whole[:, slice(*inputs)])
 
     def _b(self, part: Part) -> Tensor:
         """The scale is multiplied in before the numbers are rounded to the model's type."""
         pair = self._adapter.pairs[part.name]
-        return self._placed(self._ordered(part, self._read(pair.b, part.rows)) * pair.scale)
+        return self._placed(pair.b, self._ordered(part, self._read(pair.b, part.rows)) * pair.scale)
 
     def _of_expert(self, wanted: ExpertRows, columns: Range | None) -> tuple[Tensor, Tensor]:
         """A [rank, inputs] and B [outputs, rank] of one expert."""
@@ -242,7 +242,7 @@ class AdapterReader:
         b = torch.cat([b[slice(*cut)] for cut in wanted.rows]) * pair.scale
         if wanted.order is not None:
             b = b[wanted.order.to(b.device)]
-        return self._placed(a if columns is None else a[:, slice(*columns)]), self._placed(b)
+        return self._placed(pair.a, a if columns is None else a[:, slice(*columns)]), self._placed(pair.b, b)
 
     def _read(self, key: str, rows: Sequence[Range]) -> Tensor:
         """In float32 on the host."""
@@ -261,8 +261,16 @@ class AdapterReader:
     def _ordered(part: Part, rows: Tensor) -> Tensor:
         return rows if part.order is None else part.order.apply(rows)
 
-    def _placed(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, self._dtype).contiguous()
+    def _placed(self, key: str, tensor: Tensor) -> Tensor:
+        """What is made of the tensor `key`, where the model reads it. An infinite number would reach rows of other
+        adapters, too, for which it is multiplied by 0."""
+        placed = tensor.to(self._device, self._dtype).contiguous()
+        if not placed.isfinite().all():
+            raise self._adapter.error(
+                f"tensor {key:.200}, with its scale, is too large for the model's type, {self._dtype}: it is damaged, "
+                "or needs another --dtype"
+            )
+        return placed
 
 
 def _chunks(size: int) -> list[Range]:

@@ -81,6 +81,7 @@ class Residents:
         self._itemsize = itemsize
         self._digests = digests
         self._by_id: dict[int, Residence] = {}
+        self._num_clears = 0
         self._lock = threading.Lock()  # one at a time is read, so that no two need memory at once
 
     def check(self, name: str, path: str) -> Size:
@@ -92,6 +93,7 @@ class Residents:
 
     def load(self, load_id: int, name: str, path: str) -> Size:
         """Requests may have the adapter under `load_id` from now on. Raises StartupError as `check` does."""
+        num_clears = self._num_clears
         adapter = self._checked(name, path)
         digest = self._digest(adapter, whole=True)
         with self._lock:
@@ -101,10 +103,14 @@ class Residents:
             if not self._free:
                 raise StartupError(f"LoRA adapter `{name}`: {MOST_RESIDENT} adapters are in use; try again later")
             number = self._free.popleft()
-            self._sites.put(number, loaded)
             residence = Residence(number)
-            weakref.finalize(residence, self._leave, number, name)
+            weakref.finalize(residence, self._leave, number, name)  # also if what follows fails
+            self._sites.put(number, loaded)
             self._by_id[load_id] = residence
+            if num_clears != self._num_clears:
+                # Its router is gone and drops it no more; the next one gives the same ids again.
+                self.drop(load_id)
+                raise StartupError(f"LoRA adapter `{name}`: another router has connected meanwhile")
         logger.debug("LoRA adapter `%s` is loaded under %d: %d bytes", name, load_id, loaded.nbytes)
         return Size(loaded.nbytes, adapter.rank, digest)
 
@@ -113,7 +119,8 @@ class Residents:
         self._by_id.pop(load_id, None)
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all, also what is being loaded."""
+        self._num_clears += 1
         self._by_id.clear()
 
     def find(self, load_id: int) -> Residence | None:

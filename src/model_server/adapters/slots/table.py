@@ -42,7 +42,12 @@ class SlotTable:
             if slot is None:
                 return None
             self._need_host.discard(slot)
-            if self._copy(slot, number):
+            try:
+                needs_host = self._copy(slot, number)
+            except BaseException:
+                self._free.append(slot)
+                raise
+            if needs_host:
                 self._need_host.add(slot)
             self.num_loads += 1
             self._slots[number], self._numbers[slot] = slot, number

@@ -108,6 +108,24 @@ def test_adapters_with_the_same_shapes_have_digests_of_their_own(tmp_path: Path)
     assert other_scale[0] != check and other_scale[1] != load
 
 
+@pytest.mark.parametrize(
+    ("dtype", "key", "value"),
+    [(torch.float16, "lora_A", 1e5), (torch.float16, "lora_B", 4e4), (torch.bfloat16, "lora_B", 3e38)],
+)
+def test_numbers_that_would_not_be_finite_in_the_models_type(
+    dtype: torch.dtype, key: str, value: float, model: Path, tmp_path: Path
+) -> None:
+    """Rounded, or with the scale (2 here): times 0 they would be none, in rows that have other adapters, too."""
+    shape = (4, 64) if key == "lora_A" else (512, 4)
+    large = {f"base_model.model.lm_head.{key}.weight": torch.full(shape, value)}
+    write_adapter(tmp_path / "a", HEAD, tensors=large)
+    residents = residents_of(load(model, dtype=dtype, adapter_room=1), model, tmp_path, number=1)
+    refusal = rf"^LoRA adapter `x`: .*{key}.* is too large for the model's type, {dtype}:"
+    with pytest.raises(StartupError, match=refusal):
+        residents.load(1, "x", "a")
+    assert residents.num_free == 1
+
+
 class FakeSites:
     """Remembers which adapter has which number."""
 
@@ -163,3 +181,36 @@ def test_any_order(seed: int, tmp_path: Path) -> None:
     held.clear()
     gc.collect()
     assert not sites.at and residents.num_free == 6
+
+
+def checked(name: str, path: Path) -> Any:
+    return type("Checked", (), {"name": name, "headers": {}, "rank": 1})()
+
+
+def test_a_load_that_fails_at_its_end_keeps_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = FakeSites()
+    residents = Residents(sites, range(1), tmp_path, checked, 2)
+
+    def put(number: int, loaded: Any) -> None:
+        sites.at[number] = loaded.name
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sites, "put", put)
+        with pytest.raises(MemoryError):
+            residents.load(1, "a", "x")
+    assert residents.num_free == 1 and not sites.at and residents.find(1) is None
+    residents.load(1, "a", "x")
+    assert residents.find(1) is not None
+
+
+def test_a_load_of_an_earlier_router_ends_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one clears all while it is read, and begins with the same load ids."""
+    sites = FakeSites()
+    residents = Residents(sites, range(2), tmp_path, checked, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(sites, "read", lambda adapter: residents.clear() or FakeSites.read(sites, adapter))
+        with pytest.raises(StartupError, match=r"LoRA adapter `a`: another router has connected meanwhile"):
+            residents.load(1, "a", "x")
+    residents.load(1, "b", "x")
+    assert list(sites.at.values()) == ["b"] and residents.num_free == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,6 +51,23 @@ def test_an_adapter_that_goes_while_a_slot_is_taken() -> None:
     assert copies.table.num_held == 0
     assert copies.table.take(11, tuple) == 0, "another of the same number is copied"
     assert (copies.table.num_loads, copies.table.num_held) == (3, 1)
+
+
+def test_a_copy_that_fails_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(2)
+    first, second = copies.table.take(7, tuple), copies.table.take(8, tuple)
+
+    def fail(slot: int, number: int) -> bool:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copies.table, "_copy", fail)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="no memory"):
+                copies.table.take(9, lambda: {second})
+    assert copies.table.num_held == 1 and copies.table.take(8, tuple) == second
+    assert copies.table.take(9, lambda: {second}) == first and copies.slots == [9, 8]
+    assert copies.table.is_capturable(torch.tensor([first])) and copies.table.num_loads == 3
 
 
 def test_which_steps_need_the_host() -> None:
