@@ -82,7 +82,7 @@ VISION = """Of vision models, the text model is loaded natively: {}. Which of th
 [images.md](images.md#models). These types are compared with transformers' whole models on text
 (`tests/parity/test_vision_text.py`), and have a row here only where transformers also counts them among the models for
 text. `mllama` and `idefics`, whose layers of cross attention read images, run with the stateful runner
-(`tests/parity/test_cross_attention.py`)."""
+(`tests/parity/test_cross_attention.py`); the row of `mllama` is that of its text model in a checkpoint of its own."""
 
 
 @dataclass

@@ -66,7 +66,7 @@ class ImageReader:
         images: list[PreparedImage] = []
         for one in asked:
             if one.prepared is None:
-                one.prepared = await self._read(one, left)
+                one.prepared = await self._read(one, left, images)
             left -= one.prepared.num_pixels
             if left < 0:
                 most = _PIXELS_OF_A_REQUEST * self._limits.max_pixels
@@ -77,7 +77,8 @@ class ImageReader:
     def close(self) -> None:
         self._workers.close()
 
-    async def _read(self, asked: AskedImage, max_pixels: int) -> PreparedImage:
+    async def _read(self, asked: AskedImage, max_pixels: int, others: Sequence[PreparedImage]) -> PreparedImage:
+        """others: images of the same request."""
         self._store.check_memory()
         data, key = await self._file(asked)
         self._metrics.count("tgi_image_count")
@@ -88,13 +89,25 @@ class ImageReader:
                 if image is None:
                     began = time.monotonic()
                     job = Job(key, data, min(max_pixels, self._limits.max_pixels), asked.detail)
-                    image = self._store.add(await self._workers.prepare(job))
+                    image = await self._workers.prepare(job)
+                    self._check_size([*others, image])
+                    image = self._store.add(image)
                     self._metrics.observe("tgi_image_prepare_duration", time.monotonic() - began)
         finally:
             if not lock.locked() and self._running.get(key) is lock:
                 del self._running[key]
         self._metrics.observe("tgi_image_tokens", image.num_embeds)
         return image
+
+    def _check_size(self, images: Sequence[PreparedImage]) -> None:
+        """Whether one request may have all of them. Raises ValidationError, not OverloadedError, after which
+        clients ask again."""
+        most = self._store.memory_bytes
+        if sum({image.key: image.num_bytes for image in images}.values()) > most:
+            raise ValidationError(
+                f"the images of the request take more than {most >> 20} MiB once they are prepared "
+                "(--max-image-memory-mib): send fewer or smaller ones"
+            )
 
     async def _file(self, asked: AskedImage) -> tuple[bytes, bytes]:
         """The bytes and their key. Decoding megabytes takes a thread, not the event loop."""

@@ -16,7 +16,7 @@ class ImageStore:
 
     def __init__(self, *, cache_bytes: int, memory_bytes: int) -> None:
         self._cache_bytes = cache_bytes
-        self._memory_bytes = memory_bytes
+        self.memory_bytes = memory_bytes
         self._cached: OrderedDict[bytes, PreparedImage] = OrderedDict()
         self._alive: weakref.WeakValueDictionary[bytes, PreparedImage] = weakref.WeakValueDictionary()
         self.num_cached_bytes = 0
@@ -35,9 +35,9 @@ class ImageStore:
         if present is not None:
             return present
         size = image.num_bytes
-        while self._cached and self.num_bytes + size > self._memory_bytes:
+        while self._cached and self.num_bytes + size > self.memory_bytes:
             self._evict()
-        if self.num_bytes + size > self._memory_bytes:
+        if self.num_bytes + size > self.memory_bytes:
             raise OverloadedError(_RETRY_AFTER_S)
         self.num_bytes += size
         weakref.finalize(image, self._gone, size).atexit = False
@@ -51,7 +51,7 @@ class ImageStore:
 
     def check_memory(self) -> None:
         """Before an image is fetched and prepared. Raises OverloadedError if requests alone fill the memory."""
-        if self.num_bytes - self.num_cached_bytes >= self._memory_bytes:
+        if self.num_bytes - self.num_cached_bytes >= self.memory_bytes:
             raise OverloadedError(_RETRY_AFTER_S)
 
     def _evict(self) -> None:

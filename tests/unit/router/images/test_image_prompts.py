@@ -11,6 +11,8 @@ from image_scene import ITERATES, PER_IMAGE, Scene, data_url
 from router_fakes import Router
 from support.pictures import picture
 
+from wire.images.prepared import Feature, PreparedImage
+
 MakeScene = Callable[..., Scene]
 
 
@@ -113,10 +115,19 @@ async def test_pixels_are_limited_for_an_image_and_for_all_of_a_request(make_sce
     assert status == 422 and "invalid image" in error
 
 
-async def test_a_full_memory_is_429(make_scene: MakeScene) -> None:
-    scene = make_scene(memory_bytes=100)
-    status, _ = await scene.refusal("/generate", inputs=f"![]({data_url(40, 50)})")
-    assert status == 429 and scene.images.store.num_bytes == 0
+async def test_memory_that_others_fill_is_429_and_what_never_fits_422(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    first, second = (f"![]({data_url(40, 50, seed)})" for seed in (0, 1))
+    await scene.post("/generate", inputs=first)
+    size = scene.images.store.num_bytes
+    scene = make_scene(memory_bytes=size * 3 // 2)
+    held = scene.images.store.add(PreparedImage(b"other", "", 1, None, {"x": Feature("bool", (size,), bytes(size))}))
+    status, _ = await scene.refusal("/generate", inputs=first)
+    assert status == 429 and scene.images.store.num_bytes == held.num_bytes == size
+    del held
+    assert (await scene.post("/generate", inputs=first + first)).status_code == 200
+    status, error = await scene.refusal("/generate", inputs=first + second)
+    assert status == 422 and "the images of the request take more than" in error
 
 
 async def test_truncate_never_cuts_an_image(make_scene: MakeScene) -> None:
