@@ -49,6 +49,23 @@ if os.environ.get("RANK"):
 """
 
 
+# As on a GPU: windows that the device makes, and calls that are submitted before the last one is answered.
+_ON_A_DEVICE = (
+    _CHEAP_STEPS
+    + """
+    from model_server.engine.engine import Engine
+    from model_server.speculation import loading
+    from model_server.speculation.device.speculator import DeviceSpeculator
+    from model_server.speculation.speculator import Speculator
+    Engine._runs_ahead = True
+    Speculator._draft = None  # nothing is left to the host
+    loading.lookup_speculator = lambda traits, most, rows, device, *, alone: DeviceSpeculator(
+        most, rows, device, traits.block_size, alone=alone
+    )
+"""
+)
+
+
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningServer]]:
     """The demo model without drafts, and on two ranks with drafts."""
@@ -101,6 +118,33 @@ def test_every_token_has_its_event(servers: list[RunningServer]) -> None:
             events = [json.loads(line[5:]) for line in found.iter_lines() if line.startswith("data:")]
         streams.append([(event["index"], event["token"]["id"]) for event in events])
     assert streams[0] == streams[1] and len(streams[0]) == 30
+
+
+@pytest.mark.long
+def test_several_answers_to_a_prompt_where_the_device_drafts(
+    servers: list[RunningServer], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    plain, _ = servers
+    bodies = [
+        {"n": 4, "seed": 3, "temperature": 0.8},
+        {"n": 1, "best_of": 2, "seed": 3, "temperature": 0.8},
+        {"n": 2, "seed": 3, "temperature": 0.8, "presence_penalty": 1.0, "logprobs": 2},
+    ]
+    inputs = {"model": "demo", "prompt": "one, two, three, four, one, two, three, four, one, two", "max_tokens": 50}
+
+    def choices(server: RunningServer, body: dict[str, Any]) -> Any:
+        found = httpx.post(f"{server.url}/v1/completions", json=inputs | {"ignore_eos": True} | body, timeout=60)
+        assert found.status_code == 200, found.text
+        return sorted((one["index"], one["text"], one["finish_reason"]) for one in found.json()["choices"])
+
+    on_a_device = sabotaged(tmp_path_factory.mktemp("device"), _ON_A_DEVICE)
+    with running_server("demo", "--dtype", "float32", "--speculate", "5", environ=on_a_device) as drafting:
+        for _ in range(2):  # and again with prompts from the prefix cache
+            for body in bodies:
+                assert choices(drafting, body) == choices(plain, body)
+        found = metrics_of(httpx.get(f"{drafting.url}/metrics").text)
+    drafted, right = (found[f'tgi_speculation_{what}_tokens{{kind="lookup"}}'] for what in ("drafted", "accepted"))
+    assert 20 < right <= drafted
 
 
 @pytest.mark.long

@@ -121,7 +121,8 @@ class DeviceSpeculator(Speculator):
         self._block_size = block_size
         self._look_up: LookUp = look_up_on(device)
         self._judged: Pace | None = None
-        self._pays: dict[int, bool] = {}  # by number of rows, at the pace that was judged
+        # By number of rows, and whether the host drafts, at the pace that was judged.
+        self._pays: dict[tuple[int, bool], bool] = {}
 
     def bytes_beside(self, max_length: int) -> int:
         """Of the histories, twice while rows change, and of what penalties make of them at each place."""
@@ -140,7 +141,7 @@ class DeviceSpeculator(Speculator):
 
     def on_host(self, rows: list[Sequence]) -> bool:
         """Whether it may be one that the host makes (`window`), which must have seen all tokens of the rows."""
-        return self._may_pay(len(rows)) and not all(map(_fits, rows))
+        return not all(map(_fits, rows)) and self._may_pay(len(rows), by_host=True)
 
     def window(self, rows: list[Sequence]) -> Window | None:
         """As in `Speculator`, where the host makes it."""
@@ -187,17 +188,19 @@ class DeviceSpeculator(Speculator):
     def _allowed(self, num_rows: int) -> list[int]:
         return [one for one in window_lengths(self.most) if num_rows * (one + 1) <= self._max_rows]
 
-    def _may_pay(self, num_rows: int) -> bool:
-        """Whether drafts gain anything if all of them are right."""
+    def _may_pay(self, num_rows: int, *, by_host: bool = False) -> bool:
+        """Whether drafts gain anything if all of them are right. by_host: no drafter computes them."""
         pace = self.pace
         if pace is None:
             return False
         if pace is not self._judged:
             self._judged, self._pays = pace, {}
-        if num_rows not in self._pays:
-            gains = [self._gain(one, [one] * num_rows, [1.0] * num_rows) for one in self._allowed(num_rows)]
-            self._pays[num_rows] = max(gains, default=0.0) >= LEAST_GAIN
-        return self._pays[num_rows]
+        key = num_rows, by_host
+        if key not in self._pays:
+            gain = pace.gain if by_host else self._gain
+            gains = [gain(one, [one] * num_rows, [1.0] * num_rows) for one in self._allowed(num_rows)]
+            self._pays[key] = max(gains, default=0.0) >= LEAST_GAIN
+        return self._pays[key]
 
 
 def _fits(sequence: Sequence) -> bool:

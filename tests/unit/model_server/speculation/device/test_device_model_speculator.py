@@ -113,3 +113,9 @@ def test_steps_without_drafts_are_kept_from_a_drafter_that_has_to_see_all_but_wh
     assert made.keeps_plain(many) is None and many[0].drafts_from is None
     other, many = speculator(Drafter()), batch_of(40)
     assert other.keeps_plain(many) == "all" and many[0].drafts_from is not None
+
+
+def test_a_drafter_that_takes_too_long_keeps_the_host_from_nothing() -> None:
+    made = speculator(Drafter(100.0))
+    assert not made.on_device(None, batch_of(2)) and not made.on_host(batch_of(2))
+    assert made.on_host(batch_of(2, grammar=object()))
