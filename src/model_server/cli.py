@@ -115,7 +115,7 @@ def download(config: DownloadConfig) -> int:
             get(found.model_id, found.revision)
         if config.speculator is not None and not is_mtp(config.speculator):
             _download_speculator(config.speculator)
-        download_adapters(config.lora_adapters, with_bars=draws_progress_bars())
+        download_adapters(config.lora_adapters, with_bars=draws_progress_bars(), auto_convert=config.auto_convert)
     except StartupError as error:
         logger.error("%s", error)
         return 1

@@ -284,8 +284,8 @@ class DownloadConfig:
         False,
         env=None,
         negatable=True,
-        help="If a model has only pickled weights (.bin, .pt), write safetensors beside them; a separate process that "
-        "accepts only tensors reads the pickled files",
+        help="If a model, or a folder of --lora-adapters, has only pickled weights (.bin, .pt), write safetensors "
+        "beside them; a separate process that accepts only tensors reads the pickled files",
     )
     quantize: Quantize | None = option(
         None,

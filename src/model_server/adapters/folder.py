@@ -210,7 +210,8 @@ def _files(directory: Path) -> list[Path]:
     if not files:
         if any(directory.glob("*.bin")):
             raise StartupError(
-                "adapter_model.bin is pickled; load the adapter with PEFT and save it again, which writes safetensors"
+                "adapter_model.bin is pickled; convert it once with `model-server download-weights MODEL "
+                f"--lora-adapters {directory} --auto-convert`"
             )
         found = ", ".join(sorted(f.name for f in directory.iterdir())[:_MOST_NAMED])
         raise StartupError(f"no *.safetensors in {directory} (found: {found})")

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 # Trainers leave these beside the weights.
 _NO_WEIGHTS = ("arguments", "args", "training", "optimizer", "scheduler", "rng_state", "scaler", "adapter_model")
+_ADAPTER = "adapter_model.bin"
 _PREFIX = "pytorch_"
 _UNPICKLE = "model_server.weights.conversion.unpickle"
 
@@ -62,13 +63,20 @@ def safetensors_name(pickled: str) -> str:
     return Path(pickled).stem.removeprefix(_PREFIX) + ".safetensors"
 
 
-def convert(directory: Path) -> list[Path]:
-    """Convert all pickled weights of `directory`; the new files are put beside them.
+def convert_adapter(directory: Path) -> None:
+    """The same of a LoRA adapter that is pickled as PEFT did it; nothing where it is not."""
+    source = directory / _ADAPTER
+    if source.is_file() and not any(directory.glob("*.safetensors")):
+        convert(directory, [source])
+
+
+def convert(directory: Path, sources: Sequence[Path] | None = None) -> list[Path]:
+    """Convert all pickled weights of `directory`, or `sources` in it; the new files are put beside them.
 
     Raises StartupError, one line: nothing to convert, a file that holds more than tensors, an old format, damage, no
     room or right to write. The directory is then as it was.
     """
-    sources = pickled_files(directory)
+    sources = pickled_files(directory) if sources is None else sources
     targets = {safetensors_name(source.name): source for source in sources}
     if len(targets) < len(sources):
         raise StartupError(f"{directory}: two files would both become one of {', '.join(sorted(targets))}")

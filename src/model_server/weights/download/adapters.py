@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from model_server.errors import StartupError
+from model_server.weights.conversion.weights import convert_adapter
 from model_server.weights.download import disk
 from model_server.weights.download.download import WAIT_S, HubDownload
 from model_server.weights.download.hub import Hub, HuggingFaceHub
@@ -22,9 +23,16 @@ logger = logging.getLogger(__name__)
 
 
 def download_adapters(
-    value: str | None, *, hub: Hub | None = None, wait_s: float = WAIT_S, with_bars: bool = False
+    value: str | None,
+    *,
+    hub: Hub | None = None,
+    wait_s: float = WAIT_S,
+    with_bars: bool = False,
+    auto_convert: bool = False,
 ) -> None:
     """Make the adapters of `--lora-adapters` present on this machine; folders are there already.
+
+    auto_convert: of a folder whose tensors are pickled alone, write safetensors beside them.
 
     Raises StartupError, one line that names the adapter: unknown or gated repository, no network and nothing cached, no
     room or right to write, or a repository without an adapter's config or safetensors.
@@ -32,6 +40,8 @@ def download_adapters(
     stop = threading.Event()
     for source in adapter_sources(value, StartupError):
         if source.is_folder:
+            if auto_convert:
+                convert_adapter(Path(source.place).expanduser())
             continue
         wanted = _AdapterDownload(source, hub or HuggingFaceHub(stop), stop, wait_s, interval(with_bars))
         try:

@@ -17,7 +17,13 @@ from typing import TypeVar
 
 from model_server.errors import StartupError
 from model_server.weights.conversion.tokenizer import ensure_tokenizer, has_tokenizer, nothing_found
-from model_server.weights.conversion.weights import PICKLE_INDEX, convert, has_pickled_weights, is_pickled_weights
+from model_server.weights.conversion.weights import (
+    PICKLE_INDEX,
+    convert,
+    convert_adapter,
+    has_pickled_weights,
+    is_pickled_weights,
+)
 from model_server.weights.download import disk
 from model_server.weights.download.hub import Hub, HuggingFaceHub, Repository
 from model_server.weights.download.parallel import in_parallel
@@ -85,6 +91,8 @@ def download(
     )  # fmt: skip
     here = is_local(model_id)
     if here and (adapter := adapter_directory(model_id, revision)) is not None:
+        if auto_convert:
+            convert_adapter(adapter)
         return _base_of(adapter, fetch, is_local=True)
     if here:
         directory = resolve(model_id, revision)

@@ -197,7 +197,10 @@ def test_folders_that_are_no_adapters(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"no adapter_config.json in {tmp_path} (found: nothing)"
     write_adapter(tmp_path, {Q: (16, 32)})
     (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
-    assert refusal(tmp_path).startswith("adapter_model.bin is pickled; load the adapter with PEFT and save it again")
+    assert refusal(tmp_path) == (
+        "adapter_model.bin is pickled; convert it once with `model-server download-weights MODEL --lora-adapters "
+        f"{tmp_path} --auto-convert`"
+    )
     (tmp_path / "adapter_model.bin").unlink()
     assert refusal(tmp_path) == f"no *.safetensors in {tmp_path} (found: adapter_config.json)"
     write_adapter(tmp_path, {})

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from support.adapters import write_adapter
 
+from model_server.adapters.folder import Targets, read_adapter
 from model_server.adapters.sources import adapter_folders
 from model_server.errors import StartupError
 from model_server.weights.download.adapters import download_adapters
@@ -58,6 +63,33 @@ def test_config_and_safetensors_and_nothing_else(tmp_path: Path) -> None:
         "org/a": snapshot_of("org/a", COMMIT),
         "b": snapshot_of("org/b", COMMIT),
     }
+
+
+def test_a_pickled_folder_is_converted_where_that_is_asked_for(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", {"down": (3, 2)}, rank=1)
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    torch.save(tensors, folder / "adapter_model.bin")
+    file.unlink()
+    download_adapters(f"{folder}")
+    assert not file.exists()
+    download_adapters(f"{folder}", auto_convert=True)
+    adapter = read_adapter("a", folder, Targets(linear={"down": (3, 2)}), ("",))
+    with adapter.open() as opened:
+        for key, tensor in tensors.items():
+            assert torch.equal(opened.rows(key, [(0, len(tensor))]), tensor)
+    before = file.stat()
+    download_adapters(f"{folder}", auto_convert=True)
+    assert file.stat() == before and sorted(os.listdir(folder)) == [
+        "adapter_config.json",
+        "adapter_model.bin",
+        "adapter_model.safetensors",
+    ]
+    file.unlink()
+    (folder / "adapter_model.bin").write_bytes(b"damaged")
+    with pytest.raises(StartupError, match=r"adapter_model\.bin"):
+        download_adapters(f"{folder}", auto_convert=True)
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("later", [FakeHub([], is_offline=True), FakeHub([], is_down=True)])
