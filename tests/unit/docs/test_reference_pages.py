@@ -48,8 +48,10 @@ CONFIGS = {
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|TERM")
 NOT_VARIABLES = {"SC_CLK_TCK", "SC_PAGE_SIZE", "SC_PHYS_PAGES", "STRICT_SPREAD"}
 """Words of the same shape in modules that read the environment."""
-ALWAYS_THERE = {"LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
-"""Handed to a child as they are, or set for it; no setting of ours."""
+ALWAYS_THERE = {
+    "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "HF_DEACTIVATE_ASYNC_LOAD",
+}  # fmt: skip
+"""Handed to a child as they are, or set for it or for a library; no setting of ours."""
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
