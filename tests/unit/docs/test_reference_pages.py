@@ -49,7 +49,8 @@ VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|TERM")
 NOT_VARIABLES = {"SC_CLK_TCK", "SC_PAGE_SIZE", "SC_PHYS_PAGES", "STRICT_SPREAD"}
 """Words of the same shape in modules that read the environment."""
 ALWAYS_THERE = {
-    "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "HF_DEACTIVATE_ASYNC_LOAD",
+    "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
+    "HF_DEACTIVATE_ASYNC_LOAD",
 }  # fmt: skip
 """Handed to a child as they are, or set for it or for a library; no setting of ours."""
 
