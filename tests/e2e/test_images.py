@@ -26,6 +26,8 @@ from transformers import AutoImageProcessor
 pytestmark = pytest.mark.e2e
 NUM_TOKENS = 8
 PER_IMAGE = 16
+BLOCK = 16
+HALF = "\ufffd"
 TEMPLATE = (
     "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
     "{% for part in message.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
@@ -111,6 +113,36 @@ def test_a_picture_that_was_seen_is_not_prepared_again(scene: Scene) -> None:
     assert scene.generate(inputs) == first
     assert scene.metric("tgi_image_prepare_duration_count") == prepared
     assert scene.metric("tgi_image_count") == read + 1
+
+
+def test_prompts_share_what_is_before_in_and_behind_an_equal_picture_only(scene: Scene) -> None:
+    """The tokens of transformers whatever is shared, which is whole blocks of 16 tokens."""
+    seen, other = picture(66, 48, 21), picture(66, 48, 22)
+    before = "What is this that is here and there, and what is it? "
+    behind = " Say what this is and where it is. " * 3
+
+    def ask(shown: bytes, end: str) -> tuple[int, int, list[float]]:
+        """Prompt tokens, those of them that were shared, and counts of reading."""
+        body = {
+            "model": "m", "prompt": f"{before}![]({data_url(shown)}){behind}{end}", "max_tokens": NUM_TOKENS,
+            "temperature": 0,
+        }  # fmt: skip
+        answer = httpx.post(f"{scene.url}/v1/completions", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        found, usage = answer.json()["choices"][0]["text"], answer.json()["usage"]
+        expected = scene._tokenizer.decode(scene.expected(f"{before}<image>{behind}{end}", shown))
+        assert found.rstrip(HALF) == expected.rstrip(HALF)  # the last token may end within a character
+        return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"], counts_of_reading(scene)
+
+    start = len(scene._tokenizer.encode(before).ids)
+    length, shared, first = ask(seen, "one")
+    assert shared < BLOCK and start + PER_IMAGE + 2 * BLOCK < length
+    _, shared, second = ask(seen, "two")  # behind the picture, which no shard is sent again
+    assert shared > start + PER_IMAGE + BLOCK
+    assert second == [first[0] + 1, *first[1:]]
+    _, shared, third = ask(other, "two")
+    assert start - BLOCK < shared <= start
+    assert third == [count + 1 for count in second]
 
 
 def test_a_streamed_chat(scene: Scene) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from parity.vision_ranks import VisionRanks
 from parity.vision_scene import BLOCK, VisionScene, request
 from safetensors.torch import load_file, save_file
+from support.effort import examples
 from support.engine_shard import EngineShard, errors_of, tokens_of
 from support.loading import CPU, load
 from support.vision_models import CONFIGS, MODEL_TYPES, write_vision_checkpoint
@@ -102,6 +104,27 @@ def test_chunks_and_other_rows_change_nothing(scene: VisionScene) -> None:
         assert [found[one.id] for one in requests] == expected, budget
         encoder = shard.engine.encoder
         assert encoder is not None and encoder.misses == 3 and encoder.num_rows > 0
+
+
+def test_chunks_of_random_lengths_change_nothing(scene: VisionScene) -> None:
+    """First chunks and budgets at random, of prompts that join at random steps."""
+    if scene.name.startswith("paligemma"):
+        pytest.skip("its prompts are not cut")
+    source = random.Random(scene.name)
+    prompts = [scene.prompt((0, 1)), scene.prompt(()), scene.prompt((2,))]
+    expected = [scene.generate(one) for one in prompts]
+    for _ in range(examples(1, 6)):
+        shard = scene.shard(budget=source.randrange(1, 24))
+        waiting = [
+            request(shard, one, chunk_len=scene.first_chunk(one, source.randrange(1, len(one.ids)))) for one in prompts
+        ]
+        results = [shard.prefill(0, waiting[0])]
+        for number, one in enumerate(waiting[1:], 1):
+            results += [shard.decode(0) for _ in range(source.randrange(5))]  # fewer than the first one's tokens
+            results.append(shard.prefill(number, one, cached=0))
+        results += shard.run_out(results.pop(), 0)
+        found = tokens_of(*results)
+        assert [found[one.id] for one in waiting] == expected
 
 
 def test_preempted_requests_go_on(scene: VisionScene) -> None:
