@@ -115,10 +115,6 @@ VARIABLES = (
     Variable("RAYON_NUM_THREADS", "tokenizers", "Set to 1 for the trial of a tokenizer.", in_code=True),
     Variable("TRANSFORMERS_VERBOSITY", "transformers", "Set for the conversion of a tokenizer.", in_code=True),
     Variable(
-        "HF_DEACTIVATE_ASYNC_LOAD", "transformers",
-        "Set to 1 while transformers loads a model whose matrices are quantized on load.", in_code=True,
-    ),
-    Variable(
         "GLOO_SOCKET_IFNAME", "shard", "Network interface that shards on CPUs use. Set to `lo` if all shards are on "
         "one machine, in a group of nodes by the launcher to the interface of `--node-addr`.",
         in_code=True,
