@@ -25,6 +25,7 @@ from model_server.quantization.forms.table import FP4, NF4, TableCodes
 numpy_scalars.mend()
 
 KINDS = ("codes4", "codes8")
+STORED = (*KINDS, "float4", "nvfp4", "mxfp4", "table4", "float8", "block")
 
 
 def noise(*shape: int, seed: int) -> Tensor:
@@ -118,6 +119,14 @@ def quantized(form: Plain, kind: str) -> Form:
         assert isinstance(found, Codes)
         table = torch.tensor(NF4 if out % 3 else FP4, device=found.codes.device)
         return TableCodes(found.codes, 8 * found.scales.float(), table, 16, columns)
+    if kind in ("nvfp4", "mxfp4"):
+        found = quantized(form, "float4")
+        assert isinstance(found, Codes)
+        if kind == "mxfp4":
+            return replace(found, scales=torch.exp2(found.scales.log2().round()))
+        factors = found.scales.amax(1) / 448
+        numbers = (found.scales / factors[:, None]).to(torch.float8_e4m3fn).float()
+        return replace(found, scales=numbers * factors[:, None], factors=factors)
     bits, group = (4, 16) if kind == "codes4" else (8, columns)
     groups = -(-columns // group)
     codes = form.weight.float().mul(columns**0.5 * 2 ** (bits - 3)).add(2 ** (bits - 1)).round()
@@ -128,7 +137,9 @@ def quantized(form: Plain, kind: str) -> Form:
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["silu", "activation"])
-@pytest.mark.parametrize("kind", ["codes4", "codes8", "float4", "table4", "float8", "block", "ordered"])
+@pytest.mark.parametrize(
+    "kind", ["codes4", "codes8", "float4", "nvfp4", "mxfp4", "table4", "float8", "block", "ordered"]
+)
 @pytest.mark.parametrize(("tokens", "dtype"), [(3, torch.bfloat16), (40, torch.bfloat16), (9, torch.float32)])
 def test_quantized_experts(device: torch.device, kind: str, tokens: int, dtype: torch.dtype, fused: bool) -> None:
     """Kept as they are stored; matrices in an order of columns, which differs from expert to expert, are made dense."""
@@ -147,7 +158,7 @@ def test_quantized_experts(device: torch.device, kind: str, tokens: int, dtype: 
     weights = torch.rand(tokens, 2, generator=generator).to(device)
     subject = TritonExperts(experts, gated("silu"), dtype, on_input=False, silu=fused)
     assert (subject._up.kind == "plain") == ordered
-    assert kind not in ("float4", "table4") or subject._up.kind == kind
+    assert kind not in ("float4", "nvfp4", "mxfp4", "table4") or subject._up.kind == kind
     wanted = reference(experts, x, weights, chosen, False)
     actual = subject(x, weights, chosen.to(device))
     assert (actual.double().cpu() - wanted).norm() / wanted.norm() < (1e-5 if dtype == torch.float32 else 2e-2)
@@ -159,6 +170,15 @@ def test_experts_kept_in_several_ways(device: torch.device) -> None:
         replace(e, up=quantized(Plain(e.up.dequantize(torch.float32)), k)) for e, k in zip(experts, KINDS, strict=True)
     ]
     assert TritonExperts(mixed, gated("silu"), torch.bfloat16, on_input=False)._up.kind == "plain"
+
+
+def test_experts_whose_scales_fit_8_bits_in_several_ways(device: torch.device) -> None:
+    """They take more bits then, and are decoded all the same."""
+    experts = [
+        replace(e, up=quantized(Plain(e.up.dequantize(torch.float32)), kind))
+        for e, kind in zip(experts_of(2, 32, 16, torch.bfloat16, device, False), ("nvfp4", "mxfp4"), strict=True)
+    ]
+    assert TritonExperts(experts, gated("silu"), torch.bfloat16, on_input=False)._up.kind == "float4"
 
 
 def test_another_activation(device: torch.device) -> None:

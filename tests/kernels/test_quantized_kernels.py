@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -47,6 +48,22 @@ def float4_of(out: int, columns: int, group: int, device: torch.device) -> Codes
     return replace(form, zeros=torch.full_like(form.zeros, E2M1[0]), levels=E2M1)
 
 
+def nvfp4_of(out: int, columns: int, device: torch.device) -> Codes:
+    """As the format's reader makes it: e4m3 floats divided by a number for each row."""
+    form = float4_of(out, columns, 16, device)
+    numbers = form.scales.cpu().mul(1000 * columns**0.5).to(torch.float8_e4m3fn).float()
+    numbers[0, 0] = 2**-9
+    divisors = torch.rand(out, 1, generator=torch.Generator().manual_seed(3)).add(1).mul(200 * columns**0.5)
+    return replace(form, scales=(numbers / divisors).to(device) / 2, factors=(1 / divisors[:, 0]).to(device) / 2)
+
+
+def mxfp4_of(out: int, columns: int, device: torch.device) -> Codes:
+    form = float4_of(out, columns, 32, device)
+    exponents = torch.randint(-8, 3, form.scales.shape, generator=torch.Generator().manual_seed(3))
+    exponents[0, :2] = torch.tensor([-128, -127])  # of half the scales
+    return replace(form, scales=torch.ldexp(torch.ones(form.scales.shape), exponents).to(device))
+
+
 def float8_of(out: int, columns: int, block: tuple[int, int], device: torch.device) -> Fp8:
     weight = noise(out, columns, seed=out).mul(100).clamp(-448, 448).to(torch.float8_e4m3fn)
     weight[0, :8] = torch.tensor([0, 2**-9, -(2**-9), 448, -448, 7 * 2**-9, 2**-6, -0.0]).to(torch.float8_e4m3fn)
@@ -87,6 +104,37 @@ def test_codes(device: torch.device, shape: tuple[int, int], bits: int, group: i
 @pytest.mark.parametrize("shape", SHAPES[:2])
 def test_float4(device: torch.device, shape: tuple[int, int], group: int, num_rows: int) -> None:
     check(float4_of(*shape, group, device), num_rows, torch.bfloat16, device, biased=group == 32)
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 33, 64])
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_scales_of_8_bits(device: torch.device, shape: tuple[int, int], kind: str, num_rows: int) -> None:
+    form = (nvfp4_of if kind == "nvfp4" else mxfp4_of)(*shape, device)
+    matrix = kernel_matrix(form)
+    assert matrix.kind == kind
+    assert matrix.scales.nbytes == matrix.num_groups * -(-shape[0] // 4) * 4, "a byte each"
+    assert kernel_matrix(form, small_scales=False).kind == "float4"
+    check(form, num_rows, torch.bfloat16, device, biased=num_rows == 7)
+    check(form, num_rows, torch.float16, device)
+
+
+@pytest.mark.parametrize("make", [nvfp4_of, mxfp4_of])
+def test_matrices_with_scales_of_8_bits_are_exact(device: torch.device, make: Callable[..., Codes]) -> None:
+    """Where they are read in bfloat16, but for the last bit of a number for each row."""
+    form = make(16, 64, device)
+    x = torch.eye(64, device=device, dtype=torch.bfloat16)
+    actual = multiply(x, kernel_matrix(form), None, torch.float32, 1)
+    # The interpreter has no numbers below the smallest normal one.
+    torch.testing.assert_close(actual.T, form.dequantize(torch.float32), rtol=5e-7, atol=1.2e-38)
+
+
+def test_scales_that_do_not_fit_8_bits(device: torch.device) -> None:
+    form = nvfp4_of(16, 64, device)
+    form.scales[3, 2] *= 1.01
+    assert kernel_matrix(form).kind == "float4"
+    assert kernel_matrix(replace(form, factors=None)).kind == "float4"
+    assert kernel_matrix(nvfp4_of(16, 16, device)).kind == "float4", "one scale a row"
 
 
 def test_every_4_bit_float_is_exact(device: torch.device) -> None:

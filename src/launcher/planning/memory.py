@@ -46,7 +46,7 @@ def estimate(
     if info is None:
         return Estimate(weights=None, cache_type=config.kv_cache_dtype, token=None, tokens=None)
     width = itemsize(config, info, on_gpu=bool(gpus))
-    weights = weight_bytes(info, config.quantize, width)
+    weights = weight_bytes(info, config.quantize, width, on_gpu=bool(gpus))
     cache_type = cache_dtype(config, info, gpus[0] if gpus else None)
     stages = config.num_stage
     token = token_bytes(info, num_shard // stages, 1 if cache_type is not None else width)
@@ -67,7 +67,7 @@ def itemsize(config: LauncherConfig, info: ModelInfo, *, on_gpu: bool) -> int:
     return 2 if on_gpu else info.stored_itemsize
 
 
-def weight_bytes(info: ModelInfo, quantize: str | None, width: int) -> int | None:
+def weight_bytes(info: ModelInfo, quantize: str | None, width: int, *, on_gpu: bool) -> int | None:
     """All weights in memory; None where the files are not here. quantize: `--quantize`; width: of a plain weight.
 
     What is stored quantized stays as it is stored, but codes of 2 and 3 bits take 4. On load a number of a block's
@@ -84,23 +84,28 @@ def weight_bytes(info: ModelInfo, quantize: str | None, width: int) -> int | Non
     plain = min(plain, size // info.stored_itemsize)
     if info.quantization is not None:
         matrices = size - plain * info.stored_itemsize
-        return size - matrices + int(matrices * _growth(info.quantization, info.hidden_size))
+        return (
+            size
+            - matrices
+            + int(matrices * _growth(info.quantization, info.hidden_size, decodes=on_gpu and width == 2))
+        )
     numbers = size // info.stored_itemsize - plain
     if quantize in FOUR_BITS:
         return plain * width + numbers * _BLOCK_BYTES // _BLOCK
     return plain * width + numbers + _ROW_BYTES * (numbers // info.hidden_size)
 
 
-def _growth(said: Mapping[str, Any], hidden_size: int) -> float:
+def _growth(said: Mapping[str, Any], hidden_size: int, *, decodes: bool) -> float:
     """What codes of 2 and 3 bits take in memory for each byte of the file: a group of them has a scale of 2 bytes, and
     a zero point that is one more code in the file and a byte in memory. Of 4-bit floats the scale, in the file of one
-    byte for 32 numbers (MXFP4) or 16 (NVFP4), takes 4, and a zero point one. The scale of 64 numbers of bitsandbytes, a
-    byte in the file if it is quantized itself, takes 4."""
+    byte for 32 numbers (MXFP4) or 16 (NVFP4), takes 4, and a zero point one, unless a kernel for GPUs `decodes` them,
+    which takes them as they are. The scale of 64 numbers of bitsandbytes, a byte in the file if it is quantized itself,
+    takes 4."""
     kinds = f"{said.get('quant_method')} {said.get('format')} {said.get('quant_algo')}".lower()
     if "mxfp4" in kinds:
-        return 21 / 17
+        return 1.0 if decodes else 21 / 17
     if "nvfp4" in kinds:
-        return 13 / 9
+        return 1.0 if decodes else 13 / 9
     if said.get("quant_method") == "bitsandbytes" and said.get("bnb_4bit_use_double_quant"):
         return 72 / 66
     bits, group = said.get("bits"), said.get("group_size")

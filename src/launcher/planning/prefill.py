@@ -103,7 +103,7 @@ def _memory_use(config: LauncherConfig, info: ModelInfo, gpu: Gpu) -> tuple[int,
     attention = (heads + 2 * kv_heads) * width + heads * width * hidden
     model = 2 * (layers * (attention + 3 * inner * experts * hidden) + 2 * hidden * vocab)
     if info.quantization is not None or config.quantize is not None:
-        stored = memory.weight_bytes(info, config.quantize, 2)
+        stored = memory.weight_bytes(info, config.quantize, 2, on_gpu=True)
         if stored is None:
             return None
         model = stored

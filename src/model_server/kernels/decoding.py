@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Kind = Literal["plain", "codes4", "codes8", "float4", "table4", "float8", "float8_bits"]
+Kind = Literal["plain", "codes4", "codes8", "float4", "nvfp4", "mxfp4", "table4", "float8", "float8_bits"]
 
 # 2 ** 23: the float32 numbers from there on have a distance of 1, so that a code is the lower bits of one.
 _WHOLE = tl.constexpr(8388608.0)
@@ -20,6 +20,8 @@ _WHOLE_BITS = tl.constexpr(0x4B000000)
 _FLOAT8_FACTOR = tl.constexpr(2.0**120)
 # The same of 4-bit floats.
 _FLOAT4_FACTOR = tl.constexpr(2.0**126)
+# 2 ** -127, which float32 has without an exponent.
+_LEAST_POWER_BITS = tl.constexpr(0x00400000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,13 @@ class Matrix:
     All tensors are contiguous; those of several matrices (experts) have one more dimension in front.
 
     numbers: of kind plain [out, depth] floating, without scales; codes4 [out, depth / 2] uint8, the even columns in
-    the lower bits; codes8 [out, depth] uint8; float4 as codes4, but floats (E2M1); table4 as codes4, but places in a
-    table; float8 [out, depth] float8_e4m3fn; float8_bits the same as uint8, for devices that have no instruction for
-    them. scales: [groups, rows of scales], of any floating type. zeros: [groups, out] uint8; of table4 the table, [16]
-    float32; None: floats.
+    the lower bits; codes8 [out, depth] uint8; float4 as codes4, but floats (E2M1); nvfp4 and mxfp4 the same, with
+    scales of 8 bits; table4 as codes4, but places in a table; float8 [out, depth] float8_e4m3fn; float8_bits the same
+    as uint8, for devices that have no instruction for them.
+    scales: [groups, rows of scales], of any floating type; of nvfp4 the bits of e4m3 floats, of mxfp4 exponents of two
+    plus 127, those of four rows (`height`) in an int32, since bytes alone would not be prefetched.
+    zeros: [groups, out] uint8; of table4 the table, [16] float32; of nvfp4 a number for each row, [out] float32, which
+    multiplies its sums; None: floats.
     """
 
     kind: Kind
@@ -86,6 +91,13 @@ def matrix_kind(numbers: Tensor, depth: int, *, has_float8: bool) -> tuple[Kind,
 
 
 @triton.jit
+def float8_of_bits(raw):
+    """e4m3 floats of uint8, exactly, as float32."""
+    bits = raw.to(tl.int32)
+    return (((bits & 128) << 24) | ((bits & 127) << 20)).to(tl.float32, bitcast=True) * _FLOAT8_FACTOR
+
+
+@triton.jit
 def group_values(
     scales, zeros, column, start, width, depth, group, height, num_scales,
     KIND: tl.constexpr, GROUPS: tl.constexpr, WITHIN: tl.constexpr, WHOLE_ROWS: tl.constexpr,
@@ -101,7 +113,14 @@ def group_values(
     scale = zero
     if not WHOLE_ROWS:
         scale = tl.load(scales + number[None, :] * num_scales + (column // height)[:, None], mask=inside, other=0.0)
-        scale = scale.to(tl.float32)
+        if KIND == "nvfp4" or KIND == "mxfp4":
+            scale = (scale >> (column % 4 * 8)[:, None]) & 255
+        if KIND == "nvfp4":
+            scale = float8_of_bits(scale)
+        elif KIND == "mxfp4":
+            scale = tl.maximum(scale << 23, _LEAST_POWER_BITS).to(tl.float32, bitcast=True)
+        else:
+            scale = scale.to(tl.float32)
     if KIND == "codes4" or KIND == "codes8":
         zero = tl.load(zeros + number[None, :] * width + column[:, None], mask=inside, other=0).to(tl.float32) + _WHOLE
     return scale, zero
@@ -119,15 +138,14 @@ def decoded(raw, scale, zero, zeros, like, KIND: tl.constexpr, WHOLE_ROWS: tl.co
     GROUPS: tl.constexpr = scale.shape[1]
     if KIND == "float8":
         values = raw.to(tl.float32)
-    elif KIND == "float4":
+    elif KIND == "float4" or KIND == "nvfp4" or KIND == "mxfp4":
         bits = raw.to(tl.int32)
         values = (((bits & 8) << 28) | ((bits & 7) << 22)).to(tl.float32, bitcast=True) * _FLOAT4_FACTOR
     elif KIND == "table4":
         places = tl.reshape(raw.to(tl.int32), (COLUMNS * WIDTH,))
         values = tl.reshape(tl.gather(tl.load(zeros + tl.arange(0, 16)), places, 0), (COLUMNS, WIDTH))
     elif KIND == "float8_bits":
-        bits = raw.to(tl.int32)
-        values = (((bits & 128) << 24) | ((bits & 127) << 20)).to(tl.float32, bitcast=True) * _FLOAT8_FACTOR
+        values = float8_of_bits(raw)
     else:
         values = (raw.to(tl.int32) | _WHOLE_BITS).to(tl.float32, bitcast=True)
     values = tl.reshape(values, (COLUMNS, GROUPS, WIDTH // GROUPS))

@@ -100,7 +100,7 @@ def _decode_multiply(
     BIASED: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    PAIRS: tl.constexpr = KIND == "codes4" or KIND == "float4" or KIND == "table4"
+    PAIRS: tl.constexpr = KIND != "plain" and KIND != "codes8" and KIND != "float8" and KIND != "float8_bits"
     PER_BYTE: tl.constexpr = 2 if PAIRS else 1
     part = tl.program_id(2)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -133,6 +133,8 @@ def _decode_multiply(
             total = product(decoded(raw, scale, zero, zeros, given, KIND, WHOLE_ROWS), tl.trans(given), total)
     if WHOLE_ROWS:
         total *= tl.load(scales + column // height, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if KIND == "nvfp4":
+        total *= tl.load(zeros + column, mask=inside, other=0.0)[:, None]
     if BIASED:
         total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[:, None]
     at = out + (part * num_rows + row[None, :]).to(tl.int64) * width + column[:, None]
@@ -147,6 +149,8 @@ def variants() -> Sequence[Variant]:
             found.append(_variant(tiles, dtype, "codes4", group=128))
             found.append(_variant(tiles, dtype, "codes8", group=None))
             found.append(_variant(tiles, dtype, "float4", group=16))
+            found.append(_variant(tiles, dtype, "nvfp4", group=16))
+            found.append(_variant(tiles, dtype, "mxfp4", group=32))
             found.append(_variant(tiles, dtype, "table4", group=64))
             found.append(_variant(tiles, dtype, "float8", group=None))
         found.append(_variant(tiles, "bf16", "codes4", group=32))
@@ -178,8 +182,8 @@ def _variant(
         kernel=_decode_multiply,
         signature={
             "x": number, "numbers": "*fp8e4nv" if kind == "float8" else "*u8", "bias": number,
-            "scales": "*fp16" if codes else "*fp32",
-            "zeros": {"float8": "*fp8e4nv", "table4": "*fp32"}.get(kind, "*u8"),
+            "scales": "*fp16" if codes else "*i32" if kind in ("nvfp4", "mxfp4") else "*fp32",
+            "zeros": {"float8": "*fp8e4nv", "table4": "*fp32", "nvfp4": "*fp32"}.get(kind, "*u8"),
             "out": f"*{out or dtype}", "num_rows": "i32", "width": "i32", "depth": "i32", "share": "i32",
             "group": "i32", "height": "i32", "num_scales": "i32",
         },

@@ -89,7 +89,7 @@ def _add_decoded(
     KIND: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WHOLE_ROWS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """total [rows, columns] + given [rows, DEPTH] @ the columns `start` and on of a quantized matrix of one expert."""
-    PAIRS: tl.constexpr = KIND == "codes4" or KIND == "float4" or KIND == "table4"
+    PAIRS: tl.constexpr = KIND != "plain" and KIND != "codes8" and KIND != "float8" and KIND != "float8_bits"
     PER_BYTE: tl.constexpr = 2 if PAIRS else 1
     byte = start // PER_BYTE + tl.arange(0, DEPTH // PER_BYTE)
     num_bytes = depth // PER_BYTE
@@ -162,10 +162,10 @@ def _multiply(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inner = tl.arange(0, DEPTH)
     all_rows = width * 2 if SILU else width
-    PAIRS: tl.constexpr = KIND == "codes4" or KIND == "float4" or KIND == "table4"
+    PAIRS: tl.constexpr = KIND != "plain" and KIND != "codes8" and KIND != "float8" and KIND != "float8_bits"
     matrix = weight + expert * all_rows * (depth // 2 if PAIRS else depth)
     weight_scales += expert * num_groups * num_scales
-    zeros += expert * (16 if KIND == "table4" else num_groups * all_rows)
+    zeros += expert * (16 if KIND == "table4" else all_rows if KIND == "nvfp4" else num_groups * all_rows)
     left = x + row[:, None] * depth + inner[None, :]
     right = matrix + column[None, :].to(tl.int64) * depth + inner[:, None]
     to_up = width.to(tl.int64) * depth
@@ -202,6 +202,10 @@ def _multiply(
         if SILU:
             at_up = weight_scales + (width + column) // height
             total_up *= tl.load(at_up, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if KIND == "nvfp4":
+        total *= tl.load(zeros + column, mask=inside, other=0.0)[None, :]
+        if SILU:
+            total_up *= tl.load(zeros + width + column, mask=inside, other=0.0)[None, :]
     if BIASED:
         biases = bias + expert * all_rows
         total += tl.load(biases + column, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -251,8 +255,8 @@ def variants() -> Sequence[Variant]:
     for tiles in FLOAT32_TILES:
         found.append(_variant(tiles, "fp32", SILU=True))
     stored: list[tuple[Kind, int]] = [
-        ("codes4", 128), ("codes4", 32), ("codes8", 0), ("float4", 16), ("float4", 32), ("table4", 64),
-        ("float8", 0), ("float8", 128),
+        ("codes4", 128), ("codes4", 32), ("codes8", 0), ("float4", 16), ("float4", 32), ("nvfp4", 16), ("mxfp4", 32),
+        ("table4", 64), ("float8", 0), ("float8", 128),
     ]  # fmt: skip
     for tiles in TILES:
         for kind, group in stored:
@@ -284,13 +288,13 @@ def _variant(tiles: TileConfig, dtype: str, kind: Kind = "plain", **given: objec
     named = "_".join(f"{name.lower()}{value:d}" for name, value in given.items() if isinstance(value, int))
     number = f"*{dtype}"
     weight = {"plain": number, "float8": "*fp8e4nv"}.get(kind, "*u8")
-    scale = "*fp16" if kind in ("codes4", "codes8") else "*fp32"
+    scale = {"codes4": "*fp16", "codes8": "*fp16", "nvfp4": "*i32", "mxfp4": "*i32"}.get(kind, "*fp32")
     return Variant(
         name=f"moe_{kind}_{dtype}_{tiles.rows}_{named}",
         kernel=_multiply,
         signature={
             "x": number, "weight": weight, "weight_scales": scale,
-            "zeros": "*fp32" if kind == "table4" else weight,
+            "zeros": "*fp32" if kind in ("table4", "nvfp4") else weight,
             "bias": number, "out": number, "slots": "*i32", "experts": "*i32",
             "scales": "*fp32", "num_slots": "i32", "width": "i32", "depth": "i32", "shared_by": "i32",
             "group": "i32", "height": "i32", "num_groups": "i32", "num_scales": "i32",

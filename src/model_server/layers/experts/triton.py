@@ -129,9 +129,13 @@ class TritonExperts:
 
 def _stacked(forms: Sequence[Form], dtype: torch.dtype) -> Matrix:
     """The matrices of all experts: as small as they are stored where all are kept in one way, else of `dtype`."""
-    matrices = [kernel_matrix(form) for form in forms if _is_decoded(form)]
-    found = stacked_matrices(matrices) if len(matrices) == len(forms) else None
-    return found or Matrix.of_plain(torch.stack([form.dequantize(dtype) for form in forms]))
+    decoded = [form for form in forms if _is_decoded(form)]
+    if len(decoded) == len(forms):
+        for small_scales in (True, False):  # what small ones are like depends on the numbers of each expert
+            found = stacked_matrices([kernel_matrix(form, small_scales=small_scales) for form in decoded])
+            if found is not None:
+                return found
+    return Matrix.of_plain(torch.stack([form.dequantize(dtype) for form in forms]))
 
 
 def _is_decoded(form: Form) -> TypeGuard[Decodable]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.kernels.availability import has_float8
@@ -77,11 +79,14 @@ def can_decode(form: Form) -> TypeGuard[Decodable]:
     return form.scales.shape[1] == 1 or group % _SMALLEST_GROUP == 0
 
 
-def kernel_matrix(form: Decodable) -> Matrix:
-    """`form` as kernels read it: scales of neighbouring rows side by side. Its numbers are shared, not copied."""
+def kernel_matrix(form: Decodable, *, small_scales: bool = True) -> Matrix:
+    """`form` as kernels read it: scales of neighbouring rows side by side. Its numbers are shared, not copied.
+
+    small_scales: those of 4-bit floats take 8 bits where the kernels can read them.
+    """
     scales = form.scales.t().contiguous()
     if isinstance(form, Codes) and form.levels is not None:
-        return Matrix("float4", form.codes.contiguous(), 2 * scales, None, form.group, 1, form.num_columns)
+        return _float4(form, 2 * scales, small=small_scales)
     if isinstance(form, Codes):
         kind, numbers = matrix_kind(form.codes.contiguous(), form.num_columns, has_float8=False)
         return Matrix(kind, numbers, scales, form.zeros.t().contiguous(), form.group, 1, form.num_columns)
@@ -90,3 +95,26 @@ def kernel_matrix(form: Decodable) -> Matrix:
     kind, numbers = matrix_kind(form.weight.contiguous(), form.shape[1], has_float8=has_float8(form.weight.device))
     height, width = form.block
     return Matrix(kind, numbers, scales, None, width, height, form.shape[1])
+
+
+def _float4(form: Codes, scales: Tensor, *, small: bool) -> Matrix:
+    """scales: [groups, out], of the floats themselves. small: they take 8 bits where they are powers of two, or e4m3
+    floats times a number for each row."""
+    matrix = Matrix("float4", form.codes.contiguous(), scales, None, form.group, 1, form.num_columns)
+    if matrix.num_groups == 1 or not small:
+        return matrix
+    parts, exponents = torch.frexp(scales)
+    if bool(((parts == 0.5) & (exponents >= -126)).all()):
+        return replace(matrix, kind="mxfp4", scales=_by_fours((exponents + 126).to(torch.uint8)), height=4)
+    if form.factors is None:
+        return matrix
+    factors = 2 * form.factors
+    bits = (scales / factors).to(torch.float8_e4m3fn)
+    if not torch.allclose(bits.float() * factors, scales, rtol=1e-6, atol=0):
+        return matrix
+    return replace(matrix, kind="nvfp4", scales=_by_fours(bits.view(torch.uint8)), zeros=factors, height=4)
+
+
+def _by_fours(scales: Tensor) -> Tensor:
+    """Bytes [groups, out] -> int32 [groups, out / 4], the first of four in the lowest bits."""
+    return F.pad(scales, (0, -scales.shape[1] % 4)).view(torch.int32)

@@ -61,15 +61,18 @@ def _part(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
         raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for a matrix {list(asked)}, two "
                            "numbers in a byte")  # fmt: skip
     num_columns = 2 * shape[1]
-    scales = _scales(reader, part.name, (shape[0], num_columns))
+    scales, factor = _scales(reader, part.name, (shape[0], num_columns))
     return keep_part(
         name, num_columns, scales, num_columns // scales.shape[1], part, wanted.columns,
-        lambda rows, span: reader.raw(name, rows, span),
+        lambda rows, span: reader.raw(name, rows, span), factor,
     )  # fmt: skip
 
 
-def _scales(reader: WeightReader, module: str, size: tuple[int, int]) -> Tensor:
-    """[out, groups] float32. Raises StartupError for scales that are of another type, or do not fit the matrix."""
+def _scales(reader: WeightReader, module: str, size: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+    """[out, groups] float32, and the number of which e4m3 floats make them, if it is these that are stored.
+
+    Raises StartupError for scales that are of another type, or do not fit the matrix.
+    """
     name = module + ".weight_scale"
     shape, stored = reader.shape(name), reader.stored(name)
     if stored not in _SCALE_TYPES:
@@ -81,11 +84,11 @@ def _scales(reader: WeightReader, module: str, size: tuple[int, int]) -> Tensor:
         )
     scales = reader.raw(name)
     if stored in _EXPONENTS:
-        return finite(name, powers(scales))
+        return finite(name, powers(scales)), None
     return _of_matrix(reader, module, finite(name, scales.float()), stored)
 
 
-def _of_matrix(reader: WeightReader, module: str, scales: Tensor, stored: str) -> Tensor:
+def _of_matrix(reader: WeightReader, module: str, scales: Tensor, stored: str) -> tuple[Tensor, Tensor | None]:
     """Together with the scale of the whole matrix, which scales of 8 bits cannot be without."""
     divisor, factor = module + ".weight_global_scale", module + ".weight_scale_2"
     for name in (divisor, factor):
@@ -93,7 +96,9 @@ def _of_matrix(reader: WeightReader, module: str, scales: Tensor, stored: str) -
             one = reader.raw(name).float()
             if one.shape not in ((), (1,)) or not torch.isfinite(one).all() or (name == divisor and not one.all()):
                 raise StartupError(f"weight {name} must be one finite number{', not 0' if name == divisor else ''}")
-            return scales / one.reshape(()) if name == divisor else scales * one.reshape(())
+            one = one.reshape(1)
+            of_matrix, together = (1 / one, scales / one) if name == divisor else (one, scales * one)
+            return together, of_matrix if stored == "F8_E4M3" else None
     if stored == "F8_E4M3":
         raise StartupError(f"weight {divisor} does not exist, nor {factor}; scales of 8 bits need one")
-    return scales
+    return scales, None

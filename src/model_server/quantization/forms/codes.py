@@ -37,6 +37,7 @@ class Codes:
     codes: [out, columns] uint8; of 4 bits: [out, columns / 2], the even columns in the lower bits. scales: [out,
     groups], of any floating type. zeros: [out, groups] uint8. order: None: that of the inputs. levels: of codes of 4
     bits, the sixteen numbers from 0 to 255 that they stand for; None: codes are the numbers. bits: that codes need.
+    factors: [out] float32; scales are these times 8-bit floats (e4m3), rounded to float32. None: they are any numbers.
     """
 
     codes: Tensor
@@ -47,6 +48,7 @@ class Codes:
     order: Order | None = None
     levels: tuple[int, ...] | None = None
     bits: int = 8
+    factors: Tensor | None = None
 
     @classmethod
     def of(
@@ -80,12 +82,14 @@ class Codes:
     def rows(self, start: int, stop: int) -> Codes:
         """The rows [start, stop), which share the form's memory."""
         kept = slice(start, stop)
-        return replace(self, codes=self.codes[kept], scales=self.scales[kept], zeros=self.zeros[kept])
+        factors = None if self.factors is None else self.factors[kept]
+        return replace(self, codes=self.codes[kept], scales=self.scales[kept], zeros=self.zeros[kept], factors=factors)
 
     def permuted(self, rows: Tensor) -> Codes:
         """Row i of the result is row `rows[i]`; rows: [n] int64 on the form's device."""
         codes, scales, zeros = (t.index_select(0, rows) for t in (self.codes, self.scales, self.zeros))
-        return replace(self, codes=codes, scales=scales, zeros=zeros)
+        factors = None if self.factors is None else self.factors.index_select(0, rows)
+        return replace(self, codes=codes, scales=scales, zeros=zeros, factors=factors)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The matrix [out, in] in `dtype`: products in float32, rounded once."""
@@ -136,7 +140,11 @@ def cat(forms: Sequence[Codes]) -> Form:
     scales = [finer(form.scales, form.group, group, form.num_columns).to(dtype) for form in forms]
     zeros = [finer(form.zeros, form.group, group, form.num_columns) for form in forms]
     codes, bits = torch.cat([form.codes for form in forms]), max(form.bits for form in forms)
-    return replace(first, codes=codes, scales=torch.cat(scales), zeros=torch.cat(zeros), group=group, bits=bits)
+    factors = [form.factors for form in forms if form.factors is not None]
+    return replace(
+        first, codes=codes, scales=torch.cat(scales), zeros=torch.cat(zeros), group=group, bits=bits,
+        factors=torch.cat(factors) if len(factors) == len(forms) else None,
+    )  # fmt: skip
 
 
 def _same_columns(one: Codes, other: Codes) -> bool:

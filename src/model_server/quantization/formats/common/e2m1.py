@@ -20,8 +20,12 @@ from model_server.weights.reader import Range
 Read = Callable[[Range, Range], Tensor]
 
 
-def keep_part(name: str, num_columns: int, scales: Tensor, group: int, part: Part, columns: Range, read: Read) -> Codes:
+def keep_part(
+    name: str, num_columns: int, scales: Tensor, group: int, part: Part, columns: Range, read: Read,
+    factor: Tensor | None = None,
+) -> Codes:  # fmt: skip
     """A part of a matrix. scales: [out, groups] float32, of the numbers themselves; group: inputs that share one.
+    factor: one number, of which scales are multiples by e4m3 floats; None: they are any numbers.
 
     Raises StartupError for groups that would be cut too small.
     """
@@ -34,8 +38,9 @@ def keep_part(name: str, num_columns: int, scales: Tensor, group: int, part: Par
 
     zeros = torch.full(scales.shape, E2M1[0], dtype=torch.uint8, device=scales.device)
     stored = Grouped(
-        name=name, bits=4, num_columns=num_columns, scales=scales / 2, zeros=zeros, group=group, levels=E2M1
-    )
+        name=name, bits=4, num_columns=num_columns, scales=scales / 2, zeros=zeros, group=group, levels=E2M1,
+        factor=None if factor is None else factor / 2,
+    )  # fmt: skip
     return keep(stored, part, columns, codes)
 
 

@@ -29,7 +29,7 @@ class Grouped:
     """A stored matrix [out, in]. scales: [out, groups]. zeros: [out, groups] uint8.
 
     group: inputs that share a scale. index: [in] the group of each input, where its place does not say it. levels:
-    see `Codes`.
+    see `Codes`. factor: a number of which all scales are multiples by e4m3 floats.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Grouped:
     group: int
     index: Tensor | None = None
     levels: tuple[int, ...] | None = None
+    factor: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,10 @@ def keep(stored: Grouped, part: Part, columns: Range, unpack: Unpack) -> Codes:
     rows = torch.cat([torch.arange(*span, device=stored.scales.device) for span in part.rows])
     scales, zeros = (t[rows][:, kept.groups].contiguous() for t in (stored.scales, stored.zeros))
     num_columns = columns[1] - columns[0] if kept.sources is None else len(kept.sources)
-    form = Codes(torch.cat(pieces), scales, zeros, kept.group, num_columns, kept.order, stored.levels)
+    factors = None if stored.factor is None else stored.factor.repeat(len(rows))
+    form = Codes(
+        torch.cat(pieces), scales, zeros, kept.group, num_columns, kept.order, stored.levels, factors=factors
+    )  # fmt: skip
     return form if part.order is None else form.permuted(part.order.apply(torch.arange(len(rows), device=rows.device)))
 
 
