@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from router.schemas.base import Body, Items
+from router.schemas.base import Body, Items, TextOrItems
 from router.schemas.guided import Constrained
 from router.schemas.openai import TemplateBody, TextPart
 from router.schemas.parameters import MaxTokens, PositiveInt, TopN
@@ -61,7 +61,7 @@ class Message(Body):
         description="`system`, `developer`, `user`, `assistant`, `tool`, or what else the chat template knows.",
         examples=["user"],
     )
-    content: str | Items[ContentPart] | None = Field(
+    content: TextOrItems[ContentPart] | None = Field(
         default=None, description="A text, or parts.", examples=["Hello", [{"type": "text", "text": "Hello"}]]
     )
     tool_calls: Items[ToolCall] | None = Field(

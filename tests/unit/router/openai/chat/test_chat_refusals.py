@@ -51,6 +51,25 @@ async def test_refused_as_a_tool_error(router: Router, fields: dict[str, Any], w
 
 
 @pytest.mark.parametrize(
+    ("part", "word"),
+    [
+        ({"type": "image_url", "image_url": "https://x/y.png"}, "image_url: Input should be a JSON object"),
+        (
+            {"type": "image_url", "image_url": {"url": "x", "detail": "medium"}},
+            "detail: Input should be 'auto', 'high'",
+        ),
+        ({"type": "input_audio"}, "'input_audio'"),
+        ("Hello", "messages.0.content.items.0"),
+    ],
+)
+async def test_what_is_wrong_with_a_part_of_a_message_is_named(router: Router, part: Any, word: str) -> None:
+    """Not that a text could be in the place of all parts."""
+    answer = await router.post(PATH, {"messages": [{"role": "user", "content": [part]}]})
+    assert answer.status_code == 422
+    assert word in answer.json()["error"] and "valid string" not in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"tools": {}}, {"tools": [3]}, {"tools": ["f"]}, {"tools": [{}]}, {"tools": [{"function": {}}]},
