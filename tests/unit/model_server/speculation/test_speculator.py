@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from support.engine_shard import BLOCK, EngineShard, generations_of, mixed_requests, tokens_of
-from support.fake_model import FakeRunner
+from support.fake_model import FakeRunner, greedy
 
 from model_server.distributed.group import ProcessGroup
 from model_server.engine.engine import Engine
@@ -141,6 +141,29 @@ def test_two_ranks_draft_the_same(tiny_tokenizer: Tokenizer) -> None:
         results = [s.decode(0) for s in ranks]
         seen = [s.runner.last_inputs.input_ids.tolist() for s in ranks if s.runner.last_inputs is not None]
         assert seen[0] == seen[1] and results[0].batch == results[1].batch
+
+
+def test_tgis_router_gets_several_tokens_of_a_row(tiny_tokenizer: Tokenizer) -> None:
+    """It has slots for a whole draft behind a request's last token, sends chunks, and filters those that ended."""
+    most = 5
+    shard = speculating(tiny_tokenizer, most, upstream=True)
+    shapes = {(1, 2, 3): (30, None), (4, 5, 6, 7, 8, 9): (9, 2), (3, 8): (17, None)}
+    requests = [
+        shard.request(list(prompt), new, tokens=len(prompt) + new - 1 + most, chunk_len=chunk,
+                      prediction_ids=tuple(greedy(list(prompt), new, shard.runner.vocab_size)))
+        for prompt, (new, chunk) in shapes.items()
+    ]  # fmt: skip
+    results = [shard.prefill(0, *requests, numbered=False)]
+    while (batch := results[-1].batch) is not None:
+        ended = {g.request_id for g in results[-1].generations if g.generated_text is not None}
+        kept = [i for i in batch.request_ids if i not in ended]
+        if not kept:
+            break
+        if ended:
+            shard.engine.filter(batch.id, kept, numbered=False)
+        results.append(shard.decode(0, numbered=False))
+    assert tokens_of(*results) == {one.id: shard.expected(one) for one in requests}
+    assert len(results) < 15
 
 
 def test_costs_rise_with_the_rows(tiny_tokenizer: Tokenizer) -> None:

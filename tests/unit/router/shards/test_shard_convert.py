@@ -207,6 +207,15 @@ def test_the_fewest_adapter_slots_of_all_ranks_count() -> None:
     assert (slots(None, None), slots(8, 4), slots(None, 4)) == (None, 4, 4)
 
 
+def test_positions_are_kept_for_drafts_only_of_shards_that_do_not_cut_them():
+    ours, stock = (
+        convert.info_from([pb.InfoResponse(speculate=3, support_chunking=True, extensions=extensions)])
+        for extensions in (["windows"], [])
+    )
+    assert (ours.speculate, ours.reserved_draft_tokens, ours.chunks) == (3, 0, True)
+    assert (stock.speculate, stock.reserved_draft_tokens, stock.chunks) == (3, 3, False)
+
+
 def test_what_drafts():
     found = [convert.info_from([pb.InfoResponse(speculator=kind)]).speculator for kind in (None, "mtp")]
     assert found == [None, "mtp"]
