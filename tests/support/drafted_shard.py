@@ -38,16 +38,17 @@ def drafter_of(
 
 
 def shard_of(
-    tokenizer: Tokenizer, base: Path, speculator: Path | str | None, group: ProcessGroup | None = None, **options: Any
-) -> tuple[EngineShard, list[tuple[DraftRow, list[int], list[int]]]]:
+    tokenizer: Tokenizer, base: Path, speculator: Path | str | None, group: ProcessGroup | None = None, *,
+    budget: int = 1000, **options: Any,
+) -> tuple[EngineShard, list[tuple[DraftRow, list[int], list[int]]]]:  # fmt: skip
     """And every draft that is made: the row, its tokens then, the draft."""
     runner: Any = load(base, group=group)
     rank = {} if group is None else {"rank": group.rank, "world_size": group.size}
     if speculator is None:
-        return EngineShard(tokenizer, budget=1000, runner=runner, **rank, **options), []
+        return EngineShard(tokenizer, budget=budget, runner=runner, **rank, **options), []
     drafter = drafter_of(speculator, base, runner, tokenizer, group)
     whole: Any = DraftedRunner(runner, drafter)
-    shard = EngineShard(tokenizer, budget=1000, runner=whole, **rank, **options)
+    shard = EngineShard(tokenizer, budget=budget, runner=whole, **rank, **options)
     drafts = ModelSpeculator(MOST, drafter)
     drafts.pace, drafter.pace = FREE, CHEAP
     shard.engine.speculator = shard.engine._stepper._speculator = drafts

@@ -136,8 +136,7 @@ class Speculator:
                 one = Drafting(
                     Acceptance() if mean is None else Acceptance(mean),
                     Prediction(sequence.prediction) if sequence.prediction else None,
-                    # A last chunk of a single token may be a step like those that only decode.
-                    keys=sequence.prefill_length - 1,
+                    keys=sequence.prefill_length,
                 )
             if one.untried and len(sequence.ids) > one.length:
                 right = sequence.ids[one.length] == one.untried[0]

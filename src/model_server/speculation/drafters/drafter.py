@@ -159,6 +159,7 @@ class DraftedRunner:
             self._whole, self._cache = cache, cache.layers(0, len(self._base.kv_shapes))
             self._drafter.use(self.drafters_part(cache))
         logits = self._base.forward(inputs, self._cache)
-        if not inputs.attention.is_decode:
+        # Chunks of prompts may have a single token each, as rows that decode have; of those all logits are wanted.
+        if inputs.logit_rows is not None:
             self._drafter.follow(inputs)
         return logits

@@ -46,10 +46,10 @@ class DeviceDraftModel:
         return None
 
     def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
-        """Prompts are computed in `DraftModel.follow`; but for a last chunk of a single token, perhaps."""
+        """Prompts are computed in `DraftModel.follow`."""
         for row in rows:
             one = row.sequence
-            one.drafts_from = 1 if one.is_prefilling or one.drafts_from is None else one.drafts_from + row.count
+            one.drafts_from = 0 if one.is_prefilling or one.drafts_from is None else one.drafts_from + row.count
 
     def can_draft(self, sequence: Sequence) -> bool:
         return sequence.drafts_from is not None

@@ -148,6 +148,15 @@ def test_a_request_that_was_preempted_is_drafted_for_as_before(folders: dict[str
     assert sum(one.num_tokens for one in drafted) == sum(one.num_right for one in drafted) > 8
 
 
+def test_a_chunk_of_a_single_token_has_keys(folders: dict[str, Path], tokenizer: Tokenizer) -> None:
+    """Its step looks like one in which all rows decode."""
+    shard = shard_of(tokenizer, folders, "base")
+    requests = [shard.request([5, 6, 7, 8, 9], 20, chunk_len=1) for _ in range(2)]
+    results = shard.run_out(shard.prefill(0, *requests), 0)
+    drafted = [one.drafted for one in results if one.drafted is not None]
+    assert sum(one.num_tokens for one in drafted) == sum(one.num_right for one in drafted) > 16
+
+
 def test_where_no_drafts_pay_one_step_in_many_tries(folders: dict[str, Path], tokenizer: Tokenizer) -> None:
     shard = shard_of(tokenizer, folders, "base", model_pace=Pace([(1, 10.0)]))
     results = shard.run_out(shard.prefill(0, shard.request([5], 100)), 0)

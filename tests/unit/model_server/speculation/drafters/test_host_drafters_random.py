@@ -1,0 +1,75 @@
+"""Random routers over drafters that compute where the host makes the windows: growth, preemption, chunks, leavers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.device_windows import NUM_BLOCKS
+from support.drafted_shard import FREE, MOST, shard_of
+from support.effort import examples
+from support.engine_shard import EngineShard
+from support.loading import load
+from support.tiny_drafters import eagle3, medusa
+from support.tiny_models import tiny_checkpoint
+from unit.model_server.engine.test_device_windows_random import WindowRouter
+from unit.model_server.engine.test_engine_random import drive
+from unit.model_server.speculation.drafters import test_eagle
+
+from model_server.sampling.parameters import SamplingParameters
+from model_server.speculation.model_speculator import ModelSpeculator
+from model_server.speculation.pace import Pace
+from model_server.text.tokenizer import Tokenizer
+
+# With the second one no draft pays.
+PACES = [FREE, Pace([(1, 1.0), (2, 2.0), (8, 8.0)]), Pace([(1, 1.0), (8, 1.5), (16, 9.0)])]
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("random-host-drafters")
+    tiny_checkpoint("llama", root / "base", num_hidden_layers=4, vocab_size=320)
+    medusa(root / "medusa", number=MOST)
+    eagle3(root / "eagle", **test_eagle.KINDS["midlayer"])
+    return root
+
+
+@pytest.mark.parametrize("seed", range(examples(2, 12)))
+@pytest.mark.parametrize("kind", ["base", "medusa", "eagle"])
+def test_whatever_a_router_does_each_request_says_what_it_says_alone_without_drafts(
+    kind: str, seed: int, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`base` is the model itself: where requests are greedy all its drafts are right."""
+    base, dice = root / "base", random.Random(seed)
+    tokenizer, plain = Tokenizer.load(base), load(base)
+    shard, asked = shard_of(
+        tokenizer, base, root / kind, budget=dice.choice([3, 8, 40, 1000]), extends_blocks=True, num_blocks=NUM_BLOCKS
+    )
+    speculator = shard.engine.speculator
+    assert isinstance(speculator, ModelSpeculator)
+    window = speculator.window
+
+    def at_another_pace(rows):  # type: ignore[no-untyped-def]
+        speculator.pace = dice.choice(PACES)
+        return window(rows)
+
+    monkeypatch.setattr(speculator, "window", at_another_pace)
+    router = WindowRouter([shard], dice)
+    drive(router, tokenizer, lambda tokenizer: EngineShard(tokenizer, runner=plain))  # type: ignore[arg-type]
+    assert asked
+    if kind != "base":
+        return
+    for row, known, draft in asked:
+        request = router.requests[row.sequence.id]
+        if request.sampling == SamplingParameters():
+            following = (router.shard.prompts[request.id] + router.said[request.id])[len(known) :]
+            assert all(one == said for one, said in zip(draft, following, strict=False)), (known, draft, following)
