@@ -33,6 +33,7 @@ class Operators:
             if name not in WITHOUT_STATUS:
                 function.errcheck = self._done
         self._openmp = openmp = ctypes.CDLL(str(runtime or runtime_of_torch()))
+        assert self._library.cpp_prepare() == 0
         names = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads"
         self._library.cpp_init(*(ctypes.cast(getattr(openmp, name), ctypes.c_void_p) for name in names))
         assert self._library.cpp_prepare() == 0, "the kernel does not let this process use tiles"

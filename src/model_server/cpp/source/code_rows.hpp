@@ -37,7 +37,9 @@ template <class T> struct CodeRows {
     int32_t* sums;
     long columns, chunks;
 
-    static constexpr long bytes_of(long columns) { return columns * CodeRow<T>::PLANES * CodeRow<T>::INPUT_BYTES; }
+    // A line more than the numbers take: the rows of a tile would lie a power of two apart, and so share few sets of the
+    // first-level cache.
+    static constexpr long bytes_of(long columns) { return columns * CodeRow<T>::PLANES * CodeRow<T>::INPUT_BYTES + 64; }
     const char* row(long r) const { return planes + r * bytes_of(columns); }
     // The sum of a chunk's inputs, a float, where that is wanted in place of the sums.
     float total(long r, long chunk) const {
@@ -62,6 +64,25 @@ INLINE vu larger_bits(vu a, vu b) {
 #endif
 }
 
+INLINE int32_t total_of(vi x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total += x[i];
+    return total;
+#endif
+}
+// Whether a float of these bits, without their signs, is an infinity or NaN.
+INLINE bool has_infinite(vu sizes) {
+    const vi infinite = sizes >= 0x7f800000;
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)infinite, (__m512i)infinite);
+#else
+    return _mm256_movemask_ps((__m256)infinite);
+#endif
+}
+
 // In place of a zero point: the sum of a chunk's inputs is wanted itself, as a float.
 constexpr long SUMS_ALONE = -2;
 
@@ -69,8 +90,7 @@ constexpr long SUMS_ALONE = -2;
 // (zero < 0) the sum, of less than 23 bits, as two numbers of 16 bits, 128 * the upper one + the lower one: its products
 // with zero points, which are given as (-128 * zero, -zero), are then those of pairs.
 INLINE int32_t beginning(vi x, long zero) {
-    int32_t total = 0;
-    for (int i = 0; i < LANES; i++) total += x[i];
+    const int32_t total = total_of(x);
     return zero < 0 ? (total & 127) << 16 | (total >> 7 & 0xffff) : -int32_t(zero) * total;
 }
 
@@ -113,8 +133,7 @@ void quantize_chunk(const X* x, const int32_t* order, long at, long count, long 
     const bool counts = peak > 1e-30f;  // below, the inverse would not be finite
     const float inverse = counts ? CodeRow<T>::LARGEST / peak : 0.0f;
     scale = counts ? peak / CodeRow<T>::LARGEST : 0.0f;
-    for (int i = 0; i < LANES; i++)
-        if (sizes[i] >= 0x7f800000) scale = NAN;
+    if (has_infinite(sizes)) scale = NAN;
     vi upper_sum = {}, lowest_sum = {};
     for (long i = 0; i < filled; i += LANES) {
         vf rounded = load(values + i) * inverse + 12582912.0f;  // 1.5 * 2^23: to the nearest whole number
@@ -138,11 +157,8 @@ void quantize_chunk(const X* x, const int32_t* order, long at, long count, long 
         if constexpr (TERMS == 3) store_terms(to + bytes, at + i, lowest, n);
     }
     if (zero == SUMS_ALONE) {
-        float upper = 0, lower = 0;
-        for (int i = 0; i < LANES; i++) {
-            upper += upper_sum[i];
-            lower += lowest_sum[i];
-        }
+        // Of less than 24 bits: exact as floats.
+        const float upper = total_of(upper_sum), lower = TERMS == 3 ? total_of(lowest_sum) : 0;
         const float total = (TERMS == 3 ? upper * 128.0f + lower : upper) * scale;
         std::memcpy(sums, &total, sizeof(total));
         return;

@@ -11,99 +11,18 @@
 // are added in order: a row's result does not depend on its neighbours, on threads, or on the instruction set.
 #pragma once
 #include "code_panels.hpp"
+#include "code_products.hpp"
 #include "code_rows.hpp"
 #include "code_tiles.hpp"
 #include "product.hpp"
 
-INLINE vi load_lanes(const void* p) {
-    vi out;
-    std::memcpy(&out, p, sizeof(out));
-    return out;
-}
-INLINE vi in_all_lanes(const void* p) {
-    int32_t one;
-    std::memcpy(&one, p, sizeof(one));
-    return vi{} + one;
-}
-// Bytes as numbers, a lane each; the compiler's own conversion goes through single numbers.
-INLINE vi load_zeros(const uint8_t* p) {
-#if defined(__AVX512F__)
-    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-#else
-    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
-#endif
-}
-// sum += the products of 16-bit numbers, two in a lane.
-INLINE vi add_pairs(vi sum, vi a, vi b) {
-#if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-#elif defined(__AVX512F__)
-    return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#else
-    return sum + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#endif
-}
-
-// What a chunk's products with zero points are the products of, beside `beginning`.
-INLINE vi minus_pairs(vi zero) { return (-zero << 16) | (-128 * zero & 0xffff); }
-
-INLINE vi in_all_quarters(const uint8_t* sixteen) {
-    const __m128i one = _mm_loadu_si128((const __m128i*)sixteen);
-#if defined(__AVX512F__)
-    return (vi)_mm512_broadcast_i32x4(one);
-#else
-    return (vi)_mm256_broadcastsi128_si256(one);
-#endif
-}
-// Codes of 4 bits, each in a byte, as the numbers that they stand for.
-INLINE vi look_up(vi levels, vi codes) {
-#if defined(__AVX512F__)
-    return (vi)_mm512_shuffle_epi8((__m512i)levels, (__m512i)codes);
-#else
-    return (vi)_mm256_shuffle_epi8((__m256i)levels, (__m256i)codes);
-#endif
-}
-
-// The upper bits of the codes of the `quarter`-th four inputs of those that `p` has upper bits of, where codes have them.
-template <int BITS> INLINE vi upper_bits(const uint8_t* p, int quarter) {
-    constexpr int WIDTH = BITS - 4;
-    const vu all = (vu)load_lanes(p);
-    const int shift = quarter * WIDTH - 4;
-    return (vi)(shift < 0 ? all << -shift : all >> shift) & (BITS == 5 ? 0x10101010 : 0x30303030);
-}
-
-// How codes are multiplied: the codes of four inputs as one operand (bytes) or as two (of 16 bits, the even inputs first).
-// b: the codes, of the lower four bits those of eight inputs, and `half` which of these. upper: see upper_bits.
-struct CodeProducts {
-#if defined(__AVX512VNNI__)
-    static constexpr int OPERANDS = 1;
-    template <int BITS, bool LEVELS>
-    static INLINE vi operand(const uint8_t* b, int half, int, vi levels, const uint8_t* upper, int quarter) {
-        vi four = load_lanes(b);
-        if constexpr (BITS == 8) return four;
-        const vi codes = (vi)((vu)four >> (4 * half)) & 0x0f0f0f0f;
-        if constexpr (BITS % 4) return codes | upper_bits<BITS>(upper, quarter);
-        return LEVELS ? look_up(levels, codes) : codes;
-    }
-    static INLINE vi add(vi sum, vi codes, vi x) { return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x); }
-#else
-    static constexpr int OPERANDS = 2;
-    template <int BITS, bool LEVELS>
-    static INLINE vi operand(const uint8_t* b, int half, int odd, vi levels, const uint8_t* upper, int quarter) {
-        if constexpr (LEVELS || BITS % 4) {
-            const vi codes = (vi)((vu)load_lanes(b) >> (4 * half)) & 0x0f0f0f0f;
-            const vi whole = BITS % 4 ? codes | upper_bits<BITS>(upper, quarter) : look_up(levels, codes);
-            return (vi)((vu)whole >> (8 * odd)) & 0x00ff00ff;
-        }
-        return (vi)((vu)load_lanes(b) >> (4 * half + 8 * odd)) & (BITS == 4 ? 0x000f000f : 0x00ff00ff);
-    }
-    static INLINE vi add(vi sum, vi codes, vi x) { return add_pairs(sum, codes, x); }
-#endif
-};
-
 // How many sums a tile keeps in registers, and how many rows it has at most.
 constexpr int CODE_SUMS = LANES < 16 ? 8 : 24;
 template <class T> constexpr int CODE_TILE_ROWS = CODE_SUMS / 2 / (CodeRow<T>::PLANES - CodeRow<T>::SUMS + 1);
+
+// A single row asks for what it will read so many bytes later: the processor's own foresight ends with each page of 4 KiB
+// (measured from memory: codes of 8 bits 9 %, of 4 bits 4 % faster).
+constexpr long SOON = 1024;
 
 // parts[plane][r][v] += the products of `steps` steps of codes, at which `b` are then behind, with PLANES planes of R rows
 // at a.
@@ -123,6 +42,9 @@ INLINE void add_steps(vi (&parts)[PLANES][R][2 * P], const char* a, long stride,
             if constexpr (R > 1) {
                 for (int p = 0; p < P; p++) __builtin_prefetch(panels[p] + fetch.offset, 0, 2);
                 fetch.offset += fetch.pace;
+            } else {
+                for (int p = 0; p < P; p++)
+                    for (int v = 0; v < 2; v++) __builtin_prefetch(b[p] + SOON + v * VECTOR, 0, 3);
             }
             for (int half = 0; half < (BITS == 8 ? 1 : 2); half++)
                 for (int part = 0; part < CodeProducts::OPERANDS; part++, a += 4) {
@@ -148,7 +70,7 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
     constexpr int PLANES = CodeRow<T>::PLANES, SUMS = CodeRow<T>::SUMS, VECTOR = 4 * LANES;
     constexpr int UPPER = PLANES - (SUMS - 1);  // planes whose sums are added up as whole numbers
     constexpr long STEP = BITS == 8 ? 4 : 8;
-    const long header = m.header(), plane = rows.columns * CodeRow<T>::INPUT_BYTES, stride = PLANES * plane;
+    const long header = m.header(), plane = rows.columns * CodeRow<T>::INPUT_BYTES, stride = CodeRows<T>::bytes_of(rows.columns);
     vf sums[R][2 * P] = {};
     const uint8_t *b[P], *heads[P];
     for (int p = 0; p < P; p++) b[p] = panels[p];
@@ -230,67 +152,102 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
         for (int v = 0; v < 2 * P; v++) out[r * 2 * P + v] = sums[r][v];
 }
 
+// Whether groups are so small that what is done for each of them counts (small_groups_tile).
+inline bool has_small_groups(const CodeShape& m) {
+    return (m.group == 16 || m.group == 32) && m.columns % m.group == 0 && m.zero >= 0;
+}
+
+// The scales (which: 0) or offsets of the groups behind the heads of P panels, as floats: out[group * 2 * P + 2 * p + v].
+template <int P>
+INLINE void read_numbers(const CodeShape& m, const uint8_t* const (&heads)[P], int which, long groups, vf* out) {
+    const long kinds = m.has_offsets ? 2 : 1;
+    for (int v = 0; v < 2 * P; v++) {
+        const long place = which * PANEL + v % 2 * LANES;
+        const uint8_t* head = heads[v / 2];
+        if (m.numbers != STEPS) {
+            out[v] = m.numbers == HALVES ? load_halves(head + 2 * place) : load(reinterpret_cast<const float*>(head) + place);
+            continue;
+        }
+        const vf units = load(reinterpret_cast<const float*>(head) + place);
+        const uint8_t* steps = head + kinds * PANEL * sizeof(float) + place;
+        for (long g = 0; g < groups; g++) out[g * 2 * P + v] = load_steps(steps + g * kinds * PANEL) * units;
+    }
+}
+
+// What code_tile computes, in the same order, for small groups (`has_small_groups`): their numbers are read for all
+// behind a header at once.
+template <class T, int BITS, bool LEVELS, int P, int R>
+__attribute__((noinline)) void small_groups_tile(const CodeRows<T>& rows, const uint8_t* const* panels, const CodeShape& m,
+                                                 vf* out, Fetch fetch) {
+    constexpr int PLANES = CodeRow<T>::PLANES, SUMS = CodeRow<T>::SUMS;
+    constexpr int UPPER = PLANES - (SUMS - 1);
+    constexpr long MOST_GROUPS = UNIT_INPUTS / 16;
+    const long plane = rows.columns * CodeRow<T>::INPUT_BYTES, stride = CodeRows<T>::bytes_of(rows.columns);
+    const long span = m.span(), chunks = rows.chunks, steps = m.group / (BITS == 8 ? 4 : 8);
+    const vi levels = LEVELS ? in_all_quarters(m.levels) : vi{};
+    const vi begins = vi{} - int(!m.has_offsets);  // a mask
+    vf sums[R][2 * P] = {}, scales[MOST_GROUPS][2 * P], offsets[MOST_GROUPS][2 * P];
+    const uint8_t *b[P], *heads[P];
+    for (int p = 0; p < P; p++) b[p] = panels[p];
+    const char* a = rows.planes;
+    const float* of_inputs = rows.scales;
+    const int32_t* starts = rows.sums;
+    for (long first = 0; first < m.columns; first += span) {
+        const long groups = std::min(span, m.columns - first) / m.group;
+        for (int p = 0; p < P; p++) {
+            heads[p] = b[p];
+            b[p] += m.header();
+        }
+        read_numbers<P>(m, heads, 0, groups, scales[0]);
+        if (m.has_offsets) read_numbers<P>(m, heads, 1, groups, offsets[0]);
+        for (long g = 0; g < groups; g++, of_inputs++, starts += SUMS) {
+            vi parts[UPPER][R][2 * P] = {};
+            vf values[R][2 * P];
+            const uint8_t* again[P];
+            for (int p = 0; p < P; p++) again[p] = b[p];
+            auto begin = [&](vi (&to)[R][2 * P], int which) __attribute__((always_inline)) {
+                for (int r = 0; r < R; r++) {
+                    const vi start = in_all_lanes(starts + r * chunks * SUMS + which) & begins;
+                    for (int v = 0; v < 2 * P; v++) to[r][v] = start;
+                }
+            };
+            begin(parts[UPPER - 1], 0);
+            add_steps<T, BITS, LEVELS>(parts, a, stride, plane, b, steps, panels, levels, fetch);
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < 2 * P; v++)
+                    values[r][v] = __builtin_convertvector(UPPER == 2 ? (parts[0][r][v] << 7) + parts[UPPER - 1][r][v] : parts[0][r][v], vf);
+            if constexpr (SUMS == 2) {
+                vi lowest[1][R][2 * P];
+                begin(lowest[0], 1);
+                add_steps<T, BITS, LEVELS>(lowest, a + UPPER * plane, stride, plane, again, steps, panels, levels, fetch);
+                for (int r = 0; r < R; r++)
+                    for (int v = 0; v < 2 * P; v++)
+                        values[r][v] = values[r][v] * 128.0f + __builtin_convertvector(lowest[0][r][v], vf);
+            }
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < 2 * P; v++)
+                    sums[r][v] = fma(values[r][v], scales[g][v] * of_inputs[r * chunks], sums[r][v]);
+            if (m.has_offsets)
+                for (int r = 0; r < R; r++) {
+                    float total;
+                    std::memcpy(&total, starts + r * chunks * SUMS, sizeof(total));
+                    for (int v = 0; v < 2 * P; v++) sums[r][v] = sums[r][v] - offsets[g][v] * total;  // contracted
+                }
+            a += m.group * CodeRow<T>::INPUT_BYTES;
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 2 * P; v++) out[r * 2 * P + v] = sums[r][v];
+}
+
 template <class T, int BITS, bool LEVELS, int P, int R>
 void code_tile_of(long height, const CodeRows<T>& rows, const uint8_t* const* panels, const CodeShape& m, vf* out, Fetch fetch) {
-    if (height == R) return code_tile<T, BITS, LEVELS, P, R>(rows, panels, m, out, fetch);
+    if (height == R) {
+        if (has_small_groups(m)) return small_groups_tile<T, BITS, LEVELS, P, R>(rows, panels, m, out, fetch);
+        return code_tile<T, BITS, LEVELS, P, R>(rows, panels, m, out, fetch);
+    }
     if constexpr (R > 1) code_tile_of<T, BITS, LEVELS, P, R - 1>(height, rows, panels, m, out, fetch);
 }
-
-#if defined(TERCET_TILES)
-// Whether every chunk is made of whole tiles.
-inline bool is_of_byte_tiles(const CodeShape& m) {
-    return !m.has_offsets && m.numbers != STEPS && m.bits % 4 == 0 && m.columns % BYTE_TILE_INPUTS == 0 && (m.group >= m.columns || m.group % BYTE_TILE_INPUTS == 0);
-}
-
-// Call `sink(row, sums[2])` for at most BYTE_TILE_ROWS rows: what code_tile computes, in the same order.
-template <class Sink>
-void code_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long rows, const uint8_t* panel, const Sink& sink) {
-    alignas(64) int32_t parts[2][TILE_HEIGHT][TILE_PANEL];
-    alignas(64) uint8_t space[CHUNK * TILE_PANEL];
-    vf sums[BYTE_TILE_ROWS][2], of_group[BYTE_TILE_ROWS][2];
-    const long height = std::min<long>(rows, TILE_HEIGHT), stride = CodeRows<bf16>::bytes_of(x.columns);
-    const bool is_chunk = m.group <= CHUNK;  // a group
-    configure_tiles(int(height));
-    for (long r = 0; r < rows; r++) sums[r][0] = sums[r][1] = vf{};
-    long chunk = 0;
-    for (long first = 0; first < m.columns; first += m.group) {
-        const uint8_t* head = panel;
-        panel += m.header();
-        const long end = std::min(first + m.group, m.columns);
-        const vf scales[2] = {numbers_of_group(m, head, 0, 0, 0), numbers_of_group(m, head, 0, 0, 1)};
-        vi minus[2] = {};
-        if (m.zero < 0)
-            for (int v = 0; v < 2; v++) minus[v] = minus_pairs(load_zeros(m.zeros_of(head) + v * LANES));
-        if (!is_chunk)
-            for (long r = 0; r < rows; r++) of_group[r][0] = of_group[r][1] = vf{};
-        for (long begin = first; begin < end; begin += CHUNK, chunk++) {
-            const long inputs = std::min(CHUNK, end - begin);
-            const uint8_t* codes = bytes_of_codes(panel, m.bits, m.levels, inputs, space);
-            panel += inputs * PANEL * m.bits / 8;
-            for (long done = 0; done < rows; done += TILE_HEIGHT) {
-                const long from = std::min(done, rows - height);  // the last tile computes some rows again
-                asm volatile("" ::: "memory");  // loads of tiles do not say that they read
-                multiply_bytes(x.row(from) + begin, stride, x.columns, codes, inputs, parts);
-                for (long r = done; r < from + height; r++) {
-                    const int32_t* start = x.sums + r * x.chunks + chunk;
-                    const float of_inputs = x.scales[r * x.chunks + chunk];
-                    for (int v = 0; v < 2; v++) {
-                        const vi zero = m.zero < 0 ? add_pairs(vi{}, minus[v], in_all_lanes(start)) : in_all_lanes(start);
-                        const vi upper = load_lanes(parts[0][r - from] + v * LANES), lower = load_lanes(parts[1][r - from] + v * LANES);
-                        const vf value = __builtin_convertvector((upper << 7) + (lower + zero), vf);
-                        if (is_chunk) sums[r][v] = fma(value, scales[v] * of_inputs, sums[r][v]);
-                        else of_group[r][v] = fma(value, splat(of_inputs), of_group[r][v]);
-                    }
-                }
-            }
-        }
-        if (is_chunk) continue;
-        for (long r = 0; r < rows; r++)
-            for (int v = 0; v < 2; v++) sums[r][v] = fma(of_group[r][v], scales[v], sums[r][v]);
-    }
-    for (long r = 0; r < rows; r++) sink(r, sums[r]);
-}
-#endif
 
 // Call `sink(row, sums[2 * P])` for all rows, in tiles of nearly equal height; see `tiles` in matrix.hpp. Several panels at
 // a time are for a single row. `ahead`: how many bytes behind these panels those lie that come next, or 0.
@@ -299,10 +256,13 @@ INLINE void code_tiles(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, 
                        const Sink& sink, long ahead = 0) {
 #if defined(TERCET_TILES)
     if constexpr (std::is_same_v<T, bf16> && P == 1)
-        if (rows >= fewest_tile_rows && is_of_byte_tiles(m)) {
-            for (long begin = 0; begin < rows; begin += BYTE_TILE_ROWS)
-                code_tile_products(m, x.from(begin), std::min(BYTE_TILE_ROWS, rows - begin), panels[0],
-                                   [&](long r, vf(&s)[2]) { sink(begin + r, s); });
+        if (uses_whole_tiles(m, rows) || uses_half_tiles(m, rows)) {
+            for (long begin = 0; begin < rows; begin += BYTE_TILE_ROWS) {
+                const long count = std::min(BYTE_TILE_ROWS, rows - begin);
+                auto take = [&](long r, vf(&s)[2]) { sink(begin + r, s); };
+                if (uses_whole_tiles(m, rows)) code_tile_products(m, x.from(begin), count, panels[0], take);
+                else half_tile_products(m, x.from(begin), count, panels[0], take, begin ? 0 : ahead);
+            }
             return;
         }
 #endif

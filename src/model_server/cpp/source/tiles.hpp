@@ -42,23 +42,26 @@ inline bool may_use_tiles() {
 #endif
 }
 
-inline thread_local int configured_height = 0;  // rows of this thread's row tiles; 0: no configuration
+// Of this thread: rows of its row tiles (0: no configuration), and the bytes of each.
+inline thread_local int configured_height = 0, configured_bytes = 0;
 
 // Tiles 0 to 3: sums; 4, 5: rows; 6, 7: weights.
-inline void configure_tiles(int height) {
-    if (configured_height == height) return;
+inline void configure_tiles(int height, int row_bytes = 64) {
+    if (configured_height == height && configured_bytes == row_bytes) return;
     struct alignas(64) {
         uint8_t palette = 1, start_row = 0, reserved[14] = {};
         uint16_t row_bytes[16] = {};
         uint8_t rows[16] = {};
     } wanted;
     for (int i = 0; i < 8; i++) {
-        wanted.row_bytes[i] = 64;
-        wanted.rows[i] = uint8_t(i < 6 ? height : TILE_HEIGHT);
+        const bool is_of_rows = i == 4 || i == 5;
+        wanted.row_bytes[i] = uint16_t(is_of_rows ? row_bytes : 64);
+        wanted.rows[i] = uint8_t(i < 6 ? height : row_bytes / 4);
     }
     asm volatile("" ::"r"(&wanted) : "memory");  // the intrinsic does not say that it reads all of it
     _tile_loadconfig(&wanted);
     configured_height = height;
+    configured_bytes = row_bytes;
 }
 
 // Whatever a thread has done inside, its tiles are in their initial state afterwards: torch uses these threads as well,

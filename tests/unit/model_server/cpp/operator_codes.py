@@ -17,6 +17,17 @@ WIDTHS = 2, 6, 8, 20, 64, 128, 200, 256, 258, 300, 528, 776
 OUTPUTS = 1, 15, 16, 31, 32, 33, 64, 65, 100, 200
 
 
+def random_numbers(random: np.random.Generator, kind: str, shape: tuple[int, int], group: int) -> np.ndarray:
+    """Of [outputs, groups], about 1 and below: any floats, those of 16 bits, or of each 256 inputs multiples of one."""
+    if kind == "floats":
+        return random.random(shape).astype(np.float32)
+    numbers = random.random(shape).astype(np.float16).astype(np.float32)
+    if kind == "steps":
+        numbers = numbers[:, np.arange(shape[1]) * group // 256 % shape[1]] * random.integers(-128, 128, shape)
+        numbers /= np.float32(128)
+    return numbers.astype(np.float32)
+
+
 @dataclass
 class Codes:
     """codes [outputs, columns]; scales, zeros and, if there are any, offsets [outputs, groups].
@@ -42,9 +53,12 @@ class Codes:
             order = exact(random.integers(0, inputs, columns).astype(np.int32))
         group = min(int(random.choice(GROUPS)), columns) if random.random() < 0.7 else columns
         bits = int(random.choice([4, 8])) if columns % 2 == 0 else 8
+        if columns % 32 == group % 32 == 0:
+            bits = int(random.choice([4, 5, 6, 8]))
         shape = outputs, -(-columns // group)
         zeros = random.integers(0, 2**bits, shape) if random.random() < 0.5 else np.full(shape, 2 ** (bits - 1))
-        scales = (random.random(shape) / 2**bits / np.sqrt(columns)).astype(np.float32)
+        kind = str(random.choice(["floats", "halves", "steps"]))
+        scales = random_numbers(random, kind, shape, group) / np.float32(2 ** (bits + np.ceil(np.log2(columns) / 2)))
         codes = random.integers(0, 2**bits, (outputs, columns)).astype(np.uint8)
         levels = None
         if bits == 4 and random.random() < 0.4:
@@ -52,7 +66,8 @@ class Codes:
             scales /= 16  # as large numbers as codes of 4 bits are
         offsets = None
         if order is None and random.random() < 0.3:
-            zeros, offsets = np.zeros(shape), (scales * random.integers(0, 2**bits, shape)).astype(np.float32)
+            zeros = np.zeros(shape)
+            offsets = random_numbers(random, kind, shape, group) / np.float32(2 ** np.ceil(np.log2(columns) / 2))
         return cls(codes, scales, zeros.astype(np.uint8), group, bits, inputs, order, levels, offsets)
 
     def pack(self, operators: Operators, bias: np.ndarray | None = None) -> CodeShapeStruct:
@@ -70,14 +85,17 @@ class Codes:
             levels=address(self.levels),
             has_offsets=self.offsets is not None,
         )
-        stored = self.codes if self.bits == 8 else self.codes[:, ::2] | self.codes[:, 1::2] << 4
-        panels = exact(np.empty(operators.cpp_code_bytes(ctypes.byref(struct)), np.uint8))
+        stored = self.codes if self.bits != 4 else self.codes[:, ::2] | self.codes[:, 1::2] << 4
+        scales = exact(self.scales)
+        offsets = None if self.offsets is None else exact(self.offsets)
+        struct.numbers = operators.cpp_number_kind(ctypes.byref(struct), address(scales), address(offsets))
+        panels = exact(np.zeros(operators.cpp_code_bytes(ctypes.byref(struct)), np.uint8))
         operators.cpp_pack_codes(
             ctypes.byref(struct),
             address(exact(stored)),
-            address(exact(self.scales)),
+            address(scales),
             address(exact(self.zeros)),
-            None if self.offsets is None else address(exact(self.offsets)),
+            address(offsets),
             address(panels),
         )
         struct.panels = address(panels)
@@ -156,7 +174,8 @@ def float8_case(operators: Operators, random: np.random.Generator, type: int) ->
     outputs, inputs = int(random.choice(OUTPUTS)), int(random.choice(WIDTHS))
     form = Float8.random(random, outputs, inputs)
     bias = exact(AS[type](random.standard_normal(outputs)), True) if random.random() < 0.5 else None
-    _check(operators, random, type, form.pack(operators, type, bias), form.decoded(), bias, 1e-6)
+    decoded = form.decoded()
+    _check(operators, random, type, form.pack(operators, type, bias), decoded, np.abs(decoded).sum(1), bias, 1e-6)
 
 
 def code_case(operators: Operators, random: np.random.Generator, type: int) -> None:
@@ -168,7 +187,11 @@ def code_case(operators: Operators, random: np.random.Generator, type: int) -> N
     bias = exact(AS[type](random.standard_normal(outputs)), True) if random.random() < 0.5 else None
     # Numbers of a chunk are rounded to a step of the largest one: half a step of 127 * 128 is 3.1e-5.
     bound = 1e-6 if type == FLOAT else 4e-5
-    _check(operators, random, type, form.pack(operators, bias), form.decoded(), bias, bound)
+    decoded = form.decoded()
+    sizes = np.abs(decoded).sum(1)
+    if form.offsets is not None:  # sums are rounded before offsets are subtracted
+        sizes += np.abs(form.offsets).sum(1) * form.group
+    _check(operators, random, type, form.pack(operators, bias), decoded, sizes, bias, bound)
 
 
 def _check(
@@ -177,9 +200,11 @@ def _check(
     type: int,
     struct: CodeShapeStruct,
     weight: np.ndarray,
+    sizes: np.ndarray,
     bias: np.ndarray | None,
     bound: float,
 ) -> None:
+    """sizes [outputs]: of each the sum of what it multiplies with; `bound` is in these."""
     outputs, inputs = weight.shape
     most = int(random.choice([40, 70]))
     x = AS[type](random.standard_normal((most, inputs)) * np.exp2(random.integers(-8, 9, (most, 1))))
@@ -194,7 +219,7 @@ def _check(
 
     whole = [operators.same_on_one_thread(partial(product, most, is_wide)) for is_wide in (0, 1)]
     added = 0 if bias is None else widen(bias)
-    scale = np.abs(widen(x)).max(1, keepdims=True) * np.abs(weight).sum(1) + np.abs(added) + 1e-6
+    scale = np.abs(widen(x)).max(1, keepdims=True) * sizes + np.abs(added) + 1e-6
     assert_near(whole[1], widen(x) @ weight.T + added, bound, scale)
     np.testing.assert_array_equal(whole[0], AS[type](whole[1]))  # rounded once
     for rows in random.choice(most, 8, replace=False):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from operator_codes import Codes
+from operator_codes import Codes, random_numbers
 from support import effort
 from support.cpp_operators import AS, BF16, FLOAT, Operators, address, exact
 
@@ -43,24 +43,37 @@ def test_it_computes_what_numpy_does(name: str, threads: int, rounds: int) -> No
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("levels", [None, exact(np.array(E2M1, np.uint8))], ids=["numbers", "levels"])
-def test_products_with_codes_have_the_same_bits_on_every_instruction_set(levels: np.ndarray | None) -> None:
+def _any_codes() -> Codes:
+    return Codes.random(np.random.default_rng(0), 100, 300)
+
+
+def _levels() -> Codes:
+    form = _any_codes()
+    return replace(form, codes=form.codes & 15, bits=4, levels=exact(np.array(E2M1, np.uint8)))
+
+
+def _small_groups() -> Codes:
+    """As in GGUF files."""
+    random, groups = np.random.default_rng(0), (100, 20)
+    scales, offsets = (random_numbers(random, "steps", groups, 32) for _ in range(2))
+    codes = random.integers(0, 16, (100, 640)).astype(np.uint8)
+    return Codes(codes, scales, np.zeros(groups, np.uint8), 32, 4, 640, None, offsets=offsets)
+
+
+@pytest.mark.parametrize("form", [_any_codes(), _levels(), _small_groups()], ids=["numbers", "levels", "small groups"])
+def test_products_with_codes_have_the_same_bits_on_every_instruction_set(form: Codes) -> None:
     found = survey()
     names = [name for name in found.built if name in found.supported]
     if len(names) < 2:
         pytest.skip("only one instruction set was built that this CPU has")
     for type in (FLOAT, BF16):
-        products = [_code_products(Operators(path(module(name)), 1), type, levels) for name in names]
+        products = [_code_products(Operators(path(module(name)), 1), type, form) for name in names]
         for other in products[1:]:
             np.testing.assert_array_equal(other, products[0])
 
 
-def _code_products(operators: Operators, type: int, levels: np.ndarray | None) -> np.ndarray:
-    random = np.random.default_rng(0)
-    form = Codes.random(random, 100, 300)
-    if levels is not None:
-        form = replace(form, codes=form.codes & 15, bits=4, levels=levels)
-    struct, x = form.pack(operators), exact(AS[type](random.standard_normal((9, 300))))
-    out = exact(np.empty((9, 100), np.float32))
-    operators.cpp_code_linear(type, ctypes.byref(struct), address(x), 300, 9, address(out), 1)
+def _code_products(operators: Operators, type: int, form: Codes) -> np.ndarray:
+    x = exact(AS[type](np.random.default_rng(0).standard_normal((20, form.inputs))))
+    struct, out = form.pack(operators), exact(np.empty((20, 100), np.float32))
+    operators.cpp_code_linear(type, ctypes.byref(struct), address(x), form.inputs, 20, address(out), 1)
     return out

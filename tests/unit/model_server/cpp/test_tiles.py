@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from operator_codes import Codes
+from operator_codes import Codes, random_numbers
 from support.cpp_builds import SOURCES, build, needs_compiler
 from support.cpp_operators import BF16, Operators, address, exact, narrow, widen
 
@@ -78,17 +78,22 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(operators: Operators, out
 
 
 @pytest.mark.parametrize(
-    ("bits", "group", "has_zeros", "has_levels"),
+    ("bits", "group", "has_zeros", "has_levels", "offsets"),
     [
-        (4, 64, True, False),
-        (4, 128, False, True),
-        (4, 128, False, False),
-        (8, 320, False, False),
-        (8, 192, True, False),
+        (4, 64, True, False, None),
+        (4, 128, False, True, None),
+        (4, 128, False, False, None),
+        (8, 320, False, False, None),
+        (8, 192, True, False, None),
+        (4, 32, False, True, None),
+        (4, 32, False, False, "steps"),
+        (5, 32, False, False, "halves"),
+        (6, 64, False, False, "floats"),
+        (8, 32, True, False, None),
     ],
 )
 def test_codes_have_the_same_bits_with_and_without_tiles(
-    operators: Operators, bits: int, group: int, has_zeros: bool, has_levels: bool
+    operators: Operators, bits: int, group: int, has_zeros: bool, has_levels: bool, offsets: str | None
 ) -> None:
     random = np.random.default_rng(bits + group)
     codes = random.integers(0, 2**bits, (70, 320)).astype(np.uint8)
@@ -97,6 +102,9 @@ def test_codes_have_the_same_bits_with_and_without_tiles(
     form = Codes(codes, random.random(groups).astype(np.float32), zeros.astype(np.uint8), group, bits, 320, None)
     if has_levels:
         form.levels = exact(random.integers(0, 256, 16).astype(np.uint8))
+    if offsets:
+        form.zeros[:] = 0
+        form.scales, form.offsets = (random_numbers(random, offsets, groups, group) for _ in range(2))
     struct, x = form.pack(operators), narrow(random.standard_normal((100, 320)).astype(np.float32))
 
     def product(rows: int, fewest: int) -> np.ndarray:
