@@ -26,6 +26,8 @@ from model_server.text.tokenizer import Tokenizer
 
 KINDS = ("medusa", "mlp", "eagle", "eagle nested", "mtp", "model", "same model")
 MOST = 3
+# `make test` has every kind in steps ahead, and two of them in each of the other tests.
+LONG = pytest.mark.long
 # Needs the host: drafted for by lookup.
 GRAMMAR, WATERMARK = 4, 7
 
@@ -91,8 +93,14 @@ def chosen(shard: EngineShard, tokenizer: Tokenizer, *, all_kinds: bool = False)
     return requests if all_kinds else [one for n, one in enumerate(requests) if n not in (GRAMMAR, WATERMARK)]
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "ahead"),
+    [
+        pytest.param(kind, ahead, id=f"{kind}-{'ahead' if ahead else 'in turn'}", marks=() if ahead else LONG)
+        for kind in KINDS
+        for ahead in (False, True)
+    ],
+)
 def test_drafts_are_those_of_the_formulas_and_tokens_those_without(
     kind: str, ahead: bool, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +134,9 @@ def test_beside_requests_that_need_the_host(kind: str, root: Path, monkeypatch: 
     assert_formulas(kind, root, asked)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "eagle", "mtp", "same model"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("mlp", marks=LONG), "eagle", "mtp", pytest.param("same model", marks=LONG)]
+)
 def test_requests_join_and_leave(kind: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long prompts come in chunks beside what is running; drafts behind them are those of the formulas."""
     base = base_of(kind, root)
@@ -157,7 +167,9 @@ def test_requests_join_and_leave(kind: str, root: Path, monkeypatch: pytest.Monk
     assert_formulas(kind, root, asked)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "mtp", "model"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("medusa", marks=LONG), "eagle", pytest.param("mtp", marks=LONG), "model"]
+)
 def test_two_ranks_draft_and_say_what_one_does(kind: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = base_of(kind, root)
     tokenizer = Tokenizer.load(base)
