@@ -199,9 +199,10 @@ def _samples(config: QuantizeConfig, checkpoint: Checkpoint) -> Samples:
     """What the model has written is kept for a run that continues, since it takes long."""
     tokenizer = Tokenizer.load(checkpoint.directory)
     folder = config.output_dir / FOLDER
+    # Before an unfinished run is removed, and before the samples, which a model may write for hours.
+    check_folder(config.output_dir, resume=config.resume)
     if not config.resume and folder.is_dir():
         shutil.rmtree(folder)
-    check_folder(config.output_dir)  # not only after the samples, which a model may write for hours
     if config.calibration is not None:
         return from_file(
             config.calibration, tokenizer, count=config.num_samples, length=config.sequence_length, seed=config.seed

@@ -24,14 +24,22 @@ FOLDER = ".quantize"
 _FILE = "progress.json"
 
 
-def check_folder(output: Path) -> None:
-    """Raises StartupError for a folder that holds other things than an unfinished run."""
+def check_folder(output: Path, *, resume: bool = True) -> None:
+    """Raises StartupError for a folder that holds other things than an unfinished run. resume: one may be there whose
+    files are written in part."""
     if output.exists() and not output.is_dir():
         raise StartupError(f"{output} is a file: name a folder for the quantized model")
-    if (output / FOLDER / _FILE).exists() or not output.exists():
+    is_unfinished = (output / FOLDER / _FILE).exists()
+    if (is_unfinished and resume) or not output.exists():
         return
-    if any(found.name != FOLDER for found in output.iterdir()):
-        raise StartupError(f"{output} is not empty: name another folder")
+    if all(found.name == FOLDER for found in output.iterdir()):
+        return
+    if is_unfinished:
+        raise StartupError(
+            f"{output} holds files beside an unfinished run: finish it by the same command without --no-resume, or "
+            "name another folder"
+        )
+    raise StartupError(f"{output} is not empty: name another folder")
 
 
 class Progress:

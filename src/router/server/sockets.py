@@ -75,9 +75,9 @@ def allow_connections(num_connections: int) -> int:
     Every connection is an open file, and the usual limit of a login shell is 1024.
     """
     limit = _limit(num_connections)
-    if limit is None or limit >= num_connections + RESERVED_FILES:
+    allowed = num_connections if limit is None else limit - _reserved(limit)
+    if allowed >= num_connections:
         return num_connections
-    allowed = limit - _reserved(limit)
     logger.warning(
         "--max-connections %d: the limit of %d open files allows %d connections", num_connections, limit, allowed
     )

@@ -369,7 +369,7 @@ def _prepared(model_id: str, revision: str | None) -> Path:
     """The folder with the config and tokenizer of a GGUF file on this machine. Raises StartupError."""
     file = gguf.file_of(model_id, revision, cache())
     if file is None:
-        folder = Path(model_id).parent
+        folder = Path(model_id).expanduser().parent
         others = _listed(path.name for path in folder.glob(f"*{gguf.SUFFIX}"))
         where = f"GGUF files in its folder: {others}" if folder.is_dir() else f"there is no folder {folder}"
         raise StartupError(f"--model-id {model_id}: no such file ({where})")

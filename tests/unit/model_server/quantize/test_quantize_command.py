@@ -170,6 +170,12 @@ def test_other_folders_and_quantized_models_are_left_alone(models: Path, tmp_pat
     with pytest.raises(StartupError, match=r"out is not empty: name another folder$"):
         command.run(asked(source, output, tmp_path, calibration=None))
     assert not (output / ".quantize").exists(), "the model has written samples first"
+    progress = output / ".quantize" / "progress.json"  # as of a run that was ended while it wrote the files
+    progress.parent.mkdir()
+    progress.write_text("{}")
+    with pytest.raises(StartupError, match=r"out holds files beside an unfinished run: .* without --no-resume"):
+        command.run(asked(source, output, tmp_path, resume=False))
+    assert progress.exists(), "it was removed, and nothing begun in its place"
     with pytest.raises(StartupError, match=r"text\.txt is a file: name a folder for the quantized model$"):
         command.run(asked(source, tmp_path / "text.txt", tmp_path))
     with pytest.raises(StartupError, match=r"is quantized already \(gptq\): give the plain checkpoint$"):

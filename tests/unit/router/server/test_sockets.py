@@ -42,6 +42,15 @@ def test_the_limit_is_raised_as_far_as_it_goes(
     assert done == ([] if set_to is None else [(set_to, limits[1])])
 
 
+@pytest.mark.parametrize(("asked", "allowed"), [(20, 20), (24, 24), (25, 24)])
+def test_no_more_connections_than_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asked: int, allowed: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
+    assert allow_connections(asked) == allowed
+    assert bool(caplog.messages) == (allowed < asked)
+
+
 @pytest.mark.parametrize(
     ("limit", "allowed"),
     [

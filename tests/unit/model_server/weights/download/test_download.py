@@ -231,12 +231,15 @@ def test_a_repository_of_gguf_files() -> None:
     assert hub.fetched == []
 
 
-def test_a_gguf_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_gguf_file_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "b.gguf").touch()
     with pytest.raises(StartupError, match=r"/a\.gguf: no such file \(GGUF files in its folder: b\.gguf\)$"):
         download(str(tmp_path / "a.gguf"), None)
     with pytest.raises(StartupError, match=r"/c/a\.gguf: no such file \(there is no folder .*/c\)$"):
         download(str(tmp_path / "c" / "a.gguf"), None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(StartupError, match=r"~/a\.gguf: no such file \(GGUF files in its folder: b\.gguf\)$"):
+        download("~/a.gguf", None)
 
 
 @pytest.mark.long
