@@ -94,7 +94,7 @@ def _fuzzed(operation: Any, mode: GenerationMode) -> set[int]:
     statuses: set[int] = set()
     wanted = {200} if mode is GenerationMode.POSITIVE else {400, 422}
     until = time.monotonic() + SECONDS_PER_ROUTE
-    few = examples(2 if mode is GenerationMode.POSITIVE else 5, 20) if operation.method == "post" else 2
+    few = examples(2 if mode is GenerationMode.POSITIVE else 5, 10) if operation.method == "post" else 2
     left = [few]
 
     @hypothesis.seed(20)
