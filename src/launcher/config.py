@@ -269,7 +269,7 @@ ROUTER_FLAGS = (
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
     *IMAGE_FLAGS, "lora_root", "lora_host_memory",
 )  # fmt: skip
-ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
+ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token", "lora_adapters")
 """Secrets are not in argv, which every user of the machine can read."""
 SHARD_FLAGS = (
     "revision", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name",

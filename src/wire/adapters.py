@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def adapter_sources(value: str | None, error: type[Exception], *, taken: Collect
     taken: names of the base model. Raises `error` for what cannot be read so, and for a name that is invalid or taken.
     """
     found: dict[str, AdapterSource] = {}
-    for entry in filter(None, (part.strip() for part in (value or "").split(","))):
+    for entry in _entries(value):
         source = _source(entry, error)
         name = source.name
         check_name(name, error, taken=taken, hint=", as in `name=path`")
@@ -45,6 +45,18 @@ def adapter_sources(value: str | None, error: type[Exception], *, taken: Collect
             raise error(f"LoRA adapter name `{name}` is given twice; give another one, as in `name=path`")
         found[name] = source
     return list(found.values())
+
+
+def upstream_names(value: str | None, error: type[Exception]) -> tuple[str, ...]:
+    """By which shards of upstream TGI know the adapters of `value`: what is before `=` or `@`, also of a path alone.
+
+    Raises `error` for an entry that cannot be read so.
+    """
+    names = []
+    for entry in _entries(value):
+        _source(entry, error)
+        names.append(re.split("[=@]", entry, maxsplit=1)[0])
+    return tuple(dict.fromkeys(names))
 
 
 def check_adapters(value: str | None, error: type[Exception], *, taken: Collection[str]) -> None:
@@ -83,6 +95,10 @@ def check_name(name: str, error: type[Exception], *, taken: Collection[str] = ()
         )
     if name == _BASE or name in taken:
         raise error(f"LoRA adapter name `{name}` is a name of the base model; give another one{hint}")
+
+
+def _entries(value: str | None) -> Iterator[str]:
+    return filter(None, (part.strip() for part in (value or "").split(",")))
 
 
 def _source(entry: str, error: type[Exception]) -> AdapterSource:

@@ -108,7 +108,9 @@ def slot_bytes(
     shared = (1 + 1 / num_shard) / 2
     experts = int(sum(listed.experts) * shared) * rank * width
     if config.lora_root is not None:
-        return (config.lora_slots or DEFAULT_SLOTS) * (_of_all_layers(info, num_shard, rank, width) + experts)
+        return (config.lora_slots or DEFAULT_SLOTS) * (
+            _of_all_layers(info.text or info, num_shard, rank, width) + experts
+        )
     each = int((listed.inputs + listed.outputs) * shared) * rank * width + experts
     each += listed.affine * _AFFINE_BYTES + listed.rows * width
     return min(config.lora_slots or DEFAULT_SLOTS, listed.count) * each

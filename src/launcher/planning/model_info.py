@@ -82,6 +82,8 @@ class ModelInfo:
     """Width of the experts that all tokens read."""
     has_shared_gate: bool = False
     """What these give is weighted."""
+    text: ModelInfo | None = None
+    """Of the text model, where config.json has a part for it. Defaults, which are TGI's, do not depend on it."""
 
     @property
     def quantize(self) -> str | None:
@@ -340,7 +342,16 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         num_dense=_num_dense(config),
         shared_size=_shared_size(config),
         has_shared_gate=bool(_count(config, "shared_expert_intermediate_size")),
+        text=None if text is None else _text_info(config, text),
     )
+
+
+def _text_info(config: Mapping[str, Any], text: Mapping[str, Any]) -> ModelInfo:
+    """What the part for the text model does not say, the rest of the config may."""
+    rest = {name: value for name, value in config.items() if name != "text_config"}
+    own = {name: value for name, value in text.items() if name != "text_config"}
+    default = {"head_dim": 256} if config.get("model_type") == "gemma3" else {}
+    return from_config(default | rest | own)
 
 
 def _stored_type(config: Mapping[str, Any]) -> Any:

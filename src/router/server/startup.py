@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from router.config import RouterConfig
@@ -18,6 +18,7 @@ from router.shards.interface import ShardError, Shards
 from router.shards.pool import HEALTH_TIMEOUT_S, ShardPool
 from router.shards.traced import TracedClient, TracedShards
 from router.shards.warm_up import Capacity, WarmUpPlan
+from wire.adapters import upstream_names
 from wire.rpc.mutual_tls import MutualTls
 from wire.tracing import Tracing
 from wire.warm_up import NOT_ENOUGH_MEMORY
@@ -63,7 +64,7 @@ async def connect_and_warm_up(
     shards = await _or_refuse(discovery, "connect to the Python model shards")
     try:
         await _or_refuse(shards.clear_all(), "clear the Python model shards cache")
-        info = await _or_refuse(shards.info(), "get the Python model shards info")
+        info = with_upstream_adapters(await _or_refuse(shards.info(), "get the Python model shards info"), config)
         prefill_tokens, capacity = await _warm_up(config, shards, info)
         limits = resolve_limits(
             config,
@@ -97,6 +98,12 @@ async def connect_and_warm_up(
         num_blocks = scheduler.allocator.num_usable
         metrics.inform("tgi_cache_config_info", block_size=info.block_size, num_gpu_blocks=num_blocks)
     return Started(info=info, limits=limits, scheduler=scheduler, shards=shards)
+
+
+def with_upstream_adapters(info: ShardInfo, config: RouterConfig) -> ShardInfo:
+    """`info` with the adapters that shards of upstream TGI do not name. Beside adapters these share no prefixes."""
+    names = () if info.extensions else upstream_names(config.lora_adapters, ArgumentValidation)
+    return replace(info, adapters=names, use_prefix_caching=False) if names else info
 
 
 def _connect(config: RouterConfig, tracing: Tracing | None, url: str) -> Client:

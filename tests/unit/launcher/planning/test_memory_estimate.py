@@ -215,6 +215,14 @@ def test_slots_for_adapters_that_come_later_take_what_was_estimated(
         assert found == pytest.approx(expected, rel=0.03)
 
 
+def test_slots_of_a_vision_model_are_those_of_its_text_model() -> None:
+    config = LauncherConfig(lora_root="/adapters")
+    inner = {name: value for name, value in LLAMA.items() if name != "vocab_size"}
+    vision = {"model_type": "llava", "vision_config": {"hidden_size": 1024}}
+    for known in (vision | {"text_config": LLAMA}, vision | {"text_config": inner, "vocab_size": 128256}):
+        assert slot_bytes(config, from_config(known), 2, 2) == slot_bytes(config, info(), 2, 2) > 0
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_slots_for_listed_adapters_take_what_was_estimated(count: int, tmp_path: Path) -> None:
     """Those of the layers that one of them changes, and no more than there are adapters."""
