@@ -1,4 +1,4 @@
-"""Pictures over HTTP for families that are unlike LLaVA: the tokens of transformers' generate."""
+"""Pictures in prompts and chats over HTTP, for families that are unlike LLaVA: the tokens of transformers' generate."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from parity.cross_scene import PROMPTS, SIZES, CrossScene
 from parity.vision_scene import Prompt, VisionScene, picture
 from support.pictures import picture as file
 from support.running_server import running_server
+from tokenizers import Tokenizer
+
+from wire.images.families import FAMILIES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.parity]
 NUM_TOKENS = 8
@@ -26,6 +29,8 @@ TEMPLATE = (
     "{% for message in messages %}{% for part in message.content %}{% if part.type == 'image' %}PLACEHOLDER"
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
 )
+WITHOUT_SHARED_PREFIXES = ("paligemma", "vipllava")  # by its nature, and by the option
+HALF = "\ufffd"
 
 
 def url(number: int) -> str:
@@ -46,14 +51,26 @@ def ask(base: str, route: str, body: dict[str, Any]) -> Any:
     return answer.json()
 
 
+def streamed(base: str, chat: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The text of a chat, and its usage."""
+    body = chat | {"stream": True, "stream_options": {"include_usage": True}}
+    answer = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for event in events for choice in event["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices), events[-1]["usage"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
-    """Prompts in small steps, where the model lets them be cut, and a second time out of the caches."""
+    """Prompts in small steps, where the model lets them be cut, and a second time out of the caches; then a chat."""
     scene = VisionScene(tmp_path, name)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE.replace("PLACEHOLDER", FAMILIES[name].marker))
+    environ = {"PREFIX_CACHING": "0"} if name == "vipllava" else {}
     options = ["--dtype", "float32", "--max-total-tokens", "2000", "--max-batch-prefill-tokens", "1900"]
     if name != "paligemma":
         options += ["--max-step-prefill-tokens", "32"]
-    with running_server(tmp_path, *options) as server:
+    with running_server(tmp_path, *options, environ=environ) as server:
         base = f"http://127.0.0.1:{server.port}"
         for numbers in ((), (0,), (1, 0), (1, 0), (3,)):  # the arrays of the last one stay in shared memory for Qwen
             inputs = "".join(f"![]({url(number)})What is this? " for number in numbers) + "Hello world"
@@ -62,8 +79,24 @@ def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
             found = ask(base, "/generate", asked)["details"]
             expected = scene.generate(Prompt(ids, [], list(numbers)), NUM_TOKENS)
             assert [token["id"] for token in found["tokens"]] == expected, numbers
-        text = httpx.get(f"{base}/metrics").text
-        assert "\ntgi_encoder_cache_misses 3\n" in text
+
+        content: list[dict[str, Any]] = [{"type": "text", "text": "Say what is here and there, and where it is: "}]
+        for number in (1, 0):
+            content += [{"type": "image_url", "image_url": {"url": url(number)}}, {"type": "text", "text": " and "}]
+        chat = {"messages": [{"role": "user", "content": content}], "max_tokens": NUM_TOKENS, "temperature": 0}
+        ids = [token["id"] for token in ask(base, "/chat_tokenize", chat)["tokenize_response"]]
+        tokens = scene.generate(Prompt(ids, [], [1, 0]), NUM_TOKENS)
+        # The answer, or all of it, may end within a character.
+        expected_text = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode(tokens).rstrip(HALF)
+        whole = ask(base, "/v1/chat/completions", chat)
+        again, usage = streamed(base, chat)
+        assert whole["choices"][0]["message"]["content"].rstrip(HALF) == again.rstrip(HALF) == expected_text
+        assert whole["usage"]["completion_tokens"] == usage["completion_tokens"] > 0
+        assert whole["usage"]["prompt_tokens"] == usage["prompt_tokens"] == len(ids)
+        assert (usage["prompt_tokens_details"]["cached_tokens"] > 0) == (name not in WITHOUT_SHARED_PREFIXES)
+
+        assert "\ntgi_encoder_cache_misses 3\n" in httpx.get(f"{base}/metrics").text
+        assert server.log().count("images are served: up to 8 in a request, in data URLs or fetched from public") == 1
 
 
 @pytest.mark.parametrize("name", ["mllama", "idefics"])
@@ -91,6 +124,4 @@ def test_layers_of_cross_attention_read_pictures(name: str, tmp_path: Path) -> N
         ]
         chat = {"messages": [{"role": "user", "content": content}], "max_tokens": NUM_TOKENS, "temperature": 0}
         whole = ask(base, "/v1/chat/completions", chat)["choices"][0]["message"]["content"]
-        answer = httpx.post(f"{base}/v1/chat/completions", json=chat | {"stream": True}, timeout=120)
-        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-        assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == whole != ""
+        assert streamed(base, chat)[0] == whole != ""

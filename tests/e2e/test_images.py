@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.harmful_pictures import RARE
 from support.pictures import picture
 from support.running_server import RunningServer, running_server
 from support.vision_models import write_vision_checkpoint
@@ -225,4 +226,23 @@ def test_harmful_files_cost_their_own_requests_only(scene: Scene) -> None:
         answer = httpx.post(f"{scene.url}/generate", json={"inputs": f"![]({data_url(data)})"}, timeout=60)
         assert answer.status_code == 422 and answer.json()["error_type"] == "validation"
         assert "invalid image" in answer.json()["error"]
+    assert scene.generate("What is this") == expected
+
+
+@pytest.mark.long
+def test_pictures_of_49_megapixels_are_read_up_to_the_limit_of_a_request(scene: Scene) -> None:
+    """Small files: two are as many pixels as a request may have. What is refused holds nothing."""
+    shown = f"![]({data_url(RARE['49 megapixels']())})"
+    expected = scene.expected("What is this")
+
+    def ask(number: int) -> httpx.Response:
+        return httpx.post(f"{scene.url}/generate", json={"inputs": f"{shown} " * number + "here"}, timeout=120)
+
+    for number in (8, 2, 8):  # not in the cache of pictures, and in it
+        answer = ask(number)
+        assert answer.status_code == (200 if number == 2 else 422), answer.text
+        if number == 8:
+            said = "Input validation error: invalid image: the images of a request may have 100000000 pixels in all"
+            assert answer.json() == {"error": said, "error_type": "validation"}
+        scene.wait_idle()
     assert scene.generate("What is this") == expected

@@ -26,7 +26,7 @@ from model_server.models.families import UnknownFamilyError, spec_of
 from model_server.models.families.vision import BASES, TEXT_TYPES, text_names
 from model_server.quantization.kv_cache import DTYPES
 from model_server.quantization.scheme import Scheme, resolve
-from model_server.vision.families import vision_family
+from model_server.vision.families import FAMILIES, vision_family
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.header import Header
 from wire.adapters import DEFAULT_RANK, DEFAULT_SLOTS, RANKS
@@ -215,9 +215,14 @@ def check_family(fields: Mapping[str, Any], choice: Choice, num_stages: int = 1)
 
 def whole_only(model_type: str, num_stages: int) -> StartupError:
     """The error for a model that cannot be cut into stages."""
+    family = FAMILIES.get(model_type)
+    if family is not None and family.crosses:
+        remedy = "leave it out, also --num-shard: the model is served on one device"
+    else:
+        remedy = "leave it out; --num-shard divides models that transformers has a tensor-parallel plan for"
     return StartupError(
         f"--num-stage {num_stages}: {model_type} is served by the transformers runner, whose layers cannot be divided "
-        "into stages; leave it out, and use --num-shard for several devices"
+        f"into stages; {remedy}"
     )
 
 

@@ -24,6 +24,11 @@ from wire.model_files import read_optional_object
 logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
+_SOURCES = {
+    "off": "in data URLs",
+    "public": "in data URLs or fetched from public addresses",
+    "all": "in data URLs or fetched from any address",
+}
 _NEEDED = frozenset({Extension.IMAGES, Extension.TOKEN_IDS})
 
 
@@ -65,6 +70,12 @@ async def image_prompts(
     )
     reader = ImageReader(workers, store, _fetcher(config), limits, metrics)
     bos = files.named_tokens.get("bos_token", "")
+    if config.max_images:
+        hosts = f"in data URLs or fetched from {', '.join(config.image_hosts)}" if config.image_hosts else None
+        sources = hosts or _SOURCES[config.image_fetch]
+        logger.info("images are served: up to %d in a request, %s", config.max_images, sources)
+    else:
+        logger.info("requests with images are refused: --max-images 0")
     return ImagePrompts(family, token_id, bos, reader, name if sends_files else None)
 
 

@@ -116,6 +116,9 @@ def test_types_of_the_transformers_runner() -> None:
     """Whether it needs a state for each request, which is refused, transformers alone knows."""
     for choice in (Choice(), Choice("gptq"), Choice("eetq", on_load=True)):
         check_family({"model_type": "no such type"}, choice)
+    for name, advice in (("no such type", "; --num-shard divides"), ("mllama", ", also --num-shard: the model is")):
+        with pytest.raises(StartupError, match=rf"^--num-stage 2: {name} is .* into stages; leave it out{advice}"):
+            check_family({"model_type": name}, Choice(), 2)
     found = checkpoint(model_type="no such type", quantization_config={"quant_method": "gptq"})
     described = describe(found)
     assert (described.spec, described.scheme.method) == (None, "gptq")
