@@ -29,7 +29,7 @@ from wire.quantization.config import by_tensors, said_of
 from wire.quantization.methods import choose
 from wire.rpc.local_grpc import poll_in_place
 from wire.speculation.heads import heads_of, served_model
-from wire.speculation.options import check_speculation, is_mtp, speculator_source
+from wire.speculation.options import check_heads, is_mtp, speculator_source
 from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def serve(config: ServeConfig) -> int:
             config = dataclasses.replace(
                 config, model_id=found.model_id, revision=found.revision, speculator=found.speculator
             )
-            check_speculation(config.speculator, config.speculate, config.num_stage, StartupError)
+            check_heads(found.speculator, found.model_id, config.speculate, config.num_stage, StartupError)
             folder, adapter = resolve_merged(config.model_id, config.revision)
         checkpoint = examine(folder, adapter)
         size = checkpoint.file_bytes / 2**20

@@ -34,7 +34,7 @@ from wire.processes.python_child import child_environment, module_command
 from wire.quantization import gguf
 from wire.quantization.methods import FOUR_BITS, ON_LOAD
 from wire.speculation.heads import served_model
-from wire.speculation.options import check_speculation
+from wire.speculation.options import check_heads
 from wire.text import tokenizer_trial
 from wire.text.counting import counted
 
@@ -67,7 +67,7 @@ def with_base_model(config: LauncherConfig, environ: Mapping[str, str]) -> Launc
     found = served_model(config.model_id, config.revision, folder, config.speculator, ArgumentValidation)
     if found is None:
         return config
-    check_speculation(found.speculator, config.speculate, config.num_stage, ArgumentValidation)
+    check_heads(found.speculator, found.model_id, config.speculate, config.num_stage, ArgumentValidation)
     logger.info("%s drafts for %s, which is served", found.speculator, found.model_id)
     return dataclasses.replace(
         config,

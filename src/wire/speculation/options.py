@@ -40,6 +40,16 @@ def check_speculation(speculator: str | None, speculate: int | None, num_stages:
         )
 
 
+def check_heads(heads: str, base: str, speculate: int | None, num_stages: int, error: type[Exception]) -> None:
+    """The same where `--model-id` names heads that were trained for `base`: the user gave no `--speculator`."""
+    try:
+        check_speculation(heads, speculate, num_stages, error)
+    except error as refusal:
+        raise error(
+            f"`--model-id` names heads that draft for {base}, which is served with them as `--speculator`: {refusal}"
+        ) from None
+
+
 def given(speculator: str | None, speculate: int | None) -> str:
     """Which of the two options ask for drafts; one of them does."""
     options = {f"`--speculator {speculator}`": speculator, f"`--speculate {speculate}`": speculate}

@@ -138,6 +138,7 @@ def test_heads_as_the_model_are_refused_beside_stages(
     with pytest.raises(SystemExit):
         environ = STAGES | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
         serve(parse(ServeConfig, [str(tmp_path), "--sharded"], environ))
+    assert "`--model-id` names heads that draft for org/base, which is served with them" in caplog.text
     assert f"`--speculator {tmp_path}` cannot be combined with `--num-stage`" in caplog.text
 
 

@@ -263,9 +263,15 @@ def test_a_port_that_is_chosen_early_is_none_that_connections_get() -> None:
     assert max(ports) < first_of_connections and len(ports) > 1
 
 
-def test_heads_as_the_model_are_refused_beside_stages(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [({"num_stage": 2}, "cannot be combined with `--num-stage`"), ({"speculate": 0}, "drafts nothing")],
+)
+def test_heads_as_the_model_are_refused_where_nothing_is_drafted(
+    tmp_path: Path, given: dict[str, int], refused: str
+) -> None:
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "base_model_name_or_path": "org/base"}')
     asked = config(model_id=str(tmp_path))
     assert preflight.with_base_model(asked, {}).speculator == str(tmp_path)
-    with pytest.raises(ArgumentValidation, match=f"`--speculator {tmp_path}` cannot be combined with `--num-stage`"):
-        preflight.with_base_model(config(model_id=str(tmp_path), num_stage=2), {})
+    with pytest.raises(ArgumentValidation, match=f"^`--model-id` names heads that draft for org/base, .* {refused}"):
+        preflight.with_base_model(config(model_id=str(tmp_path), **given), {})
