@@ -57,6 +57,13 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("random")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Several tests run at a time; small matrices gain nothing by threads, which wait for each other and spin."""

@@ -67,6 +67,7 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.long
+@pytest.mark.random
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
 def test_random_requests_of_our_own_document(server: RunningServer, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}/api-doc/openapi.json")

@@ -174,6 +174,7 @@ def said_in(results: list[StepResult]) -> dict[int, object]:
     return found
 
 
+@pytest.mark.random
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 @pytest.mark.parametrize("wrong", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("kinds", ["all", "without grammar"])

@@ -49,6 +49,7 @@ def speculating(tokenizer: Tokenizer, seed: int, budget: int, rank: int = 0, wor
     return on_a_gpu(tokenizer, speculator, budget=budget, rank=rank, world_size=world_size)
 
 
+@pytest.mark.random
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 @pytest.mark.parametrize("seed", range(examples(2, 6)))
 def test_whatever_a_router_does_each_request_says_what_it_says_alone(
@@ -65,6 +66,7 @@ def test_whatever_a_router_does_each_request_says_what_it_says_alone(
         assert (router.num_ahead > 3) is ahead and speculator.num_windows > 0
 
 
+@pytest.mark.random
 def test_ranks_compute_the_same_rows_whenever_a_call_comes_to_each(
     tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

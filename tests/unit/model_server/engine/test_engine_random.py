@@ -253,6 +253,7 @@ def as_on_a_gpu(tokenizer: Tokenizer, budget: int, rank: int = 0, world_size: in
     return shard
 
 
+@pytest.mark.random
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("seed", range(examples(3, 10)))
@@ -271,6 +272,7 @@ def test_whatever_a_router_does_each_request_says_what_it_says_alone(
     assert (router.num_ahead > 10) is ahead
 
 
+@pytest.mark.random
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_compute_the_same_rows_whenever_a_call_comes_to_each(
     tiny_tokenizer: Tokenizer, world_size: int, monkeypatch: pytest.MonkeyPatch
@@ -288,6 +290,7 @@ def test_ranks_compute_the_same_rows_whenever_a_call_comes_to_each(
         assert router.num_ahead > 10
 
 
+@pytest.mark.random
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_meet_in_the_same_collectives_whatever_is_late(
     tiny_tokenizer: Tokenizer, world_size: int, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,7 @@ def scarce_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "FULL_ROWS", 1)
 
 
+@pytest.mark.random
 @pytest.mark.usefixtures("scarce_blocks")
 @pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("num_stages", [2, 3, 4])

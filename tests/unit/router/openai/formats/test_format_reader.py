@@ -94,6 +94,7 @@ def test_every_beginning_of_an_output_is_read(name: str) -> None:
             assert output.content.strip().startswith(content.strip()) or len(calls) < len(output.calls)
 
 
+@pytest.mark.random
 @given(data=st.data())
 def test_noise_gives_the_same_events_in_any_pieces(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from([None, *OUTPUTS]))
