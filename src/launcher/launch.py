@@ -16,7 +16,7 @@ from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
 from launcher.errors import ArgumentValidation, DownloadError, LauncherError
 from launcher.group_config import check_placement, num_nodes, with_supervisor
 from launcher.planning import commands, hardware, model_info, preflight
-from launcher.planning.adapters import read_listed
+from launcher.planning.adapters import listed_folders, read_listed
 from launcher.planning.hardware import Hardware
 from launcher.planning.hub import check_cache, check_network
 from launcher.planning.plan import Endpoints, LaunchPlan, NodePart, check_model, make_plan, resolve_num_shard
@@ -283,7 +283,8 @@ class _Launch:
             return None, preflight.rendezvous_port(self._config, num_shard)
         from launcher.nodes import group as nodes
 
-        part = nodes.meet(self._config, self._group, directory, num_shard, prefix, self._pause)
+        adapters = listed_folders(self._config, self._environ)
+        part = nodes.meet(self._config, self._group, directory, adapters, num_shard, prefix, self._pause)
         self._end_phase("meeting of the nodes")
         return part
 

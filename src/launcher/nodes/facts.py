@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from wire.lora.merged import ADAPTER_CONFIG
+
 _LIBRARIES = ("tercet", "torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _FILES = ("config.json", "model.safetensors.index.json", "tokenizer.json")
 _WEIGHTS = "*.safetensors"
@@ -23,8 +25,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def digests(directory: Path) -> dict[str, str]:
-    """The small files of the model by their content, its weights by names and sizes."""
+def digests(directory: Path, adapters: Mapping[str, Path]) -> dict[str, str]:
+    """The small files of the model by their content, its weights by names and sizes; adapters, of which the folders are
+    given by name, by their content."""
     found = {}
     for name in _FILES:
         path = directory / name
@@ -32,7 +35,19 @@ def digests(directory: Path) -> dict[str, str]:
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     sizes = sorted((path.name, path.stat().st_size) for path in directory.glob(_WEIGHTS))
     found["the weight files"] = hashlib.sha256(repr(sizes).encode()).hexdigest()
+    for name, folder in adapters.items():
+        found[f"LoRA adapter `{name}`"] = _content(folder)
     return found
+
+
+def _content(folder: Path) -> str:
+    """Of what a shard reads of an adapter."""
+    files = sorted(path for path in (folder / ADAPTER_CONFIG, *folder.glob(_WEIGHTS)) if path.is_file())
+    parts = []
+    for path in files:
+        with path.open("rb") as file:
+            parts.append((path.name, hashlib.file_digest(file, "sha256").hexdigest()))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:

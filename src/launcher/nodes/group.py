@@ -114,11 +114,18 @@ def _commit_on_hub(model_id: str, revision: str | None, environ: Mapping[str, st
 
 
 def meet(
-    config: LauncherConfig, group: NodeGroup, directory: Path, num_shard: int, prefix: str, pause: Pause
+    config: LauncherConfig,
+    group: NodeGroup,
+    directory: Path,
+    adapters: Mapping[str, Path],
+    num_shard: int,
+    prefix: str,
+    pause: Pause,
 ) -> tuple[NodePart, int]:
     """This node's part, and the port where rank 0 listens; waits until the model is on all nodes.
 
-    directory: of the model. prefix: of the shards' sockets. Raises LauncherError.
+    directory: of the model. adapters: names of those of `--lora-adapters`, and their folders. prefix: of the shards'
+    sockets. Raises LauncherError.
     """
     nodes, rank = num_nodes(config), config.node_rank or 0
     if num_shard % nodes:
@@ -136,7 +143,7 @@ def meet(
     else:
         port = bindable_port("--shard-port", group.address, config.shard_port)
         endpoint = remote_grpc.TCP + remote_grpc.host_and_port(group.address, port)
-    prepared = pb.Prepared(endpoint=endpoint, digests=facts.digests(directory), num_shard=num_shard)
+    prepared = pb.Prepared(endpoint=endpoint, digests=facts.digests(directory, adapters), num_shard=num_shard)
     start = group.meet(prepared, pause)
     interface = address.interface_of(group.address)
     if interface is None:

@@ -41,15 +41,19 @@ class Listed:
 NO_ADAPTERS = Listed()
 
 
+def listed_folders(config: LauncherConfig, environ: Mapping[str, str]) -> dict[str, Path]:
+    """Name → folder of the adapters of `--lora-adapters`, of those that are on this machine."""
+    sources = adapter_sources(config.lora_adapters, ArgumentValidation)
+    folders = {source.name: directory(source.place, source.revision, environ) for source in sources}
+    return {name: folder for name, folder in folders.items() if folder is not None}
+
+
 def read_listed(config: LauncherConfig, environ: Mapping[str, str]) -> Listed:
     """By the headers of their files. What is not there, or cannot be read, counts nothing: the shards refuse it."""
     sizes: dict[str, int] = {}
     rank = 1
     sources = adapter_sources(config.lora_adapters, ArgumentValidation)
-    for source in sources:
-        folder = directory(source.place, source.revision, environ)
-        if folder is None:
-            continue
+    for folder in listed_folders(config, environ).values():
         said = _rank(folder)
         shapes = {name: shape for file in folder.glob("*.safetensors") for name, shape in shapes_in(file).items()}
         for name, shape in shapes.items():

@@ -18,11 +18,26 @@ def test_a_changed_file_or_another_size_of_weights_is_named(tmp_path: Path) -> N
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(b"12")
     one, other = folders
-    assert facts.differing(facts.digests(one), facts.digests(other)) is None
+    assert facts.differing(facts.digests(one, {}), facts.digests(other, {})) is None
     (other / "model.safetensors").write_bytes(b"123")
-    assert facts.differing(facts.digests(one), facts.digests(other)) == "the weight files"
+    assert facts.differing(facts.digests(one, {}), facts.digests(other, {})) == "the weight files"
     (other / "config.json").write_text("{ }")
-    assert facts.differing(facts.digests(one), facts.digests(other)) == "config.json"
+    assert facts.differing(facts.digests(one, {}), facts.digests(other, {})) == "config.json"
+
+
+def test_an_adapter_with_other_content_is_named(tmp_path: Path) -> None:
+    """Also where sizes are the same; what a shard does not read may differ."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text("{}")
+        (folder / "adapter_model.safetensors").write_bytes(b"12")
+        (folder / "README.md").write_text(folder.name)
+    one, other = (facts.digests(tmp_path, {"org/poems": folder}) for folder in folders)
+    assert facts.differing(one, other) is None
+    (folders[1] / "adapter_model.safetensors").write_bytes(b"13")
+    assert facts.differing(one, facts.digests(tmp_path, {"org/poems": folders[1]})) == "LoRA adapter `org/poems`"
+    assert facts.differing(one, facts.digests(tmp_path, {})) == "LoRA adapter `org/poems`"
 
 
 def test_what_only_the_other_side_has_differs() -> None:

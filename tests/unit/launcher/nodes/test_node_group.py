@@ -90,7 +90,7 @@ class _Met(NodeGroup):
 
 def _meet(met: _Met, num_shard: int = 4, token: str | None = "t") -> tuple[group.NodePart, int]:
     config = LauncherConfig(nnodes=2, node_rank=1, group_token=token)
-    return group.meet(config, met, Path("/none"), num_shard, "/run/shard", lambda seconds: None)
+    return group.meet(config, met, Path("/none"), {}, num_shard, "/run/shard", lambda seconds: None)
 
 
 def test_the_part_of_a_node() -> None:
