@@ -45,7 +45,7 @@ def large(shade: int) -> bytes:
 
 def body_of(data: bytes) -> dict[str, Any]:
     url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    return {"inputs": f"See ![]({url}) here", "parameters": {"max_new_tokens": 4, "ignore_eos_token": True}}
+    return {"inputs": f"See ![]({url}) here", "parameters": {"max_new_tokens": 4, "ignore_eos": True}}
 
 
 def has_signal(pid: int, kind: str, number: signal.Signals) -> bool:

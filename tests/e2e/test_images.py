@@ -204,7 +204,7 @@ def test_clients_that_disconnect_leave_nothing_of_their_picture(scene: Scene) ->
     seen = picture(80, 44, 12)
     body = {
         "inputs": f"See ![]({data_url(seen)}) here",
-        "parameters": {"max_new_tokens": 400, "ignore_eos_token": True},
+        "parameters": {"max_new_tokens": 400, "ignore_eos": True},
     }
     raw = json.dumps(body).encode()
     head = (
