@@ -42,6 +42,17 @@ class TokenGenerated:
 
 
 @dataclass(frozen=True, slots=True)
+class Predicted:
+    """Tokens of a request's prediction that were checked: `accepted` are in the answer, `rejected` are not."""
+
+    accepted: int = 0
+    rejected: int = 0
+
+    def __add__(self, other: Predicted) -> Predicted:
+        return Predicted(self.accepted + other.accepted, self.rejected + other.rejected)
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The last token, with the whole text. Times are `time.monotonic()` seconds; `step_tokens` as in TokenGenerated."""
 
@@ -54,6 +65,7 @@ class Finished:
     queued_at: float
     started_at: float
     cached_tokens: int = 0  # of the prompt, from the prefix cache
+    predicted: Predicted | None = None  # None: the request had no prediction
     step_tokens: int = 1
 
 

@@ -262,7 +262,7 @@ def test_our_fields_can_be_ignored(name):
 def test_there_are_no_other_messages_than_those_of_extensions():
     assert set(FILE.message_types_by_name) - set(STOCK) == {
         "AdapterSlots", "BlockGrowth", "Columns", "EncodedImages", "Feature", "ImagePlace", "LogitBias", "OtherRanks",
-        "PreparedImage", "Speculation",
+        "PredictedTokens", "PreparedImage", "Speculation",
     }  # fmt: skip
 
 

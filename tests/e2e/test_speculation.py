@@ -110,6 +110,34 @@ def test_json_under_a_schema_takes_fewer_steps_than_tokens(servers: list[Running
     assert 0 < after[right] - before[right] <= after[drafted] - before[drafted]
 
 
+def test_usage_says_what_became_of_a_prediction(servers: list[RunningServer]) -> None:
+    plain, speculating = servers
+    body = {
+        "model": "demo",
+        "prompt": "one, two, one, two, one",
+        "max_tokens": 40,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+    def ask(server: RunningServer, **more: Any) -> Any:
+        found = httpx.post(f"{server.url}/v1/completions", json=body | more, timeout=60)
+        assert found.status_code == 200, found.text
+        return found.json()
+
+    wanted = ask(plain)["choices"][0]["text"]
+    before = metrics_of(httpx.get(f"{speculating.url}/metrics").text)
+    answer = ask(speculating, prediction={"type": "content", "content": wanted + " and more"})
+    after = metrics_of(httpx.get(f"{speculating.url}/metrics").text)
+    assert answer["choices"][0]["text"] == wanted
+    found = answer["usage"]["completion_tokens_details"]
+    accepted, rejected = (found[f"{what}_prediction_tokens"] for what in ("accepted", "rejected"))
+    names = [f'tgi_speculation_{what}_tokens{{kind="prediction"}}' for what in ("drafted", "accepted")]
+    drafted, right = (after[name] - before[name] for name in names)
+    assert accepted + rejected == drafted and 0 < accepted <= right <= 40
+    assert "completion_tokens_details" not in ask(speculating)["usage"]
+
+
 def test_every_token_has_its_event(servers: list[RunningServer]) -> None:
     body = {"inputs": "one, two, one, two, one", "parameters": {"max_new_tokens": 30, "ignore_eos": True}}
     streams = []

@@ -82,11 +82,13 @@ class CachedBatch:
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """What a step drafted for the requests that this rank answers for. longest: the longest draft; tokens, right: what
-    was drafted and how much of that was right, by the number of a `DraftKind`."""
+    was drafted and how much of that was right, by the number of a `DraftKind`; predicted: by request id, of those whose
+    prediction guessed some of it, how many of these tokens were right and how many were not."""
 
     longest: int
     tokens: tuple[int, ...]
     right: tuple[int, ...]
+    predicted: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

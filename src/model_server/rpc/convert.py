@@ -254,6 +254,10 @@ def _fill(response: R, result: StepResult, column_tokens: int) -> R:
                 window=drafted.longest,
                 drafted_by_kind=drafted.tokens,
                 accepted_by_kind=drafted.right,
+                predicted=[
+                    pb.PredictedTokens(request_id=request_id, accepted=accepted, rejected=rejected)
+                    for request_id, (accepted, rejected) in drafted.predicted.items()
+                ],
             )
         )
     return response

@@ -94,7 +94,7 @@ class Speculator:
         """What became of a window. step: its own."""
         counts = checked.to_host().counts or []
         tokens, rights = [0] * len(DraftKind), [0] * len(DraftKind)
-        longest = 0
+        longest, predicted = 0, {}
         for sequence, draft, count in zip(window.rows, window.drafts, counts, strict=True):
             right = min(count - 1, len(draft))
             drafting = self.drafting.get(sequence.id)
@@ -104,11 +104,14 @@ class Speculator:
                 drafting.acceptance.note(accepted=guessed, refused=right < len(draft))
             if sequence.owned:
                 longest = max(longest, len(draft))
-                for place in range(len(draft)):
-                    kind = DraftKind.LOOKUP if drafting is None else drafting.draft.kind(place)
+                kinds = [_kind(drafting, place) for place in range(len(draft))]
+                for place, kind in enumerate(kinds):
                     tokens[kind] += 1
                     rights[kind] += place < right
-        return Drafted(longest, tuple(tokens), tuple(rights))
+                if DraftKind.PREDICTION in kinds:
+                    accepted, rejected = (part.count(DraftKind.PREDICTION) for part in (kinds[:right], kinds[right:]))
+                    predicted[sequence.id] = accepted, rejected
+        return Drafted(longest, tuple(tokens), tuple(rights), predicted)
 
     def _most_for(self, num_rows: int) -> int:
         """The longest draft where so many rows have one."""
@@ -165,6 +168,10 @@ class Speculator:
         if grammar is not None:
             ids = grammar.possible([*forced, *ids])
         return Draft(ids, num_forced=len(forced), others=kind)
+
+
+def _kind(drafting: Drafting | None, place: int) -> DraftKind:
+    return DraftKind.LOOKUP if drafting is None else drafting.draft.kind(place)
 
 
 def _looked_up(sequence: Sequence, drafting: Drafting, most: int, forced: list[int]) -> tuple[list[int], DraftKind]:

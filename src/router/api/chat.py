@@ -20,7 +20,7 @@ from router.api.json_out import JsonResponse, dumps
 from router.api.openapi.answers import JSON_HEADERS
 from router.api.routes import Routes
 from router.errors import RouterError, ToolError, ValidationError
-from router.events import Finished, Prefilled
+from router.events import Finished, Predicted, Prefilled
 from router.generation.asked import GenerateRequest
 from router.generation.collect import GenerationResult, collect_all, interleaved, start_all
 from router.generation.permits import HeldPermits
@@ -276,6 +276,7 @@ async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGe
     choices: dict[int, AnyStream] = {}
     num_unfinished, num_tokens = len(running), 0
     cached: list[int] = []
+    predicted: list[Predicted | None] = []
     options = chat.body.stream_options
     num_read = prompt_tokens_of([one.request for one in running])
     try:
@@ -295,10 +296,12 @@ async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGe
                 if isinstance(event, Finished):
                     num_unfinished -= 1
                     cached.append(event.cached_tokens)
+                    predicted.append(event.predicted)
                     if not num_unfinished:
                         if options.include_usage:
                             reasoning = _reasoning_tokens(choices)
-                            piece += sse.event(usage_chunk(head, num_read, num_tokens, reasoning, min(cached)))
+                            used_at_end = usage_chunk(head, num_read, num_tokens, reasoning, min(cached), predicted)
+                            piece += sse.event(used_at_end)
                         piece += sse.DONE
                 if piece:
                     yield piece

@@ -18,7 +18,7 @@ from router.api.json_out import JsonResponse
 from router.api.openapi.answers import SUMMED_HEADERS
 from router.api.routes import Routes
 from router.errors import ValidationError
-from router.events import Finished, Prefilled
+from router.events import Finished, Predicted, Prefilled
 from router.generation.asked import GenerateRequest
 from router.generation.collect import GenerationResult, arrivals
 from router.generation.permits import HeldPermits
@@ -129,6 +129,7 @@ async def _events(
     ]
     num_unfinished, generated = len(running), [0] * len(running)
     cached = [0] * len(running)
+    predicted: list[Predicted | None] = []
     options = body.stream_options
     num_prompt_tokens = sum(one.request.input_length for one in running[:: counts.n])
     try:
@@ -149,10 +150,11 @@ async def _events(
                     if isinstance(item, Finished):
                         num_unfinished -= 1
                         cached[index] = item.cached_tokens
+                        predicted.append(item.predicted)
                 if not num_unfinished:
                     if options.include_usage:
                         num_cached = sum(min(cached[i : i + counts.n]) for i in range(0, len(cached), counts.n))
-                        used = usage(num_prompt_tokens, sum(generated), cached_tokens=num_cached)
+                        used = usage(num_prompt_tokens, sum(generated), cached_tokens=num_cached, predicted=predicted)
                         piece += sse.event(head.answer([], used))
                     piece += sse.DONE
                 yield piece

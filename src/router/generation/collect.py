@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from router.events import Finished, FinishReason, Prefilled, Token
+from router.events import Finished, FinishReason, Predicted, Prefilled, Token
 from router.generation.running import Item, Run, Timings
 from router.request import ValidRequest
 
@@ -29,6 +29,7 @@ class GenerationResult:
     seed: int | None
     timings: Timings
     cached_tokens: int = 0  # of the prompt, from the prefix cache
+    predicted: Predicted | None = None  # None: the request had no prediction
     best_of_sequences: list[GenerationResult] = field(default_factory=list)
 
 
@@ -77,6 +78,7 @@ async def collect(running: Run) -> GenerationResult:
         seed=event.seed,
         timings=running.timings,
         cached_tokens=event.cached_tokens,
+        predicted=event.predicted,
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from router.config import TGI_VERSION
+from router.events import Predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +38,10 @@ def usage(
     reasoning_tokens: int | None = None,
     *,
     cached_tokens: int | None,
+    predicted: Sequence[Predicted | None] = (),
 ) -> dict[str, Any]:
     """`reasoning_tokens`: None where no reasoning is read. `cached_tokens`: of the prompt, from the prefix cache; None
-    while that is not known."""
+    while that is not known. `predicted`: of each choice that ended; None where the request had no prediction."""
     used: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -46,6 +49,13 @@ def usage(
     }
     if cached_tokens is not None:
         used["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+    details: dict[str, int] = {}
     if reasoning_tokens is not None:
-        used["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+        details["reasoning_tokens"] = reasoning_tokens
+    if known := [one for one in predicted if one is not None]:
+        found = sum(known, Predicted())
+        details["accepted_prediction_tokens"] = found.accepted
+        details["rejected_prediction_tokens"] = found.rejected
+    if details:
+        used["completion_tokens_details"] = details
     return used

@@ -13,7 +13,7 @@ from router.limits import ShardInfo
 from router.scheduling.batch import RunningBatch
 from router.scheduling.batches import Batches
 from router.scheduling.cache.blocks import BlockAllocator
-from router.scheduling.delivery import Delivery, first_tokens, keep_ids, server_error
+from router.scheduling.delivery import Delivery, first_tokens, keep_ids, keep_predicted, server_error
 from router.scheduling.health import Probe
 from router.scheduling.pipeline import Call
 from router.scheduling.step_metrics import StepMetrics
@@ -85,6 +85,7 @@ class Answers:
         entries = batch.entries  # before a merge moves them
         if self._keeps_ids:
             keep_ids(reply, entries)
+        keep_predicted(reply, entries)
         if batch.prefilling:
             self._settle_first_tokens(reply, batch, call.step)
         rows = [(row, entries[row.request_id]) for row in reply.rows if row.request_id in entries]

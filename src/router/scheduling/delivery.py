@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from router.errors import GenerationError, IncompleteError
-from router.events import Failed, Finished, Prefilled, Token, TokenGenerated
+from router.events import Failed, Finished, Predicted, Prefilled, Token, TokenGenerated
 from router.scheduling.entry import Entry
 from router.scheduling.pipeline import Call
 from router.shards.interface import Columns, Row, StepReply
@@ -44,6 +44,19 @@ def keep_ids(reply: StepReply, entries: Mapping[int, Entry]) -> None:
         entry = find(row.request_id)
         if entry is not None:
             entry.generated_ids.extend(token.id for token in row.tokens)
+
+
+def keep_predicted(reply: StepReply, entries: Mapping[int, Entry]) -> None:
+    """Note what became of the requests' predictions. An answer may end within tokens that were right: those behind its
+    end count as rejected, as they are not in it."""
+    if reply.drafted is None or not reply.drafted.predicted:
+        return
+    num_got = {row.request_id: len(row.tokens) for row in reply.rows}
+    for request_id, (accepted, rejected) in reply.drafted.predicted.items():
+        entry = entries.get(request_id)
+        if entry is not None and entry.predicted is not None:
+            got = min(accepted, num_got.get(request_id, 1))
+            entry.predicted += Predicted(got, accepted + rejected - got)
 
 
 def first_tokens(reply: StepReply, prefilling: Mapping[int, Entry]) -> list[Entry]:
@@ -103,5 +116,6 @@ def _finished(row: Row, token: Token, top: tuple[Token, ...], entry: Entry, step
         queued_at=entry.queued_at,
         started_at=entry.started_at if entry.started_at is not None else entry.queued_at,
         cached_tokens=entry.cached_tokens,
+        predicted=entry.predicted,
         step_tokens=step_tokens,
     )

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from router.errors import GenerationError, RouterError
-from router.events import Event, Failed, Finished, TokenGenerated
+from router.events import Event, Failed, Finished, Predicted, TokenGenerated
 from router.request import ValidRequest
 from router.scheduling.cache.blocks import Allocation
 from wire.text.counting import counted
@@ -50,6 +50,7 @@ class Entry:
         "done",
         "generated_ids",
         "num_preemptions",
+        "predicted",
         "prefilled",
         "queued_at",
         "request",
@@ -68,6 +69,7 @@ class Entry:
         self.queued_at = time.monotonic()
         self.started_at: float | None = None  # when it was first taken into a batch
         self.cached_tokens = 0  # of the prompt, which the prefix cache had when it was first taken
+        self.predicted = Predicted() if request.prediction_ids else None  # `delivery.keep_predicted` adds to it
         self.closed = False  # the caller has disconnected
         self.done = False  # its end is settled: finished, failed or dropped
         # Read by the scheduler, written by the methods below under "What the scheduler does with it".

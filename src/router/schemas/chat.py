@@ -216,14 +216,17 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """`reasoning_tokens` are part of the completion tokens."""
+    """`reasoning_tokens` are part of the completion tokens, and there where the router reads the model's reasoning. The
+    others are tokens of the request's `prediction` that were checked, in the answer or not, and there at the end of an
+    answer to a request that has one."""
 
-    reasoning_tokens: int
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class Usage(BaseModel):
-    """`prompt_tokens_details` is there at the end of an answer, `completion_tokens_details` where the router reads the
-    model's reasoning."""
+    """`prompt_tokens_details` is there at the end of an answer, `completion_tokens_details` where it has fields."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -308,6 +308,7 @@ def _drafted_from(messages: Sequence[pb.Speculation]) -> Drafted | None:
         num_right=sum(m.accepted for m in messages),
         longest=max(m.window for m in messages),
         by_kind=tuple((sum(drafted for drafted, _ in one), sum(right for _, right in one)) for one in by_kind),
+        predicted={one.request_id: (one.accepted, one.rejected) for m in messages for one in m.predicted},
     )
 
 

@@ -166,12 +166,14 @@ class Timings:
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """What a step drafted (speculation). num_right: of `num_tokens`; longest: the longest draft; by_kind: drafted and
-    right tokens by the place of a `DraftKind`, empty or shorter from a shard that does not say it."""
+    right tokens by the place of a `DraftKind`, empty or shorter from a shard that does not say it; predicted: by
+    request id, of those whose prediction guessed some of it, how many of these tokens were right and how many not."""
 
     num_tokens: int
     num_right: int
     longest: int
     by_kind: tuple[tuple[int, int], ...] = ()
+    predicted: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def labelled(self) -> dict[str, tuple[int, int]]:
         """Drafted and right tokens by the label of what guessed them."""

@@ -425,18 +425,30 @@ class PrefillResponse(_message.Message):
     def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., forward_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., concat_ns: _Optional[int] = ..., columns: _Optional[_Union[Columns, _Mapping]] = ..., phases_ns: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., images: _Optional[_Union[EncodedImages, _Mapping]] = ..., adapter_slots: _Optional[_Union[AdapterSlots, _Mapping]] = ..., other_ranks: _Optional[_Iterable[_Union[PrefillResponse, _Mapping]]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("drafted", "accepted", "window", "drafted_by_kind", "accepted_by_kind")
+    __slots__ = ("drafted", "accepted", "window", "drafted_by_kind", "accepted_by_kind", "predicted")
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_BY_KIND_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_BY_KIND_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FIELD_NUMBER: _ClassVar[int]
     drafted: int
     accepted: int
     window: int
     drafted_by_kind: _containers.RepeatedScalarFieldContainer[int]
     accepted_by_kind: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., window: _Optional[int] = ..., drafted_by_kind: _Optional[_Iterable[int]] = ..., accepted_by_kind: _Optional[_Iterable[int]] = ...) -> None: ...
+    predicted: _containers.RepeatedCompositeFieldContainer[PredictedTokens]
+    def __init__(self, drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., window: _Optional[int] = ..., drafted_by_kind: _Optional[_Iterable[int]] = ..., accepted_by_kind: _Optional[_Iterable[int]] = ..., predicted: _Optional[_Iterable[_Union[PredictedTokens, _Mapping]]] = ...) -> None: ...
+
+class PredictedTokens(_message.Message):
+    __slots__ = ("request_id", "accepted", "rejected")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    accepted: int
+    rejected: int
+    def __init__(self, request_id: _Optional[int] = ..., accepted: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
 
 class AdapterSlots(_message.Message):
     __slots__ = ("loads", "held")

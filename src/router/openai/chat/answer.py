@@ -40,7 +40,8 @@ def completion(
     reasoning_tokens = reasoning_tokens_of([each[0] for each in readings if each])
     # Of a prompt that counts once: what no choice has computed.
     cached_tokens = min(generation.cached_tokens for generation in generations)
-    used = usage(prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens=cached_tokens)
+    predicted = [generation.predicted for generation in generations]
+    used = usage(prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens=cached_tokens, predicted=predicted)
     return head.fields("chat.completion") | {"choices": choices, "usage": used}
 
 

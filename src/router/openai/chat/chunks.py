@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from router.events import Finished, Token, TokenGenerated
+from router.events import Finished, Predicted, Token, TokenGenerated
 from router.openai.answers import AnswerHead, usage
 from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop
 
@@ -59,10 +59,15 @@ class ChoiceStream:
 
 
 def usage_chunk(
-    head: ChatHead, prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None, cached_tokens: int
+    head: ChatHead,
+    prompt_tokens: int,
+    completion_tokens: int,
+    reasoning_tokens: int | None,
+    cached_tokens: int,
+    predicted: Sequence[Predicted | None],
 ) -> dict[str, Any]:
     """The chunk that `include_usage` adds before the end."""
-    used = usage(prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens=cached_tokens)
+    used = usage(prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens=cached_tokens, predicted=predicted)
     return head.fields("chat.completion.chunk") | {"choices": [], "usage": used}
 
 

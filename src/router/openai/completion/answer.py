@@ -96,7 +96,9 @@ def completion(
     prompt_tokens = sum(group[0].request.input_length for group in groups)
     completion_tokens = sum(generation.generated_tokens for group in groups for generation in group)
     cached_tokens = sum(min(generation.cached_tokens for generation in group) for group in groups)
-    return head.answer(choices, usage(prompt_tokens, completion_tokens, cached_tokens=cached_tokens))
+    predicted = [generation.predicted for group in groups for generation in group]
+    used = usage(prompt_tokens, completion_tokens, cached_tokens=cached_tokens, predicted=predicted)
+    return head.answer(choices, used)
 
 
 def _best(group: Sequence[GenerationResult], number: int) -> Sequence[GenerationResult]:
@@ -182,7 +184,12 @@ class ChoiceStream:
         }
         self._position += len(piece)
         if isinstance(event, Finished) and self._ends_with_usage:
-            used = usage(self._request.input_length, event.generated_tokens, cached_tokens=event.cached_tokens)
+            used = usage(
+                self._request.input_length,
+                event.generated_tokens,
+                cached_tokens=event.cached_tokens,
+                predicted=[event.predicted],
+            )
             return self._head.answer([choice], used)
         chunk = self._head.chunk(choice)
         return chunk | {"usage": None} if self._include_usage else chunk

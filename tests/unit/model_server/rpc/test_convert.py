@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from model_server.batch.results import CachedBatch, FinishReason, GeneratedText, Generation, StepResult, Tokens
+from model_server.batch.results import CachedBatch, Drafted, FinishReason, GeneratedText, Generation, StepResult, Tokens
 from model_server.errors import RequestError
 from model_server.rpc import convert
 from model_server.sampling.parameters import Grammar
@@ -196,3 +196,11 @@ def test_what_was_encoded_is_told() -> None:
     images = convert.prefill_response(result, 1).images
     assert (images.hits, images.misses, images.encode_ns) == (1, 2, 3)
     assert not convert.decode_response(StepResult([], None, 1, 2, 3), 1).HasField("images")
+
+
+def test_what_became_of_predictions_is_told() -> None:
+    drafted = Drafted(4, (0, 0, 7, 0), (0, 0, 5, 0), {3: (4, 0), 9: (1, 2)})
+    for response in (convert.prefill_response, convert.decode_response):
+        said = response(StepResult([], None, 1, 2, 3, drafted=drafted), 1).speculation
+        assert (said.drafted, said.accepted) == (7, 5)
+        assert [(one.request_id, one.accepted, one.rejected) for one in said.predicted] == [(3, 4, 0), (9, 1, 2)]

@@ -9,6 +9,7 @@ import torch
 from support.engine_shard import BLOCK, EngineShard, generations_of, mixed_requests, tokens_of
 from support.fake_model import FakeRunner, greedy
 
+from model_server.batch.results import Drafted
 from model_server.distributed.group import ProcessGroup
 from model_server.engine.engine import Engine
 from model_server.sampling.parameters import Grammar, SamplingParameters
@@ -176,6 +177,35 @@ def test_costs_rise_with_the_rows(tiny_tokenizer: Tokenizer) -> None:
     assert BLOCK * engine.cache.num_blocks < 256 * 128, "and the rows share blocks where there are few"
 
 
+def assert_counted_for_the_request(drafted: list[Drafted], request_id: int) -> None:
+    """Each step says what became of the request's prediction if it checked some of it, and nothing else."""
+    for one in drafted:
+        num_tokens, right = one.tokens[DraftKind.PREDICTION], one.right[DraftKind.PREDICTION]
+        assert one.predicted == ({request_id: (right, num_tokens - right)} if num_tokens else {})
+
+
+def test_predictions_are_counted_for_each_request(tiny_tokenizer: Tokenizer) -> None:
+    """Beside requests without one, and where a part of it is wrong."""
+    shard = speculating(tiny_tokenizer, 4)
+    asked = [shard.request([1, 2, 3], 20), shard.request([4, 5, 6], 20), shard.request([7, 8], 20)]
+    answers = [shard.expected(one) for one in asked]
+    wrong = [id if place % 4 else 9 for place, id in enumerate(answers[1])]
+    asked = [
+        shard.request([1, 2, 3], 20, prediction_ids=tuple(answers[0])),
+        shard.request([4, 5, 6], 20, prediction_ids=tuple(wrong)),
+        shard.request([7, 8], 20),
+    ]
+    results = shard.run_out(shard.prefill(0, *asked), 0)
+    drafted = [one.drafted for one in results if one.drafted is not None]
+    found = {one.id: [step.predicted[one.id] for step in drafted if one.id in step.predicted] for one in asked}
+    accepted, rejected = ([sum(step[part] for step in found[one.id]) for one in asked] for part in (0, 1))
+    assert accepted[0] >= 10 and not rejected[0]
+    assert 0 < accepted[1] < accepted[0] and rejected[1]
+    assert not found[asked[2].id]
+    assert sum(accepted) == sum(one.right[DraftKind.PREDICTION] for one in drafted)
+    assert sum(accepted) + sum(rejected) == sum(one.tokens[DraftKind.PREDICTION] for one in drafted)
+
+
 def test_a_prediction_is_what_is_drafted_and_changes_nothing(tiny_tokenizer: Tokenizer) -> None:
     plain = EngineShard(tiny_tokenizer, budget=1000)
     wanted = plain.expected(plain.request([1, 2, 3], 20))
@@ -184,7 +214,9 @@ def test_a_prediction_is_what_is_drafted_and_changes_nothing(tiny_tokenizer: Tok
         request = shard.request([1, 2, 3], 20, prediction_ids=tuple(prediction))
         results = shard.run_out(shard.prefill(0, request), 0)
         assert tokens_of(*results)[request.id] == wanted
-        right = sum(one.drafted.right[DraftKind.PREDICTION] for one in results if one.drafted is not None)
+        drafted = [one.drafted for one in results if one.drafted is not None]
+        right = sum(one.right[DraftKind.PREDICTION] for one in drafted)
         assert right >= 10 if fewer else not right
+        assert_counted_for_the_request(drafted, request.id)
     results = shard.run_out(shard.prefill(0, shard.request([1, 2], 4, prediction_ids=(10**6,))), 0)
     assert "outside the model's" in str(generations_of(*results))

@@ -13,7 +13,9 @@ from test_native_calls import OWN as WITH_GRAMMARS
 from tool_chats import PATH
 
 from router.errors import StartupError
+from router.events import Event, Finished, Predicted
 from router.openai.chat.prompt import default_variables
+from router.request import ValidRequest
 from wire.extensions import Extension
 
 MakeRouter = Callable[..., Router]
@@ -188,3 +190,34 @@ async def test_a_prediction_goes_to_shards_that_draft(make_router: MakeRouter, p
     plain = make_router(info=dataclasses.replace(INFO, extensions=INFO.extensions - {Extension.PREDICTION}))
     answer = await plain.post(path, body | {"prediction": {"type": "content", "content": "One"}})
     assert answer.status_code == 422 and "start it with `--speculate`" in answer.text
+
+
+@pytest.mark.parametrize(("path", "body"), [(PATH, HELLO), (TEXT, {"prompt": "Hello"})])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("number", [1, 2])
+async def test_usage_says_what_became_of_a_prediction(
+    make_router: MakeRouter, path: str, body: dict[str, Any], stream: bool, number: int
+) -> None:
+    router = make_router()
+
+    def script(request: ValidRequest) -> list[Event]:
+        *events, last = says("One", " two")
+        assert isinstance(last, Finished)
+        return [*events, dataclasses.replace(last, predicted=Predicted(2, 3) if request.prediction_ids else None)]
+
+    router.scheduler.script = script
+    asked = body | {"n": number, "stream": stream}
+
+    async def details(**more: Any) -> Any:
+        answer = await router.post(path, asked | more)
+        assert answer.status_code == 200, answer.text
+        found = [one for one in data_of(answer.content) if one != "[DONE]"][-1] if stream else answer.json()
+        return found["usage"].get("completion_tokens_details")
+
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    expected = {"accepted_prediction_tokens": 2 * number, "rejected_prediction_tokens": 3 * number}
+    foretold = {"prediction": {"type": "content", "content": "One"}}
+    assert await details(**options, **foretold) == expected
+    assert await details(**options) is None
+    if stream and path == TEXT and number == 1:  # in the last chunk, as TGI's clients find it
+        assert await details(**foretold) == expected

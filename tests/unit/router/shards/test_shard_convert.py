@@ -126,6 +126,16 @@ def test_drafts_are_counted_by_what_guessed_them():
     reply = convert.step_from([pb.DecodeResponse(speculation=one) for one in (said, silent)])
     assert reply.drafted is not None and (reply.drafted.num_tokens, reply.drafted.longest) == (7, 4)
     assert reply.drafted.labelled() == {"lookup": (4, 2), "grammar": (1, 1), "other": (2, 1)}
+    assert reply.drafted.predicted == {}
+
+
+def test_each_rank_says_what_became_of_the_predictions_of_its_requests():
+    ranks = [
+        pb.Speculation(predicted=[pb.PredictedTokens(request_id=4, accepted=3, rejected=1)]),
+        pb.Speculation(predicted=[pb.PredictedTokens(request_id=7, rejected=2)]),
+    ]
+    reply = convert.step_from([pb.DecodeResponse(speculation=one) for one in ranks])
+    assert reply.drafted is not None and reply.drafted.predicted == {4: (3, 1), 7: (0, 2)}
 
 
 def test_images_are_counted_once_for_all_ranks():
