@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from benchmarks.peers.checkpoints import checkpoint
 from benchmarks.peers.machine import processor
 from benchmarks.server import Server
@@ -86,7 +88,9 @@ def _pair(model: str, dtype: str, tokens: int, *drafting: str) -> Pair:
     """drafting: options of the second server."""
     plain = Server(8191, dtype, model=model, arguments=("--speculate", "0"))
     try:
-        return Pair((plain, Server(8192, dtype, model=model, arguments=drafting)), Texts(plain.url, tokens))
+        num_ids = Tokenizer.from_file(str(Path(model) / "tokenizer.json")).get_vocab_size()
+        texts = Texts(plain.url, num_ids, tokens)
+        return Pair((plain, Server(8192, dtype, model=model, arguments=drafting)), texts)
     except BaseException:
         plain.stop()
         raise

@@ -62,9 +62,12 @@ class Asked:
 
 @dataclass(slots=True)
 class Texts:
-    """plain: the URL of a server that drafts nothing, which says what edited texts are; it is asked for each once."""
+    """plain: the URL of a server that drafts nothing, which says what edited texts are; it is asked for each once.
+    num_ids: so many ids are texts for the tokenizer; of the others, which a model of random weights draws too, a prompt
+    may have none."""
 
     plain: str
+    num_ids: int
     tokens: int = TOKENS
     _known: dict[tuple[str, int], Any] = field(default_factory=dict)
 
@@ -84,7 +87,8 @@ class Texts:
         """Its prompt is the edited copy of the answer."""
         if ("ids", number) not in self._known:
             asked = self._generate(number, _SEED_ALONE | {"do_sample": True, "seed": number})
-            self._known["ids", number] = [token["id"] for token in asked.send(self.plain)["details"]["tokens"]]
+            drawn = [token["id"] for token in asked.send(self.plain)["details"]["tokens"]]
+            self._known["ids", number] = [one for one in drawn if one < self.num_ids]
         ids = self._known["ids", number]
         return self._completion({"prompt": edited(ids, sorted(set(ids)), number), "seed": number})
 

@@ -11,7 +11,7 @@ import numpy as np
 LEAST_GAIN = 1.05
 # Weight of the newest outcome in a request's share of accepted tokens, and that share before anything is known.
 _NEW_WEIGHT = 0.1
-_FIRST_SHARE = 0.5
+FIRST_SHARE = 0.5
 
 
 class Acceptance:
@@ -19,7 +19,7 @@ class Acceptance:
 
     __slots__ = ("share",)
 
-    def __init__(self, share: float = _FIRST_SHARE) -> None:
+    def __init__(self, share: float = FIRST_SHARE) -> None:
         self.share = share
 
     def note(self, *, accepted: int, refused: bool) -> None:

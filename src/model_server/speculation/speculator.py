@@ -12,7 +12,7 @@ from model_server.runner.runner import Kept, Runner
 from model_server.speculation.costs import step_costs
 from model_server.speculation.drafters.drafter import ComputedRow, ComputedStep
 from model_server.speculation.lookup import NO_GUESS, History, Prediction
-from model_server.speculation.pace import Acceptance, Pace
+from model_server.speculation.pace import FIRST_SHARE, Acceptance, Pace
 from model_server.speculation.window import CheckedTokens, Window
 from wire.step_phases import DraftKind
 
@@ -58,6 +58,7 @@ class Speculator:
         self.most = most
         self.pace: Pace | None = None
         self.drafting: dict[int, Drafting] = {}  # by request id, those of the last step
+        self.first_share = FIRST_SHARE  # of a request's tokens that is taken to be right, where no other request runs
 
     def window(self, rows: list[Sequence]) -> Window | None:
         """What the next step of these rows checks; None: nothing that pays. The host has seen all their tokens."""
@@ -132,12 +133,12 @@ class Speculator:
     def _follow(self, rows: list[Sequence]) -> list[Drafting]:
         known = [self.drafting.get(s.id) for s in rows]
         shares = [one.acceptance.share for one in known if one is not None]
-        mean = sum(shares) / len(shares) if shares else None
+        mean = sum(shares) / len(shares) if shares else self.first_share
         found = []
         for sequence, one in zip(rows, known, strict=True):
             if one is None or len(sequence.ids) < one.length:
                 one = Drafting(
-                    Acceptance() if mean is None else Acceptance(mean),
+                    Acceptance(mean),
                     Prediction(sequence.prediction) if sequence.prediction else None,
                     keys=sequence.prefill_length,
                 )

@@ -28,10 +28,10 @@ def test_what_a_server_is_asked_for(kind: str, monkeypatch: pytest.MonkeyPatch) 
     def send(asked: Asked, url: str) -> dict[str, Any]:
         sent.append(asked)
         assert url == "http://plain"
-        return {"details": {"tokens": [{"id": i} for i in range(40)]}, "choices": [{"text": 2 * SYMBOLS}]}
+        return {"details": {"tokens": [{"id": i} for i in (*range(40), 90)]}, "choices": [{"text": 2 * SYMBOLS}]}
 
     monkeypatch.setattr(Asked, "send", send)
-    texts = Texts("http://plain", 40)
+    texts = Texts("http://plain", 90, 40)
     asked = [texts.ask(kind, number, drafts=drafts) for number in (3, 4) for drafts in (False, True)]
     assert len(sent) == (2 if kind.startswith("edited") else 0), "once for each number"
     assert asked[0] != asked[2], "texts are different ones"

@@ -171,6 +171,18 @@ def test_where_no_drafts_pay_one_step_in_many_tries(folders: dict[str, Path], to
     assert [i for i, one in enumerate(steps) if one.drafted is not None and one.drafted.num_tokens] == [31, 63]
 
 
+def test_requests_of_a_model_that_guesses_wrong_do_not_each_find_that_out(
+    folders: dict[str, Path], tokenizer: Tokenizer
+) -> None:
+    """One after the other, with drafts that pay where one in six is right."""
+    shard = shard_of(tokenizer, folders, "other", model_pace=Pace([(1, 0.1)]), num_blocks=128)
+    drafted = []
+    for number in range(8):
+        results = shard.run_out(shard.prefill(number, shard.request([5 + number], 30)), number)
+        drafted.append(sum(one.drafted.num_tokens for one in results if one.drafted is not None))
+    assert drafted[0] > 8 and drafted[-1] <= 1, drafted
+
+
 def test_what_a_grammar_forces_pays_however_long_the_model_takes(
     folders: dict[str, Path], tokenizer: Tokenizer
 ) -> None:
