@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 
 
@@ -28,6 +29,14 @@ def write_folder(path: Path, config: dict[str, Any], tensors: dict[str, Tensor],
     (path / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / file)
     return path
+
+
+def base_with_two_drafters(root: Path, number: int, **eagle: Any) -> Path:
+    """`root` with a model of four layers (`base`), `number` Medusa heads (`medusa`) and an EAGLE-3 layer (`eagle`)."""
+    tiny_checkpoint("llama", root / "base", num_hidden_layers=4, vocab_size=320)
+    medusa(root / "medusa", number=number)
+    eagle3(root / "eagle", **eagle)
+    return root
 
 
 def medusa(

@@ -11,13 +11,18 @@ from launcher.nodes import address, facts, group_end
 from launcher.nodes.group_end import Failure
 
 
-def test_a_changed_file_or_another_size_of_weights_is_named(tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("a", "b")]
+def two_folders(root: Path, config: str, weights: str) -> list[Path]:
+    """With the same two files."""
+    folders = [root / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
-        (folder / "config.json").write_text("{}")
-        (folder / "model.safetensors").write_bytes(b"12")
-    one, other = folders
+        (folder / config).write_text("{}")
+        (folder / weights).write_bytes(b"12")
+    return folders
+
+
+def test_a_changed_file_or_another_size_of_weights_is_named(tmp_path: Path) -> None:
+    one, other = two_folders(tmp_path, "config.json", "model.safetensors")
     assert facts.differing(facts.digests(one, {}), facts.digests(other, {})) is None
     (other / "model.safetensors").write_bytes(b"123")
     assert facts.differing(facts.digests(one, {}), facts.digests(other, {})) == "the weight files"
@@ -27,11 +32,8 @@ def test_a_changed_file_or_another_size_of_weights_is_named(tmp_path: Path) -> N
 
 def test_an_adapter_with_other_content_is_named(tmp_path: Path) -> None:
     """Also where sizes are the same; what a shard does not read may differ."""
-    folders = [tmp_path / name for name in ("a", "b")]
+    folders = two_folders(tmp_path, "adapter_config.json", "adapter_model.safetensors")
     for folder in folders:
-        folder.mkdir()
-        (folder / "adapter_config.json").write_text("{}")
-        (folder / "adapter_model.safetensors").write_bytes(b"12")
         (folder / "README.md").write_text(folder.name)
     one, other = (facts.digests(tmp_path, {"org/poems": folder}) for folder in folders)
     assert facts.differing(one, other) is None

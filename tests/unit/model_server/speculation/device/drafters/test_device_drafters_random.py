@@ -10,8 +10,7 @@ from support.device_drafters import drafting_on_a_gpu, found_in
 from support.effort import examples
 from support.engine_shard import EngineShard
 from support.loading import load
-from support.tiny_drafters import eagle3, medusa
-from support.tiny_models import tiny_checkpoint
+from support.tiny_drafters import base_with_two_drafters
 from unit.model_server.engine.test_device_windows_random import WindowRouter
 from unit.model_server.engine.test_engine_random import drive
 from unit.model_server.speculation.drafters import test_eagle
@@ -28,11 +27,9 @@ class DraftedRouter(WindowRouter):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("random-device-drafters")
-    tiny_checkpoint("llama", root / "base", num_hidden_layers=4, vocab_size=320)
-    medusa(root / "medusa", number=MOST)
-    eagle3(root / "eagle", **test_eagle.KINDS["midlayer"])
-    return root
+    return base_with_two_drafters(
+        tmp_path_factory.mktemp("random-device-drafters"), MOST, **test_eagle.KINDS["midlayer"]
+    )
 
 
 @pytest.mark.random
