@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.peers.checkpoints import num_parameters
-from benchmarks.peers.quantized import BITS, arithmetic, weights_of
+from benchmarks.peers.quantized import BITS, GGUF_TYPES, arithmetic, weights_of
 from launcher.bench.chart.bars import BarPanel, bar_chart
 
 US = "tercet"
@@ -94,14 +94,15 @@ def roofline(machine: Machine, shape: str, cell: str, precision: str) -> float:
     The bandwidth is the better of reading and copying, the rate the best that any of the measured products reached: a
     library that does worse with few rows is no limit of the machine. Where the processor has no instructions for it,
     bfloat16 is multiplied as float32, so that the better rate of the two counts. Quantized weights are held to the same
-    rates; the head is read as bfloat16 beside them.
+    rates; the head is read as bfloat16 beside them, of a GGUF file in as many bits as they.
     """
     prompt, rest = cell.split("->")
     output, rows = (int(part) for part in rest.split(" c="))
     total, head = num_parameters(shape)
     itemsize = 4 if arithmetic(precision) == "float32" else 2
     bits = BITS.get(weights_of(precision), 8 * itemsize)
-    num_bytes = (total - head) * bits / 8 + head * itemsize
+    head_bits = bits if precision in GGUF_TYPES else 8 * itemsize
+    num_bytes = ((total - head) * bits + head * head_bits) / 8
     kinds = ("float32",) if itemsize == 4 else ("float32", "bfloat16")
     rate = max(r for kind in kinds for by_rows in machine["flop_per_s"][kind].values() for r in by_rows.values())
     bandwidth = max(machine["read_bytes_per_s"], machine["copy_bytes_per_s"])
@@ -156,6 +157,7 @@ _QUANTIZED = (
     f"int8 is {US}'s `--quantize eetq`, llama.cpp's Q8_0 and OpenVINO's int8; int4 is gptq in groups of 128 in {US}, "
     "Q4_K_M in llama.cpp and int4 in groups of 128 in OpenVINO. The head is bfloat16, Q8_0 or Q6_K, and int8."
 )
+_GGUF = "Of q8_0 and q4_k_m both read the same GGUF file, with head and embedding as llama.cpp's tools leave them."
 
 
 def show(results: Results) -> None:
@@ -171,12 +173,13 @@ def show(results: Results) -> None:
 def write(results: Results, out: Path) -> None:
     """The Markdown table and the chart beside the JSON file."""
     head, rows = lines(results)
-    quantized = f" {_QUANTIZED}" if any(weights_of(r["precision"]) in BITS for r in results["runs"]) else ""
+    weights = {weights_of(r["precision"]) for r in results["runs"]}
+    notes = [_QUANTIZED] * bool(weights & {"int8", "int4"}) + [_GGUF] * bool(weights & set(GGUF_TYPES))
     versions = dict.fromkeys(f"{r['peer']} {r['version']}" for r in results["runs"])
     text = [
         *_about_machine(results),
         "",
-        f"Servers: {', '.join(versions)}. {_LEGEND.capitalize()}.{quantized}",
+        " ".join([f"Servers: {', '.join(versions)}. {_LEGEND.capitalize()}.", *notes]),
         "",
         "| " + " | ".join(head) + " |",
         "|---|---|" + "---:|" * (len(head) - 2),

@@ -119,6 +119,9 @@ def test_quantized_weights_have_rows_of_their_own_and_a_ratio_to_each_peer(tmp_p
     assert "Q4_K_M" in (tmp_path / "quantized.md").read_text()
     report.write({"runs": runs[2:3]}, tmp_path / "peers.json")
     assert "Q4_K_M" not in (tmp_path / "peers.md").read_text()
+    report.write({"runs": [run("q8_0"), run("q8_0", peer="llama.cpp")]}, tmp_path / "gguf.json")
+    written = (tmp_path / "gguf.md").read_text()
+    assert "the same GGUF file" in written and "eetq" not in written
 
 
 def test_the_floor_of_quantized_weights_reads_the_head_as_it_is() -> None:
@@ -127,3 +130,5 @@ def test_the_floor_of_quantized_weights_reads_the_head_as_it_is() -> None:
     for precision, num_bytes in (("int8", 1.0), ("int4", (4 + 20 / 128) / 8)):
         expected = 64 / (prefill + 63 * ((total - head) * num_bytes + 2 * head) / 2e10)
         assert report.roofline(machine(), "135M", NAME, precision) == pytest.approx(expected)
+    in_gguf = 64 / (prefill + 63 * total * (8.5 / 8) / 2e10)
+    assert report.roofline(machine(), "135M", NAME, "q8_0") == pytest.approx(in_gguf)
