@@ -16,7 +16,7 @@ from model_server.errors import StartupError
 
 _KEY = "tokenizer.ggml."
 # Kinds of tokens, as sentencepiece has them.
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 
 # Words, numbers and signs, each with what may precede it; line ends; spaces.
 _BEFORE_NUMBERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -74,7 +74,7 @@ def _byte_pairs(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) 
         served = ", ".join((*_PATTERNS, *_DIGITS_FIRST))
         raise StartupError(f"{path} divides words by the pattern {pre!r:.80}, which is not served; served are {served}")
     merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, "merges", str, path)]
-    vocabulary = _vocabulary(tokens)
+    vocabulary = _vocabulary(tokens, _kinds(metadata, len(tokens)))
     if any(len(pair) != 2 or any(part not in vocabulary for part in (*pair, "".join(pair))) for pair in merges):
         raise StartupError(f"{path} merges tokens that its vocabulary lacks")
     pairs: list[Any] = merges
@@ -98,9 +98,10 @@ def _pieces(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) -> T
     scores = _list(metadata, "scores", float, path)
     if len(scores) != len(tokens):
         raise StartupError(f"{path} has {len(tokens)} tokens and {len(scores)} scores")
-    vocabulary = _vocabulary(tokens)
+    kinds = _kinds(metadata, len(tokens))
+    vocabulary = _vocabulary(tokens, kinds)
     unknown = _token(metadata, "unknown", tokens)
-    merges: list[Any] = _merges(vocabulary, scores, _kinds(metadata, len(tokens)))
+    merges: list[Any] = _merges(vocabulary, scores, kinds)
     tokenizer = Tokenizer(
         models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True, ignore_merges=False)
     )
@@ -156,11 +157,13 @@ def _add_ends(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: Sequenc
         tokenizer.post_processor = processors.Sequence(steps)
 
 
-def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
-    """Of two tokens of one text the first, as llama.cpp finds it."""
+def _vocabulary(tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
+    """Of two tokens of one text the first, as llama.cpp finds it. Without the texts that the converter makes up for ids
+    of the embedding that the model's tokenizer does not have."""
     found: dict[str, int] = {}
-    for number, token in enumerate(tokens):
-        found.setdefault(token, number)
+    for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        if kind != _UNUSED or token != f"[PAD{number}]":
+            found.setdefault(token, number)
     return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,19 @@ def test_what_a_grammar_forces_pays_however_long_the_model_takes(
     assert found[0][1] == found[1][1] and found[1][0] < 0.5 * found[0][0]
     drafted = [one.drafted.tokens for one in results if one.drafted is not None]
     assert sum(one[DraftKind.GRAMMAR] for one in drafted) > 10 and not any(one[DraftKind.MODEL] for one in drafted)
+
+
+@pytest.mark.parametrize("written_out", ["model", "draft"])
+def test_a_gguf_file_may_write_spaces_out(written_out: str, tmp_path: Path, folders: dict[str, Path]) -> None:
+    for name in ("model", "draft"):
+        shutil.copytree(folders["other"], tmp_path / name)
+        tokenizer = json.loads((tmp_path / name / "tokenizer.json").read_text())
+        text = "  " if name == written_out else "▁▁"
+        added = {"content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        number = len(tokenizer["model"]["vocab"])
+        tokenizer["added_tokens"].append({"id": number, "special": False, **added})
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer))
+    find_speculator(str(tmp_path / "draft"), Tokenizer.load(tmp_path / "model"), tmp_path / "model")
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, folders: dict[str, Path], tokenizer: Tokenizer) -> None:

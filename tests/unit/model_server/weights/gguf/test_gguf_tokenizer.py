@@ -91,6 +91,22 @@ def test_byte_pairs_and_tokens_of_their_own() -> None:
     assert begun.encode(" the").ids == [end, *tokenizer.encode(" the").ids]
 
 
+def test_ids_that_only_the_embedding_has_have_no_text(
+    pieces: tuple[sentencepiece.SentencePieceProcessor, dict[str, Any]],
+) -> None:
+    """Converters fill the vocabulary up to the rows of the embedding with texts that they make up."""
+    for metadata in (byte_pairs(), pieces[1]):
+        count = len(metadata["tokenizer.ggml.tokens"])
+        filled = of(
+            tokens=[*metadata["tokenizer.ggml.tokens"], f"[PAD{count}]", f"[PAD{count + 1}]", "[PAD]"],
+            token_type=[*metadata["tokenizer.ggml.token_type"], 5, 5, 5],
+            **{"scores": [*metadata["tokenizer.ggml.scores"], 0.0, 0.0, 0.0]} if metadata is pieces[1] else {},
+        )
+        own, tokenizer = tokenizer_of(metadata, FILE), tokenizer_of({**metadata, **filled}, FILE)
+        assert tokenizer.get_vocab() == {**own.get_vocab(), "[PAD]": count + 2}
+        assert tokenizer.decode([count]) == "" and tokenizer.encode("[PAD]the").ids == own.encode("[PAD]the").ids
+
+
 def test_named_tokens_and_the_template() -> None:
     metadata = byte_pairs(bos_token_id=0, eos_token_id=len(BYTES) + 3, padding_token_id=10**9)
     found = tokenizer_config_of({**metadata, "tokenizer.chat_template": "{{ messages }}"})
