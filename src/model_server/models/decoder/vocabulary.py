@@ -80,13 +80,13 @@ def _slice(spec: Spec, name: str, rows: Range) -> MatrixSlice:
     return MatrixSlice(parts=(Part(name, (rows,), None),), columns=(0, width), num_columns=width)
 
 
-def _table(loader: Loader, spec: Spec, module: str, stored: str) -> Table:
-    """What adapters of `module` change, which is stored as the matrix of `stored`."""
+def _table(loader: Loader, spec: Spec, module: str, stored: str, form: Form) -> Table:
+    """What adapters of `module` change, which is stored as the matrix of `stored`, in this form."""
 
     def rows(wanted: Range) -> Tensor:
         return loader.read_again(_slice(spec, stored, wanted), loader.reader.dtype, as_stored=True)
 
-    return Table(module=module, size=spec.vocab_size, rows=rows)
+    return Table(module=module, size=spec.vocab_size, rows=rows, is_quantized=not isinstance(form, Plain))
 
 
 def _embedding_width(spec: Spec) -> int:
@@ -114,7 +114,7 @@ def _input(loader: Loader, spec: Spec, rows: Form, stored: str) -> InputEmbeddin
         # It has the weights' dtype, as transformers multiplies: in bfloat16 Gemma's root of the width is a rounded one.
         multiplier = torch.tensor(spec.embedding_multiplier, dtype=embedding.dtype, device=loader.device)
     return InputEmbedding(
-        _adapted(loader, spec, embedding, stored),
+        _adapted(loader, spec, embedding, stored, rows),
         multiplier=multiplier,
         projection=projection,
         position_table=table,
@@ -123,11 +123,11 @@ def _input(loader: Loader, spec: Spec, rows: Form, stored: str) -> InputEmbeddin
     )
 
 
-def _adapted(loader: Loader, spec: Spec, embedding: Embedding, stored: str) -> Embedding | AdaptedEmbedding:
+def _adapted(loader: Loader, spec: Spec, embedding: Embedding, stored: str, form: Form) -> Embedding | AdaptedEmbedding:
     """`embedding` with what adapters change of it."""
     if loader.adapters is None:
         return embedding
-    return loader.adapters.embedding(embedding, _table(loader, spec, spec.names.embedding, stored))
+    return loader.adapters.embedding(embedding, _table(loader, spec, spec.names.embedding, stored, form))
 
 
 def _output(loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *, sharded: bool) -> Output:
@@ -143,7 +143,7 @@ def _output(loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *,
     table = None
     if not spec.normalized_head:
         tied_to = names.embedding if spec.tied_head or stored != names.head else None
-        table = HeadTable(table=_table(loader, spec, names.head, stored), rows=rows, bias=bias, tied_to=tied_to)
+        table = HeadTable(table=_table(loader, spec, names.head, stored, form), rows=rows, bias=bias, tied_to=tied_to)
     product = Product(
         parts=(Part(names.head, (rows,), None),),
         columns=None,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from parity.protocol import assert_equal_logits, prompts, run_protocol
+from safetensors.torch import load_file, save_file
 from support.gguf_files import write_gguf
 from support.loading import load
 from support.marlin_and_exl2 import store_as
@@ -99,6 +100,27 @@ def test_lora_and_dora_over_quantized_weights(way: str, tmp_path: Path) -> None:
             load(served, merged=first)
     assert float((wanted[0] - logits(None, 0)).abs().max()) > 0.1
     assert float((wanted[1] - logits(None, 1)).abs().max()) > 0.1
+
+
+def test_copies_of_tables_that_a_file_has_quantized(tmp_path: Path) -> None:
+    """PEFT saves embedding and head beside their matrices, as they were when the adapter was trained."""
+    pytest.importorskip("peft")
+    served, decoded, _ = checkpoints("gguf Q4_K_M", tmp_path)
+    folder = peft_adapter(decoded, tmp_path / "tables", 1, target_modules=["embed_tokens", "lm_head"])
+    sequences = prompts(300)
+    wanted = peft_logits(decoded, folder, sequences)
+    file = folder / "adapter_model.safetensors"
+    tensors, original = load_file(file), load_file(tmp_path / "source" / "model.safetensors")
+    copies = {name: name[len("base_model.model.") :].replace(".base_layer", "") for name in tensors if "base_l" in name}
+    assert len(copies) == 2
+    for factor, is_served in ((1.0, True), (1.3, False)):
+        save_file({**tensors, **{name: factor * original[own] for name, own in copies.items()}}, file)
+        if is_served:
+            runner = load(served, adapters={"a": folder})
+            assert_equal_logits(run_protocol(runner, sequences, 4, adapters=(0, 0, 0)), wanted)
+        else:
+            with pytest.raises(StartupError, match="replaces the base model's; only a copy of it is served"):
+                load(served, adapters={"a": folder})
 
 
 @pytest.mark.parametrize("way", OF_EXPERTS)
