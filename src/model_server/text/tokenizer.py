@@ -125,6 +125,8 @@ class Tokenizer:
     def to_json(self) -> str:
         """The tokenizer.json text that this tokenizer stands for."""
         with self._lock:
+            self._backend.no_truncation()  # else the limit of the last prompt would be in it
+            self._truncation = 0
             text: str = self._backend.to_str()
         return text
 

@@ -365,3 +365,15 @@ def test_a_score_that_is_no_number_is_not_masked_away(tiny: Tokenizer) -> None:
     logits[0, 5] = torch.nan
     masks.apply(logits)
     assert logits[0, 5].isnan(), "the sampler fails the row"
+
+
+def test_forced_tokens_do_not_depend_on_how_the_last_prompt_was_cut(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    found = []
+    for limit in (0, 2):
+        tokenizer = Tokenizer.load(tmp_path)
+        tokenizer.encode("one two three four", truncate=limit, add_special_tokens=True)
+        state = Grammars(tokenizer, tokenizer.vocab_size).start(Grammar("regex", "the occupation of a programmer!"))
+        found.append(state.forced())
+    assert found[0] == found[1]
+    assert "the occupation of a programmer!".startswith(tokenizer.decode(found[0], skip_special_tokens=False))
