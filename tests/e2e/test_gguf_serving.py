@@ -1,4 +1,4 @@
-"""The launcher serves GGUF files, by their path or by a folder and their name, with transformers' tokens."""
+"""The launcher serves GGUF files, by their path or by their folder, with transformers' tokens."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ def test_a_file_serves(mixture: str, num_shards: int, kinds: tuple[str, ...], tm
     source = tiny_checkpoint("llama", tmp_path / "source", **SIZES)
     (tmp_path / "files").mkdir()
     file = write_gguf(source, tmp_path / "files" / f"tiny-{mixture}.gguf", mixture, tmp_path / "decoded")
-    named = num_shards == 1 and mixture == "Q4_K_M"
-    options = ("--gguf-file", file.name) if named else ()
+    by_folder = num_shards == 1 and mixture == "Q4_K_M"
     shards = ("--num-shard", str(num_shards)) if num_shards > 1 else ()
     cache = ("--huggingface-hub-cache", str(tmp_path / "cache"), "--dtype", "float32")
-    with running_server(file.parent if named else file, *options, *shards, *cache) as server:
+    with running_server(file.parent if by_folder else file, *shards, *cache) as server:
         address = f"http://127.0.0.1:{server.port}"
         parameters = {"max_new_tokens": NEW, "details": True}
         answer = httpx.post(f"{address}/generate", json={"inputs": PROMPT, "parameters": parameters}, timeout=60).json()

@@ -201,9 +201,14 @@ def with_hub_cache(environ: Mapping[str, str], asked: Path | None) -> Mapping[st
     return {**environ, **dict.fromkeys(names, str(asked))}
 
 
+def is_made_of_gguf(path: Path) -> bool:
+    """Whether a directory is what the download step makes of a GGUF file."""
+    return (path / gguf.WEIGHTS).is_file() and (path / "config.json").is_file()
+
+
 def check_directory(model_id: str, path: Path) -> None:
     """Refuses a local directory that cannot be served. Raises ArgumentValidation."""
-    if (path / gguf.WEIGHTS).is_file() and (path / "config.json").is_file():
+    if is_made_of_gguf(path):
         return
     if not path.is_dir():
         similar = similar_directory(model_id)

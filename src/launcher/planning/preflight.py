@@ -25,14 +25,14 @@ from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation
 from launcher.http_config import http_port as asked_http_port
 from launcher.planning.hardware import Hardware
-from launcher.planning.model_info import ModelInfo, directory
+from launcher.planning.model_info import DEMO, ModelInfo, directory, is_made_of_gguf
 from launcher.planning.plan import DEFAULT_MASTER_PORT
 from wire import tokenizer_file
 from wire.cli.spelling import variable_of
 from wire.processes import unix_socket
 from wire.processes.python_child import child_environment, module_command
 from wire.quantization import gguf
-from wire.quantization.methods import FOUR_BITS, ON_LOAD
+from wire.quantization.methods import FOUR_BITS, ON_LOAD, only_gguf
 from wire.speculation.heads import served_model
 from wire.speculation.options import check_heads
 from wire.text import tokenizer_trial
@@ -47,15 +47,31 @@ LOOPBACK = "127.0.0.1"
 
 
 def with_gguf_file(config: LauncherConfig) -> LauncherConfig:
-    """`config` with a `--model-id` that names the file of `--gguf-file` too. Raises ArgumentValidation."""
-    name = config.gguf_file
+    """`config` with a `--model-id` that names the file of `--gguf-file` too, or the only one of a folder without other
+    weights. Raises ArgumentValidation."""
+    name, model_id = config.gguf_file, config.model_id
     if name is None:
-        return config
-    if not config.model_id or gguf.names_file(config.model_id):
+        name = None if model_id is None else _single_gguf_file(model_id)
+        if name is None:
+            return config
+        logger.info("%s is the only GGUF file of %s, and is served", name, model_id)
+    if not model_id or gguf.names_file(model_id):
         raise ArgumentValidation("`--gguf-file` needs the folder or repository of the file as `--model-id`")
     if not gguf.names_file(name) or name.startswith(("/", "~")) or ".." in Path(name).parts:
         raise ArgumentValidation(f"`--gguf-file` {name} is no name of a GGUF file in the folder of `--model-id`")
-    return dataclasses.replace(config, model_id=f"{config.model_id.rstrip('/')}/{name}", gguf_file=None)
+    return dataclasses.replace(config, model_id=f"{model_id.rstrip('/')}/{name}", gguf_file=None)
+
+
+def _single_gguf_file(model_id: str) -> str | None:
+    """The name of the file; None: `model_id` is no such folder, or one that has been made of a file."""
+    folder = Path(os.path.expanduser(model_id))
+    if model_id == DEMO or is_made_of_gguf(folder):
+        return None
+    try:
+        found = only_gguf([entry.name for entry in folder.iterdir()])
+    except OSError:
+        return None
+    return found[0] if len(found) == 1 else None
 
 
 def with_base_model(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfig:

@@ -106,10 +106,16 @@ def _of_plain(flag: str | None, model: str, error: type[Exception]) -> Choice:
     return Choice(flag, on_load=True)
 
 
+def only_gguf(names: Collection[str]) -> list[str]:
+    """The GGUF files of a folder or repository that has no other weights, sorted. names: of its files."""
+    if any(name.endswith(_OTHER_WEIGHTS) for name in names):
+        return []
+    return sorted(name for name in names if name.endswith(".gguf"))
+
+
 def refuse_gguf(names: Collection[str], model: str, error: type[Exception]) -> None:
     """Refuses a folder or repository whose only weights are GGUF files. names: of its files. Raises `error`."""
-    if any(name.endswith(".gguf") for name in names) and not any(name.endswith(_OTHER_WEIGHTS) for name in names):
-        found = sorted(name for name in names if name.endswith(".gguf"))
+    if found := only_gguf(names):
         raise error(
             f"{model} holds GGUF files and no other weights: choose one, as `--gguf-file {found[0]}` (found: "
             f"{', '.join(found[:8])})"

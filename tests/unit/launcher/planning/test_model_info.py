@@ -158,9 +158,11 @@ def test_directories_that_cannot_be_served(tmp_path: Path) -> None:
 
 
 def test_one_of_several_gguf_files_must_be_chosen(tmp_path: Path) -> None:
+    (tmp_path / "m-Q8_0.gguf").touch()
     (tmp_path / "m-Q4_K_M.gguf").touch()
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ArgumentValidation, match=r"^m holds GGUF files .*: choose one, as `--gguf-file m-Q4_K_M.gguf`"):
+    sentence = r"^m holds .*: choose one, as `--gguf-file m-Q4_K_M.gguf` \(found: m-Q4_K_M.gguf, m-Q8_0.gguf\)$"
+    with pytest.raises(ArgumentValidation, match=sentence):
         check_directory("m", tmp_path)
     (tmp_path / "model.safetensors").touch()
     check_directory("m", tmp_path)

@@ -241,6 +241,24 @@ def test_a_gguf_file_of_a_folder_or_repository() -> None:
     assert preflight.with_gguf_file(config(model_id="org/name")).model_id == "org/name"
 
 
+def test_the_only_gguf_file_of_a_folder_needs_no_option(tmp_path: Path) -> None:
+    def served(model_id: str = str(tmp_path)) -> str | None:
+        return preflight.with_gguf_file(config(model_id=model_id)).model_id
+
+    assert served() == str(tmp_path)
+    (tmp_path / "a-Q4_K_M.gguf").touch()
+    (tmp_path / "config.json").write_text("{}")
+    assert served() == served(f"{tmp_path}/") == f"{tmp_path}/a-Q4_K_M.gguf"
+    assert served(f"{tmp_path}/a-Q4_K_M.gguf") == f"{tmp_path}/a-Q4_K_M.gguf"
+    (tmp_path / "model.gguf").touch()
+    assert served() == str(tmp_path)  # of several, none
+    (tmp_path / "a-Q4_K_M.gguf").unlink()
+    assert served() == str(tmp_path)  # the folder that the download step made of a file
+    (tmp_path / "model.gguf").rename(tmp_path / "b.gguf")
+    (tmp_path / "model.safetensors").touch()
+    assert served() == str(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("model_id", "name", "message"),
     [
