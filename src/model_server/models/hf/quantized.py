@@ -97,8 +97,9 @@ class Exchange:
     def reading(self) -> Iterator[None]:
         """Around `from_pretrained`: matrices to quantize are read one by one, and what `convert` raises is raised,
         where transformers catches it and raises an error that says nothing of it."""
-        ahead = os.environ.get(_NOT_AHEAD, "")
-        os.environ[_NOT_AHEAD] = ahead if self.scheme.quantize is None else "1"
+        before = os.environ.get(_NOT_AHEAD)
+        if self.scheme.quantize is not None:
+            os.environ[_NOT_AHEAD] = "1"
         try:
             yield
         except Exception as error:
@@ -106,7 +107,10 @@ class Exchange:
                 raise
             raise self._errors[0] from error
         finally:
-            os.environ[_NOT_AHEAD] = ahead
+            if before is None:
+                os.environ.pop(_NOT_AHEAD, None)
+            else:
+                os.environ[_NOT_AHEAD] = before
 
     def prepare(self, model: Any) -> None:
         """Before the weights are read: `model` has none."""

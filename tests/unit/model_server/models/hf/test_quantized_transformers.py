@@ -119,8 +119,11 @@ def test_a_matrix_of_another_size(source: Path, tmp_path: Path) -> None:
     assert refusal(stored) == sentence
 
 
-def test_what_a_matrix_is_refused_for_is_not_lost(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers catches what is raised while it converts a tensor."""
+@pytest.mark.parametrize("before", [None, "", "0"])
+def test_what_a_matrix_is_refused_for_is_not_lost(
+    before: str | None, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers catches what is raised while it converts a tensor. The environment is as it was afterwards."""
     seen = []
 
     def refuse(weight: torch.Tensor, columns: tuple[int, int], name: str) -> Codes:
@@ -128,9 +131,12 @@ def test_what_a_matrix_is_refused_for_is_not_lost(source: Path, monkeypatch: pyt
         raise StartupError(f"weight {name} is not to be had")
 
     monkeypatch.setitem(QUANTIZERS, "eetq", refuse)
-    monkeypatch.delenv("HF_DEACTIVATE_ASYNC_LOAD", raising=False)
+    if before is None:
+        monkeypatch.delenv("HF_DEACTIVATE_ASYNC_LOAD", raising=False)
+    else:
+        monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", before)
     assert refusal(source, quantize="eetq") == "weight model.layers.0.mlp.down_proj is not to be had"
-    assert set(seen) == {"1"} and not os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
+    assert set(seen) == {"1"} and os.environ.get("HF_DEACTIVATE_ASYNC_LOAD") == before
 
 
 def test_matrices_that_the_config_spares(source: Path, tmp_path: Path) -> None:
