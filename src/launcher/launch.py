@@ -236,8 +236,8 @@ class _Launch:
             group=self._group,
         )
         try:
-            adapters = adapter_sources(config.lora_adapters, ArgumentValidation)
-            has_hub_adapters = any(not adapter.is_folder for adapter in adapters)
+            sources = adapter_sources(config.lora_adapters, ArgumentValidation)
+            has_hub_adapters = any(not source.is_folder for source in sources)
             # A directory without tokenizer.json goes through the step too, which says or makes what is missing.
             is_complete = directory is not None and (directory / "tokenizer.json").is_file()
             has_hub_parts = has_hub_adapters or is_hub_speculator(config.speculator)
@@ -256,13 +256,7 @@ class _Launch:
                     return 0
                 raise
             self._end_phase("trial of the tokenizer")
-            info = model_info.read(directory)
-            check_model(model_id, info, config.quantize)
-            num_shard = resolve_num_shard(config, machine, info).value
-            preflight.check_memory(model_id, machine, info, num_shard, config.quantize)
-            part, master_port = self._meet(directory, num_shard, prefix)
-            ends = Endpoints(hostname=address, port=port, uds_prefix=prefix, master_port=master_port)
-            plan = make_plan(config, machine, info, ends, part, read_listed(config, self._environ))
+            plan = self._plan(model_id, machine, directory, address, port, prefix)
             _log_reasons(plan)
             shards = [commands.shard(plan, rank, self._environ) for rank in plan.ranks]
             router = None
@@ -277,14 +271,30 @@ class _Launch:
         finally:
             supervisor.kill_all()
 
-    def _meet(self, directory: Path | None, num_shard: int, prefix: str) -> tuple[NodePart | None, int]:
+    def _plan(
+        self, model_id: str, machine: Hardware, directory: Path | None, address: str, port: int, prefix: str
+    ) -> LaunchPlan:
+        """For the model in `directory`, agreed with the other nodes where there are any."""
+        config = self._config
+        info = model_info.read(directory)
+        check_model(model_id, info, config.quantize)
+        num_shard = resolve_num_shard(config, machine, info).value
+        preflight.check_memory(model_id, machine, info, num_shard, config.quantize)
+        adapters = listed_folders(config, self._environ)
+        part, master_port = self._meet(directory, adapters, num_shard, prefix)
+        ends = Endpoints(hostname=address, port=port, uds_prefix=prefix, master_port=master_port)
+        return make_plan(config, machine, info, ends, part, read_listed(adapters))
+
+    def _meet(
+        self, directory: Path | None, adapters: Mapping[str, Path | None], num_shard: int, prefix: str
+    ) -> tuple[NodePart | None, int]:
         """This node's part, and where the ranks meet."""
         if self._group is None or directory is None:
             return None, preflight.rendezvous_port(self._config, num_shard)
         from launcher.nodes import group as nodes
 
-        adapters = listed_folders(self._config, self._environ)
-        part = nodes.meet(self._config, self._group, directory, adapters, num_shard, prefix, self._pause)
+        there = {name: folder for name, folder in adapters.items() if folder is not None}
+        part = nodes.meet(self._config, self._group, directory, there, num_shard, prefix, self._pause)
         self._end_phase("meeting of the nodes")
         return part
 

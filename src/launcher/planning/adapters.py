@@ -41,19 +41,20 @@ class Listed:
 NO_ADAPTERS = Listed()
 
 
-def listed_folders(config: LauncherConfig, environ: Mapping[str, str]) -> dict[str, Path]:
-    """Name → folder of the adapters of `--lora-adapters`, of those that are on this machine."""
+def listed_folders(config: LauncherConfig, environ: Mapping[str, str]) -> dict[str, Path | None]:
+    """Name → folder of the adapters of `--lora-adapters`; None: it is not on this machine."""
     sources = adapter_sources(config.lora_adapters, ArgumentValidation)
-    folders = {source.name: directory(source.place, source.revision, environ) for source in sources}
-    return {name: folder for name, folder in folders.items() if folder is not None}
+    return {source.name: directory(source.place, source.revision, environ) for source in sources}
 
 
-def read_listed(config: LauncherConfig, environ: Mapping[str, str]) -> Listed:
-    """By the headers of their files. What is not there, or cannot be read, counts nothing: the shards refuse it."""
+def read_listed(folders: Mapping[str, Path | None]) -> Listed:
+    """By the headers of the files in `listed_folders`. What is not there, or cannot be read, is only counted: the
+    shards refuse it."""
     sizes: dict[str, int] = {}
     rank = 1
-    sources = adapter_sources(config.lora_adapters, ArgumentValidation)
-    for folder in listed_folders(config, environ).values():
+    for folder in folders.values():
+        if folder is None:
+            continue
         said = _rank(folder)
         shapes = {name: shape for file in folder.glob("*.safetensors") for name, shape in shapes_in(file).items()}
         for name, shape in shapes.items():
@@ -67,7 +68,7 @@ def read_listed(config: LauncherConfig, environ: Mapping[str, str]) -> Listed:
         )
 
     return Listed(
-        count=len(sources),
+        count=len(folders),
         rank=rank,
         inputs=total(_A),
         outputs=total(_B),

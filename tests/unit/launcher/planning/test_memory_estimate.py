@@ -14,7 +14,7 @@ from support.thread_ranks import on_ranks
 from support.tiny_models import tiny_checkpoint
 
 from launcher.config import LauncherConfig
-from launcher.planning.adapters import Listed, read_listed, slot_bytes
+from launcher.planning.adapters import Listed, listed_folders, read_listed, slot_bytes
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.memory import estimate
 from launcher.planning.model_info import ModelInfo, from_config, read
@@ -239,7 +239,7 @@ def test_slots_for_listed_adapters_take_what_was_estimated(count: int, tmp_path:
         ),
     }
     config = LauncherConfig(lora_adapters=f"{adapters['a']},{adapters['b']}", lora_slots=64)
-    known, listed = read(folder), read_listed(config, {})
+    known, listed = read(folder), read_listed(listed_folders(config, {}))
     assert known is not None and (listed.count, listed.rank) == (2, 10)
     expected = slot_bytes(config, known, count, 4, listed)
     for found in on_ranks(count, lambda group: slots_taken(folder, adapters, group)):
@@ -251,7 +251,7 @@ def test_slots_for_experts_are_estimated(tmp_path: Path) -> None:
     outer = "base_model.model.model.layers.0.mlp.experts.lora_"
     made = {outer + "A.weight": torch.ones(16, 96), outer + "B.weight": torch.ones(64, 16)}
     config = LauncherConfig(lora_adapters=str(write_adapter(tmp_path / "a", {}, tensors=made)))
-    assert slot_bytes(config, info(), 1, 2, read_listed(config, {})) == 4 * 8 * (96 + 64) * 2
+    assert slot_bytes(config, info(), 1, 2, read_listed(listed_folders(config, {}))) == 4 * 8 * (96 + 64) * 2
 
 
 def test_what_cannot_be_read_of_adapters_counts_nothing(tmp_path: Path) -> None:
@@ -261,8 +261,9 @@ def test_what_cannot_be_read_of_adapters_counts_nothing(tmp_path: Path) -> None:
     (folder / "adapter_config.json").write_text("[" * 100_000)
     (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
     environ = {"HF_HUB_CACHE": str(tmp_path / "cache")}
-    assert read_listed(config, environ) == Listed(count=2)
-    assert slot_bytes(config, info(), 1, 2, read_listed(config, environ)) == 0
+    listed = read_listed(listed_folders(config, environ))
+    assert listed == Listed(count=2)
+    assert slot_bytes(config, info(), 1, 2, listed) == 0
 
 
 def test_slots_leave_less_for_prefills() -> None:
