@@ -160,7 +160,9 @@ class Adapter:
 
     def open(self) -> SafetensorsReader:
         """What reads its matrices in float32, on the host. Raises StartupError."""
-        return SafetensorsReader(self.headers, dtype=torch.float32, device=torch.device("cpu"), base_prefix=_PREFIX)
+        return SafetensorsReader(
+            self.headers, dtype=torch.float32, device=torch.device("cpu"), base_prefix=_PREFIX, mapped=False
+        )
 
     def finite_rows(self, opened: SafetensorsReader, key: str, rows: Sequence[Range]) -> Tensor:
         """Rows of a tensor, by what `open` has returned. Raises StartupError for numbers that are not finite."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from model_server.errors import StartupError
 from model_server.weights.gguf.tensors import GgufTensors
 from model_server.weights.header import Header, Stored
+from model_server.weights.unmapped import UnmappedTensors
 from wire.quantization.gguf import SUFFIX
 
 Range = tuple[int, int]
@@ -86,9 +87,16 @@ class SafetensorsReader:
     """
 
     def __init__(
-        self, headers: Mapping[Path, Header], *, dtype: torch.dtype, device: torch.device, base_prefix: str = "model."
+        self,
+        headers: Mapping[Path, Header],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        base_prefix: str = "model.",
+        mapped: bool = True,
     ) -> None:
-        """headers: of the files to read, as `read_headers` or `read_named` gives them."""
+        """headers: of the files to read, as `read_headers` or `read_named` gives them. mapped: else only whole rows are
+        asked for, and a file that is written to meanwhile is an error, at the latest where the context ends."""
         self._dtype = dtype
         self._device = device
         self._base_prefix = base_prefix
@@ -96,8 +104,7 @@ class SafetensorsReader:
         self._file_of: dict[str, tuple[Any, Path, Stored]] = {}
         for path, header in headers.items():
             try:
-                is_gguf = path.suffix == SUFFIX
-                handle: Any = GgufTensors(path, header) if is_gguf else safe_open(path, framework="pt", device="cpu")
+                handle = _opened(path, header, mapped=mapped)
             except (SafetensorError, OSError) as error:
                 raise StartupError(f"{path} is damaged or incomplete: {_first_line(error)}") from error
             self._handles.append(handle)
@@ -114,8 +121,15 @@ class SafetensorsReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        unmapped = [handle for handle in self._handles if isinstance(handle, UnmappedTensors)]
         self._file_of.clear()
         self._handles.clear()
+        try:
+            for handle in unmapped if kind is None else ():
+                handle.check()
+        finally:
+            for handle in unmapped:
+                handle.close()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -239,6 +253,12 @@ class SafetensorsReader:
             return handle.get_slice(found)
         except SafetensorError as error:
             raise StartupError(f"{path} is damaged: {_first_line(error)}") from error
+
+
+def _opened(path: Path, header: Header, *, mapped: bool) -> Any:
+    if path.suffix == SUFFIX:
+        return GgufTensors(path, header)
+    return safe_open(path, framework="pt", device="cpu") if mapped else UnmappedTensors(path, header)
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from support.peft_adapters import peft_adapter, peft_logits
 from support.tiny_models import tiny_checkpoint
 
 from model_server.adapters.folder import Targets, read_adapter
+from model_server.adapters.reader import AdapterReader
 from model_server.adapters.residents import Residence, Residents
 from model_server.adapters.rows import BASE
 from model_server.errors import StartupError
@@ -64,6 +66,32 @@ def test_what_comes_later_is_what_is_loaded_with_the_model(model: Path, config: 
     assert residents.num_free == 4
     gone = run_protocol(runner, SEQUENCES, 4, adapters=numbers)
     assert all(torch.equal(a, b) for a, b in zip(gone, before, strict=True))
+
+
+@pytest.mark.parametrize("change", ["cut short", "written again"])
+def test_files_that_are_written_while_they_are_read(
+    change: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapped file that is cut short would end the process."""
+    runner = load(model, adapter_room=1)
+    residents = residents_of(runner, model, tmp_path, number=1)
+    write_adapter(tmp_path / "a", HEAD)
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    written = file.read_bytes()
+    os.utime(file, (0, 0))  # clocks of files are coarse
+    read = AdapterReader.product
+
+    def write_and_read(*asked: Any) -> Any:
+        with file.open("wb") as opened:
+            opened.write(b"" if change == "cut short" else written)
+        return read(*asked)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AdapterReader, "product", write_and_read)
+        with pytest.raises(StartupError, match=r"adapter_model.safetensors has changed while it was read: try again"):
+            residents.load(1, "x", "a")
+    file.write_bytes(written)
+    assert residents.load(1, "x", "a").rank and residents.num_free == 0
 
 
 def test_refusals(model: Path, tmp_path: Path) -> None:
