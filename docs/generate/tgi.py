@@ -102,7 +102,6 @@ QUANTIZE = frozenset({
     "MODEL_ID", "OUTPUT_DIR", "--revision", "--logger-level", "--json-output", "--trust-remote-code",
     "--upload-to-model-id", "--percdamp", "--act-order", "--groupsize",
 })  # fmt: skip
-SERVER_COMMANDS = ("serve", "download-weights", "quantize")
 
 VARIABLES = frozenset({
     "ATTENTION", "PREFIX_CACHING", "PREFILL_CHUNKING", "USE_FLASH_ATTENTION", "TGI_WIGGLE_ROOM", "LOG_LEVEL",

@@ -149,7 +149,7 @@ def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:
         # Imported here: torch takes seconds.
         from model_server.models.model import check_family
 
-        check_family(fields, choice, config.num_stage)
+        check_family(fields, config.num_stage)
 
 
 def quantize(config: QuantizeConfig) -> int:

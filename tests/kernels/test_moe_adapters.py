@@ -53,7 +53,6 @@ class Sites:
         self.modules = [up, 1]
         self.current = CurrentRows()
         self.held: list[dict[int, ExpertFactors]] = []
-        self.experts_slots: list[ExpertSlots] = []
 
     def experts(self, products: Any, shape: tuple[int, int]) -> SlottedExperts | None:
         modules = self.modules[len(self.held)]

@@ -42,7 +42,6 @@ class Fault:
     is_corrupt: bool = False
     chunk: int = _CHUNK
     pause_s: float = 0.0
-    ignores_range: bool = False
     claimed_size: int | None = None
 
     @classmethod
@@ -69,11 +68,6 @@ class Fault:
     def drip(cls, chunk: int, pause_s: float) -> Fault:
         """Right, but slow."""
         return cls(chunk=chunk, pause_s=pause_s)
-
-    @classmethod
-    def no_ranges(cls) -> Fault:
-        """The whole file, whatever part is asked for."""
-        return cls(ignores_range=True)
 
     @classmethod
     def claim(cls, size: int) -> Fault:
@@ -317,7 +311,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refusal(fault.status, **dict(fault.headers))
         start, asked = 0, re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
         status = 200
-        if asked and not fault.ignores_range:
+        if asked:
             start, status = int(asked[1]), 206
             if start >= len(data):
                 raise _Refusal(416, **{"Content-Range": f"bytes */{len(data)}"})

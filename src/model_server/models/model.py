@@ -31,7 +31,6 @@ from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.header import Header
 from wire.adapters import DEFAULT_RANK, DEFAULT_SLOTS, RANKS
 from wire.quantization.config import wants_float8_cache
-from wire.quantization.methods import Choice
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +202,7 @@ def _warn_of_base(name: str, base: str, served: str) -> None:
     logger.warning("LoRA adapter `%s` was made for %.200s; it is served with %s", name, base, served)
 
 
-def check_family(fields: Mapping[str, Any], choice: Choice, num_stages: int = 1) -> None:
+def check_family(fields: Mapping[str, Any], num_stages: int = 1) -> None:
     """Whether a family can be served quantized and in stages, as far as its config.json says. Raises StartupError."""
     config = ModelConfig(fields)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,6 @@ def test_every_step_stays_on_the_device(runner: Decoder, monkeypatch: pytest.Mon
 
 
 def test_windows_stay_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts of changing lengths, with more blocks and with leavers, and prompts that join behind a plain window."""
     folder = tiny_checkpoint("llama", tmp_path, variant="odd_vocab", with_tokenizer=False)
     state = load_file(folder / "model.safetensors")
     config = ModelConfig(json.loads((folder / "config.json").read_text()))
@@ -174,28 +173,41 @@ def test_windows_stay_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         graphs = GraphedRunner(runner, (32, 8), DeviceGraphCapture())
         graphs.capture(cache, MAX_LENGTH, ProcessGroup())
         speculator = DeviceSpeculator(3, 128, CUDA, BLOCK, alone=True)
-        speculator.pace = Pace([(1, 1.0)])
-        lengths = itertools.cycle([3, 1, 0, 2])
-        monkeypatch.setattr(DeviceSpeculator, "length", lambda *_: next(lengths))
-        stepper = Stepper(graphs, sampler, CUDA, BLOCK, lambda running: None, None, speculator)
-        running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
+        step_windows(graphs, speculator, sampler, cache, monkeypatch)
 
-        step = partial(submit, stepper, running, cache)
-        assert step().window is None
-        for _ in range(4):
-            assert step().window is not None
-        step(BlockExtension(2, np.array([60])))
-        running.filter([0, 2, 3, 5, 6], strict=True)
+
+def step_windows(
+    graphs: GraphedRunner,
+    speculator: DeviceSpeculator,
+    sampler: Sampler,
+    cache: KvCache,
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[Running, Callable[[], SubmittedStep]]:
+    """Drafts of changing lengths, with more blocks and with leavers, and prompts that join behind a plain window. The
+    batch after these, whose windows the host has not seen, and its next step."""
+    speculator.pace = Pace([(1, 1.0)])
+    lengths = itertools.cycle([3, 1, 0, 2])
+    monkeypatch.setattr(type(speculator), "length", lambda *_: next(lengths))
+    stepper = Stepper(graphs, sampler, CUDA, BLOCK, lambda running: None, None, speculator)
+    running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
+
+    step = partial(submit, stepper, running, cache)
+    assert step().window is None
+    for _ in range(4):
         assert step().window is not None
-        running.filter([2, 5], strict=True)
-        assert step().window is not None
-        assert running.windows is not None and running.windows.unseen > 0
-        running.windows.unseen = 0  # as if the host had seen all
-        for sequence in running.batch.sequences:
-            sequence.ids += [7] * (sequence.num_sampled - 1)
-        running.batch.join(Batch(1, requests(sampler, [{}], 20)))
-        assert step().window is None
-        assert step().window is not None
+    step(BlockExtension(2, np.array([60])))
+    running.filter([0, 2, 3, 5, 6], strict=True)
+    assert step().window is not None
+    running.filter([2, 5], strict=True)
+    assert step().window is not None
+    assert running.windows is not None and running.windows.unseen > 0
+    running.windows.unseen = 0  # as if the host had seen all
+    for sequence in running.batch.sequences:
+        sequence.ids += [7] * (sequence.num_sampled - 1)
+    running.batch.join(Batch(1, requests(sampler, [{}], 20)))
+    assert step().window is None
+    assert step().window is not None
+    return running, step
 
 
 class PassageOnDevice:

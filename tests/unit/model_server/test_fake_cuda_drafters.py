@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.torch import load_file
 from support.dict_reader import DictReader
@@ -22,21 +20,16 @@ from torch import Tensor
 from unit.model_server.test_fake_cuda import (
     BLOCK,
     DTYPE,
-    KINDS,
     MAX_LENGTH,
     NUM_BLOCKS,
     attend,
     decoder,
-    requests,
-    submit,
+    step_windows,
 )
 
 from model_server.attention.torch_varlen import TorchVarlenBackend
-from model_server.batch.batch import Batch
-from model_server.batch.extension import BlockExtension
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.placement import Placement
-from model_server.engine.step import Stepper
 from model_server.memory.kv_cache import KvCache
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.decoder import Decoder
@@ -124,26 +117,8 @@ def test_drafts_stay_on_the_device(kind: str, tmp_path: Path, monkeypatch: pytes
         graphs.capture(cache, MAX_LENGTH, ProcessGroup())
         assert graphs.captured_sizes == (32,)
         speculator = DeviceModelSpeculator(MOST, 128, CUDA, BLOCK, device_drafter(drafter), alone=True)
-        speculator.pace = Pace([(1, 1.0)])
-        lengths = itertools.cycle([3, 1, 0, 2])
-        monkeypatch.setattr(DeviceModelSpeculator, "length", lambda *_: next(lengths))
-        stepper = Stepper(graphs, sampler, CUDA, BLOCK, lambda running: None, None, speculator)
-        running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
-
-        step = partial(submit, stepper, running, cache)
-        assert step().window is None
-        for _ in range(4):
-            assert step().window is not None
-        step(BlockExtension(2, np.array([60])))
-        running.filter([0, 2, 3, 5, 6], strict=True)
-        assert step().window is not None
+        running, step = step_windows(graphs, speculator, sampler, cache, monkeypatch)
         assert running.windows is not None
-        running.windows.unseen = 0  # as if the host had seen all
-        for sequence in running.batch.sequences:
-            sequence.ids += [7] * (sequence.num_sampled - 1)
-        running.batch.join(Batch(1, requests(sampler, [{}], 20)))
-        assert step().window is None
-        assert step().window is not None
         running.windows.unseen = 0
         speculator.pace = Pace([(1, 1.0), (2, 9.0)])
         assert step().window is None

@@ -240,6 +240,17 @@ class Router:
     async def get(self, path: str) -> httpx.Response:
         return await self.request("GET", path)
 
+    async def refused(self, path: str, raw: bytes, *statuses: int) -> dict[str, str]:
+        """The error that a body is answered with, which must have one of these statuses."""
+        answer = await self.post(path, raw=raw)
+        assert answer.status_code in statuses, (raw[:200], answer.status_code, answer.text)
+        body = answer.json()
+        assert list(body) == ["error", "error_type"] and all(isinstance(value, str) for value in body.values())
+        assert len(body["error"]) < 1000
+        assert self.scheduler.submitted == []
+        self.assert_idle()
+        return dict(body)
+
     def assert_idle(self) -> None:
         """Every permit is back and every entry closed."""
         assert self.inference.permit_pool.num_taken == 0

@@ -54,10 +54,6 @@ class DecodeGemm:
         product = self._by_rows[num_rows] if num_rows <= BUCKETS[-1] else torch_product
         return product(x, weight, bias, dtype)
 
-    def candidates_for(self, num_rows: int) -> Sequence[Product]:
-        """What may be chosen for so many rows; empty: the library multiplies."""
-        return next((self.candidates[bucket] for bucket, most in enumerate(BUCKETS) if num_rows <= most), ())
-
     def choose(self, bucket: int, number: int) -> None:
         """Take candidate `number` from now on."""
         product = self.candidates[bucket][number]

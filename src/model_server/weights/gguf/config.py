@@ -61,7 +61,7 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
         fields.pop("sliding_window", None)
     if name == "phi3":
         fields.setdefault("sliding_window", None)
-    fields |= _rotation(name, given, fields, header, path)
+    fields |= _rotation(given, fields, header, path)
     fields |= _special(header.metadata)
     if any(stored.dtype.startswith("Q") for stored in header.tensors.values()):
         fields["quantization_config"] = {"quant_method": "gguf"}
@@ -103,9 +103,7 @@ def _gemma(name: str, fields: Mapping[str, Any], given: Mapping[str, Any]) -> di
     return found
 
 
-def _rotation(
-    name: str, given: Mapping[str, Any], fields: Mapping[str, Any], header: GgufHeader, path: Path
-) -> dict[str, Any]:
+def _rotation(given: Mapping[str, Any], fields: Mapping[str, Any], header: GgufHeader, path: Path) -> dict[str, Any]:
     """What scales the rotations. Raises StartupError for what transformers' parameters cannot say."""
     found: dict[str, Any] = {}
     rotated = given.get("rope.dimension_count", fields["head_dim"])

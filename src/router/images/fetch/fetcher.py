@@ -23,7 +23,6 @@ from router.images.fetch.resolver import Resolver
 
 logger = logging.getLogger(__name__)
 
-FetchMode = Literal["off", "public", "all"]
 
 MAX_REDIRECTS = 2
 _MAX_AT_ONCE = 16

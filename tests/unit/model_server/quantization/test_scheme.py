@@ -20,7 +20,7 @@ from model_server.quantization.onload import QUANTIZERS
 from model_server.quantization.scheme import resolve
 from model_server.weights.checkpoint import Checkpoint, examine
 from model_server.weights.header import Header, Stored
-from wire.quantization.methods import ON_LOAD, Choice, Quantize
+from wire.quantization.methods import ON_LOAD, Quantize
 
 
 def checkpoint(
@@ -114,11 +114,10 @@ def test_scalars_of_older_files(tmp_path: Path) -> None:
 
 def test_types_of_the_transformers_runner() -> None:
     """Whether it needs a state for each request, which is refused, transformers alone knows."""
-    for choice in (Choice(), Choice("gptq"), Choice("eetq", on_load=True)):
-        check_family({"model_type": "no such type"}, choice)
+    check_family({"model_type": "no such type"})
     for name, advice in (("no such type", "; --num-shard divides"), ("mllama", ", also --num-shard: the model is")):
         with pytest.raises(StartupError, match=rf"^--num-stage 2: {name} is .* into stages; leave it out{advice}"):
-            check_family({"model_type": name}, Choice(), 2)
+            check_family({"model_type": name}, 2)
     found = checkpoint(model_type="no such type", quantization_config={"quant_method": "gptq"})
     described = describe(found)
     assert (described.spec, described.scheme.method) == (None, "gptq")

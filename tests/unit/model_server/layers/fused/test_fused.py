@@ -18,7 +18,6 @@ from model_server.layers.rotary import Rope, Rotary, rotate_
 
 CPU = torch.device("cpu")
 FUSED = TorchFused()
-LAYOUT = HeadLayout(num_heads=3, num_kv_heads=2, head_dim=8, rotary_dim=4)
 
 
 @pytest.mark.parametrize("here", [False, True])

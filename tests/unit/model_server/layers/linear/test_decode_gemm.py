@@ -61,7 +61,6 @@ def test_every_bucket_has_its_own_product() -> None:
     # Without rows, and beyond the last bucket, the library multiplies.
     assert (two.rows, one.rows) == ([1], [9, 16])
     assert BUCKETS == (1, 8, 16, 32)
-    assert [len(gemm.candidates_for(num_rows)) for num_rows in (1, 8, 9, 32, 33)] == [3, 3, 3, 3, 0]
 
 
 @pytest.mark.parametrize(("times", "best"), [([1.0, 0.9, 0.8], 2), ([1.0, 0.99, 0.98], 0), ([1.0, 0.5, 0.5], 1)])

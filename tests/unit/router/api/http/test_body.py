@@ -21,17 +21,6 @@ MakeRouter = Callable[..., Router]
 HUGE = "9" * 5000
 
 
-async def refused(router: Router, path: str, raw: bytes, *statuses: int) -> dict[str, str]:
-    answer = await router.post(path, raw=raw)
-    assert answer.status_code in statuses, (raw[:200], answer.status_code, answer.text)
-    body = answer.json()
-    assert list(body) == ["error", "error_type"] and all(isinstance(value, str) for value in body.values())
-    assert len(body["error"]) < 1000
-    assert router.scheduler.submitted == []
-    router.assert_idle()
-    return dict(body)
-
-
 @pytest.mark.parametrize(
     ("raw", "status"),
     [
@@ -67,10 +56,10 @@ async def refused(router: Router, path: str, raw: bytes, *statuses: int) -> dict
 )
 async def test_broken_bodies(router: Router, raw: bytes, status: int) -> None:
     for path in ("/generate", "/generate_stream", "/", "/tokenize"):
-        body = await refused(router, path, raw, status)
+        body = await router.refused(path, raw, status)
         assert body["error_type"] == {400: "bad_request", 422: "validation"}[status]
-    await refused(router, "/v1/chat/completions", raw, 400, 422)
-    await refused(router, "/v1/completions", raw, 400, 422)
+    await router.refused("/v1/chat/completions", raw, 400, 422)
+    await router.refused("/v1/completions", raw, 400, 422)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +77,7 @@ async def test_a_megabyte_without_a_space(router: Router) -> None:
 
 
 async def test_more_objects_than_the_collector_can_go_through_quickly(router: Router) -> None:
-    body = await refused(router, "/generate", b'{"inputs":"x","a":[' + b"[]," * 200_000 + b"1]}", 422)
+    body = await router.refused("/generate", b'{"inputs":"x","a":[' + b"[]," * 200_000 + b"1]}", 422)
     assert "more than 200000 objects and arrays" in body["error"]
     in_a_text = {"inputs": "[" * 250_000, "parameters": {"truncate": 7}}
     assert (await router.post("/generate", in_a_text)).status_code == 200
@@ -114,8 +103,8 @@ async def test_large_bodies_are_parsed_one_at_a_time_and_beside_the_others(
 async def test_what_is_refused_is_not_kept(router: Router) -> None:
     """Neither by what pydantic raises, which the garbage collector cannot look into."""
     for _ in range(20):
-        await refused(router, "/invocations", b'{"prompt":[]}', 422)
-        await refused(router, "/generate", b'{"inputs":"x","parameters":{"stop":1}}', 422)
+        await router.refused("/invocations", b'{"prompt":[]}', 422)
+        await router.refused("/generate", b'{"inputs":"x","parameters":{"stop":1}}', 422)
     gc.collect()
     assert sum(type(one) is Request for one in gc.get_objects()) < 10
 

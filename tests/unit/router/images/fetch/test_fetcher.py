@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ import trustme
 from router.errors import OverloadedError, ValidationError
 from router.images.fetch.fetcher import UrlFetcher
 
-Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 FILE = b"the bytes of a file"
 
 
