@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from support.loading import load
-from support.loading_memory import measure, write_checkpoint
+from support.loading_memory import measure
+from support.random_checkpoints import write_checkpoint
 from support.running_server import free_port
 from support.tiny_models import tiny_checkpoint
 
