@@ -32,7 +32,10 @@ SMALLEST_MEASURED = 1 << 20
 
 
 class LinearFactory:
-    """Makes the products of a model of one type on one device, and keeps the shapes that are to be measured."""
+    """Makes the products of a model of one type on one device, and keeps the shapes that are to be measured.
+
+    saved_bytes: what the products take less than the forms that they were made of.
+    """
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype, *, num_ranks: int = 1, batch_invariant: bool = False
@@ -50,6 +53,7 @@ class LinearFactory:
         self._candidates = _kernels(device, dtype)
         self._decoding = _decoding_kernels(device, dtype)
         self._gemms: dict[tuple[int, int], DecodeGemm] = {}
+        self.saved_bytes = 0
 
     def make(self, form: Form, bias: Tensor | None = None) -> Linear:
         """The fastest product with `form` [out, in], on the factory's device, and `bias` [out] of its type."""
@@ -71,7 +75,9 @@ class LinearFactory:
 
     def _quantized(self, form: Form, bias: Tensor | None) -> Linear:
         if can_pack(form) and cpp.usable(self.device, self.dtype):
-            return CodeLinear(form, bias, self.dtype)
+            packed = CodeLinear(form, bias, self.dtype)
+            self.saved_bytes += form.nbytes - packed.panels.nbytes
+            return packed
         if isinstance(form, OffsetCodes):
             return OffsetLinear(self._quantized(form.codes, bias), TorchLinear(offsets_of(form), None), form)
         linear = None if self._decoding is None else self._decoding(form, bias)

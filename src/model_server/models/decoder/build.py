@@ -89,7 +89,7 @@ def build(
         attention=attention if spec.attention is None else LatentBackend(attention),
         vocab_size=spec.vocab_size,
         max_positions=spec.max_positions,
-        weight_bytes=loader.weight_bytes,
+        weight_bytes=loader.held_bytes,
         stream=TokenRow(spec.hidden_size, reader.dtype),
         stack=cpp_stack(blocks, group.size),
         adapters=adapters,

@@ -35,7 +35,8 @@ NormKind = Literal["rms", "layer"]
 
 @dataclass(slots=True)
 class Loader:
-    """Reads and counts. `ropes` collects the distinct rotations that the layers ask for."""
+    """Reads and counts. weight_bytes: of the forms that were read. `ropes` collects the distinct rotations that the
+    layers ask for."""
 
     reader: WeightReader
     device: torch.device
@@ -60,6 +61,11 @@ class Loader:
         self.linears = self.chosen_linears or LinearFactory(
             self.device, self.reader.dtype, num_ranks=self.tensor_group.size, batch_invariant=self.batch_invariant
         )
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the weights in memory: those of quantized matrices as products on a CPU pack them."""
+        return self.weight_bytes - self.linears.saved_bytes
 
     def share(self, size: int) -> Range:
         """This rank's part of a dimension that must divide evenly."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from support.dict_reader import DictReader
 from support.quantized import gptq_tensors, rounded
 
+from model_server.cpp import library as cpp
 from model_server.distributed.group import ProcessGroup
+from model_server.layers.linear.code_panels import CodeLinear
 from model_server.models.decoder.loader import Loader
 from model_server.quantization.formats import formats_of
 from model_server.quantization.scheme import Scheme
+from model_server.weights.matrix import Part
 
 CPU = torch.device("cpu")
 
@@ -23,3 +27,14 @@ def test_a_matrix_that_is_decoded_counts_as_it_is_kept() -> None:
     matrix = loader.dense("m", 32, 64)
     assert torch.equal(matrix, numbers.exact())
     assert loader.weight_bytes == matrix.nbytes == 4 * 32 * 64
+
+
+@pytest.mark.skipif(not cpp.usable(CPU, torch.float32), reason="needs the C++ operators")
+def test_a_matrix_of_codes_counts_as_it_is_packed() -> None:
+    """Zero points that are all the same take no place in panels."""
+    numbers = rounded(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)), 4, 32, symmetric=True)
+    tensors = {f"m.{name}": tensor for name, tensor in gptq_tensors(numbers).items()}
+    loader = Loader(DictReader(tensors), CPU, ProcessGroup(), scheme=Scheme("gptq", formats_of({})))
+    linear = loader.column_linear([Part("m", ((0, 64),), 64)], 64)
+    assert isinstance(linear, CodeLinear)
+    assert loader.held_bytes == linear.panels.nbytes < loader.weight_bytes
