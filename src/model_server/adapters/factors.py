@@ -1,4 +1,8 @@
-"""What a LoRA adapter adds to one product of the model, to its embedding and to its head, as this rank's tensors."""
+"""What a LoRA adapter adds to one product of the model, to its embedding and to its head, as this rank's tensors.
+
+What it changes of embedding and head is computed in float64: torch's sums of floats have another order for another
+number of rows, and a row is to have the same numbers in any batch.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +90,7 @@ class EmbeddingFactors:
             at = torch.searchsorted(self.rows.ids, ids).clamp_(max=len(self.rows.ids) - 1)
             out = torch.where((self.rows.ids[at] == ids)[:, None], self.rows.weight[at], out)
         if self.a is not None and self.b is not None:
-            out = out.float() + F.linear(F.embedding(ids, self.a).float(), self.b.float())
+            out = out.float() + F.linear(F.embedding(ids, self.a).double(), self.b.double()).float()
         if self.gain is not None:
             out = out * self.gain
         return out.to(hidden.dtype)
@@ -106,7 +110,7 @@ class HeadRows:
 
     def replace(self, x: Tensor, out: Tensor, index: slice | Tensor) -> None:
         """Change out [all rows, outputs] in the rows `index`, whose inputs are among x [all rows, width]."""
-        values = F.linear(x[index], self.weight).to(out.dtype)
+        values = F.linear(x[index].double(), self.weight.double()).to(out.dtype)
         if self.bias is not None:
             values += self.bias
         if isinstance(index, slice):

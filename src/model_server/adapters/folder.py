@@ -171,6 +171,10 @@ class Adapter:
             raise self.error(f"tensor {key:.200} holds numbers that are not finite")
         return tensor
 
+    def named(self, error: StartupError) -> StartupError:
+        """The same with its name, which what reads the files does not know."""
+        return error if str(error).startswith("LoRA adapter") else self.error(str(error))
+
     def error(self, text: str) -> StartupError:
         """What is wrong with it, in one line that begins with its name."""
         return _refusal(self.name, text)

@@ -99,7 +99,10 @@ class Residents:
         with self._lock:
             if load_id in self._by_id:
                 raise StartupError(f"LoRA adapter `{name}`: the load id {load_id} is taken")
-            loaded = self._sites.read(adapter)
+            try:
+                loaded = self._sites.read(adapter)
+            except StartupError as error:
+                raise adapter.named(error) from None
             if not self._free:
                 raise StartupError(f"LoRA adapter `{name}`: {MOST_RESIDENT} adapters are in use; try again later")
             number = self._free.popleft()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.adapters import write_adapter
 
+from model_server.adapters.factors import EmbeddingFactors, HeadRows
 from model_server.adapters.folder import Targets, read_adapter
 from model_server.adapters.reader import AdapterReader, Product
 from model_server.weights.matrix import Part
@@ -60,3 +61,23 @@ def test_what_is_kept_of_an_embedding_and_a_head(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path, {}, rank=2, tensors=tensors)
     targets = Targets(linear={"head": (4, 5000)}, head="head", embedding="embed", table=(5000, 4))
     assert read_adapter("a", folder, targets, ("",)).num_kept == 1024 * 4 + 2 * 4 + 5000 * 2
+
+
+def test_rows_of_embedding_and_head_have_the_same_numbers_in_any_batch() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    embedding = EmbeddingFactors(a=drawn(50, 16), b=drawn(896, 16))
+    head = HeadRows(torch.arange(40), drawn(40, 896), None)
+    ids, hidden = torch.arange(33), drawn(33, 896)
+
+    def of(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.zeros(count, 50)
+        head.replace(hidden[:count], out, slice(0, count))
+        return embedding.of(ids[:count], hidden[:count]), out
+
+    whole = of(33)
+    for count in (1, 2, 3, 8):
+        assert all(torch.equal(part, all_rows[:count]) for part, all_rows in zip(of(count), whole, strict=True))

@@ -88,7 +88,9 @@ def test_files_that_are_written_while_they_are_read(
 
     with monkeypatch.context() as patched:
         patched.setattr(AdapterReader, "product", write_and_read)
-        with pytest.raises(StartupError, match=r"adapter_model.safetensors has changed while it was read: try again"):
+        with pytest.raises(
+            StartupError, match=r"^LoRA adapter `x`: .*\.safetensors has changed while it was read: try again"
+        ):
             residents.load(1, "x", "a")
     file.write_bytes(written)
     assert residents.load(1, "x", "a").rank and residents.num_free == 0
