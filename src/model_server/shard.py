@@ -28,7 +28,7 @@ from model_server.models.hf.stateful import StatefulRunner
 from model_server.models.load import load_runner, resident_adapters
 from model_server.models.model import Model, cache_dtype, check_batch_invariance, describe, in_slots, with_adapters
 from model_server.models.stages import layer_counts
-from model_server.rpc.endpoint import EndpointPlan
+from model_server.rpc.endpoint import EndpointPlan, endpoint_of
 from model_server.rpc.interceptor import is_fatal
 from model_server.rpc.lora import LoraServicer
 from model_server.rpc.server import ShardServer
@@ -43,6 +43,7 @@ from model_server.sampling.sampler import Sampler
 from model_server.speculation.drafters.drafter import DraftedRunner
 from model_server.speculation.loading import (
     LOOKUP,
+    FoundSpeculator,
     can_draft,
     check_window_rows,
     drafting_speculator,
@@ -58,8 +59,6 @@ from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.load_progress import LoadProgress
 from wire import phases
 from wire.processes.open_files import raise_open_files
-from wire.rpc import remote_grpc
-from wire.rpc.mutual_tls import MutualTls
 from wire.speculation.heads import check_length
 from wire.text.counting import counted
 from wire.tracing import Tracing, TracingError
@@ -85,17 +84,11 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         config = replace(config, speculate=check_length(found.heads, config.speculate, StartupError))
     rows = decode_rows(config.max_batch_size, config.num_drafted, config.most_window_rows)
     graphs = graph_sizes(config.cuda_graphs, rows)
-    model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
-    if model.scheme.method == "exl2" and layout.tensor.size > 1:
-        raise StartupError("Sharding is currently not supported with `exl2` quantization")  # TGI's words
-    room = 0 if config.lora_root is None else MOST_RESIDENT
-    model = with_adapters(model, adapter_folders(config.lora_adapters), room=room, max_rank=config.lora_max_rank)
+    model = _describe(config, checkpoint, layout)
     layout = replace(layout, layer_counts=layer_counts(model, config.num_stage, config.stage_layers))
-    if rank == 0 and model.scheme.warning is not None:
-        logger.warning("%s", model.scheme.warning)
     device = resolve_device(layout.local.rank, layout.local.size)
     check_window_rows(config.speculate_max_rows, config.num_drafted, device)
-    if device.type != "cpu" and (model.adapters or room):
+    if device.type != "cpu" and (model.adapters or config.lora_root is not None):
         model = in_slots(model, config.lora_slots)
     dtype = resolve_dtype(
         config.dtype,
@@ -122,20 +115,12 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         runner = _load(config, model, placement, attention, captures=bool(graphs))
         residents = resident_adapters(model, runner, config.lora_root, dtype, layout)
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
-        drafted = config.num_drafted, config.most_window_rows
-        alone = layout.world.size == 1
         speculator: Speculator | None = None
-        keeps = None
-        drafts = can_draft(runner.traits, *asked, config.speculate_max_rows)
-        if drafts and found is None:
-            speculator = lookup_speculator(runner.traits, *drafted, device, alone=alone)
-        elif drafts and found is not None:
-            choice = AttentionChoice(config.attention, device, dtype, stored)
-            drafter = load_drafter(found, config.num_drafted, model, runner, tokenizer.vocab_size, placement, choice)
-            speculator = drafting_speculator(drafter, runner.traits, *drafted, device, alone=alone)
-            runner, keeps = DraftedRunner(runner, drafter), drafter.keeps
+        if can_draft(runner.traits, *asked, config.speculate_max_rows):
+            runner, speculator = _with_drafts(config, found, model, runner, tokenizer, placement)
         if device.type == "cuda":
-            windows = window_sizes(*drafted, config.max_batch_size)
+            windows = window_sizes(config.num_drafted, config.most_window_rows, config.max_batch_size)
+            keeps = runner.keeps if isinstance(runner, DraftedRunner) else None
             runner = with_graphs(runner, graphs, CudaGraphCapture(device), windows, keeps=keeps)
         encoder = _encoder(config, model, runner, tokenizer, placement)
         if encoder is not None and encoder.tower.family.sight == "prompt":
@@ -144,26 +129,35 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             )
             config = replace(config, prefill_chunking=False, prefix_caching=False)
         engine = _engine(config, runner, tokenizer, device, layout, links, speculator, encoder, residents)
-        facts, plan = (
-            replace(
-                announce(config, runner, device, dtype, layout, stored, model.scheme.method),
-                images=encoder is not None,
-                speculator=None if speculator is None else LOOKUP if found is None else found.kind,
-                loads_adapters=residents is not None,
-                adapter_slots=config.lora_slots if model.slots is None else model.slots.number,
-            ),
-            _memory_plan(config, engine, stored or dtype),
+        facts = replace(
+            announce(config, runner, device, dtype, layout, stored, model.scheme.method),
+            images=encoder is not None,
+            speculator=None if speculator is None else LOOKUP if found is None else found.kind,
+            loads_adapters=residents is not None,
+            adapter_slots=config.lora_slots if model.slots is None else model.slots.number,
         )
+        plan = _memory_plan(config, engine, stored or dtype)
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
         phases.enter(phases.BINDING)
-        endpoint = _endpoint(config, layout)
+        endpoint = endpoint_of(config, layout)
         serving = _serve(engine, ranks.world, links, facts, plan, path, endpoint, tracing, profiler, residents)
         orderly = uvloop.run(serving)
     finally:
         leave(runner, ranks.world, orderly=orderly)
         if tracing is not None:
             tracing.close()
+
+
+def _describe(config: ServeConfig, checkpoint: Checkpoint, layout: Layout) -> Model:
+    """The model and its adapters, as the files say. Raises StartupError."""
+    model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
+    if model.scheme.method == "exl2" and layout.tensor.size > 1:
+        raise StartupError("Sharding is currently not supported with `exl2` quantization")  # TGI's words
+    if layout.world.rank == 0 and model.scheme.warning is not None:
+        logger.warning("%s", model.scheme.warning)
+    room = 0 if config.lora_root is None else MOST_RESIDENT
+    return with_adapters(model, adapter_folders(config.lora_adapters), room=room, max_rank=config.lora_max_rank)
 
 
 def _connect(config: ServeConfig, world: Axis, device: torch.device) -> ProcessGroup:
@@ -203,6 +197,24 @@ def _load(
     if placement.ranks.world.rank == 0:
         attention.log(runner.traits.attention, caching_asked=config.prefix_caching)
     return runner
+
+
+def _with_drafts(
+    config: ServeConfig,
+    found: FoundSpeculator | None,
+    model: Model,
+    runner: Runner,
+    tokenizer: Tokenizer,
+    placement: Placement,
+) -> tuple[Runner, Speculator]:
+    """The model, with the drafter that `found` names, and what drafts. Raises StartupError."""
+    drafted = config.num_drafted, config.most_window_rows
+    device, alone = placement.device, placement.ranks.world.size == 1
+    if found is None:
+        return runner, lookup_speculator(runner.traits, *drafted, device, alone=alone)
+    choice = AttentionChoice(config.attention, device, placement.dtype, placement.cache_dtype)
+    drafter = load_drafter(found, config.num_drafted, model, runner, tokenizer.vocab_size, placement, choice)
+    return DraftedRunner(runner, drafter), drafting_speculator(drafter, runner.traits, *drafted, device, alone=alone)
 
 
 def _engine(
@@ -281,16 +293,6 @@ def announce(
         urls=tuple(config.endpoints)
         or tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(layout.world.size)),
     )
-
-
-def _endpoint(config: ServeConfig, layout: Layout) -> EndpointPlan | None:
-    """What the first rank of a node in a group of nodes listens on beside its socket."""
-    if config.node_endpoint is None or layout.local.rank != 0:
-        return None
-    is_remote = not config.node_endpoint.startswith(remote_grpc.UNIX)
-    tls = MutualTls.of(config.group_tls_cert, config.group_tls_key, config.group_tls_ca) if is_remote else None
-    sockets = tuple(socket_path(config.uds_path, layout.world.rank + other) for other in range(layout.local.size))
-    return EndpointPlan(url=config.node_endpoint, sockets=sockets, token=config.group_token, tls=tls)
 
 
 def _memory_plan(config: ServeConfig, engine: Engine, cache_dtype: torch.dtype) -> MemoryPlan:

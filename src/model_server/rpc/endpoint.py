@@ -14,8 +14,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from model_server.config import ServeConfig
+from model_server.distributed.layout import Layout
 from model_server.errors import StartupError
-from model_server.rpc.sockets import claim_socket
+from model_server.rpc.sockets import claim_socket, socket_path
 from wire.lora.v1 import lora_pb2
 from wire.rpc import local_grpc, remote_grpc
 from wire.rpc.fan_out import gathered
@@ -39,6 +41,16 @@ class EndpointPlan:
     sockets: tuple[Path, ...]
     token: str | None = None
     tls: MutualTls | None = None
+
+
+def endpoint_of(config: ServeConfig, layout: Layout) -> EndpointPlan | None:
+    """What the first rank of a node in a group of nodes listens on beside its socket."""
+    if config.node_endpoint is None or layout.local.rank != 0:
+        return None
+    is_remote = not config.node_endpoint.startswith(remote_grpc.UNIX)
+    tls = MutualTls.of(config.group_tls_cert, config.group_tls_key, config.group_tls_ca) if is_remote else None
+    sockets = tuple(socket_path(config.uds_path, layout.world.rank + other) for other in range(layout.local.size))
+    return EndpointPlan(url=config.node_endpoint, sockets=sockets, token=config.group_token, tls=tls)
 
 
 class Endpoint:

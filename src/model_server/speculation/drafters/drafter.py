@@ -140,6 +140,10 @@ class DraftedRunner:
     def kv_shapes(self) -> tuple[KvShape, ...]:
         return (*self._base.kv_shapes, *self._drafter.kv_shapes)
 
+    def keeps(self) -> Kept | None:
+        """As its drafter's."""
+        return self._drafter.keeps()
+
     def reserve_positions(self, max_positions: int) -> None:
         self._base.reserve_positions(max_positions)
         self._drafter.reserve_positions(max_positions)

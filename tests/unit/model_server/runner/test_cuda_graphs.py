@@ -272,7 +272,7 @@ def test_who_gets_graphs(sizes: tuple[int, ...]) -> None:
     able, unable, states = CapturableRunner(), FakeRunner(), FakeStateRunner()
     assert isinstance(with_graphs(able, sizes, PlainGraphCapture()), GraphedRunner) == bool(sizes)
     assert with_graphs(unable, sizes, PlainGraphCapture()) is unable
-    assert with_graphs(states, sizes, PlainGraphCapture()) is states
+    assert with_graphs(states, sizes, PlainGraphCapture(), {4: (2,)}) is states, "nor does any window get one"
 
 
 def test_a_runner_with_graphs_looks_like_the_one_inside() -> None:
