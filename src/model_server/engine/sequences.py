@@ -136,16 +136,8 @@ class SequenceFactory:
         adapter = self._adapter(request, session) if residence is None else residence.number
         adapter = self._slot(request, adapter, slots_in_use)
         images = self._images(request, prompt)
-        known = prompt
-        if images is not None and self._tower is not None and self._tower.image_token >= self._vocab_size:
-            # There are no logits for image tokens. Of a prompt without another token something must be left.
-            known = np.delete(prompt, images.all_tokens).tolist() or [0]
-            if not images.crosses:  # embeddings are laid over them, and the text model may have none for them
-                prompt = prompt.copy()
-                for place in images.all_tokens.tolist():
-                    prompt[place] = 0
-        ids = [*known, *request.resume_ids]
-        highest = max(*ids, *request.prediction_ids, 0)
+        prompt, known = self._without_image_ids(prompt, images)
+        highest = max(*known, *request.resume_ids, *request.prediction_ids, 0)
         if highest >= self._vocab_size:
             raise RequestError(f"request {request.id}: token {highest} is outside the model's {self._vocab_size}")
         if request.resume_ids and request.prefill_logprobs:
@@ -178,6 +170,18 @@ class SequenceFactory:
         if not follows_text:
             sequence.detokenizer = None
         return sequence
+
+    def _without_image_ids(self, prompt: list[int], images: PromptImages | None) -> tuple[list[int], list[int]]:
+        """The prompt as the model reads it, and its tokens that have logits."""
+        if images is None or self._tower is None or self._tower.image_token < self._vocab_size:
+            return prompt, prompt
+        # There are no logits for image tokens. Of a prompt without another token something must be left.
+        known = np.delete(prompt, images.all_tokens).tolist() or [0]
+        if not images.crosses:  # embeddings are laid over them, and the text model may have none for them
+            prompt = prompt.copy()
+            for place in images.all_tokens.tolist():
+                prompt[place] = 0
+        return prompt, known
 
     def _images(self, request: NewRequest, prompt: list[int]) -> PromptImages | None:
         """Raises RequestError for images that do not fit the prompt or the model."""
