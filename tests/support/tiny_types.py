@@ -31,6 +31,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("qk_nope_head_dim", "kv_lora_rank"), 16),
     "qk_rope_head_dim": 8,
     "vocab_size": VOCAB_SIZE,
+    "unpadded_vocab_size": VOCAB_SIZE,
     "vocab_size_per_layer_input": VOCAB_SIZE,
     "hidden_size_per_layer_input": 8,
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "context_length"), 512),
