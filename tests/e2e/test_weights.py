@@ -15,7 +15,7 @@ import pytest
 import torch
 from support.loading import load
 from support.loading_memory import measure
-from support.random_checkpoints import write_checkpoint
+from support.random_checkpoints import write_checkpoint, write_gguf
 from support.running_server import free_port
 from support.tiny_models import tiny_checkpoint
 
@@ -186,11 +186,19 @@ def test_memory_while_loading(tmp_path: Path, world_size: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("method", "quantize"), [("gptq", None), ("fp8", None), (None, "eetq"), (None, "fp8"), (None, "bitsandbytes-nf4")]
-)
+    ("method", "quantize"),
+    [
+        ("gptq", None), ("fp8", None), ("nvfp4", None), ("bitsandbytes", None), ("Q6_K", None),
+        (None, "eetq"), (None, "fp8"), (None, "bitsandbytes-nf4"),
+    ],
+)  # fmt: skip
 def test_memory_while_loading_quantized(method: str | None, quantize: str | None, tmp_path: Path) -> None:
     """1 GB, matrices of 92 MB in bfloat16: these are never held whole as floating point numbers."""
-    folder = write_checkpoint(tmp_path, 1000, dtype="bfloat16", method=method, inner=11 * 2048)
+    inner = 11 * 2048
+    if method == "Q6_K":
+        folder = write_gguf(tmp_path, 1000, method, inner)
+    else:
+        folder = write_checkpoint(tmp_path, 1000, dtype="bfloat16", method=method, inner=inner)
     growth = measure(folder, dtype="bfloat16", quantize=quantize)
     assert growth.share > (900e6 if quantize is None else 250e6)
     assert growth.peak - growth.end <= 200 * 2**20

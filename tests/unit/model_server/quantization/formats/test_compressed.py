@@ -75,6 +75,26 @@ def test_numbers_as_the_library_reads_them(name: str, said: dict[str, Any]) -> N
     assert torch.equal(read(tensors, config, (5, 50), columns=(48, 96)), wanted[5:50, 48:96])
 
 
+def test_the_words_of_packed_numbers() -> None:
+    """Zero points are packed along the outputs."""
+
+    def values(word: int, columns: int, zero_points: int | None = None) -> list[list[float]]:
+        words = {"m.weight_packed": torch.tensor([word] * 8).int().view(8, 1), "m.weight_scale": torch.ones(8, 1)}
+        if zero_points is not None:
+            words["m.weight_zero_point"] = torch.tensor([[zero_points]]).int()
+        words["m.weight_shape"] = torch.tensor([8, columns])
+        wanted = MatrixSlice(parts=(Part("m", ((0, 8),), 8),), columns=(0, columns), num_columns=columns)
+        said = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 32 // columns}}}}
+        form = CompressedFormat(said).read(DictReader(words), wanted)
+        found: list[list[float]] = form.dequantize(torch.float32).tolist()
+        return found
+
+    numbers, zeros = [-8, -7, -1, 0, 1, 2, 6, 7], [-8, 7, 0, 1, 2, 3, 4, 5]
+    assert values(0xFEA98710, 8) == [numbers] * 8
+    assert values(0xFEA98710, 8, 0xDCBA98F0) == [[number - zero for number in numbers] for zero in zeros]
+    assert values(0xFF807F00, 4) == [[-128, -1, 0, 127]] * 8
+
+
 def test_groups_that_do_not_divide_the_columns() -> None:
     codes = torch.randint(-8, 8, (NUM_ROWS, NUM_COLUMNS), dtype=torch.int8)
     scales = torch.rand(NUM_ROWS, 2)
