@@ -294,7 +294,7 @@ constexpr int CODE_PANELS = 4;  // of a single row
 template <class T, class Out>
 void multiply_codes(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, Out* out, const Out* onto, long first, long last,
                     long distance) {
-    const long width = m.outputs, ahead = fetches(rows) ? distance * m.panel_bytes() : 0;
+    const long width = m.outputs, ahead = rows > TILE_ROWS ? distance * m.panel_bytes() : 0;
     long p = first;
     auto next = [&](auto number) {
         constexpr int P = number;
@@ -313,7 +313,7 @@ void multiply_codes(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, Out
 template <class T, class Out>
 void multiply_codes_gated(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, Out* out, long first, long last,
                           long distance) {
-    const long width = m.outputs / 2, half = width / PANEL, ahead = fetches(rows) ? distance * m.panel_bytes() : 0;
+    const long width = m.outputs / 2, half = width / PANEL, ahead = rows > TILE_ROWS ? distance * m.panel_bytes() : 0;
     auto finish = [&](long p, long r, const vf* gates, const vf* ups) {
         put_gated(out + r * width + p * PANEL, gates, ups, m.bias ? m.added() + p * PANEL : nullptr, width);
     };

@@ -65,11 +65,15 @@ struct Lines {
 static const char* const NO_LINES[1] = {reinterpret_cast<const char*>(NO_LINES)};
 
 // Memory that is asked for while a tile is computed: for each of its panels, `offset` bytes behind the panel's first, and
-// `pace` bytes further at each step of the inner loop; and one of `lines` at each step.
+// `pace` bytes further at each step of the inner loop, and half of that behind it, which may be another line; and one of
+// `lines` at each step.
 struct Fetch {
     long offset, pace;
     Lines lines = {NO_LINES, NO_LINES};
 };
+
+// Of a panel, in a step of the inner loop: one line of the cache or two.
+template <class T> constexpr long STEP_BYTES = PANEL * Packing<T>::STEP * sizeof(T);
 
 // out[r * 2 * P + 2 * p + v] = rows[r] . columns of panel p, for R rows and P panels. On its own, not inlined: it is
 // most of what is compiled.
@@ -83,7 +87,11 @@ __attribute__((noinline)) void tile(const Input<T>* a, long stride, const T* con
     for (int p = 0; p < P; p++) b[p] = panels[p];
     auto step = [&](long k) __attribute__((always_inline)) {
         if constexpr (R > 1) {
-            for (int p = 0; p < P; p++) __builtin_prefetch(reinterpret_cast<const char*>(panels[p]) + fetch.offset, 0, 2);
+            for (int p = 0; p < P; p++) {
+                const char* at = reinterpret_cast<const char*>(panels[p]) + fetch.offset;
+                __builtin_prefetch(at, 0, 2);
+                if constexpr (STEP_BYTES<T> > 64) __builtin_prefetch(at + fetch.pace / 2, 0, 2);
+            }
             fetch.offset += fetch.pace;
             __builtin_prefetch(*fetch.lines.next, 0, 2);
             fetch.lines.next += fetch.lines.next < fetch.lines.last;
@@ -133,7 +141,7 @@ INLINE void tiles(const Input<T>* a, long stride, long rows, const T* const (&pa
 #endif
     constexpr int MOST = P == 4 ? 1 : P == 1 ? 2 * TILE_ROWS : TILE_ROWS;
     const long count = (rows + MOST - 1) / MOST;
-    const long pace = ahead ? PANEL * Packing<T>::STEP * sizeof(T) / count : 0;
+    const long pace = ahead ? STEP_BYTES<T> / count : 0;
     vf sums[MOST][2 * P];
     for (long t = 0; t < count; t++) {
         long row = rows * t / count, height = rows * (t + 1) / count - row;
@@ -158,8 +166,14 @@ template <class T> INLINE bool narrow_tiles(long rows) {
 }
 
 // With few rows memory is the limit, and the processor's own foresight does best. With more of them it must not wait for
-// a panel that it could have asked for while it multiplied the one before (measured: 25 % at 8 rows, 20 % at 32).
-INLINE bool fetches(long rows) { return rows > TILE_ROWS; }
+// a panel that it could have asked for while it multiplied the one before (measured on a Zen 5, of matrices from memory:
+// 1.4 to 2 times the speed at 8 and 12 rows; with AVX2 1.2 to 2 times at 2 and 3).
+#if defined(TERCET_TILES)
+template <class T> constexpr long MOST_UNFETCHED = TILE_ROWS;
+#else
+template <class T> constexpr long MOST_UNFETCHED = FEW_REGISTERS ? 1 : sizeof(T) == 2 ? 4 : TILE_ROWS;
+#endif
+template <class T> INLINE bool fetches(long rows) { return rows > MOST_UNFETCHED<T>; }
 
 // A matrix [outputs, inputs] as panels; the last one is filled up with zeros.
 template <class T> struct Matrix {
@@ -211,7 +225,7 @@ template <class T, class Out>
 void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, const Out* onto, long first,
               long last, long distance, Lines lines = {NO_LINES, NO_LINES}) {
     long width = m.outputs, p = first;
-    const long ahead = fetches(rows) ? distance * PANEL * m.inputs : 0;
+    const long ahead = fetches<T>(rows) ? distance * PANEL * m.inputs : 0;
     auto next = [&](auto number) {
         constexpr int P = number;
         const T* panels[P];
@@ -243,7 +257,7 @@ template <class T, class Out>
 void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, long first, long last,
                     long distance) {
     long width = m.outputs / 2, half = width / PANEL;
-    const long ahead = fetches(rows) ? distance * PANEL * m.inputs : 0;
+    const long ahead = fetches<T>(rows) ? distance * PANEL * m.inputs : 0;
     auto finish = [&](long p, long r, const vf* gates, const vf* ups) {
         put_gated(out + r * width + p * PANEL, gates, ups, m.bias ? m.bias + p * PANEL : nullptr, width);
     };
