@@ -153,4 +153,8 @@ def _load_native(
         (_allocated(placement.device) - before or runner.traits.weight_bytes or 0) / 2**20,
         time.perf_counter() - started,
     )
+    if placement.ranks.world.rank == 0:
+        for adapter in model.adapters:
+            size = adapter.num_kept * placement.dtype.itemsize / 2**20
+            logger.info("LoRA adapter `%s`: rank %d, %.1f MiB on all shards together", adapter.name, adapter.rank, size)
     return runner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,14 @@ def test_an_adapter_of_another_model_is_said_once(tmp_path: Path, caplog: pytest
         load(model, adapters={"other": other, "same": same})
     said = [record.getMessage() for record in caplog.records if "was made for" in record.getMessage()]
     assert said == [f"LoRA adapter `other` was made for org/Other-1B; it is served with {model}"]
+
+
+def test_each_adapter_is_said_with_its_rank_and_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    model = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False)
+    load(model, adapters={name: write_adapter(tmp_path / name, {"lm_head": (64, 512)}) for name in ("a", "b")})
+    said = [record.getMessage() for record in caplog.records if "rank" in record.getMessage()]
+    assert said == [f"LoRA adapter `{name}`: rank 4, 0.0 MiB on all shards together" for name in ("a", "b")]
 
 
 def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
