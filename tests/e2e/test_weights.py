@@ -202,4 +202,5 @@ def test_memory_while_loading_quantized(method: str | None, quantize: str | None
     growth = measure(folder, dtype="bfloat16", quantize=quantize)
     assert growth.share > (900e6 if quantize is None else 250e6)
     assert growth.peak - growth.end <= 200 * 2**20
-    assert growth.end <= 1.1 * growth.share
+    heaps = 32 * 2**20  # of the C library and of threads: of any model, and more where the machine is busy
+    assert growth.end <= 1.1 * growth.share + heaps
