@@ -210,6 +210,8 @@ def check_directory(model_id: str, path: Path) -> None:
     """Refuses a local directory that cannot be served. Raises ArgumentValidation."""
     if is_made_of_gguf(path):
         return
+    if path.is_file():
+        raise ArgumentValidation(f"`--model-id` {model_id} is a file: give its directory, {path.parent}")
     if not path.is_dir():
         similar = similar_directory(model_id)
         hint = f"; did you mean {similar}?" if similar else ""

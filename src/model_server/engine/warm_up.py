@@ -90,6 +90,7 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     """
     started = time.perf_counter()
     _check_positions(engine, request.max_total_tokens)
+    _check_cache_size(engine, plan.max_batch_total_tokens)
     engine.begin(request.session)
     if engine.encoder is not None:
         # A step may be limited to less than a prompt, and the longest prompt may be given by the longest sequence.
@@ -163,8 +164,14 @@ def _agreed_step(
     )
     raise WarmUpMemoryError(
         f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens`"
-        f"{_or_slots(engine)} ({use.line()})"
+        f"{_or_total_tokens(request)}{_or_slots(engine)} ({use.line()})"
     ) from short
+
+
+def _or_total_tokens(request: WarmupRequest) -> str:
+    """What may be lowered, too, where sequences may be longer than the prompts of a step."""
+    longest = request.max_total_tokens
+    return "" if longest is None or longest <= request.max_prefill_tokens else f", or `--max-total-tokens` ({longest})"
 
 
 def _or_slots(engine: Engine) -> str:
@@ -372,6 +379,15 @@ def _check_positions(engine: Engine, max_total_tokens: int | None) -> None:
         raise StartupError(
             f"--max-total-tokens {max_total_tokens}: this model has learned {rows} positions and cannot compute more; "
             f"use at most {rows}"
+        )
+
+
+def _check_cache_size(engine: Engine, max_batch_total_tokens: int | None) -> None:
+    least = 2 * engine.options.block_size
+    if max_batch_total_tokens is not None and max_batch_total_tokens < least:
+        raise StartupError(
+            f"--max-batch-total-tokens {max_batch_total_tokens} leaves no KV cache, which is made of blocks of "
+            f"{engine.options.block_size} tokens, the first of them reserved; give at least {least}"
         )
 
 

@@ -144,6 +144,9 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
 def test_directories_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(ArgumentValidation, match="no such directory"):
         check_directory("./x", tmp_path / "x")
+    (tmp_path.parent / "model.safetensors").write_text("")
+    with pytest.raises(ArgumentValidation, match="is a file: give its directory"):
+        check_directory("./model.safetensors", tmp_path.parent / "model.safetensors")
     with pytest.raises(ArgumentValidation, match=r"no config\.json \(found: nothing\)"):
         check_directory("m", tmp_path)
     (tmp_path / "config.json").write_text("{}")

@@ -168,7 +168,16 @@ def test_all_ranks_take_the_smallest_cache(tokenizer: Tokenizer) -> None:
 
 
 def test_no_room_at_all_names_the_flags(tokenizer: Tokenizer) -> None:
+    class FullPeer(ProcessGroup):
+        def all_reduce_min(self, value: int) -> int:
+            return min(value, 1)
+
     with pytest.raises(StartupError, match="--max-batch-prefill-tokens"):
+        _warm_up(tokenizer, group=FullPeer())
+
+
+def test_a_bound_below_two_blocks_is_named(tokenizer: Tokenizer) -> None:
+    with pytest.raises(StartupError, match=f"-tokens {BLOCK} leaves no KV cache.*at least {2 * BLOCK}"):
         _warm_up(tokenizer, max_batch_total_tokens=BLOCK)
 
 
@@ -176,6 +185,12 @@ def test_a_prefill_that_does_not_fit_names_the_flag(tokenizer: Tokenizer) -> Non
     runner = FakeRunner(vocab_size=tokenizer.vocab_size, fail_on={1: torch.OutOfMemoryError("no memory")})
     with pytest.raises(StartupError, match="--max-batch-prefill-tokens"):
         _warm_up(tokenizer, runner)
+
+
+def test_long_sequences_that_do_not_fit_name_their_flag(tokenizer: Tokenizer) -> None:
+    runner = FakeRunner(vocab_size=tokenizer.vocab_size, fail_on={1: torch.OutOfMemoryError("no memory")})
+    with pytest.raises(StartupError, match=r"or `--max-total-tokens` \(5000\)"):
+        _warm_up(tokenizer, runner, max_total_tokens=5000)
 
 
 SHORT = [
