@@ -89,8 +89,7 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     on any rank, FatalError when memory is short on some ranks only: the others wait in a collective.
     """
     started = time.perf_counter()
-    _check_positions(engine, request.max_total_tokens)
-    _check_cache_size(engine, plan.max_batch_total_tokens)
+    _check_limits(engine, request.max_total_tokens, plan.max_batch_total_tokens)
     engine.begin(request.session)
     if engine.encoder is not None:
         # A step may be limited to less than a prompt, and the longest prompt may be given by the longest sequence.
@@ -373,17 +372,13 @@ def _cpu_blocks(engine: Engine, plan: MemoryPlan, request: WarmupRequest) -> int
     return math.ceil(max(DEFAULT_CPU_TOKENS, longest) / block_size)
 
 
-def _check_positions(engine: Engine, max_total_tokens: int | None) -> None:
-    rows = engine.runner.traits.position_rows
+def _check_limits(engine: Engine, max_total_tokens: int | None, max_batch_total_tokens: int | None) -> None:
+    rows, least = engine.runner.traits.position_rows, 2 * engine.options.block_size
     if rows is not None and max_total_tokens is not None and max_total_tokens > rows:
         raise StartupError(
             f"--max-total-tokens {max_total_tokens}: this model has learned {rows} positions and cannot compute more; "
             f"use at most {rows}"
         )
-
-
-def _check_cache_size(engine: Engine, max_batch_total_tokens: int | None) -> None:
-    least = 2 * engine.options.block_size
     if max_batch_total_tokens is not None and max_batch_total_tokens < least:
         raise StartupError(
             f"--max-batch-total-tokens {max_batch_total_tokens} leaves no KV cache, which is made of blocks of "
