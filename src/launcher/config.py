@@ -19,6 +19,7 @@ from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
 from wire.quantization.methods import Quantize
 from wire.speculation.options import check_speculation
+from wire.text.chat_options import check_chat_options
 
 DEFAULT_MODEL_ID = "bigscience/bloom-560m"
 """TGI's default. Kept because scripts rely on it, warned about because it mostly means a misspelt variable."""
@@ -300,6 +301,8 @@ def check(config: LauncherConfig) -> None:
         raise ArgumentValidation(str(error)) from None
     if config.sharded and config.num_shard is not None and config.num_shard <= 1:
         raise ArgumentValidation(f"`--sharded true` needs `--num-shard` > 1, given {config.num_shard}")
+    parsers = config.tool_call_parser, config.reasoning_parser
+    check_chat_options(*parsers, config.default_chat_template_kwargs, ArgumentValidation)
     check_speculation(config.speculator, config.speculate, config.num_stage, ArgumentValidation)
     if config.num_shard is not None and config.num_shard * config.num_stage % num_nodes(config):
         raise ArgumentValidation(

@@ -113,10 +113,11 @@ def shown_bytes(count: int) -> str:
 
 
 def is_local(model_id: str) -> bool:
-    """Whether the id can only mean a directory: the demo model, a path by its spelling, or an existing directory."""
+    """Whether the id can only mean a directory: the demo model, a path by its spelling, or one that
+    exists."""
     if gguf.names_file(model_id):
         return gguf.in_repository(model_id) is None
-    return model_id == DEMO or model_id.startswith(("/", "./", "../", "~")) or Path(model_id).is_dir()
+    return model_id == DEMO or model_id.startswith(("/", "./", "../", "~")) or Path(model_id).exists()
 
 
 def directory(model_id: str, revision: str | None, environ: Mapping[str, str]) -> Path | None:

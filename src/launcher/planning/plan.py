@@ -243,6 +243,8 @@ def resolve_num_shard(config: LauncherConfig, hardware: Hardware, info: ModelInf
         raise ArgumentValidation(f"`--stage-layers` names {len(config.stage_layers)} stages, `--num-stage` is {stages}")
     if stages == 1:
         return _of_a_stage(config, available, info)
+    if info is not None and info.num_layers is not None and stages > info.num_layers:
+        raise ArgumentValidation(f"`--num-stage` {stages}: the model has only {counted(info.num_layers, 'layer')}")
     if 0 < available < stages:
         raise ArgumentValidation(
             f"`--num-stage` {stages} is too many: {counted(available, 'GPU')} visible (see CUDA_VISIBLE_DEVICES)"

@@ -178,6 +178,8 @@ UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "add_generation_prompt": ((True,), "it belongs to a chat"),
     "continue_final_message": ((False,), "it belongs to a chat"),
     "service_tier": (("auto", "default"), "there is one class of service; leave it out"),
+    "modalities": ((["text"], []), "answers are text; leave it out"),
+    "audio": ((), "answers are text; leave it out"),
     "echo": ((False,), "use /v1/completions"),
     "best_of": ((1,), "use `n`, or /v1/completions"),
     "add_special_tokens": ((False,), "the template sets its model's own"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -40,6 +41,7 @@ _COMPRESSED = (
     "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
 )  # fmt: skip
 _FINISHED = (None, "compressed", "frozen")
+_PART_OF_GGUF = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 # Algorithms of modelopt that differ in what becomes of activations, which keep 16 bits here.
 _SAME_WEIGHTS = {"W4A16_NVFP4": "NVFP4", "W4A8_MXFP4_FP8": "MXFP4", "mxfp4": "MXFP4"}
@@ -116,6 +118,11 @@ def only_gguf(names: Collection[str]) -> list[str]:
 def refuse_gguf(names: Collection[str], model: str, error: type[Exception]) -> None:
     """Refuses a folder or repository whose only weights are GGUF files. names: of its files. Raises `error`."""
     if found := only_gguf(names):
+        if all(_PART_OF_GGUF.search(name) for name in found):
+            raise error(
+                f"{model} holds a GGUF file in several parts (found: {', '.join(found[:8])}): join them with "
+                "`llama-gguf-split --merge`, and serve the result"
+            )
         raise error(
             f"{model} holds GGUF files and no other weights: choose one, as `--gguf-file {found[0]}` (found: "
             f"{', '.join(found[:8])})"

@@ -18,6 +18,7 @@ from router.openai.formats.format import IdKind
 from router.openai.template.messages import PromptEnding, Turn
 from router.schemas.chat import ChatBody, ImagePart, ImageUrl, Message, ToolCall
 from router.schemas.openai import TextPart
+from wire.text import chat_options
 
 BASE_MODEL = "tgi"
 """The `model` that clients of TGI send when they mean "whatever you serve"."""
@@ -28,9 +29,6 @@ TAKEN_NAMES = frozenset(
      "namespace", "dict", "range", "lipsum", "cycler", "joiner"}
 )  # fmt: skip
 """Variables and functions of every template."""
-
-
-_DEFAULTS = "`--default-chat-template-kwargs`"
 
 
 def turns_of(body: ChatBody, images: ImagePrompts | None) -> list[Turn]:
@@ -126,16 +124,9 @@ def variables_of(body: ChatBody) -> dict[str, Any]:
 
 def default_variables(text: str | None) -> dict[str, Any]:
     """What `--default-chat-template-kwargs` gives the template of every chat. Raises StartupError."""
-    if text is None:
-        return {}
-    try:
-        variables = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise StartupError(f"{_DEFAULTS} is no JSON: {error}") from None
-    if not isinstance(variables, dict):
-        raise StartupError(f"{_DEFAULTS} must be a JSON object")
+    variables = chat_options.default_variables(text, StartupError)
     if taken := variables.keys() & TAKEN_NAMES:
-        raise StartupError(f"{_DEFAULTS} cannot set `{min(taken)}`")
+        raise StartupError(f"{chat_options.DEFAULT_VARIABLES} cannot set `{min(taken)}`")
     return _with_switches(variables, enabled=None)
 
 

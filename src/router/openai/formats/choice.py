@@ -28,11 +28,9 @@ from router.openai.formats.reader import AnswerReader
 from router.openai.formats.reasoning import ReasoningStyle
 from router.openai.formats.schema_types import ArgumentTypes
 from router.openai.template.template import ChatTemplate
+from wire.text.chat_options import AUTO, HARMONY, NONE, REASONING_PARSERS, TGI, TOOL_CALL_PARSERS, unknown_name
 
 logger = logging.getLogger(__name__)
-
-AUTO, TGI, NONE = "auto", "tgi", "none"
-HARMONY = "harmony"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +210,7 @@ def _format(source: str, asked: str) -> Format | None:
         return None
     format = table.named(asked)
     if format is None:
-        known = ", ".join((AUTO, TGI, *sorted(table.FORMATS)))
-        raise StartupError(f"`--tool-call-parser` {asked} is unknown; choose one of {known}")
+        raise unknown_name("--tool-call-parser", asked, TOOL_CALL_PARSERS, StartupError)
     return format
 
 
@@ -224,8 +221,7 @@ def _style(source: str, asked: str) -> ReasoningStyle | None:
         return None
     style = reasoning.named(asked)
     if style is None:
-        known = ", ".join((AUTO, NONE, HARMONY, *sorted(one.name for one in reasoning.STYLES)))
-        raise StartupError(f"`--reasoning-parser` {asked} is unknown; choose one of {known}")
+        raise unknown_name("--reasoning-parser", asked, REASONING_PARSERS, StartupError)
     return style
 
 

@@ -141,12 +141,29 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     assert hub_cache({}) == Path("~/.cache/huggingface/hub")
 
 
+def test_a_file_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not is_local("folder/model.safetensors")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "model.safetensors").write_text("")
+    assert is_local("folder/model.safetensors")
+
+
 def test_directories_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(ArgumentValidation, match="no such directory"):
         check_directory("./x", tmp_path / "x")
     (tmp_path.parent / "model.safetensors").write_text("")
     with pytest.raises(ArgumentValidation, match="is a file: give its directory"):
         check_directory("./model.safetensors", tmp_path.parent / "model.safetensors")
+    with pytest.raises(ArgumentValidation, match=r"^m holds a GGUF file in several parts .*`llama-gguf-split --merge`"):
+        (tmp_path / "m-00001-of-00002.gguf").write_text("")
+        (tmp_path / "m-00002-of-00002.gguf").write_text("")
+        check_directory("m", tmp_path)
+    (tmp_path / "other.gguf").write_text("")
+    with pytest.raises(ArgumentValidation, match=r"choose one, as `--gguf-file m-00001-of-00002\.gguf`"):
+        check_directory("m", tmp_path)
+    for file in tmp_path.glob("*.gguf"):
+        file.unlink()
     with pytest.raises(ArgumentValidation, match=r"no config\.json \(found: nothing\)"):
         check_directory("m", tmp_path)
     (tmp_path / "config.json").write_text("{}")

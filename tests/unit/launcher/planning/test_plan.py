@@ -280,6 +280,7 @@ def test_stages_have_shards_of_their_own(config: dict[str, Any], gpus: int, num_
         ({"num_stage": 2, "stage_layers": [20, 10, 2]}, 0, "`--stage-layers` names 3 stages, `--num-stage` is 2"),
         ({"stage_layers": [20, 12]}, 0, "`--num-stage` is 1"),
         ({"num_stage": 4}, 2, "`--num-stage` 4 is too many: 2 GPUs visible"),
+        ({"num_stage": 33}, 0, "`--num-stage` 33: the model has only 32 layers"),
     ],
 )
 def test_stages_that_cannot_be(config: dict[str, Any], gpus: int, words: str) -> None:
