@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from launcher.errors import ArgumentValidation
 from wire import tls
@@ -16,6 +17,15 @@ _PORT = 65535
 @dataclass(frozen=True, kw_only=True)
 class HttpConfig:
     """Options of the router's HTTP port."""
+
+    handed_on: ClassVar = frozenset({
+        "AIP_HEALTH_ROUTE", "AIP_PREDICT_ROUTE", "BODY_TIMEOUT_SECONDS", "CHAT_TEMPLATE", "COLLECTIVE_TIMEOUT",
+        "ENDPOINTS", "HEAD_TIMEOUT_SECONDS", "KEEP_ALIVE_SECONDS", "KSERVE_API", "MAX_CONNECTIONS",
+        "MAX_REQUEST_SECONDS", "MAX_STEP_SECONDS", "MAX_STOP_SEQUENCE_BYTES", "MAX_UNREAD_BYTES",
+        "MIN_BATCH_PREFILL_TOKENS", "NODE_ENDPOINT", "NUM_NODES", "PREFILL_CHUNKING", "PREFIX_CACHING",
+        "STALLED_CLIENT_SECONDS", "STORE_KEY_PREFIX", "TGI_DIST_TIMEOUT",
+    })  # fmt: skip
+    """Variables of router and shards for which the launcher has no option."""
 
     hostname: str = option("0.0.0.0", panel=_HTTP, help="Address to listen on.")
     port: int = option(3000, short="p", panel=_HTTP, maximum=_PORT, help="Port to listen on; 0 chooses a free one.")

@@ -81,7 +81,6 @@ class ImageReader:
         """others: images of the same request."""
         self._store.check_memory()
         data, key = await self._file(asked)
-        self._metrics.count("tgi_image_count")
         lock = self._running.setdefault(key, asyncio.Lock())
         try:
             async with lock:  # the first prepares it, the others find it
@@ -96,6 +95,7 @@ class ImageReader:
         finally:
             if not lock.locked() and self._running.get(key) is lock:
                 del self._running[key]
+        self._metrics.count("tgi_image_count")
         self._metrics.observe("tgi_image_tokens", image.num_embeds)
         return image
 

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,10 +41,11 @@ class UsageError(Exception):
 def parse(config_type: type[T], argv: Sequence[str], environ: Mapping[str, str]) -> T:
     """The config that `argv` (without the program), `environ` and the config file that they may name ask for.
 
+    `handed_on` of the type names variables that it has no options for, and hands on to other programs that have.
     Raises UsageError.
     """
     options = options_of(config_type)
-    given = _read_argv(options, argv)
+    given = _read_argv(options, argv, getattr(config_type, "handed_on", ()))
     path, in_file = _read_config_file(options, given, environ)
     values: dict[str, Any] = {}
     for opt in options:
@@ -85,7 +86,7 @@ def _from_environment(opt: Option, environ: Mapping[str, str]) -> str | None:
     return text or None
 
 
-def _read_argv(options: Sequence[Option], argv: Sequence[str]) -> dict[str, list[str]]:
+def _read_argv(options: Sequence[Option], argv: Sequence[str], handed_on: Collection[str] = ()) -> dict[str, list[str]]:
     """Field name → the texts given for it; a switch is recorded as "true" or "false"."""
     flags = {opt.flag: opt for opt in options if opt.has_flag}
     negatives = {opt.negative_flag: opt for opt in options if opt.is_negatable}
@@ -112,7 +113,7 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str]) -> dict[str, list
             if (opt := flags.get(flag)) and not opt.is_switch:
                 record(opt, text if equals else _next_value(opt, words))
             elif (opt := flags.get(flag) or negatives.get(flag)) is None:
-                hint = _similar(flag, [*flags, *negatives])
+                hint = _variable(flag, handed_on) or _similar(flag, [*flags, *negatives])
                 if not hint and positionals and positionals[-1].is_repeated:
                     hint = f"; write '-- {flag}' to hand it on as one of {positionals[-1].label}"
                 raise UsageError(f"unexpected argument '{flag}' found{hint}")
@@ -131,6 +132,11 @@ def _joined(given: Mapping[str, Sequence[str]], options: Sequence[Option], word:
     if before is None or not before.separator:
         return ""
     return f"; several values are written as '{before.flag} {before.separator.join((given[before.name][-1], word))}'"
+
+
+def _variable(flag: str, handed_on: Collection[str]) -> str:
+    name = flag.removeprefix("--").replace("-", "_").upper()
+    return f"; set the variable {name}, which is handed on" if name in handed_on else ""
 
 
 def _similar(flag: str, known: Sequence[str]) -> str:

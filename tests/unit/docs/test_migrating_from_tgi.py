@@ -165,7 +165,7 @@ def test_every_route_of_tgi_has_a_row_and_is_served() -> None:
     for route, row in listed.items():
         assert bare(row[1]) == (tgi.ROUTES[route] or "open"), route
         assert route in with_kserve, route
-        assert (route not in always) == ("--kserve-api" in row[2]), route
+        assert (route not in always) == ("KSERVE_API=true" in row[2]), route
         assert row[3] != "same" or bare(row[1]) == bare(row[2]), route
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from image_scene import ITERATES, PER_IMAGE, Scene, data_url
 from router_fakes import Router
+from support.metrics_text import metrics_of
 from support.pictures import picture
 
 from wire.images.prepared import Feature, PreparedImage
@@ -104,6 +105,17 @@ async def test_the_other_routes(make_scene: MakeScene) -> None:
 async def test_refusals(inputs: str, words: str, make_scene: MakeScene) -> None:
     status, error = await make_scene().refusal("/generate", inputs=inputs)
     assert status == 422 and error.startswith("Input validation error: ") and words in error
+
+
+async def test_refused_images_do_not_count(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    await scene.refusal("/generate", inputs="![](data:image/png;base64,aGVsbG8=)")
+    await scene.refusal("/generate", inputs="![](http://x/z.png)")
+    for _ in range(2):
+        await scene.post("/generate", inputs=f"![]({data_url(40, 50)})")
+    counts = metrics_of(scene.images.metrics.render().decode())
+    assert counts["tgi_image_count"] == counts["tgi_image_tokens_count"] == 2
+    assert counts["tgi_image_prepare_duration_count"] == 1
 
 
 async def test_pixels_are_limited_for_an_image_and_for_all_of_a_request(make_scene: MakeScene) -> None:
