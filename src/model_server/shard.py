@@ -123,6 +123,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             keeps = runner.keeps if isinstance(runner, DraftedRunner) else None
             runner = with_graphs(runner, graphs, CudaGraphCapture(device), windows, keeps=keeps)
         encoder = _encoder(config, model, runner, tokenizer, placement)
+        settle(device)  # drafter and encoder are loaded, too
         if encoder is not None and encoder.tower.family.sight == "prompt":
             logger.info(
                 "Prompts are computed whole, as their tokens see each other both ways: no chunks, no shared prefixes"
@@ -193,7 +194,6 @@ def _load(
         captures=captures,
         progress=LoadProgress(),
     )
-    settle(placement.device)
     if placement.ranks.world.rank == 0:
         attention.log(runner.traits.attention, caching_asked=config.prefix_caching)
     return runner

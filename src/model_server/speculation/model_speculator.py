@@ -18,9 +18,9 @@ from model_server.speculation.window import CheckedTokens, Window
 from wire.step_phases import DraftKind
 
 # Where no drafts pay a step checks one token of each row now and then, to learn whether they would: one step of at
-# least so many, and at most this share of the time.
+# least so many, and at most this share of the time, beside that for the tokens which a draft model lacks.
 _LEAST_PAUSE = 32
-_MOST_TIME = 0.01
+_MOST_TIME = 0.005
 # Weight of the request that ended last in what is expected of the drafter for one that runs alone.
 _ENDED_WEIGHT = 0.5
 

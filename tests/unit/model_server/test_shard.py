@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,8 +25,9 @@ from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
 from model_server.models.model import describe
 from model_server.runner.cuda_graphs import GraphedRunner
-from model_server.shard import announce, leave, parts_ranks
+from model_server.shard import announce, leave, parts_ranks, run_shard
 from model_server.weights.checkpoint import examine
+from wire import demo_model
 
 CPU = torch.device("cpu")
 
@@ -102,3 +103,32 @@ def test_info_of_a_model_that_keeps_states() -> None:
     facts = announce(ServeConfig(model_id="m"), FakeStateRunner(), CPU, torch.float32, Layout())
     assert (facts.attention_impl, facts.block_size) == ("paged", 16)
     assert not (facts.chunking or facts.prefix_caching or facts.grows)
+
+
+def test_threads_of_loading_end_once_all_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A drafter leaves threads as the model does: beside them those of each step would sleep between operators."""
+    done: list[str] = []
+
+    class Served(Exception):
+        pass
+
+    def noted(name: str, then: Any) -> None:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            done.append(name)
+            return then(*args, **kwargs)
+
+        monkeypatch.setattr(shard, name, call)
+
+    def serve(*_: Any) -> None:
+        raise Served
+
+    for name in ("load_runner", "load_drafter", "_encoder"):
+        noted(name, getattr(shard, name))
+    noted("settle", lambda device: None)
+    monkeypatch.setattr(shard, "tune", lambda *args, **kwargs: 1)
+    monkeypatch.setattr(shard, "_serve", serve)
+    folder = Path(demo_model.__file__).parent
+    config = ServeConfig(model_id=str(folder), speculator=str(folder), uds_path=tmp_path / "s")
+    with pytest.raises(Served):
+        run_shard(config, examine(folder))
+    assert done == ["load_runner", "load_drafter", "_encoder", "settle"]

@@ -163,7 +163,7 @@ def test_where_no_drafts_pay_one_step_in_many_tries(folders: dict[str, Path], to
     shard = shard_of(tokenizer, folders, "base", model_pace=Pace([(1, 10.0)]))
     results = shard.run_out(shard.prefill(0, shard.request([5], 100)), 0)
     assert sum(one.drafted.num_tokens for one in results if one.drafted is not None) == 0, "each would cost too much"
-    shard = shard_of(tokenizer, folders, "base", model_pace=Pace([(1, 0.3)]))
+    shard = shard_of(tokenizer, folders, "base", model_pace=Pace([(1, 0.15)]))
     speculator = shard.engine.speculator
     assert isinstance(speculator, ModelSpeculator)
     shard.prefill(0, shard.request([5], 100))
