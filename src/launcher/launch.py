@@ -183,7 +183,6 @@ class _Launch:
         # What is known already is checked already: before a download, not after it.
         info = model_info.read(directory)
         check_model(model_id, info, config.quantize)
-        preflight.check_speculator(config.speculator)
         expected = resolve_num_shard(config, machine, info).value
         preflight.check_memory(model_id, machine, info, expected, config.quantize)
         address, port = config.hostname, config.port

@@ -113,8 +113,7 @@ def shown_bytes(count: int) -> str:
 
 
 def is_local(model_id: str) -> bool:
-    """Whether the id can only mean a directory: the demo model, a path by its spelling, or one that
-    exists."""
+    """Whether the id can only mean a path: the demo model, one by its spelling, or one that exists."""
     if gguf.names_file(model_id):
         return gguf.in_repository(model_id) is None
     return model_id == DEMO or model_id.startswith(("/", "./", "../", "~")) or Path(model_id).exists()

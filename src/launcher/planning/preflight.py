@@ -34,7 +34,7 @@ from wire.processes.python_child import child_environment, module_command
 from wire.quantization import gguf
 from wire.quantization.methods import FOUR_BITS, ON_LOAD, only_gguf
 from wire.speculation.heads import served_model
-from wire.speculation.options import check_heads, is_hub_speculator, is_mtp
+from wire.speculation.options import check_heads
 from wire.text import tokenizer_trial
 from wire.text.counting import counted
 
@@ -72,14 +72,6 @@ def _single_gguf_file(model_id: str) -> str | None:
     except OSError:
         return None
     return found[0] if len(found) == 1 else None
-
-
-def check_speculator(value: str | None) -> None:
-    """Refuses a folder as `--speculator` that is not there. Raises ArgumentValidation."""
-    if value is None or is_mtp(value) or is_hub_speculator(value):
-        return
-    if not Path(value).exists():
-        raise ArgumentValidation(f"`--speculator` {value}: no such directory")
 
 
 def with_base_model(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfig:

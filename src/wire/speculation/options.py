@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from wire.adapters import is_folder
 
 
@@ -27,10 +29,12 @@ def speculator_source(value: str, error: type[Exception]) -> tuple[str, str | No
 
 
 def check_speculation(speculator: str | None, speculate: int | None, num_stages: int, error: type[Exception]) -> None:
-    """Refuses options that contradict each other. Raises `error`."""
+    """Refuses options that contradict each other, and a folder that is not there. Raises `error`."""
     if speculator is not None:
         if not is_mtp(speculator):
-            speculator_source(speculator, error)
+            place, _ = speculator_source(speculator, error)
+            if is_folder(place) and not Path(place).expanduser().exists():
+                raise error(f"`--speculator` {place}: no such directory")
         if speculate == 0:
             raise error("`--speculator` drafts nothing with `--speculate 0`: leave one of them out")
     if num_stages > 1 and (speculate or speculator is not None):

@@ -46,13 +46,6 @@ def test_the_router_does_not_see_what_is_wrong_of_the_launcher_s_own_variables()
     preflight.check_router_variables({**os.environ, "PORT": "http", "MAX_TOTAL_TOKENS": "many"})
 
 
-def test_a_folder_that_drafts_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentValidation, match=r"`--speculator` \./nowhere: no such directory"):
-        preflight.check_speculator("./nowhere")
-    for value in (None, "mtp", str(tmp_path), "org/name", "org/name@main"):
-        preflight.check_speculator(value)
-
-
 def test_a_free_port() -> None:
     with listener() as server:
         port = server.getsockname()[1]
