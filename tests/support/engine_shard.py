@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from support.fake_model import FakeRunner, FakeStateRunner, greedy
+from support.logprobs import logprobs_of
 
 from model_server.batch.extension import BlockExtension
 from model_server.batch.results import Generation, StepResult
@@ -251,14 +251,12 @@ def mixed_requests(shard: EngineShard, tokenizer: Tokenizer) -> list[NewRequest]
 
 
 def said_by(found: dict[int, list[Generation]]) -> dict[int, Any]:
-    """Everything that clients see of these generations, comparable (NaN is no number)."""
+    """Everything that clients see of these generations, comparable."""
     said = {}
     for request_id, generations in found.items():
         prompts = [g.prefill_tokens for g in generations if g.prefill_tokens is not None]
-        logprobs = [[None if math.isnan(v) else round(v, 5) for v in p.logprobs] for p in prompts]
         said[request_id] = (
             [(g.tokens, g.top_tokens, g.generated_text, g.error) for g in generations],
-            [(p.ids, p.texts) for p in prompts],
-            logprobs,
+            [(p.ids, p.texts, logprobs_of(p.logprobs)) for p in prompts],
         )
     return said

@@ -13,6 +13,7 @@ from support.device_windows import Dice, guessing, on_a_gpu
 from support.effort import examples
 from support.engine_shard import EngineShard, generations_of, mixed_requests, slots_of, tokens_of
 from support.graph_doubles import CapturableRunner
+from support.logprobs import logprobs_of
 from torch import Tensor
 
 from model_server.batch.results import FinishReason, GeneratedText, StepResult
@@ -166,8 +167,8 @@ def said_in(results: list[StepResult]) -> dict[int, object]:
         tokens = [g.tokens for g in generations if g.tokens is not None]
         found[request_id] = (
             [i for t in tokens for i in t.ids],
-            [round(v, 4) for t in tokens for v in t.logprobs],
-            [(t.ids, [round(v, 4) for v in t.logprobs]) for g in generations for t in g.top_tokens],
+            logprobs_of(v for t in tokens for v in t.logprobs),
+            [(t.ids, logprobs_of(t.logprobs)) for g in generations for t in g.top_tokens],
             generations[-1].generated_text,
             [g.error for g in generations if g.error is not None],
         )

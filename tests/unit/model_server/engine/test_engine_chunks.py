@@ -130,7 +130,7 @@ def test_tokens_do_not_depend_on_the_budget(tokenizer: Tokenizer) -> None:
     whole = EngineShard(tokenizer)
     alone = said_by(generations_of(*whole.run_out(whole.prefill(0, *mixed_requests(whole, tokenizer)), 0)))
     assert len(alone) == 9
-    ended = [g for generations, _, _ in alone.values() for _, _, g, _ in generations if g is not None]
+    ended = [g for generations, _ in alone.values() for _, _, g, _ in generations if g is not None]
     assert len(ended) == 9, "no request failed"
     for budget in range(1, 24):
         shard = EngineShard(tokenizer, budget=budget)

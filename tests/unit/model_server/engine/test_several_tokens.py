@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.engine_shard import EngineShard, generations_of, mixed_requests, tokens_of
 from support.fake_model import FakeRunner
+from support.logprobs import logprobs_of
 
 from model_server.batch.results import Drafted, FinishReason, Generation
 from model_server.batch.sequence import NewRequest, Sequence
@@ -81,7 +82,7 @@ def _joined(generations: list[Generation]) -> dict[str, object]:
     tops = [t for g in generations for t in g.top_tokens]
     return {
         "ids": [i for t in tokens for i in t.ids],
-        "logprobs": [round(v, 4) for t in tokens for v in t.logprobs],
+        "logprobs": logprobs_of(v for t in tokens for v in t.logprobs),
         "texts": [text for t in tokens for text in t.texts],
         "special": [special for t in tokens for special in t.is_special],
         "top": [(t.ids, t.texts) for t in tops],
