@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -30,18 +31,31 @@ NO_GUESS = Guess([], 0)
 
 
 class History:
-    """The tokens of one request, prompt and generated."""
+    """The tokens of one request, prompt and generated.
+
+    Beside them it knows which pairs of neighbours it has, and where each token was last: in plain text most of the
+    newest pairs are new, and such a step needs no search.
+    """
 
     def __init__(self) -> None:
         self._ids = np.zeros(_FIRST_ROOM, np.int64)
         self._length = 0
+        # Of all tokens but the newest one.
+        self._last: dict[int, int] = {}
+        self._pairs: set[tuple[int, int]] = set()
 
     def follow(self, ids: Sequence[int]) -> None:
         """Bring it to `ids`, which continue what it has."""
-        length = len(ids)
+        length, known = len(ids), self._length
+        if length == known:
+            return
         if length > len(self._ids):
             self._ids = np.concatenate([self._ids, np.zeros(length, np.int64)])
-        self._ids[self._length : length] = ids[self._length :]
+        self._ids[known:length] = ids[known:]
+        first = max(known - 1, 0)
+        self._last.update(zip(ids[first : length - 1], range(first, length - 1), strict=True))
+        before = max(first - 1, 0)
+        self._pairs.update(pairwise(ids[before : length - 1]))
         self._length = length
 
     def end(self, forced: Sequence[int] = ()) -> Ids:
@@ -56,19 +70,26 @@ class History:
 
     def guess(self, most: int, forced: Sequence[int] = ()) -> Guess:
         """`draft`, and how long the match is."""
-        ids, length = self._ids, self._length
+        if self._length + len(forced) < 2 or most < 1:
+            return NO_GUESS
+        if not forced:
+            before, newest = self._ids[self._length - 2 : self._length].tolist()
+            if newest not in self._last:
+                return NO_GUESS
+            if (before, newest) not in self._pairs:
+                return self._behind(self._ids[: self._length], self._last[newest], 1, most)
+        ids = self._ids[: self._length]
         if forced:
-            ids = np.concatenate([ids[:length], np.asarray(forced, np.int64)])
-            length += len(forced)
-        if length < 2 or most < 1:
-            return NO_GUESS
-        places, matched = _matches(ids[: length - 1], ids[max(0, length - _LONGEST_MATCH) : length])
-        if not matched:
-            return NO_GUESS
-        most = _bounded(most, matched)
-        first = int(places[-1]) + 1
-        found: list[int] = ids[first : min(first + most, length)].tolist()
-        period = length - first
+            ids = np.concatenate([ids, np.asarray(forced, np.int64)])
+        places, matched = _matches(ids[:-1], ids[-_LONGEST_MATCH:])
+        return self._behind(ids, int(places[-1]), matched, most) if matched else NO_GUESS
+
+    @staticmethod
+    def _behind(ids: Ids, place: int, matched: int, most: int) -> Guess:
+        """What followed a match of so many tokens, of which the last one is at `place`."""
+        most, first = _bounded(most, matched), place + 1
+        found: list[int] = ids[first : first + most].tolist()
+        period = len(ids) - first
         while len(found) < most:
             found.append(found[len(found) - period])
         return Guess(found, matched)
