@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -38,30 +37,27 @@ class History:
     """
 
     def __init__(self) -> None:
-        self._ids = np.zeros(_FIRST_ROOM, np.int64)
+        self._ids: Sequence[int] = ()
         self._length = 0
+        self._searched = np.zeros(_FIRST_ROOM, np.int64)  # the same, as far as a search has needed them
+        self._num_searched = 0
         # Of all tokens but the newest one.
         self._last: dict[int, int] = {}
         self._pairs: set[tuple[int, int]] = set()
 
     def follow(self, ids: Sequence[int]) -> None:
-        """Bring it to `ids`, which continue what it has."""
-        length, known = len(ids), self._length
-        if length == known:
-            return
-        if length > len(self._ids):
-            self._ids = np.concatenate([self._ids, np.zeros(length, np.int64)])
-        self._ids[known:length] = ids[known:]
-        first = max(known - 1, 0)
-        self._last.update(zip(ids[first : length - 1], range(first, length - 1), strict=True))
-        before = max(first - 1, 0)
-        self._pairs.update(pairwise(ids[before : length - 1]))
-        self._length = length
+        """Bring it to `ids`, which continue what it has, and which it keeps: they may grow."""
+        known, self._ids, self._length = self._length, ids, len(ids)
+        for place in range(max(known - 1, 0), self._length - 1):
+            token = ids[place]
+            self._last[token] = place
+            if place:
+                self._pairs.add((ids[place - 1], token))
 
     def end(self, forced: Sequence[int] = ()) -> Ids:
         """Its last tokens, as many as a match may have, `forced` being the newest."""
         last = self._ids[max(0, self._length - _LONGEST_MATCH) : self._length]
-        return np.concatenate([last, np.asarray(forced, np.int64)])[-_LONGEST_MATCH:] if forced else last
+        return np.array([*last, *forced][-_LONGEST_MATCH:], np.int64)
 
     def draft(self, most: int, forced: Sequence[int] = ()) -> list[int]:
         """At most `most` tokens that may follow its tokens and `forced`: those behind the longest match of its end, of
@@ -70,29 +66,28 @@ class History:
 
     def guess(self, most: int, forced: Sequence[int] = ()) -> Guess:
         """`draft`, and how long the match is."""
-        if self._length + len(forced) < 2 or most < 1:
+        length = self._length
+        if length + len(forced) < 2 or most < 1:
             return NO_GUESS
         if not forced:
-            before, newest = self._ids[self._length - 2 : self._length].tolist()
+            newest = self._ids[length - 1]
             if newest not in self._last:
                 return NO_GUESS
-            if (before, newest) not in self._pairs:
-                return self._behind(self._ids[: self._length], self._last[newest], 1, most)
-        ids = self._ids[: self._length]
+            if (self._ids[length - 2], newest) not in self._pairs:
+                return Guess([self._ids[self._last[newest] + 1]], 1)
+        ids = self._array()
         if forced:
             ids = np.concatenate([ids, np.asarray(forced, np.int64)])
         places, matched = _matches(ids[:-1], ids[-_LONGEST_MATCH:])
-        return self._behind(ids, int(places[-1]), matched, most) if matched else NO_GUESS
+        return _behind(ids, int(places[-1]), matched, most) if matched else NO_GUESS
 
-    @staticmethod
-    def _behind(ids: Ids, place: int, matched: int, most: int) -> Guess:
-        """What followed a match of so many tokens, of which the last one is at `place`."""
-        most, first = _bounded(most, matched), place + 1
-        found: list[int] = ids[first : first + most].tolist()
-        period = len(ids) - first
-        while len(found) < most:
-            found.append(found[len(found) - period])
-        return Guess(found, matched)
+    def _array(self) -> Ids:
+        length, known = self._length, self._num_searched
+        if length > len(self._searched):
+            self._searched = np.concatenate([self._searched, np.zeros(length, np.int64)])
+        self._searched[known:length] = self._ids[known:length]
+        self._num_searched = length
+        return self._searched[:length]
 
 
 class Prediction:
@@ -129,6 +124,16 @@ def _matches(ids: Ids, end: Ids) -> tuple[Ids, int]:
             break
         places, matched = longer, matched + 1
     return places, matched
+
+
+def _behind(ids: Ids, place: int, matched: int, most: int) -> Guess:
+    """What followed a match of so many tokens, of which the last one is at `place`."""
+    most, first = _bounded(most, matched), place + 1
+    found: list[int] = ids[first : first + most].tolist()
+    period = len(ids) - first
+    while len(found) < most:
+        found.append(found[len(found) - period])
+    return Guess(found, matched)
 
 
 def _bounded(most: int, matched: int) -> int:

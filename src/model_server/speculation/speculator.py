@@ -29,6 +29,9 @@ class Draft:
         return DraftKind.GRAMMAR if place < self.num_forced else self.others
 
 
+NO_DRAFT = Draft([])
+
+
 @dataclass(slots=True)
 class Drafting:
     """What is kept of one request. draft: the newest; untried: a draft that no step checked, which its next tokens are
@@ -38,7 +41,7 @@ class Drafting:
     prediction: Prediction | None = None
     history: History = field(default_factory=History)
     length: int = 0
-    draft: Draft = field(default_factory=lambda: Draft([]))
+    draft: Draft = NO_DRAFT
     untried: list[int] = field(default_factory=list)
     keys: int = 0
     written: int = 0
@@ -122,6 +125,8 @@ class Speculator:
         """As long as it pays; None: it does not."""
         drafts = [self._draft(sequence, drafting) for sequence, drafting in zip(rows, known, strict=True)]
         lengths = [len(one.ids) for one in drafts]
+        if not any(lengths):
+            return None
         shares = [one.acceptance.share for one in known]
         longest = pace.best_length(lengths, [one.num_forced for one in drafts], shares, self._most_for(len(rows)))
         if not longest:
@@ -162,12 +167,14 @@ class Speculator:
     def _draft(self, sequence: Sequence, drafting: Drafting) -> Draft:
         most = self.longest(sequence)
         if not most:
-            return Draft([])
+            return NO_DRAFT
         grammar = sequence.row.grammar
         forced = [] if grammar is None else grammar.forced()[:most]
         ids, kind = _looked_up(sequence, drafting, most - len(forced), forced)
         if grammar is not None:
             ids = grammar.possible([*forced, *ids])
+        elif not ids:
+            return NO_DRAFT
         return Draft(ids, num_forced=len(forced), others=kind)
 
 
