@@ -1,9 +1,10 @@
 """What LoRA adapters cost in a decode: `python -m benchmarks.adapters [--shape 135M 0.5B]`.
 
-Eight adapters of rank 16 on all linear layers are loaded with the model. A decode step in which the rows of a batch
-have them in turn, and one with the same adapter for all, beside the base model's step of the same batch: in turns in
-one process, forward and greedy choice, without a server. The share of the base model's tokens per second that is left
-is that of the quickest steps; the medians are written too. The result goes to `benchmarks/results/adapters.json`.
+Eight adapters of rank 16 are loaded with the model: on all linear layers or, with `--layers few`, on queries and values
+alone, which PEFT adapts where nothing is said. A decode step in which the rows of a batch have them in turn, and one
+with the same adapter for all, beside the base model's step of the same batch: in turns in one process, forward and
+greedy choice, without a server. The share of the base model's tokens per second that is left is that of the quickest
+steps; the medians are written too. The result goes to `benchmarks/results/adapters.json`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from model_server.cpp.library import instruction_set, usable
 OUT = Path(__file__).parent / "results" / "adapters.json"
 FOLDER = Path(__file__).parent / "out" / "adapters"
 NUMBER, RANK = 8, 16
+ALL, FEW = "all", "few"
+# What PEFT adapts of models like these where an adapter's author says nothing.
+_FEW = ("self_attn.q_proj", "self_attn.v_proj")
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,16 @@ class Result:
         return self.base_ms / self.adapters_ms
 
 
-def adapter_folders(shape: str) -> Mapping[str, Path]:
-    """Random adapters for all linear layers of a shape, by their names; made at the first call."""
-    folders = {f"adapter-{i}": FOLDER / shape / str(i) for i in range(NUMBER)}
+def adapter_folders(shape: str, layers: str) -> Mapping[str, Path]:
+    """Random adapters of a shape, by their names; made at the first call. layers: ALL linear ones or a FEW."""
+    folders = {f"adapter-{i}": FOLDER / f"{shape}-{layers}" / str(i) for i in range(NUMBER)}
     for seed, folder in enumerate(folders.values()):
         if not (folder / "adapter_model.safetensors").exists():
-            _make(shape, seed, folder)
+            _make(shape, layers, seed, folder)
     return folders
 
 
-def _make(shape: str, seed: int, folder: Path) -> None:
+def _make(shape: str, layers: str, seed: int, folder: Path) -> None:
     settings = SHAPES[shape]
     hidden, inner, heads = settings["hidden_size"], settings["intermediate_size"], settings["num_attention_heads"]
     keys = hidden // heads * settings["num_key_value_heads"]
@@ -71,6 +75,8 @@ def _make(shape: str, seed: int, folder: Path) -> None:
     tensors: dict[str, torch.Tensor] = {}
     for layer in range(settings["num_hidden_layers"]):
         for module, (inputs, outputs) in modules.items():
+            if layers == FEW and module not in _FEW:
+                continue
             for letter, size in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
                 key = f"base_model.model.model.layers.{layer}.{module}.lora_{letter}.weight"
                 tensors[key] = (torch.randn(size, generator=generator) * 0.02).bfloat16()
@@ -83,7 +89,7 @@ def _make(shape: str, seed: int, folder: Path) -> None:
 def measure(shape: str, args: argparse.Namespace) -> list[Result]:
     clock, dtype = clock_of(cpu_time=args.cpu_time), dtype_of(args.dtype)
     found: list[Result] = []
-    folders = adapter_folders(shape)
+    folders = adapter_folders(shape, args.layers)
     with loaded(shape, args.dtype, one_thread=args.cpu_time, adapters=folders) as runner:
         for cell in cells(args.rows, prefill=False):
             rows = len(cell.query)
@@ -118,6 +124,7 @@ def _table(results: list[Result]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=["135M", "0.5B"])
+    parser.add_argument("--layers", choices=(ALL, FEW), default=ALL)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--seconds", type=float, default=6.0, help="for each step, in turns")
@@ -134,6 +141,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "time": "cpu" if args.cpu_time else "wall",
         "rank": RANK,
+        "layers": args.layers,
         "number": NUMBER,
         "steps": [asdict(r) | {"kept": round(r.kept, 4)} for r in results],
     }

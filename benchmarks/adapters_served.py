@@ -1,9 +1,9 @@
 """What LoRA adapters cost a server: `python -m benchmarks.adapters_served [--shape 135M 0.5B] [--clients 8 32]`.
 
-One server with the eight adapters of `benchmarks.adapters`. Its clients ask for the base model, for the adapters in
-turn, and for one adapter, each kind after the other, again and again: short prompts, each its own, and answers of one
-length. For a quiet machine: times are those of the clock. The result goes to
-`benchmarks/results/adapters_served.json`.
+One server with the eight adapters of `benchmarks.adapters`, on all linear layers or, with `--layers few`, on queries
+and values. Its clients ask for the base model, for the adapters in turn, and for one adapter, each kind after the
+other, again and again: short prompts, each its own, and answers of one length. For a quiet machine: times are those of
+the clock. The result goes to `benchmarks/results/adapters_served.json`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.adapters import NUMBER, RANK, adapter_folders
+from benchmarks.adapters import ALL, FEW, NUMBER, RANK, adapter_folders
 from benchmarks.demo import prompt
 from benchmarks.peers.checkpoints import SHAPES, checkpoint
 from benchmarks.peers.machine import processor
@@ -67,7 +67,7 @@ class AdaptersInTurn(TgiApi):
 
 
 def measure(shape: str, args: argparse.Namespace) -> list[Result]:
-    folders = adapter_folders(shape)
+    folders = adapter_folders(shape, args.layers)
     kinds = {BASE_MODEL: [""], "mixed": list(folders), "one": list(folders)[:1]}
     entries = ",".join(f"{name}={folder}" for name, folder in folders.items())
     server = Server(args.port, args.dtype, model=str(checkpoint(shape)), arguments=("--lora-adapters", entries))
@@ -110,6 +110,7 @@ def main() -> None:
     exit_on_signals()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=["135M", "0.5B"])
+    parser.add_argument("--layers", choices=(ALL, FEW), default=ALL)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--clients", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--prompt-words", type=int, default=16)
@@ -126,6 +127,7 @@ def main() -> None:
         "prompt_words": args.prompt_words,
         "new_tokens": args.new_tokens,
         "rank": RANK,
+        "layers": args.layers,
         "number": NUMBER,
         "cells": [asdict(r) | {"kept": round(r.kept, 4)} for r in results],
     }
