@@ -15,9 +15,10 @@ from model_server.runner.runner import ModelInputs
 
 _KEYS = 256
 _MOST_ROWS = 128
-# A step is run again, for the shortest time, as long as all its runs take less than this.
+# Each step is run so often, the sizes in turns, and the shortest time counts: what else runs meanwhile slows all of them
+# or none. A step whose runs have taken so long is not run again.
+_REPEATS = 5
 _LIMIT_S = 0.3
-_REPEATS = 3
 
 
 class Computes(Protocol):
@@ -32,24 +33,24 @@ class Computes(Protocol):
 def step_costs(runner: Computes, cache: KvCache, world: ProcessGroup, max_keys: int = _KEYS) -> list[tuple[int, float]]:
     """(token rows, seconds) of decode steps of 1, 2, 4 … 128 rows at 256 keys, or `max_keys` if these are fewer; of the
     slowest rank, on every rank. What the cache holds is overwritten."""
-    costs = []
     device = cache.rows[0].device
-    rows = 1
-    while rows <= _MOST_ROWS:
-        inputs = _inputs(rows, runner, cache, min(_KEYS, max_keys))
-        runner.forward(inputs, cache)
-        finish(device)
-        started, shortest = time.perf_counter(), float("inf")
-        for _ in range(_REPEATS):
+    sizes = [2**power for power in range(_MOST_ROWS.bit_length())]
+    inputs = {rows: _inputs(rows, runner, cache, min(_KEYS, max_keys)) for rows in sizes}
+    shortest, spent = dict.fromkeys(sizes, float("inf")), dict.fromkeys(sizes, 0.0)
+    for rows in sizes:
+        runner.forward(inputs[rows], cache)
+    finish(device)
+    for repeat in range(_REPEATS):
+        for rows in sizes:
+            if repeat and not world.all_reduce_min(int(spent[rows] < _LIMIT_S)):
+                continue
             begun = time.perf_counter()
-            runner.forward(inputs, cache)
+            runner.forward(inputs[rows], cache)
             finish(device)
-            shortest = min(shortest, time.perf_counter() - begun)
-            if not world.all_reduce_min(int(time.perf_counter() - started < _LIMIT_S)):
-                break
-        costs.append((rows, -world.all_reduce_min(-round(shortest * 1e9)) / 1e9))
-        rows *= 2
-    return costs
+            seconds = time.perf_counter() - begun
+            shortest[rows] = min(shortest[rows], seconds)
+            spent[rows] += seconds
+    return [(rows, -world.all_reduce_min(-round(shortest[rows] * 1e9)) / 1e9) for rows in sizes]
 
 
 def finish(device: torch.device) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-# What drafts must at least gain before a step is made longer for them.
-LEAST_GAIN = 1.05
+# What drafts must at least gain before a step is made longer for them: what steps cost is known to some hundredths, and
+# what a step does beside its forward, by tokens, gains nothing.
+LEAST_GAIN = 1.1
 # Weight of the newest outcome in a request's share of accepted tokens, and that share before anything is known.
 _NEW_WEIGHT = 0.1
 FIRST_SHARE = 0.5
