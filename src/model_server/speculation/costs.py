@@ -15,8 +15,8 @@ from model_server.runner.runner import ModelInputs
 
 _KEYS = 256
 _MOST_ROWS = 128
-# Each step is run so often, the sizes in turns, and the shortest time counts: what else runs meanwhile slows all of them
-# or none. A step whose runs have taken so long is not run again.
+# Each step is run so often, the sizes in turns, and the shortest time counts: what else runs meanwhile then slows all
+# sizes alike. A step whose runs have taken so long is not run again.
 _REPEATS = 5
 _LIMIT_S = 0.3
 

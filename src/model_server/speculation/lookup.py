@@ -14,6 +14,8 @@ _LONGEST_MATCH = 8
 # The most tokens that are drafted after a match of 1, 2 and 3 tokens: chance explains short ones.
 _MOST_AFTER = (1, 2, 4)
 _FIRST_ROOM = 256
+# Of more places than this arrays find the longest matches sooner.
+_MOST_PLACES = 40
 
 Ids = npt.NDArray[np.int64]
 
@@ -54,10 +56,10 @@ class History:
             if place:
                 self._pairs.add((ids[place - 1], token))
 
-    def end(self, forced: Sequence[int] = ()) -> Ids:
+    def end(self, forced: Sequence[int] = ()) -> list[int]:
         """Its last tokens, as many as a match may have, `forced` being the newest."""
         last = self._ids[max(0, self._length - _LONGEST_MATCH) : self._length]
-        return np.array([*last, *forced][-_LONGEST_MATCH:], np.int64)
+        return [*last, *forced][-_LONGEST_MATCH:]
 
     def draft(self, most: int, forced: Sequence[int] = ()) -> list[int]:
         """At most `most` tokens that may follow its tokens and `forced`: those behind the longest match of its end, of
@@ -94,21 +96,36 @@ class Prediction:
     """The tokens that a request says its answer will probably have."""
 
     def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = np.asarray(ids, np.int64)
+        self._ids = list(ids)
+        self._array = np.asarray(ids, np.int64)
+        self._places: dict[int, list[int]] = {}  # of each token, rising
+        for place, token in enumerate(ids):
+            self._places.setdefault(token, []).append(place)
 
-    def guess(self, most: int, end: Ids, num_generated: int) -> Guess:
+    def guess(self, most: int, end: Sequence[int], num_generated: int) -> Guess:
         """At most `most` tokens that may follow `end`: those behind its longest match, of equal ones the one that is
         nearest to where the answer is, at `num_generated` tokens. An answer that is the beginning of the prediction
         continues as that does, however short it is."""
-        if most < 1 or not len(self._ids) or not len(end):
+        found = self._places.get(end[-1]) if most > 0 and end else None
+        if found is None:
             return NO_GUESS
-        places, matched = _matches(self._ids, end)
-        if not matched:
-            return NO_GUESS
-        place = int(places[np.abs(places + 1 - num_generated).argmin()])
+        if len(found) > _MOST_PLACES:
+            places, matched = _matches(self._array, np.asarray(end, np.int64))
+            place = int(places[np.abs(places + 1 - num_generated).argmin()])
+        else:
+            place = max(found, key=lambda one: (self._matched(one, end), -abs(one + 1 - num_generated)))
+            matched = self._matched(place, end)
         if not (place + 1 == num_generated == matched):
             most = _bounded(most, matched)
-        return Guess(self._ids[place + 1 : place + 1 + most].tolist(), matched)
+        return Guess(self._ids[place + 1 : place + 1 + most], matched)
+
+    def _matched(self, place: int, end: Sequence[int]) -> int:
+        """How many of the last tokens of `end` are those up to this place, whose token is the last one."""
+        most = min(len(end), place + 1)
+        for count in range(1, most):
+            if self._ids[place - count] != end[-1 - count]:
+                return count
+        return most
 
 
 def _matches(ids: Ids, end: Ids) -> tuple[Ids, int]:

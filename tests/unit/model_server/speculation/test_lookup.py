@@ -83,3 +83,32 @@ def test_predictions(
     history = History()
     history.follow(prompt + generated[:-1])
     assert Prediction(prediction).guess(most, history.end(forced), len(generated)).ids == expected
+
+
+def plainly_foretold(prediction: list[int], end: list[int], most: int, num_generated: int) -> list[int]:
+    """What follows the longest match of at most 8 tokens, of equal ones the nearest, of these the first."""
+    best = (0, 0, 0)
+    for place in range(len(prediction)):
+        length = 0
+        while length < min(8, len(end), place + 1) and prediction[place - length] == end[-1 - length]:
+            length += 1
+        best = max(best, (length, -abs(place + 1 - num_generated), -place))
+    matched, place = best[0], -best[2]
+    if not matched:
+        return []
+    if not place + 1 == num_generated == matched:
+        most = min(most, {1: 1, 2: 2, 3: 4}.get(matched, most))
+    return prediction[place + 1 : place + 1 + most]
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=200), st.lists(st.integers(0, 2), max_size=30), st.integers(0, 9),
+    st.integers(0, 12),
+)  # fmt: skip
+def test_predictions_as_a_plain_search(prediction: list[int], prompt: list[int], most: int, num_taken: int) -> None:
+    """Of few places and of many: the answer is a piece of the prediction, or its beginning."""
+    answer = prediction[len(prompt) : len(prompt) + num_taken] or prediction[:num_taken]
+    history = History()
+    history.follow(prompt + answer)
+    found = Prediction(prediction).guess(most, history.end(), len(answer)).ids
+    assert found == plainly_foretold(prediction, history.end(), most, len(answer))
