@@ -95,6 +95,9 @@ class ModelSpeculator(Speculator):
                 self.first_share += _ENDED_WEIGHT * (one.acceptance.share - self.first_share)
         return super()._follow(rows)
 
+    def _rest_after(self, num_rows: int) -> int:
+        return 0  # `_best_length` pauses
+
     def _without_model(self, sequence: Sequence, drafting: Drafting, most: int) -> Draft:
         """What a grammar forces and what is foretold behind it; `others` is MODEL where nothing is foretold."""
         grammar = sequence.row.grammar

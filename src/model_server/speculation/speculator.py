@@ -16,6 +16,9 @@ from model_server.speculation.pace import FIRST_SHARE, Acceptance, Pace
 from model_server.speculation.window import CheckedTokens, Window
 from wire.step_phases import DraftKind
 
+# Of a step for which nothing paid, for each of the steps behind it that are not searched for.
+_ROWS_OF_REST = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -62,14 +65,19 @@ class Speculator:
         self.pace: Pace | None = None
         self.drafting: dict[int, Drafting] = {}  # by request id, those of the last step
         self.first_share = FIRST_SHARE  # of a request's tokens that is taken to be right, where no other request runs
+        self._rest = 0  # so many steps are not searched for
 
     def window(self, rows: list[Sequence]) -> Window | None:
         """What the next step of these rows checks; None: nothing that pays. The host has seen all their tokens."""
         if self.pace is None:
             return None
+        if self._rest:
+            self._rest -= 1
+            return None
         known = self._follow(rows)
         drafts = self._drafts(rows, known, self.pace)
         if drafts is None:
+            self._rest = self._rest_after(len(rows))
             return None
         for one, drafting in zip(drafts, known, strict=True):
             drafting.draft = one
@@ -116,6 +124,11 @@ class Speculator:
                     accepted, rejected = (part.count(DraftKind.PREDICTION) for part in (kinds[:right], kinds[right:]))
                     predicted[sequence.id] = accepted, rejected
         return Drafted(longest, tuple(tokens), tuple(rights), predicted)
+
+    def _rest_after(self, num_rows: int) -> int:
+        """Steps without a search behind one of so many rows for which nothing paid. Few rows are searched for always;
+        with many it takes a hundredth of a step, and drafts pay more rarely."""
+        return num_rows // _ROWS_OF_REST
 
     def _most_for(self, num_rows: int) -> int:
         """The longest draft where so many rows have one."""

@@ -92,6 +92,22 @@ def test_drafts_that_do_not_pay_are_not_checked(tiny_tokenizer: Tokenizer) -> No
     assert {one.drafted.num_tokens for one in results[1:] if one.drafted is not None} == {0}
 
 
+@pytest.mark.parametrize(("num_rows", "searches"), [(1, 12), (9, 12), (10, 6), (32, 3)])
+def test_many_rows_are_searched_for_now_and_then_where_nothing_pays(
+    num_rows: int, searches: int, tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = speculating(tiny_tokenizer, 5, DEAR, num_blocks=200)
+    speculator = shard.engine.speculator
+    assert speculator is not None
+    asked: list[int] = []
+    search = speculator._drafts
+    monkeypatch.setattr(speculator, "_drafts", lambda rows, *rest: (asked.append(len(rows)), search(rows, *rest))[1])
+    requests = [shard.request([1, 2, 3, 1 + i], 13) for i in range(num_rows)]
+    results = shard.run_out(shard.prefill(0, *requests), 0)
+    assert tokens_of(*results) == {one.id: shard.expected(one) for one in requests}
+    assert asked == [num_rows] * searches
+
+
 def test_each_kind_of_request_says_what_it_says_without_drafts(tiny_tokenizer: Tokenizer) -> None:
     plain = EngineShard(tiny_tokenizer, budget=1000)
     requests = mixed_requests(plain, tiny_tokenizer)
