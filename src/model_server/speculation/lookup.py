@@ -34,7 +34,7 @@ NO_GUESS = Guess([], 0)
 class History:
     """The tokens of one request, prompt and generated.
 
-    Beside them it knows which pairs of neighbours it has, and where each token was last: in plain text most of the
+    Beside them it knows which tokens were next to each other, and where each token was last: in plain text most of the
     newest pairs are new, and such a step needs no search.
     """
 
