@@ -113,7 +113,8 @@ def test_add_layer_norm(device: torch.device, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_sum_from_another_stage_gives_the_norm_of_one_formed_here(device: torch.device, dtype: torch.dtype) -> None:
-    """To the bit; the interpreter cuts off the sums of bfloat16 that torch rounds, and a card does not."""
+    """To the bit in the interpreter, which cuts off the sums of bfloat16 that torch rounds. On a card, where both forms
+    may add up a row in other orders, to the last one."""
     hidden, added = (made(device, dtype, 5, 100) for _ in range(2))
     weight, bias = (made(device, torch.float32, 100) for _ in range(2))
     for add, alone in (
@@ -122,7 +123,8 @@ def test_a_sum_from_another_stage_gives_the_norm_of_one_formed_here(device: torc
     ):
         constants = (weight, 1e-5) if add is norm.add_rms_norm else (weight, bias, 1e-5)
         total, normed = add(hidden, added.clone(), *constants)
-        assert torch.equal(alone(total, *constants), normed)
+        allowed = torch.finfo(dtype).eps if device.type == "cuda" else 0.0
+        torch.testing.assert_close(alone(total, *constants), normed, rtol=2 * allowed, atol=allowed)
         if dtype != torch.bfloat16 or device.type == "cuda":
             assert torch.equal(total, hidden + added)
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_server.kernels.dependent import after_previous, early_launch
 from model_server.kernels.variant import Variant
 
 BLOCK = 1024
@@ -47,13 +48,16 @@ def _gated(gate_up: Tensor, kind: str, alpha: float, limit: float) -> Tensor:
     out = torch.empty(num_rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
         gated_rows[(num_rows, triton.cdiv(size, BLOCK))](
-            gate_up, out, size, gate_up.stride(0), alpha, limit, KIND=kind, BLOCK=BLOCK
+            gate_up, out, size, gate_up.stride(0), alpha, limit, KIND=kind, BLOCK=BLOCK, **early_launch(gate_up.device)
         )
     return out
 
 
 @triton.jit
-def gated_rows(gate_up, out, size, stride, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def gated_rows(
+    gate_up, out, size, stride, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    after_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < size

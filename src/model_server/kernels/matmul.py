@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_server.kernels.dependent import after_previous, early_launch
 from model_server.kernels.product import product
 from model_server.kernels.variant import Variant
 
@@ -77,6 +78,7 @@ def multiply(
         _vector[(blocks,)](
             x, weight, given, out, width, depth,
             COLUMNS=tiles.columns, DEPTH=tiles.depth, BIASED=bias is not None, EVEN=even, num_warps=tiles.num_warps,
+            **early_launch(x.device),
         )  # fmt: skip
         return out
     num_parts, share = parts(blocks, depth, tiles.depth, num_processors)
@@ -86,7 +88,7 @@ def multiply(
     _stream[(blocks, num_parts)](
         x, weight, given, sums, num_rows, width, depth, share,
         ROWS=rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, BIASED=bias is not None and not split, EVEN=even,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **early_launch(x.device),
     )  # fmt: skip
     if split:
         add_parts(sums, bias, out)
@@ -108,7 +110,7 @@ def multiply_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: to
     _stream[(triton.cdiv(width, tiles.columns) * triton.cdiv(num_rows, INVARIANT_ROWS), 1)](
         x.contiguous(), weight, weight if bias is None else bias, out, num_rows, width, depth, depth,
         ROWS=INVARIANT_ROWS, COLUMNS=tiles.columns, DEPTH=tiles.depth, BIASED=bias is not None,
-        EVEN=depth % tiles.depth == 0, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        EVEN=depth % tiles.depth == 0, num_warps=tiles.num_warps, num_stages=tiles.num_stages, **early_launch(x.device),
     )  # fmt: skip
     return out
 
@@ -117,7 +119,15 @@ def add_parts(sums: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """Write sums [parts, m, out] float32, added in the order of the parts, and bias [out] into out [m, out]."""
     num_parts, num_rows, width = sums.shape
     _add_parts[(triton.cdiv(width, _ADDED), num_rows)](
-        sums, sums if bias is None else bias, out, num_rows, width, num_parts, BIASED=bias is not None, ADDED=_ADDED
+        sums,
+        sums if bias is None else bias,
+        out,
+        num_rows,
+        width,
+        num_parts,
+        BIASED=bias is not None,
+        ADDED=_ADDED,
+        **early_launch(out.device),
     )
 
 
@@ -140,21 +150,24 @@ def _vector(
     DEPTH: tl.constexpr,
     BIASED: tl.constexpr,
     EVEN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inner = tl.arange(0, DEPTH)
     inside = column < width
     matrix = weight + column[:, None].to(tl.int64) * depth + inner[None, :]
     total = tl.zeros([COLUMNS, DEPTH], tl.float32)
+    # The first columns of W are under way while the kernel before this one still computes x.
+    left = inside[:, None] if EVEN else inside[:, None] & (inner < depth)[None, :]
+    part = tl.load(matrix, mask=left, other=0.0, eviction_policy="evict_first")
+    after_previous(EARLY)
     for start in range(0, depth, DEPTH):
-        if EVEN:
-            row = tl.load(x + start + inner)
-            part = tl.load(matrix + start, mask=inside[:, None], other=0.0, eviction_policy="evict_first")
-        else:
-            left = inner < depth - start
-            row = tl.load(x + start + inner, mask=left, other=0.0)
-            part = tl.load(matrix + start, mask=inside[:, None] & left[None, :], other=0.0)
+        row = tl.load(x + start + inner) if EVEN else tl.load(x + start + inner, mask=inner < depth - start, other=0.0)
+        rest = depth - start - DEPTH
+        left = inside[:, None] & (rest > 0) if EVEN else inside[:, None] & (inner < rest)[None, :]
+        following = tl.load(matrix + start + DEPTH, mask=left, other=0.0, eviction_policy="evict_first")
         total += part.to(tl.float32) * row.to(tl.float32)[None, :]
+        part = following
     result = tl.sum(total, 1)
     if BIASED:
         result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
@@ -176,7 +189,9 @@ def _stream(
     DEPTH: tl.constexpr,
     BIASED: tl.constexpr,
     EVEN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    after_previous(EARLY)
     part = tl.program_id(1)
     # Programs that read the same rows of W follow one another.
     row_blocks = tl.cdiv(num_rows, ROWS)
@@ -204,7 +219,10 @@ def _stream(
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_parts"])
-def _add_parts(sums, bias, out, num_rows, width, num_parts, BIASED: tl.constexpr, ADDED: tl.constexpr):
+def _add_parts(
+    sums, bias, out, num_rows, width, num_parts, BIASED: tl.constexpr, ADDED: tl.constexpr, EARLY: tl.constexpr
+):
+    after_previous(EARLY)
     row = tl.program_id(1)
     column = tl.program_id(0) * ADDED + tl.arange(0, ADDED)
     inside = column < width
@@ -243,7 +261,7 @@ def _variant(
     constants = {"COLUMNS": tiles.columns, "DEPTH": tiles.depth, "BIASED": False, "EVEN": True} | given
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     pointers = {"x": dtype, "weight": dtype, "bias": dtype, "out": out or dtype, "sums": "fp32"}
-    arguments = [name for name in kernel.arg_names if name not in constants]
+    arguments = [p.name for p in kernel.params if not p.is_constexpr]
     named = "_".join(f"{name.lower()}{value}" for name, value in constants.items())
     return Variant(
         name=f"matmul{kernel.__name__}_{dtype}_{out or dtype}_{named}",

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_server.kernels.dependent import after_previous, early_launch
 from model_server.kernels.variant import Variant
 
 # Numbers that a program holds at least. No fewer than its threads: where several threads held the same number of a sum
@@ -64,7 +65,7 @@ def _norm(
         x, added, weight, bias, out, num_rows,
         x.stride(0), x.stride(1) if x.dim() == 3 else 0, 0 if added is None else added.stride(0), eps,
         HEADS=heads, SIZE=size, BLOCK=block, ROWS=rows, CENTER=center,
-        PER_HEAD=weight is not None and weight.dim() == 2, num_warps=warps,
+        PER_HEAD=weight is not None and weight.dim() == 2, num_warps=warps, **early_launch(x.device),
     )  # fmt: skip
     return out
 
@@ -93,13 +94,14 @@ def _check(x: Tensor, added: Tensor | None, parameters: tuple[Tensor | None, ...
 def norm_rows(
     x, added, weight, bias, out, num_rows, x_stride, x_head_stride, added_stride, eps,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    CENTER: tl.constexpr, PER_HEAD: tl.constexpr,
+    CENTER: tl.constexpr, PER_HEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (row // HEADS).to(tl.int64)
     head = row % HEADS
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row < num_rows)[:, None] & (column < SIZE)
+    after_previous(EARLY)
     value = tl.load(x + (token * x_stride + head * x_head_stride)[:, None] + column, mask=mask, other=0.0)
     if added is not None:
         place = added + (token * added_stride)[:, None] + column
@@ -150,7 +152,7 @@ def _variant(
         "x_head_stride": "i32", "added_stride": "i32", "eps": "fp32",
     }  # fmt: skip
     constants: dict[str, object] = {
-        "HEADS": heads, "SIZE": size, "BLOCK": block, "ROWS": rows, "CENTER": center, "PER_HEAD": per_head
+        "HEADS": heads, "SIZE": size, "BLOCK": block, "ROWS": rows, "CENTER": center, "PER_HEAD": per_head,
     }  # fmt: skip
     divisible = ["x", "weight", "out", "x_stride", "x_head_stride", "added_stride"]
     for argument, present, word in (("added", add, f"*{dtype}"), ("bias", center, "*fp32")):

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_server.kernels.dependent import after_previous, early_launch
 from model_server.kernels.variant import Variant
 
 # Numbers of a program, at least. As for norms no fewer than its threads: heads are rotated in place.
@@ -62,7 +63,7 @@ def rotate_write(
         FIRST=first, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, DIM=head_dim,
         ROTARY=0 if table is None else table.shape[1], BLOCK=block, HEADS=heads,
         PER_HEAD=weight is not None and weight.dim() == 2,
-        LARGEST=torch.finfo(rows.dtype).max if rows.dtype in FLOAT8 else None,
+        LARGEST=torch.finfo(rows.dtype).max if rows.dtype in FLOAT8 else None, **early_launch(qkv.device),
     )  # fmt: skip
 
 
@@ -103,6 +104,7 @@ def rotate_write_heads(
     qkv, rows, slots, table, positions, weight, qkv_stride, row_stride, eps, key_scale, value_scale,
     FIRST: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     ROTARY: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, PER_HEAD: tl.constexpr, LARGEST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
     token = tl.program_id(0).to(tl.int64)
@@ -111,6 +113,7 @@ def rotate_write_heads(
     inside = (head < ROTATED + NUM_KV_HEADS) & (number < DIM)
     rotated = (head < ROTATED) & (number < DIM)
     place = qkv + token * qkv_stride + head * DIM + number
+    after_previous(EARLY)
     value = tl.load(place, mask=inside, other=0.0)
     if weight is not None:
         wide = value.to(tl.float32)

@@ -88,8 +88,12 @@ def _compiled(variant: Any, target: int) -> dict[str, int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from model_server.kernels.dependent import early_on
+
     kernel = variant.kernel
-    signature, constants = arguments(kernel, variant.signature, variant.constants)
+    launch = early_on(divmod(target, 10)) if "EARLY" in kernel.arg_names else {}
+    early = {"EARLY": launch.pop("EARLY")} if launch else {}
+    signature, constants = arguments(kernel, variant.signature, {**variant.constants, **early})
     places = {name: kernel.arg_names.index(name) for name in variant.divisible}
     source = ASTSource(
         fn=kernel,
@@ -97,7 +101,7 @@ def _compiled(variant: Any, target: int) -> dict[str, int]:
         constexprs=constants,
         attrs={(place,): [["tt.divisibility", 16]] for place in places.values()},
     )
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, **launch}
     compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     facts = {"shared": compiled.metadata.shared, "tensor_memory": compiled.metadata.tmem_size or 0}
     return facts | assembled(compiled.asm["ptx"], target)

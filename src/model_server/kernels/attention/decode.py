@@ -48,6 +48,7 @@ from model_server.kernels.attention.parts import (
     slots_of,
     widths_of,
 )
+from model_server.kernels.dependent import after_previous, early_launch
 from model_server.kernels.product import product
 from model_server.kernels.variant import Variant
 
@@ -109,12 +110,14 @@ def decode_kernel(
     VALUE: tl.constexpr,
     UNROLL: tl.constexpr,
     WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One item of keys against the query heads of one KV head, or a part of them."""
     program = tl.program_id(0)
     tile = program % (KV_HEADS * PARTS)
     item = program // (KV_HEADS * PARTS)
     record = items + item * WIDTH
+    after_previous(EARLY)
     sequence = tl.load(record)
     if sequence < 0:
         return
@@ -165,14 +168,13 @@ def decode_kernel(
         else:
             value_rows = values + slots[:, None] + kv_head * value_head_stride
             value = load_tile(value_rows, columns, present, VALUE_DIM, VALUE, True).to(main_query.dtype)
-        scores = base2_scores(products, scale, softcap, slope, alibi_scale, at, positions, SOFTCAP, ALIBI)
-        if PLACES == 1:
-            scores = tl.where(present[None, :], scores, float("-inf"))
-            raised = tl.maximum(maxima, tl.max(scores, 1))
-            base = raised
-        else:
-            scores = tl.where(present[None, :] & (at[None, :] <= positions[:, None]), scores, float("-inf"))
-            raised = tl.maximum(maxima, tl.max(scores, 1))
+        seen = present[None, :] if PLACES == 1 else present[None, :] & (at[None, :] <= positions[:, None])
+        scores = base2_scores(
+            products, scale, softcap, slope, alibi_scale, at, positions, seen, SOFTCAP, ALIBI, True
+        )  # fmt: skip
+        raised = tl.maximum(maxima, tl.max(scores, 1))
+        base = raised
+        if PLACES > 1:
             base = tl.where(raised == float("-inf"), 0.0, raised)  # a query may see no key of this item
         shrink = tl.exp2(maxima - base)
         shares = tl.exp2(scores - base[:, None])
@@ -362,6 +364,7 @@ def paged_decode(
         values.stride(2),
         block_tables.stride(0) * config.places,
         **_constants(layer, arguments, config, keys.shape[1]),
+        **early_launch(query.device),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )

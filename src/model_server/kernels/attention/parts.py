@@ -43,9 +43,14 @@ def nearest_bfloat16(x):
 def slots_of(table, positions, present, PAGE: tl.constexpr, MASKED: tl.constexpr):
     """Slots (int64) of `positions` of the sequence whose block table starts at `table`. With MASKED the table is read
     only where `present`, and elsewhere the slot is in block 0. int64, since slot * row width passes 2^31 in pools of a
-    few GiB."""
+    few GiB. PAGE: a power of 2.
+
+    With `positions % PAGE` the compiler (Triton 3.6) takes every slot for a multiple of PAGE, and loads 16 bytes at
+    once from rows that are not aligned to 16.
+    """
+    tl.static_assert(PAGE & (PAGE - 1) == 0)
     blocks = tl.load(table + positions // PAGE, mask=present, other=0) if MASKED else tl.load(table + positions // PAGE)
-    return blocks.to(tl.int64) * PAGE + positions % PAGE
+    return blocks.to(tl.int64) * PAGE + (positions & (PAGE - 1))
 
 
 @triton.jit
@@ -93,11 +98,21 @@ def base2_scores(
     alibi_scale,
     key_positions,  # [n] int32
     query_positions,  # [m] int32
+    seen,  # [m, n], if MASKED
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
-    """[m, n] float32: the scores of `AttentionLayer` in base 2."""
-    scores = products * scale
+    """[m, n] float32: the scores of `AttentionLayer` in base 2; with MASKED, -inf of what is not `seen`.
+
+    The last operation is a multiplication, whose result is then subtracted from: one instruction, which rounds once.
+    The mask comes before it, so that it rounds the same in tiles with a mask and without.
+    """
+    factor = scale
+    scores = products
+    if SOFTCAP or ALIBI != 0:
+        factor = LOG2_E
+        scores = products * scale
     if SOFTCAP:
         scores = softcap * tanh(scores / softcap)
     if ALIBI == 1:
@@ -107,9 +122,9 @@ def base2_scores(
         # Falcon: slope, key position and their product are bfloat16 numbers. A product of two is exact in float32.
         positions = nearest_bfloat16(key_positions.to(tl.float32))
         scores += nearest_bfloat16(nearest_bfloat16(slopes)[:, None] * positions[None, :]) * alibi_scale
-    if SOFTCAP or ALIBI != 0:
-        scores *= LOG2_E
-    return scores
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    return scores * factor
 
 
 @triton.jit

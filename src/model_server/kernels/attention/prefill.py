@@ -109,10 +109,10 @@ def _attend(
         else:
             value_rows = values + slots[:, None]
             value = load_tile(value_rows, columns, present, VALUE_DIM, VALUE, MASKED).to(main_query.dtype)
-        scores = base2_scores(products, scale, softcap, slope, alibi_scale, at, positions, SOFTCAP, ALIBI)
-        if MASKED:
-            seen = (at[None, :] <= lasts[:, None]) & (at[None, :] >= firsts[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
+        seen = (at[None, :] <= lasts[:, None]) & (at[None, :] >= firsts[:, None]) if MASKED else present
+        scores = base2_scores(
+            products, scale, softcap, slope, alibi_scale, at, positions, seen, SOFTCAP, ALIBI, MASKED
+        )  # fmt: skip
         raised = tl.maximum(maxima, tl.max(scores, 1))
         # A row may see no key of its first tiles: then nothing is subtracted, for -inf - -inf is NaN.
         against = tl.where(raised == float("-inf"), 0.0, raised) if MASKED else raised

@@ -11,7 +11,7 @@ from torch import Tensor
 from model_server.kernels.decoding import Matrix
 from model_server.kernels.decoding import stacked as stacked_matrices
 from model_server.kernels.moe.adapters import ExpertMatrices, Shrunk, shrink
-from model_server.kernels.moe.placement import MOST_WALKED, TileConfig, place, tile_configs
+from model_server.kernels.moe.placement import MOST_WALKED, TileConfig, place, tile_configs, tiles_for
 from model_server.kernels.moe.products import multiply
 from model_server.layers.activation import Activation
 from model_server.layers.adapted_slots import SlottedExperts
@@ -27,7 +27,7 @@ class TritonExperts:
 
     __slots__ = (
         "_activation", "_adapters", "_down", "_down_bias", "_down_slots", "_num_experts", "_num_processors",
-        "_on_input", "_silu", "_up", "_up_bias", "_up_slots",
+        "_on_input", "_silu", "_tiles", "_up", "_up_bias", "_up_slots",
     )  # fmt: skip
 
     capturable = True
@@ -58,6 +58,7 @@ class TritonExperts:
         self._activation = activation
         self._on_input = on_input
         self._silu = silu
+        self._tiles = tile_configs(dtype, {self._up.kind, self._down.kind})
         device = self._up.numbers.device
         self._num_processors = (
             torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
@@ -74,20 +75,21 @@ class TritonExperts:
     def _compile(self, dtype: torch.dtype) -> None:
         """Every number of tokens has its tiles; the first batch of its size would wait for the compiler."""
         hidden = torch.zeros(1, self._up.depth, dtype=dtype, device=self._up.numbers.device)
-        for tiles in tile_configs(hidden.dtype):
+        for tiles in self._tiles:
             chosen = torch.zeros(1, 2, dtype=torch.int64, device=hidden.device)
             self._run(hidden, chosen.float(), chosen, tiles)
             if self._up_slots is not None or self._down_slots is not None:
                 slots = torch.zeros(1, dtype=torch.int32, device=hidden.device)
                 self._run(hidden, chosen.float(), chosen, tiles, slots)
-            place(chosen.expand(MOST_WALKED, 2), self._num_experts, dtype, tiles)
+            place(chosen.expand(MOST_WALKED, 2), self._num_experts, tiles)
 
     def _run(
         self, hidden: Tensor, weights: Tensor, chosen: Tensor, tiles: TileConfig | None, slots: Tensor | None = None
     ) -> Tensor:
-        """slots [n] int32: see `AdapterSites.slots_of`."""
+        """tiles: None: those for so many tokens. slots [n] int32: see `AdapterSites.slots_of`."""
         num_tokens, top_k = chosen.shape
-        placement = place(chosen, self._num_experts, hidden.dtype, tiles)
+        tiles = tiles or tiles_for(chosen.numel(), self._num_experts, self._tiles)
+        placement = place(chosen, self._num_experts, tiles)
 
         def added(site: SlottedExperts | None, x: Tensor, scale_input: Tensor | None = None) -> Shrunk | None:
             if site is None or slots is None:
