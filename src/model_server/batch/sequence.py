@@ -108,7 +108,9 @@ class Sequence:
         self.detokenizer = detokenizer
         self.owned = owned
         self.prefill_logprobs = prefill_logprobs  # wanted, and not delivered yet
-        self.prompt_logprobs: list[Tensor] = []  # of the chunks so far, each [n] float32 on the device
+        self.prompt_logprobs: list[
+            Tensor
+        ] = []  # of the chunks so far, each [n] float32 on the host, there with the first token
         self.top_n_tokens = request.top_n_tokens
         self.seed = request.sampling.seed if request.sampling.samples else None
         self.finished = False

@@ -199,6 +199,7 @@ def _join(store: Store, rank: int, world_size: int, device: torch.device, timeou
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
         return
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout  # torch warns of options whose time limit is another than the group's
     dist.init_process_group(
         "cpu:gloo,cuda:nccl",
         store=store,

@@ -15,6 +15,7 @@ it.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
+
+NVML = "libnvidia-ml.so.1"
 
 # Staged bytes up to which one shot wins, by number of ranks: each rank reads all the others' messages in full. The
 # bounds of vLLM's custom_all_reduce.cuh (two ranks: any size it takes), unmeasured here.
@@ -346,10 +349,11 @@ def _memory_kind(device: torch.device) -> str:
 
 def _nvlink(pairs: list[tuple[int, int]]) -> bool:
     try:
+        ctypes.CDLL(NVML)  # where it is missing, torch calls a null pointer
         from torch._C._autograd import DeviceType
         from torch._C._distributed_c10d import _detect_dma_connectivity  # type: ignore[attr-defined]
 
         matrix = _detect_dma_connectivity(DeviceType.CUDA, "nvlink").matrix
-    except (ImportError, RuntimeError, AttributeError):  # NVML cannot be asked, or torch asks it no more
+    except (ImportError, OSError, RuntimeError, AttributeError):  # NVML cannot be asked, or torch asks it no more
         return False
     return all(matrix[a][b] > 0 for a, b in pairs)

@@ -22,7 +22,7 @@ from model_server.engine.calls import PrefillCall, Session, StepCall
 from model_server.engine.profile import NoProfiler, StepProfiler
 from model_server.engine.running import AwaitedTokens, Running, SubmittedStep
 from model_server.memory.kv_cache import KvCache
-from model_server.memory.transfer import Staging, upload
+from model_server.memory.transfer import Staging, download, upload
 from model_server.runner.runner import Kept, ModelInputs, Runner
 from model_server.sampling.logprobs import prompt_logprobs
 from model_server.sampling.sampler import Sampler
@@ -292,9 +292,12 @@ def _rows_of(running: Running) -> list[Sequence]:
 
 
 def _keep_prompt_logprobs(inputs: StepInputs, logits: Tensor) -> None:
-    """Row j of a prompt's logits scores its token j + 1; the logprobs are delivered with the request's first token."""
+    """Row j of a prompt's logits scores its token j + 1; the logprobs are delivered with the request's first token.
+
+    They are on the host by then: a download of their own would also wait for the steps that are queued behind.
+    """
     for part in inputs.scored:
         following = part.sequence.ids[part.position + 1 : part.position + 1 + part.count]
         ids = upload(torch.tensor(following, dtype=torch.int64), logits.device)
         scores = logits[part.first_row : part.first_row + part.count]
-        part.sequence.prompt_logprobs.append(prompt_logprobs(scores, ids))
+        part.sequence.prompt_logprobs.append(download(prompt_logprobs(scores, ids)))

@@ -83,7 +83,12 @@ async def connect_and_warm_up(
     if info.chunks:
         logger.info("prefills are chunked: --waiting-served-ratio and --max-waiting-tokens have no effect")
     if limits.max_batch_prefill_tokens < prefill_tokens:
-        logger.info("on a CPU a step computes at most %d prompt tokens, even if the budget is larger", CPU_STEP_TOKENS)
+        logger.info(
+            "a step computes at most %d tokens of prompts (%d without a backlog); --max-step-prefill-tokens sets "
+            "another bound",
+            limits.max_batch_prefill_tokens,
+            limits.default_prefill_tokens,
+        )
     seen: Shards = shards if tracing is None else TracedShards(shards, tracing)
     scheduler = Scheduler(
         seen,

@@ -73,6 +73,16 @@ def test_facts_are_of_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     assert PeerFacts.gather(4, CPU).peer_access is False, "devices that are not there were asked"
 
 
+def test_without_nvml_there_is_no_nvlink_and_torch_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calls a null pointer then, which ends the process."""
+    distributed = pytest.importorskip("torch._C._distributed_c10d")
+    asked: list[object] = []
+    monkeypatch.setattr(distributed, "_detect_dma_connectivity", lambda *which: asked.append(which), raising=False)
+    monkeypatch.setattr(peer_reduce, "NVML", "libthere-is-none.so.1")
+    assert not peer_reduce._nvlink([(0, 1)])
+    assert asked == []
+
+
 class FakeOperators:
     """torch.ops.symm_mem of rank `rank` of `size`: the others' messages are this one's times their share of its own.
 
