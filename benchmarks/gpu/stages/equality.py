@@ -21,9 +21,11 @@ from model_server.memory.kv_cache import KvCache
 from model_server.models.decoder.decoder import Decoder
 from model_server.runner.runner import ModelInputs
 
-# Relative error of bfloat16 logits; and how many of its own errors a gap must have for its argmax to be decided.
-LOGIT_ERROR = 2e-2
-DECIDED = 4.0
+# Of transformers' own error in bfloat16, both against float32 with the same weights: what random weights make of
+# rounding depends on the shape (3 % and 9 % on an H200).
+LOGIT_ERROR = 1.25
+# How much rarer ours may choose the token that float32 chooses.
+CHOICES = 0.02
 
 
 def run(context: Context) -> None:
@@ -168,17 +170,20 @@ def _teacher_forced(context: Context, shape: Shape) -> None:
     gc.collect()
     peer = make_transformers(shape, context.device, dtype, attn_implementation="sdpa")
     theirs = [peer(p[None].to(context.device)).logits[0].float() for p in prompts]
+    peer = peer.float()
+    exact = torch.cat([peer(p[None].to(context.device)).logits[0] for p in prompts])
     name = f"{shape.name} bfloat16: logits against transformers"
-    error = torch.cat([(a - b).flatten() for a, b in zip(ours, theirs, strict=True)]).norm()
-    relative = float(error / torch.cat([t.flatten() for t in theirs]).norm())
-    context.check(name, relative < LOGIT_ERROR, f"relative error {relative:.2e}")
-    wrong = decided = 0
-    for a, b in zip(ours, theirs, strict=True):
-        top = b.topk(2, dim=-1).values
-        clear = top[:, 0] - top[:, 1] > DECIDED * (a - b).square().mean(-1).sqrt()
-        decided += int(clear.sum())
-        wrong += int((clear & (a.argmax(-1) != b.argmax(-1))).sum())
-    context.check(f"{name}: the same choice wherever it is decided", wrong == 0, f"{wrong} of {decided} differ")
+    own, others = (_error(torch.cat(found), exact) for found in (ours, theirs))
+    context.check(name, own < LOGIT_ERROR * others, f"error against float32 {own:.2e}, transformers' {others:.2e}")
+    chosen = exact.argmax(-1)
+    ours_right, right = (float((torch.cat(found).argmax(-1) == chosen).float().mean()) for found in (ours, theirs))
+    context.check(
+        f"{name}: float32's choices", ours_right > right - CHOICES, f"{ours_right:.3f}, transformers' {right:.3f}"
+    )
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    return float((found - exact).norm() / exact.norm())
 
 
 def _logits(runner: Decoder, prompts: list[Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:

@@ -32,6 +32,8 @@ from wire.extensions import Extension
 FRACTIONS = (0.95, 0.9, 0.5)
 PREFILL_TOKENS = 8192
 ROW_TOKENS = 32_768
+# A launch with more rows of a grid is refused; a server is far from it.
+MOST_ROWS = 65_000
 # What another process holds while the warm-up runs.
 NEIGHBOUR_BYTES = 8 * 2**30
 # Above the fraction: the allocator's rounding and what libraries keep for themselves.
@@ -118,7 +120,7 @@ def _fill(context: Context, engine: Engine, fraction: float) -> float | None:
     left = (engine.cache.num_blocks - 1) * size - (largest + size)
     row = min(ROW_TOKENS, engine.runner.max_positions or ROW_TOKENS) - 2 * size
     requests = []
-    while left >= 2 * size:
+    while left >= 2 * size and len(requests) < MOST_ROWS:
         length = min(row, left - size)
         taken = -(-(length + 4) // size) * size
         if taken > left:
@@ -132,7 +134,7 @@ def _fill(context: Context, engine: Engine, fraction: float) -> float | None:
             torch.cuda.reset_peak_memory_stats(context.device)
         held = torch.cuda.memory_allocated(context.device) if context.on_cuda else 0
         newcomer = driver.request(driver.random_prompt(largest), 2)
-        joining = PrefillCall(batch_id=1, cached_id=0, sequence=0)
+        joining = PrefillCall(batch_id=1, cached_id=0, sequence=driver.next_call())
         engine.submit_prefill(joining, [newcomer], [list(newcomer.input_ids)])()
         driver.decode()
     except OutOfMemoryError as error:

@@ -122,7 +122,7 @@ def _prefill_timing(context: Context, driver: Driver, lengths: list[int]) -> Tim
     prompts = [driver.random_prompt(n) for n in lengths]
 
     def once() -> None:
-        driver.engine.clear(None)
+        driver.engine.clear(0)
         driver.blocks.reset()
         driver.prefill([driver.request(p, 1) for p in prompts])
 

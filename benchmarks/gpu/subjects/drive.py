@@ -94,6 +94,7 @@ class Driver:
     def __init__(self, engine: Engine, seed: int = 0) -> None:
         self.engine = engine
         self._ids = itertools.count()
+        self._calls = itertools.count(1)
         self._random = np.random.default_rng(seed)
         self.blocks = Blocks(engine.cache.num_blocks, engine.options.block_size, seed)
 
@@ -119,8 +120,12 @@ class Driver:
         """Ids above the special ones."""
         return [int(i) for i in self._random.integers(2, self.engine.runner.vocab_size, length)]
 
+    def next_call(self) -> int:
+        """The number of a call, as the router counts them."""
+        return next(self._calls)
+
     def prefill(self, requests: list[NewRequest], batch_id: int = 0) -> StepResult:
-        call = PrefillCall(batch_id=batch_id, sequence=0)
+        call = PrefillCall(batch_id=batch_id, sequence=self.next_call())
         return self.engine.submit_prefill(call, requests, [list(r.input_ids) for r in requests])()
 
     def rows_at(self, batch: int, context: int, new_tokens: int, sampling: Chooser = lambda _: GREEDY) -> int:
@@ -135,18 +140,19 @@ class Driver:
         return 0
 
     def decode(self, batch_id: int = 0) -> StepResult:
-        return self.engine.submit_decode(DecodeCall(batch_ids=(batch_id,), sequence=0))()
+        return self.engine.submit_decode(DecodeCall(batch_ids=(batch_id,), sequence=self.next_call()))()
 
     def pace(self, batch_id: int, steps: int) -> Pace:
         """Run steps, each submitted before the one before it is read where the engine allows that."""
         engine = self.engine
         on_cuda = engine.options.device.type == "cuda"
-        step = DecodeCall(batch_ids=(batch_id,), sequence=0)
         ends: list[torch.cuda.Event] = []
         times: list[float] = []
         host: list[float] = []
         waiting: Callable[[], StepResult] | None = None
         for _ in range(steps + 1):
+            # As the router numbers its calls when it does not wait for an answer before it sends the next.
+            step = DecodeCall(batch_ids=(batch_id,), sequence=self.next_call(), unanswered=int(waiting is not None))
             if waiting is not None and not engine.may_overlap(step):
                 _refuse_errors(waiting())
                 waiting = None
