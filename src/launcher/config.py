@@ -192,6 +192,11 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions):
         None, panel=_BATCH, unit="tokens", minimum=1, maximum=_U32,
         help="Token budget of a running batch. Default: what fits.",
     )  # fmt: skip
+    kv_cache_memory: int | None = option(
+        None, panel=_BATCH, unit="bytes", minimum=1,
+        help="Memory of the KV cache of all shards of this machine. Default: on a GPU what is free; on a CPU 25 % of "
+        "what is free beside the weights, from 16000 to 2^20 tokens. A CPU's is taken as it is first used.",
+    )  # fmt: skip
     max_waiting_tokens: int = option(20, panel=_BATCH, help="Decode steps after which waiting requests join the batch.")
     max_batch_size: int | None = option(None, panel=_BATCH, maximum=_U32, help="Largest number of requests in a batch.")
     validation_workers: int = option(2, panel=_BATCH, help="Threads of the router that tokenize prompts.")

@@ -68,22 +68,25 @@ class ServeConfig:
         None, unit="tokens", env=None, minimum=1, maximum=_U32, help="Longest prompt that the router sends, in tokens"
     )
     max_batch_total_tokens: int | None = option(
-        None,
-        unit="tokens",
-        env=None,
-        minimum=1,
-        maximum=_U32,
-        help="Upper bound of the KV cache in tokens; unset: measured (GPU) or 16000 and up (CPU)",
-    )
+        None, unit="tokens", env=None, minimum=1, maximum=_U32,
+        help="Upper bound of the KV cache in tokens; unset: what its memory holds",
+    )  # fmt: skip
+    kv_cache_memory: int | None = option(
+        None, unit="bytes", env=None, minimum=1,
+        help="Memory of this shard's KV cache; unset: on a GPU what is free, on a CPU --default-kv-cache-memory",
+    )  # fmt: skip
+    default_kv_cache_memory: int | None = option(
+        None, unit="bytes", env=None, minimum=1,
+        help="On a CPU, memory of this shard's KV cache unless it or its tokens are given: from 16000 to 2^20 tokens; "
+        "unset: 25 % of what is free once the weights are loaded, divided by the shards",
+    )  # fmt: skip
     cuda_memory_fraction: float = option(
         1.0, minimum=0.0, maximum=1.0, help="Share of the device's memory that may be used"
     )
     cuda_graphs: list[int] = option(
-        [],
-        separator=",",
-        maximum=_U32,
+        [], separator=",", maximum=_U32,
         help="Decode batch sizes to capture as CUDA graphs, 0 for none; unset: 1 to 256",
-    )
+    )  # fmt: skip
     max_batch_size: int | None = option(
         None,
         env="MAX_BATCH_SIZE",
@@ -142,14 +145,10 @@ class ServeConfig:
         "prefixes and preemption, and slower",
     )
     encoder_cache_tokens: int | None = option(
-        None,
-        unit="tokens",
-        env=None,
-        minimum=1,
-        maximum=_U32,
+        None, unit="tokens", env=None, minimum=1, maximum=_U32,
         help="Image tokens whose embeddings are kept for further requests with the same image; unset: twice the most "
         "that one prompt can have",
-    )
+    )  # fmt: skip
     speculate: int | None = option(
         None,
         env=None,

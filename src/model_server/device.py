@@ -16,8 +16,8 @@ import torch
 from model_server.cpp.library import usable
 from model_server.cpp.openmp import release_threads
 from model_server.errors import StartupError
+from wire.host.machine import multiplies_bfloat16
 
-CPU_INFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 # GPUs before Ampere have no bfloat16 products.
@@ -88,20 +88,11 @@ def resolve_dtype(
         if torch.cuda.get_device_capability(device) < OLDEST_WITH_BFLOAT16:
             return torch.float16
         return torch.float16 if stored_in == "F16" and not needs_bfloat16 else torch.bfloat16
-    if stored_in in ("BF16", "F16") and has_native_bfloat16():
+    if stored_in in ("BF16", "F16") and multiplies_bfloat16():
         return torch.bfloat16
     if stored_in == "BF16" and is_native and usable(device, torch.bfloat16):
         return torch.bfloat16
     return torch.float32
-
-
-def has_native_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16 products (AVX-512 BF16, AMX, Arm BF16)."""
-    try:
-        flags = CPU_INFO.read_text().split()
-    except OSError:
-        return False
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
 def tune(device: torch.device, num_ranks: int, weight_file_bytes: int, *, keep_threads: bool = False) -> int:

@@ -58,6 +58,8 @@ from model_server.vision.families import vision_family
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.load_progress import LoadProgress
 from wire import phases
+from wire.host import kv_memory
+from wire.host.machine import free_memory
 from wire.processes.open_files import raise_open_files
 from wire.speculation.heads import check_length
 from wire.text.counting import counted
@@ -137,7 +139,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             loads_adapters=residents is not None,
             adapter_slots=config.lora_slots if model.slots is None else model.slots.number,
         )
-        plan = _memory_plan(config, engine, stored or dtype)
+        plan = _memory_plan(config, engine, stored or dtype, layout.local.size)
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
         phases.enter(phases.BINDING)
@@ -295,13 +297,19 @@ def announce(
     )
 
 
-def _memory_plan(config: ServeConfig, engine: Engine, cache_dtype: torch.dtype) -> MemoryPlan:
-    """Made just after the model was loaded: on a GPU, what is allocated is the weights."""
+def _memory_plan(config: ServeConfig, engine: Engine, cache_dtype: torch.dtype, local_size: int) -> MemoryPlan:
+    """Made just after the model was loaded: on a GPU, what is allocated is the weights. local_size: shards that share
+    this machine's memory."""
     device = engine.options.device
     is_cuda = device.type == "cuda"
+    default = config.default_kv_cache_memory
+    if default is None:
+        default = kv_memory.default_bytes(free_memory() or 0) // local_size
     return MemoryPlan(
         dtype=cache_dtype,
         max_batch_total_tokens=config.max_batch_total_tokens,
+        cache_bytes=config.kv_cache_memory,
+        default_cache_bytes=default,
         cuda_memory_fraction=config.cuda_memory_fraction,
         model_max_length=engine.tokenizer.model_max_length,
         memory=CudaMemory(device) if is_cuda else None,

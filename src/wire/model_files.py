@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,8 +17,24 @@ POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "
 MAX_BYTES = 64 * 2**20
 # The largest public ones have about 35 MB.
 MAX_TOKENIZER_BYTES = 128 * 2**20
+# Types of weights that are cast to the model's, as safetensors names them; integers and the like are parts of formats.
+FLOATS = ("F64", "F32", "F16", "BF16")
 # transformers writes "no limit" as int(1e30).
 _NO_LIMIT = 10**18
+
+
+def most_stored(tensors: Iterable[tuple[str, int]]) -> str | None:
+    """Return the one of `FLOATS` in which most bytes are, or None if no tensor is of these types.
+
+    Args:
+        tensors: Type and bytes of each.
+    """
+    sizes = dict.fromkeys(FLOATS, 0)
+    for dtype, size in tensors:
+        if dtype in sizes:
+            sizes[dtype] += size
+    most = max(sizes, key=sizes.__getitem__)
+    return most if sizes[most] else None
 
 
 def read_object(path: Path, error: type[Exception]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ PYTHON = "wire/processes/python_child.py"
 STARTERS = {
     "launcher/doctor/machine.py",
     "launcher/planning/env_report.py",  # nvidia-smi
+    "launcher/estimate/gguf_file.py",  # the download of a launch
     "launcher/models/command.py",  # the download of a launch
     "launcher/planning/hardware.py",  # nvidia-smi
     "launcher/planning/preflight.py",  # the router, to check its variables

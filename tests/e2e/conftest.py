@@ -9,6 +9,8 @@ import pytest
 from support.running_server import RunningServer, running_server
 from support.tiny_models import tiny_checkpoint
 
+CACHE = 16 * 2**20
+
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
@@ -25,6 +27,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def llama_server(llama: Path) -> Iterator[RunningServer]:
-    """`llama` without further options."""
-    with running_server(llama, "--dtype", "float32") as running:
+    """`llama` with a KV cache of `CACHE` bytes."""
+    with running_server(llama, "--dtype", "float32", "--kv-cache-memory", str(CACHE)) as running:
         yield running

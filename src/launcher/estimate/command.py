@@ -14,11 +14,13 @@ from rich.table import Table
 
 from launcher.errors import ArgumentValidation, LauncherError
 from launcher.estimate.config import EstimateConfig
+from launcher.estimate.gguf_file import prepared
 from launcher.estimate.table import NEW_GPU, Row, rows
-from launcher.planning import hardware, hub, model_info
+from launcher.planning import hardware, hub, model_info, weight_files
 from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import ModelInfo, shown_bytes
 from launcher.planning.plan import check_model
+from wire.host import kv_memory
 from wire.text.escape import as_error
 
 _TEXTS = ("weights", "KV cache")
@@ -28,6 +30,7 @@ _NUMBERS = ("weights\nper shard", "cache\nper token", "tokens")
 def run_estimate(config: EstimateConfig, environ: Mapping[str, str]) -> int:
     """Prints; returns the exit status: 1 for a model that cannot be served or found."""
     try:
+        config = dataclasses.replace(config, model_id=prepared(config.model_id, config.revision, environ))
         info = _info(config, environ)
         check_model(config.model_id, info)
         machine = hardware.detect(environ)
@@ -35,7 +38,7 @@ def run_estimate(config: EstimateConfig, environ: Mapping[str, str]) -> int:
         available = config.memory if config.memory is not None else _memory(machine, on_gpu=on_gpu)
         found = rows(
             info, machine, config.num_shard, capability=_capability(config, machine) if on_gpu else None,
-            available=available,
+            available=available, kv_cache_memory=config.kv_cache_memory,
         )  # fmt: skip
         if not found:
             raise ArgumentValidation(f"--num-shard {config.num_shard} does not divide the model's heads")
@@ -57,7 +60,7 @@ def _info(config: EstimateConfig, environ: Mapping[str, str]) -> ModelInfo:
     if directory is not None:
         info = model_info.read(directory)
         is_local = model_info.is_local(config.model_id)
-        if info is not None and info.weight_bytes is not None and (is_local or model_info.has_all_weights(directory)):
+        if info is not None and info.weight_bytes is not None and (is_local or weight_files.has_all_weights(directory)):
             return info
         if is_local:
             raise ArgumentValidation(f"{directory / 'config.json'} cannot be read")
@@ -82,9 +85,13 @@ def _capability(config: EstimateConfig, machine: Hardware) -> tuple[int, int]:
 
 
 def _memory(machine: Hardware, *, on_gpu: bool) -> int | None:
-    """Of each of this machine's GPUs, or its own. Raises ArgumentValidation where GPUs are asked for and not here."""
+    """Return the bytes of each of this machine's GPUs, or what is free of its own.
+
+    Raises:
+        ArgumentValidation: GPUs are asked for, and none is here.
+    """
     if not on_gpu:
-        return machine.memory_bytes
+        return machine.free_bytes
     if not machine.gpus:
         raise ArgumentValidation("this machine has no GPU that torch can use; give --memory, such as --memory 80GiB")
     sizes = [gpu.memory_mib for gpu in machine.gpus]
@@ -121,10 +128,13 @@ def _print_table(
     if not console.is_terminal:
         console.width = max(console.width, 160)  # a pipe has no width: no cell is cut
     console.print(f"{config.model_id}: {info.summary()}", markup=False, highlight=False, soft_wrap=True)
-    where = f"GPUs with {size} each" if on_gpu else f"a CPU with {size}"
+    where = f"GPUs with {size} each" if on_gpu else f"a CPU with {size} free"
     note = "Activations also take a part of it."
-    if not on_gpu:
-        note += " On a CPU the cache holds 16000 tokens unless --max-batch-total-tokens asks for more."
+    if not on_gpu and config.kv_cache_memory is None:
+        note += (
+            f" The cache has {kv_memory.SHARE:.0%} of what the weights leave, at least {kv_memory.LEAST_TOKENS} tokens "
+            "and at most 2^20, unless --kv-cache-memory says how much."
+        )
     console.print(f"An estimate for {where}. {note}", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
     for line in _options(found):

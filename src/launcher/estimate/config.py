@@ -12,7 +12,7 @@ from wire.cli.options import argument, option
 class EstimateConfig:
     """One model on one machine."""
 
-    model_id: str = argument(metavar="MODEL", help="Hub id, local directory, or `demo`.")
+    model_id: str = argument(metavar="MODEL", help="Hub id, local directory, GGUF file, or `demo`.")
     revision: str | None = option(None, env="REVISION", help="Branch, tag or commit of a hub id. Default: main.")
     memory: int | None = option(
         None, env=None, unit="bytes", minimum=1,
@@ -20,6 +20,13 @@ class EstimateConfig:
     )  # fmt: skip
     device: Literal["gpu", "cpu"] | None = option(
         None, env=None, help="Default: gpu if this machine has GPUs or if --memory is given, else cpu."
+    )
+    kv_cache_memory: int | None = option(
+        None,
+        env=None,
+        unit="bytes",
+        minimum=1,
+        help="What --kv-cache-memory of the server will be. Default: its default.",
     )
     num_shard: int | None = option(
         None, env=None, minimum=1, maximum=64, help="Only this number of shards. Default: 1, 2, 4 and 8 where they fit."

@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 
 from launcher.errors import ArgumentValidation, DownloadError
-from launcher.planning.model_info import ModelInfo, read, weights_among
+from launcher.planning.model_info import ModelInfo, read
+from launcher.planning.weight_files import weights_among
 
 _FILES = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 _TIMEOUT_S = 20.0

@@ -34,7 +34,7 @@ class Row:
     token_bytes: int | None
     """Of one token in the KV cache of each shard."""
     tokens: int | None
-    """That fit beside the weights; activations are not counted. 0: the weights alone do not fit."""
+    """In the KV cache: on GPUs what fits beside the weights, activations not counted. 0: the weights do not fit."""
 
     def requests(self, length: int) -> int | None:
         """How many of so many tokens fit at once."""
@@ -48,24 +48,31 @@ def rows(
     *,
     capability: tuple[int, int] | None,
     available: int | None,
+    kv_cache_memory: int | None = None,
 ) -> list[Row]:
     """For `num_shard`, or for all usual counts that divide the model's heads.
 
-    capability: compute capability of the GPUs; None: on a CPU. available: bytes of each GPU, or of the machine.
+    capability: compute capability of the GPUs; None: on a CPU. available: bytes of each GPU, or that are free on the
+    machine. kv_cache_memory: as the server's option.
     """
+    if capability is None:
+        hardware = dataclasses.replace(hardware, gpus=(), free_bytes=available)
     counts = [count for count in _COUNTS if capability or count == 1] if num_shard is None else [num_shard]
     return [
         _row(info, hardware, count, config, capability, available)
         for count in counts
         if fits(info, count)
-        for config in _ways(info, capability)
+        for config in _ways(info, hardware, capability, kv_cache_memory)
     ]
 
 
-def _ways(info: ModelInfo, capability: tuple[int, int] | None) -> list[LauncherConfig]:
+def _ways(
+    info: ModelInfo, hardware: Hardware, capability: tuple[int, int] | None, kv_cache_memory: int | None
+) -> list[LauncherConfig]:
     """As the checkpoint is, then smaller. A checkpoint that is quantized stays as it is."""
     on_gpu = capability is not None
-    plain = LauncherConfig(dtype="bfloat16" if on_gpu or info.stored_itemsize == 2 else "float32")
+    plain = LauncherConfig(kv_cache_memory=kv_cache_memory)
+    plain = dataclasses.replace(plain, dtype="bfloat16" if on_gpu else memory.dtype_of(plain, info, hardware))
     ways = [plain]
     is_able = capability is None or capability >= memory.FLOAT8_CAPABILITY
     is_small_already = on_gpu and info.wants_float8_cache
@@ -90,9 +97,7 @@ def _row(
         gpu = Gpu(memory_mib=None if available is None else available >> 20, compute_capability=capability)
         gpus = (gpu,) * count
     found = memory.estimate(config, dataclasses.replace(hardware, gpus=gpus), info, count)
-    tokens = found.tokens
-    if capability is None and available is not None and found.weights is not None and found.token:
-        tokens = max(0, available - found.weights) // (found.token * count)
+    too_large = capability is None and available is not None and (found.weights or 0) >= available
     plain = "32 bits" if config.dtype == "float32" else "16 bits"
     return Row(
         num_shard=count,
@@ -102,7 +107,7 @@ def _row(
         kv_cache_dtype=config.kv_cache_dtype,
         weight_bytes=None if found.weights is None else found.weights // count,
         token_bytes=found.token,
-        tokens=tokens,
+        tokens=0 if too_large else found.tokens,
     )
 
 

@@ -79,9 +79,13 @@ def _leader_address(config: LauncherConfig, pause: Pause) -> str:
 
 def whole(machine: Hardware, nodes: int) -> Hardware:
     """The nodes as one machine: each has as many GPUs, and they are taken to be alike."""
-    memory = machine.memory_bytes
+    memory, free = machine.memory_bytes, machine.free_bytes
     return dataclasses.replace(
-        machine, gpus=machine.gpus * nodes, cores=machine.cores * nodes, memory_bytes=memory and memory * nodes
+        machine,
+        gpus=machine.gpus * nodes,
+        cores=machine.cores * nodes,
+        memory_bytes=memory and memory * nodes,
+        free_bytes=free and free * nodes,
     )
 
 

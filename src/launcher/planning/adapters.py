@@ -9,7 +9,8 @@ from pathlib import Path
 
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation
-from launcher.planning.model_info import ModelInfo, directory, shapes_in
+from launcher.planning.model_info import ModelInfo, directory
+from launcher.planning.weight_files import shapes_in
 from wire.adapters import DEFAULT_RANK, DEFAULT_SLOTS, MAX_NEW_ROWS, RANKS, adapter_sources
 from wire.lora.merged import ADAPTER_CONFIG
 from wire.model_files import read_object

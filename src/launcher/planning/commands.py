@@ -62,6 +62,7 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
         "json_output": True,
         "sharded": plan.num_shard > 1,
         "max_input_tokens": plan.max_input_tokens,
+        _cache_option(plan): plan.memory.cache,
         **handed_on(asked, SHARD_FLAGS),
         **handed_on(asked, PROFILE_FLAGS if asked.profile is not None else ()),
     }
@@ -87,6 +88,11 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
         socket=f"{ends.uds_prefix}-{rank}",
         private_files=True,
     )
+
+
+def _cache_option(plan: LaunchPlan) -> str:
+    """What was asked for holds as it is; a default is bounded by numbers of tokens, which the shards know exactly."""
+    return "default_kv_cache_memory" if plan.asked.kv_cache_memory is None else "kv_cache_memory"
 
 
 def _of_a_group(plan: LaunchPlan) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -10,6 +9,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from wire.host import machine
 
 _QUERY = "uuid,name,memory.total,compute_cap"
 _TIMEOUT_S = 20.0
@@ -46,6 +47,10 @@ class Hardware:
     """Name of the processor, empty if unknown."""
     cores: int = 1
     memory_bytes: int | None = None
+    free_bytes: int | None = None
+    """Of the memory, what processes may still take."""
+    multiplies_bfloat16: bool = False
+    """The CPU has instructions for it."""
     shared_memory_bytes: int | None = None
     omp_num_threads: int | None = None
     """What the operator has set; None leaves it to the shards."""
@@ -78,7 +83,9 @@ def detect(environ: Mapping[str, str]) -> Hardware:
         unused_gpus=0 if is_usable else len(gpus),
         cpu=_cpu_model(),
         cores=_cores(),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=machine.total_memory(),
+        free_bytes=machine.free_memory(),
+        multiplies_bfloat16=machine.multiplies_bfloat16(),
         shared_memory_bytes=_shared_memory_bytes(),
         omp_num_threads=int(threads) if threads.isdecimal() else None,
     )
@@ -180,15 +187,6 @@ def _cores() -> int:
     except (OSError, ValueError):
         pass
     return count
-
-
-def _memory_bytes() -> int | None:
-    sizes = []
-    with contextlib.suppress(OSError, ValueError):
-        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    with contextlib.suppress(OSError, ValueError):
-        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(sizes, default=None)
 
 
 def _shared_memory_bytes() -> int | None:

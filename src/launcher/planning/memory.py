@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.config import KEEP_MODEL_TYPE, LauncherConfig
+from launcher.config import KEEP_MODEL_TYPE, Dtype, LauncherConfig
+from launcher.group_config import num_nodes
 from launcher.planning.adapters import NO_ADAPTERS, Listed, slot_bytes
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
+from wire.host import kv_memory
 from wire.quantization.methods import FOUR_BITS, ON_LOAD
 
 FLOAT8_CAPABILITY = (8, 9)
@@ -33,38 +35,85 @@ class Estimate:
     """Type of the numbers in the KV cache; None: the model's."""
     token: int | None
     """Bytes of one token in the KV cache of one shard."""
+    cache: int | None
+    """Bytes of the KV cache of one shard: what was asked for, or what it is on a CPU if nothing was."""
     tokens: int | None
-    """The most that fit beside the weights of a shard and its slots for adapters, activations not counted. Only of
-    GPUs: on a CPU the cache is not measured by what is free."""
+    """Tokens that the KV cache holds. On a GPU the most that fit beside the weights of a shard and its slots for
+    adapters, activations not counted; on a CPU, where nothing is measured, what the shards will say."""
 
 
 def estimate(
-    config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int, listed: Listed = NO_ADAPTERS
+    config: LauncherConfig,
+    hardware: Hardware,
+    info: ModelInfo | None,
+    num_shard: int,
+    listed: Listed = NO_ADAPTERS,
+    *,
+    longest: int = 0,
 ) -> Estimate:
-    """What `num_shard` shards will take of `hardware`."""
+    """Return what `num_shard` shards will take of `hardware`.
+
+    Args:
+        longest: Tokens of the longest request, as far as options say.
+    """
     gpus = hardware.gpus[:num_shard]
+    asked = cache_bytes(config, num_shard)
     if info is None:
-        return Estimate(weights=None, cache_type=config.kv_cache_dtype, token=None, tokens=None)
-    width = itemsize(config, info, on_gpu=bool(gpus))
+        return Estimate(weights=None, cache_type=config.kv_cache_dtype, token=None, cache=asked, tokens=None)
+    width = itemsize(config, info, hardware)
     weights = weight_bytes(info, config.quantize, width, on_gpu=bool(gpus))
     cache_type = cache_dtype(config, info, gpus[0] if gpus else None)
     stages = config.num_stage
     token = token_bytes(info, num_shard // stages, 1 if cache_type is not None else width)
     token = token and -(-token // stages)
     sizes = [gpu.memory_mib << 20 for gpu in gpus if gpu.memory_mib]
-    tokens = None
-    if weights is not None and token and sizes and len(sizes) == num_shard:
-        free = int(min(sizes) * config.cuda_memory_fraction) - weights // num_shard
-        free -= slot_bytes(config, info, num_shard // stages, width, listed) // stages
-        tokens = max(0, free) // token
-    return Estimate(weights=weights, cache_type=cache_type, token=token, tokens=tokens)
+    cache, tokens = asked, None
+    if gpus:
+        if weights is not None and token and sizes and len(sizes) == num_shard:
+            free = int(min(sizes) * config.cuda_memory_fraction) - weights // num_shard
+            free -= slot_bytes(config, info, num_shard // stages, width, listed) // stages
+            tokens = max(0, free if asked is None else min(free, asked)) // token
+    else:
+        if asked is None and weights is not None and hardware.free_bytes is not None:
+            cache = kv_memory.default_bytes(hardware.free_bytes - weights) // num_shard
+        if cache is not None and token:
+            tokens = _cpu_tokens(config, cache, token, longest)
+    return Estimate(weights=weights, cache_type=cache_type, token=token, cache=cache, tokens=tokens)
 
 
-def itemsize(config: LauncherConfig, info: ModelInfo, *, on_gpu: bool) -> int:
-    """Bytes of a plain weight in memory."""
+def _cpu_tokens(config: LauncherConfig, cache: int, token: int, longest: int) -> int:
+    """Return the tokens of a shard's cache on a CPU, of `cache` bytes and `token` bytes for each."""
+    bound = config.max_batch_total_tokens
+    if bound is not None:
+        bound -= bound % kv_memory.BLOCK
+    if config.kv_cache_memory is not None:
+        tokens = kv_memory.tokens_in(cache, token)
+        return tokens if bound is None else min(bound, tokens)
+    return kv_memory.default_tokens(cache, token, longest) if bound is None else bound
+
+
+def cache_bytes(config: LauncherConfig, num_shard: int) -> int | None:
+    """Return the bytes that `--kv-cache-memory`, which is for one machine, gives each shard; None: it is not set."""
+    memory = config.kv_cache_memory
+    return None if memory is None else memory * num_nodes(config) // num_shard
+
+
+def itemsize(config: LauncherConfig, info: ModelInfo, hardware: Hardware) -> int:
+    """Return the bytes of a plain weight in memory."""
+    return 4 if dtype_of(config, info, hardware) == "float32" else 2
+
+
+def dtype_of(config: LauncherConfig, info: ModelInfo, hardware: Hardware) -> Dtype:
+    """Return the type of weights and activations; of the two 16-bit types a GPU may take the other one.
+
+    On a CPU as `model_server.device` has it for a model that our own decoder runs.
+    """
     if config.dtype is not None:
-        return 4 if config.dtype == "float32" else 2
-    return 2 if on_gpu else info.stored_itemsize
+        return config.dtype
+    if hardware.gpus:
+        return "bfloat16"
+    is_narrow = info.stored_type == "BF16" or (info.stored_type == "F16" and hardware.multiplies_bfloat16)
+    return "bfloat16" if is_narrow else "float32"
 
 
 def weight_bytes(info: ModelInfo, quantize: str | None, width: int, *, on_gpu: bool) -> int | None:

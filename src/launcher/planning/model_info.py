@@ -7,26 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import ArgumentValidation
+from launcher.planning.weight_files import tensors_of_codes, type_in, weight_bytes
 from wire.cli.spelling import closest
 from wire.lora.merged import ADAPTER_CONFIG, base_model
-from wire.model_files import MAX_BYTES, open_regular, read_object, read_text
+from wire.model_files import read_object, read_text
 from wire.quantization import gguf
-from wire.quantization.config import SCALES, WORDS, by_tensors, in_config, said_of, wants_float8_cache
+from wire.quantization.config import by_tensors, in_config, said_of, wants_float8_cache
 from wire.quantization.methods import method_of, refuse_gguf
 
 logger = logging.getLogger("text_generation_launcher")
 
 DEMO = "demo"
 """The model id that means the embedded model; the children know it too."""
+_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _LETTERS_PER_EDIT = 4
 """Of a misspelt model id."""
 
@@ -70,6 +71,8 @@ class ModelInfo:
     wants_float8_cache: bool = False
     weight_bytes: int | None = None
     """Size of the weight files, where they are here already."""
+    stored_type: str | None = None
+    """Type of most of the weights, as safetensors names it: by the files where they are here, else by config.json."""
     stored_itemsize: int = 2
     """Bytes of a plain weight in them."""
     has_tied_head: bool = False
@@ -251,69 +254,19 @@ def read(path: Path | None) -> ModelInfo | None:
     except ValueError as error:
         logger.warning("Could not read the model's config.json, so defaults do not depend on the model: %s", error)
         return None
-    weight_bytes = _weight_bytes(path)
-    if said is None and weight_bytes is not None:
-        said = by_tensors(_tensors_of_codes(path))
+    size = weight_bytes(path)
+    if said is None and size is not None:
+        said = by_tensors(tensors_of_codes(path))
+    info = from_config(config)
+    stored = type_in(path) or info.stored_type
     return dataclasses.replace(
-        from_config(config), quantization=said, wants_float8_cache=wants_float8, weight_bytes=weight_bytes
+        info,
+        quantization=said,
+        wants_float8_cache=wants_float8,
+        weight_bytes=size,
+        stored_type=stored,
+        stored_itemsize=info.stored_itemsize if stored is None else _itemsize(stored),
     )
-
-
-def _tensors_of_codes(path: Path) -> dict[str, Sequence[int]]:
-    """Shapes of the tensors by which gptq and awq are known. A file that cannot be read has none: the shards refuse it.
-
-    Only headers are read, and only those that name such a tensor are parsed.
-    """
-    shapes: dict[str, Sequence[int]] = {}
-    for file in path.glob("*.safetensors"):
-        stored = shapes_in(file, naming=f'{WORDS}"')
-        shapes.update({name: shape for name, shape in stored.items() if name.endswith((WORDS, SCALES))})
-    return shapes
-
-
-def shapes_in(file: Path, naming: str = "") -> dict[str, Sequence[int]]:
-    """Of the tensors in a safetensors file, by its header; none where it cannot be read, or does not have the text
-    `naming`."""
-    entries: Any = {}
-    with contextlib.suppress(OSError, ValueError, RecursionError), open_regular(file, ValueError) as opened:
-        text = opened.read(min(int.from_bytes(opened.read(8), "little"), MAX_BYTES))
-        entries = json.loads(text) if naming.encode() in text else {}
-    found = (
-        ((name, entry.get("shape")) for name, entry in entries.items() if isinstance(entry, dict))
-        if isinstance(entries, dict)
-        else ()
-    )
-    return {
-        name: shape
-        for name, shape in found
-        if isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-    }
-
-
-def _weight_bytes(path: Path) -> int | None:
-    try:
-        if (path / gguf.WEIGHTS).is_file():
-            return (path / gguf.WEIGHTS).stat().st_size
-        return weights_among({file.name: file.stat().st_size for file in path.glob("*.safetensors")})
-    except OSError:
-        return None
-
-
-def has_all_weights(path: Path) -> bool:
-    """Whether every weight file that the index in `path` names is there; without an index there is one file."""
-    try:
-        files = read_object(path / "model.safetensors.index.json", ValueError).get("weight_map")
-    except ValueError:
-        return True
-    names = {str(name) for name in files.values()} if isinstance(files, dict) else set()
-    return all((path / name).is_file() for name in names)
-
-
-def weights_among(sizes: Mapping[str, int]) -> int | None:
-    """Bytes of the files that a shard would read, near enough: Mistral's second copy (`consolidated`) is left out."""
-    weights = {name: size for name, size in sizes.items() if name.endswith(".safetensors") and "/" not in name}
-    first = [size for name, size in weights.items() if not name.startswith("consolidated")]
-    return sum(first or weights.values()) or None
 
 
 def from_config(config: Mapping[str, Any]) -> ModelInfo:
@@ -342,6 +295,7 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         num_experts=_count(config, "num_local_experts") or 1,
         has_vision="vision_config" in config,
         quantization=in_config(config),
+        stored_type=_TYPES.get(str(_stored_type(config)).removeprefix("torch.")),
         stored_itemsize=4 if _stored_type(config) == "float32" else 2,
         has_tied_head=config.get("tie_word_embeddings") is True,
         latent=_latent(config),
@@ -359,6 +313,10 @@ def _text_info(config: Mapping[str, Any], text: Mapping[str, Any]) -> ModelInfo:
     own = {name: value for name, value in text.items() if name != "text_config"}
     default = {"head_dim": 256} if config.get("model_type") == "gemma3" else {}
     return from_config(default | rest | own)
+
+
+def _itemsize(stored_type: str) -> int:
+    return {"F64": 8, "F32": 4}.get(stored_type, 2)
 
 
 def _stored_type(config: Mapping[str, Any]) -> Any:

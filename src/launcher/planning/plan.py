@@ -19,6 +19,7 @@ from launcher.planning.memory import Estimate, estimate
 from launcher.planning.model_info import ModelInfo, shown_bytes
 from launcher.planning.prefill import prefill_tokens
 from launcher.planning.resolved import Resolved
+from wire.host import kv_memory
 from wire.quantization.methods import choose
 from wire.text.counting import counted
 
@@ -91,7 +92,6 @@ class LaunchPlan:
     def rows(self) -> list[tuple[str, str]]:
         """The plan for people: what was decided, in the order of the work."""
         asked, measured = self.asked, "what fits (measured at warm-up)"
-        most = "" if self.memory.tokens is None else f", at most about {self.memory.tokens}"
         return [
             ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
             ("family", self.info.summary() if self.info else "decided by the shard"),
@@ -106,7 +106,7 @@ class LaunchPlan:
             ("max input tokens", _shown(self.max_input_tokens, "max total tokens - 1")),
             ("max total tokens", _shown(asked.max_total_tokens, measured)),
             ("max batch prefill tokens", str(self.max_batch_prefill_tokens)),
-            ("max batch total tokens", _shown(asked.max_batch_total_tokens, measured + most)),
+            ("max batch total tokens", self._tokens(measured)),
             ("max concurrent requests", str(asked.max_concurrent_requests)),
             *self._where(),
             ("sockets", f"{self.endpoints.uds_prefix}-<rank>"),
@@ -153,7 +153,19 @@ class LaunchPlan:
 
     def _cache(self) -> str:
         kind, token = self.memory.cache_type or "the model's type", self.memory.token
-        return kind if token is None else f"{kind}, {shown_bytes(token)} a token{' and shard' * (self.num_shard > 1)}"
+        each = " and shard" * (self.num_shard > 1)
+        if token is not None:
+            kind = f"{kind}, {shown_bytes(token)} a token{each}"
+        size = self.memory.cache if self.on_gpu or self.memory.tokens is None else self.memory.tokens * (token or 0)
+        return kind if size is None else f"{kind}, {shown_bytes(size)}{' a shard' * (self.num_shard > 1)}"
+
+    def _tokens(self, measured: str) -> str:
+        """How many the KV cache holds."""
+        tokens, asked = self.memory.tokens, self.asked.max_batch_total_tokens
+        if self.on_gpu or tokens is None:
+            most = "" if tokens is None else f", at most about {tokens}"
+            return _shown(asked, measured + most)
+        return str(tokens)
 
     def _cuda_graphs(self) -> str:
         sizes = [str(size) for size in self.asked.cuda_graphs if size > 0]
@@ -183,6 +195,11 @@ def make_plan(
     reasons = [f"Number of shards: {shards.value} ({shards.reason})"]
     if config.max_batch_prefill_tokens is None:
         reasons.append(f"Default `max_batch_prefill_tokens` to {prefill.value} ({prefill.reason})")
+    longest = max(config.max_total_tokens or 0, prefill.value)
+    memory = estimate(config, hardware, info, shards.value, listed, longest=longest)
+    _check_cache(config, memory, on_gpu=bool(hardware.gpus))
+    if memory.cache is not None and config.kv_cache_memory is None and config.max_batch_total_tokens is None:
+        reasons.append(_cache_reason(memory, hardware, shards.value))
     return LaunchPlan(
         asked=config,
         model_id=config.model_id or DEFAULT_MODEL_ID,
@@ -194,11 +211,55 @@ def make_plan(
         compute_type=_compute_type(hardware, shards.value),
         hardware=hardware,
         info=info,
-        memory=estimate(config, hardware, info, shards.value, listed),
+        memory=memory,
         part=part,
         reasons=tuple(reasons),
-        notes=(*shards.notes, *prefill.notes, *_notes(config, hardware, info, shards.value)),
+        notes=(
+            *shards.notes,
+            *prefill.notes,
+            *_notes(config, hardware, info, shards.value),
+            *_cache_notes(memory, hardware, shards.value),
+        ),
     )
+
+
+def _check_cache(config: LauncherConfig, memory: Estimate, *, on_gpu: bool) -> None:
+    """Refuses a KV cache that holds no request. Raises ArgumentValidation."""
+    if on_gpu or config.kv_cache_memory is None or memory.tokens is None:
+        return
+    # One block is reserved.
+    room, wanted = memory.tokens - kv_memory.BLOCK, config.max_total_tokens or 2
+    if room < wanted:
+        asked = "no request" if config.max_total_tokens is None else f"no request of `--max-total-tokens` {wanted}"
+        raise ArgumentValidation(
+            f"`--kv-cache-memory` {shown_bytes(config.kv_cache_memory)} holds {memory.tokens} tokens, and {asked}; a "
+            f"token takes {shown_bytes(memory.token or 0)}, on each shard"
+        )
+
+
+def _cache_reason(memory: Estimate, hardware: Hardware, num_shard: int) -> str:
+    size, why = (memory.cache or 0) * num_shard, "the least" if memory.tokens == kv_memory.LEAST_TOKENS else "the most"
+    free = shown_bytes(max(0, (hardware.free_bytes or 0) - (memory.weights or 0)))
+    tokens = ""
+    if memory.tokens is not None:
+        size, tokens = memory.tokens * (memory.token or 0) * num_shard, f"{memory.tokens} tokens, "
+    if memory.tokens not in (kv_memory.LEAST_TOKENS, kv_memory.MOST_TOKENS):
+        why = f"{kv_memory.SHARE:.0%} of the {free} that are free beside the weights"
+    return f"Default `kv_cache_memory` to {tokens}{shown_bytes(size)} ({why}; it is taken as it is first used)"
+
+
+def _cache_notes(memory: Estimate, hardware: Hardware, num_shard: int) -> list[str]:
+    """Where the KV cache of a CPU, once it is full, would take more memory than there is."""
+    if hardware.gpus or memory.tokens is None or memory.token is None or hardware.free_bytes is None:
+        return []
+    full = memory.tokens * memory.token * num_shard
+    free = hardware.free_bytes - (memory.weights or 0)
+    if full <= free:
+        return []
+    return [
+        f"the KV cache takes {shown_bytes(full)} once it is full, but {shown_bytes(max(0, free))} are free beside the "
+        "weights: lower `--kv-cache-memory` or `--max-batch-total-tokens`, or use a smaller model"
+    ]
 
 
 def _notes(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int) -> list[str]:

@@ -48,6 +48,9 @@ def prefill_tokens(
     # Ours: a default must not contradict what the operator set.
     if config.max_batch_total_tokens is not None and config.max_batch_total_tokens < tokens:
         tokens, reason = config.max_batch_total_tokens, "`--max-batch-total-tokens`"
+    asked = memory.estimate(config, hardware, info, num_shard, listed) if config.kv_cache_memory is not None else None
+    if asked is not None and asked.tokens is not None and asked.tokens < tokens:
+        tokens, reason = max(1, asked.tokens), "`--kv-cache-memory`"
     return Resolved(tokens, reason, notes)
 
 

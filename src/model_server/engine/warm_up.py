@@ -1,14 +1,13 @@
 """Warm-up: how many KV blocks there will be, and the limits that follow.
 
-On a GPU the largest allowed prefill is run and what it leaves free becomes cache; on a CPU the cache is a share that
-the user names, never "most of the RAM" (the machine is not ours alone).
+On a GPU the largest allowed prefill is run and what it leaves free becomes cache; on a CPU the cache is what the user
+says, or a share of what is free (the machine is not ours alone).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import time
 import traceback
 from dataclasses import dataclass
@@ -22,16 +21,16 @@ from model_server.engine.engine import Engine
 from model_server.errors import FatalError, OutOfMemoryError, RequestError, StartupError, WarmUpMemoryError
 from model_server.memory.budget import DeviceMemory, Measured, cache_blocks
 from model_server.memory.kv_cache import KvCache
-from model_server.memory.report import MemoryUse, host_memory
+from model_server.memory.report import MemoryUse
 from model_server.runner.cuda_graphs import GraphCost, GraphedRunner
 from model_server.speculation.drafters.drafter import DraftedRunner
 from model_server.vision.image import Encoded
+from wire.host import kv_memory
+from wire.host.machine import free_memory, total_memory
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
 logger = logging.getLogger(__name__)
 
-# CPU capacity in tokens when the user names none: TGI's default where a shard reports no capacity.
-DEFAULT_CPU_TOKENS = 16_000
 # A CPU warm-up measures no memory; it only has to touch every code path once.
 CPU_WARMUP_TOKENS = 64
 # Rows that are sampled at once while memory is measured: as many as the largest default CUDA graph has.
@@ -40,8 +39,7 @@ MOST_SAMPLED_ROWS = 256
 SMALLER, ATTEMPTS = 0.95, 5
 # Seconds that a rank whose memory is short waits for the others to say the same, before it gives them up.
 SHORT_LIMIT_S = 30.0
-# The longest sequence assumed while graphs are measured and no limit is known; only tables of a few megabytes depend
-# on it.
+# Sequences while graphs are measured and no limit is known; only tables of a few megabytes depend on it.
 UNKNOWN_LENGTH = 32_768
 
 
@@ -78,6 +76,8 @@ class MemoryPlan:
     model_max_length: int | None
     memory: DeviceMemory | None  # None: it is not measured (CPU)
     weight_bytes: int | None = None  # None: not known
+    cache_bytes: int | None = None  # None: the user has not said it
+    default_cache_bytes: int | None = None  # on a CPU, where the user has said nothing of the cache
 
 
 def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: WarmupRequest) -> Capacity:
@@ -153,14 +153,12 @@ def _agreed_step(
     if not world.any_of(short is not None, SHORT_LIMIT_S if short is not None else None):
         return failure
     if short is not None:
-        # Its frames hold what the step had allocated.
-        traceback.clear_frames(short.__traceback__)
+        traceback.clear_frames(short.__traceback__)  # they hold what the step had allocated
     _drop_cache(engine)
     use = _left(plan)
     tokens = request.max_prefill_tokens
-    logger.warning(
-        "A warm-up with %d prompt tokens ran out of memory: %s\nMemory in MiB\n%s", tokens, short, use.table()
-    )
+    text = "A warm-up with %d prompt tokens ran out of memory: %s\nMemory in MiB\n%s"
+    logger.warning(text, tokens, short, use.table())
     raise WarmUpMemoryError(
         f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens`"
         f"{_or_total_tokens(request)}{_or_slots(engine)} ({use.line()})"
@@ -181,7 +179,7 @@ def _or_slots(engine: Engine) -> str:
 
 def _left(plan: MemoryPlan) -> MemoryUse:
     """What there is while the engine has no cache."""
-    free, total = host_memory() if plan.memory is None else plan.memory.rest()
+    free, total = (free_memory(), total_memory()) if plan.memory is None else plan.memory.rest()
     return MemoryUse(weights=plan.weight_bytes, free=free, total=total)
 
 
@@ -206,8 +204,7 @@ def _report_memory(
     """The table of what goes where; of the first rank at INFO, of the others at DEBUG."""
     taken = cache.num_blocks * _block_bytes(engine, plan)
     if measured is None:
-        free, total = host_memory()
-        use = MemoryUse(weights=plan.weight_bytes, cache=taken, free=free, total=total)
+        use = MemoryUse(weights=plan.weight_bytes, cache=taken, free=free_memory(), total=total_memory())
     else:
         use = MemoryUse(
             weights=plan.weight_bytes,
@@ -253,23 +250,21 @@ def _measure(
 
 
 def _measured_blocks(engine: Engine, plan: MemoryPlan, measured: Measured) -> int:
-    num_blocks = cache_blocks(measured, plan.cuda_memory_fraction, _block_bytes(engine, plan))
-    logger.info(
-        "Of %.0f MiB for the KV cache at a memory fraction of %g, %.0f are used",
-        measured.budget(plan.cuda_memory_fraction) / 2**20,
-        plan.cuda_memory_fraction,
-        num_blocks * _block_bytes(engine, plan) / 2**20,
-    )
+    block_bytes, fraction = _block_bytes(engine, plan), plan.cuda_memory_fraction
+    num_blocks = cache_blocks(measured, fraction, block_bytes)
+    text = "Of %.0f MiB for the KV cache at a memory fraction of %g, %.0f are used"
+    logger.info(text, measured.budget(fraction) / 2**20, fraction, num_blocks * block_bytes / 2**20)
     if plan.max_batch_total_tokens is not None:
         num_blocks = min(num_blocks, plan.max_batch_total_tokens // engine.options.block_size)
+    if plan.cache_bytes is not None:
+        num_blocks = min(num_blocks, plan.cache_bytes // block_bytes)
     return num_blocks
 
 
 def _allocate(
     engine: Engine, world: ProcessGroup, plan: MemoryPlan, num_blocks: int, request: WarmupRequest
 ) -> KvCache:
-    """The cache, of the size that all ranks can have. Smaller if memory is gone since it was measured: another process
-    may have taken it."""
+    """The cache, of the size that all ranks can have; smaller if another process has taken memory meanwhile."""
     num_blocks = world.all_reduce_min(num_blocks)
     for _ in range(ATTEMPTS):
         if num_blocks < 2:
@@ -364,12 +359,18 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _cpu_blocks(engine: Engine, plan: MemoryPlan, request: WarmupRequest) -> int:
-    block_size = engine.options.block_size
-    if plan.max_batch_total_tokens is not None:
-        return plan.max_batch_total_tokens // block_size
-    # One block more than the longest request needs: block 0 is reserved.
-    longest = max(request.max_total_tokens or 0, request.max_prefill_tokens) + block_size
-    return math.ceil(max(DEFAULT_CPU_TOKENS, longest) / block_size)
+    block_size, bound = engine.options.block_size, plan.max_batch_total_tokens
+    token_bytes = max(1, _block_bytes(engine, plan) // block_size)
+    if plan.cache_bytes is not None:
+        tokens = kv_memory.tokens_in(plan.cache_bytes, token_bytes)
+        if tokens < 2 * block_size:
+            asked = f"--kv-cache-memory of {plan.cache_bytes} bytes for each shard"
+            raise StartupError(f"{asked} leaves no KV cache, of which a token takes {token_bytes}; give more")
+        return (tokens if bound is None else min(tokens, bound)) // block_size
+    if bound is not None:
+        return bound // block_size
+    longest = max(request.max_total_tokens or 0, request.max_prefill_tokens)
+    return kv_memory.default_tokens(plan.default_cache_bytes or 0, token_bytes, longest) // block_size
 
 
 def _check_limits(engine: Engine, max_total_tokens: int | None, max_batch_total_tokens: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 _MIB = 2**20
@@ -41,14 +40,3 @@ class MemoryUse:
             ("free", self.free, "" if self.total is None else f"of {self.total / _MIB:.1f}"),
         )
         return [(name, size, note) for name, size, note in rows if size is not None]
-
-
-def host_memory() -> tuple[int | None, int | None]:
-    """Bytes that programs may still take and bytes in all, as the kernel says."""
-    found: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as lines:
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name in ("MemAvailable", "MemTotal"):
-                found[name] = int(value.split()[0]) * 1024
-    return found.get("MemAvailable"), found.get("MemTotal")

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
-from model_server.weights.gguf.header import BLOCKS
 from model_server.weights.gguf.names import read_named
-from model_server.weights.header import Header, read_headers
+from model_server.weights.header import Header, read_headers, stored_type
 from model_server.weights.locate import INDEX, weight_files, weight_map
 from wire.model_files import read_object
 from wire.quantization.gguf import SUFFIX
@@ -43,12 +42,6 @@ _NEED_BFLOAT16 = (
 )  # fmt: skip
 
 
-# Types of weights that are cast to the model's; integers and the like are parts of other formats.
-_FLOATS = ("F64", "F32", "F16", "BF16")
-# Blocks of GGUF files: what they stand for was most likely of 16 bits.
-_WITH_FLOAT16_SCALES = frozenset(BLOCKS) - frozenset(_FLOATS)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """What was found. fields: config.json. headers: of each weight file, by path. file_bytes: size of all of these.
@@ -69,14 +62,7 @@ class Checkpoint:
     @property
     def stored_in(self) -> str | None:
         """The header's name of the type in which most bytes of floating-point weights are; None if there are none."""
-        sizes = dict.fromkeys(_FLOATS, 0)
-        for header in self.headers.values():
-            for tensor in header.tensors.values():
-                dtype = "F16" if tensor.dtype in _WITH_FLOAT16_SCALES else tensor.dtype
-                if dtype in sizes:
-                    sizes[dtype] += tensor.end - tensor.begin
-        most = max(sizes, key=sizes.__getitem__)
-        return most if sizes[most] else None
+        return stored_type(tensor for header in self.headers.values() for tensor in header.tensors.values())
 
 
 def examine(directory: Path, merged: Path | None = None) -> Checkpoint:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from model_server.errors import StartupError
-from wire.model_files import open_regular
+from wire.model_files import most_stored, open_regular
 
 # The largest public files have headers of about 15 MB (100 000 tensors); the format itself allows 100 MB.
 MAX_HEADER_BYTES = 32 * 2**20
@@ -88,6 +88,16 @@ def read_header(path: Path, parse: Callable[[bytes, int, int], Header] = parse) 
         raise StartupError(f"cannot read {path}: {error.strerror}") from error
     except _Fault as fault:
         raise StartupError(f"{path} is damaged or incomplete: {fault}") from None
+
+
+def stored_type(tensors: Iterable[Stored]) -> str | None:
+    """Return the type in which most bytes of floating-point weights are, or None if there are none.
+
+    What the blocks of GGUF files stand for was most likely of 16 bits.
+    """
+    return most_stored(
+        (tensor.dtype if tensor.dtype in BITS else "F16", tensor.end - tensor.begin) for tensor in tensors
+    )
 
 
 def read_headers(files: Iterable[Path], parse: Callable[[bytes, int, int], Header] = parse) -> dict[Path, Header]:

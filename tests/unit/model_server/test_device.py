@@ -13,7 +13,6 @@ from model_server.device import (
     SMALL_MODEL_BYTES,
     available_cpus,
     enter,
-    has_native_bfloat16,
     resolve_device,
     resolve_dtype,
     tune,
@@ -22,14 +21,6 @@ from model_server.errors import StartupError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 LARGE = SMALL_MODEL_BYTES
-
-
-@pytest.fixture
-def cpu_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "cpuinfo"
-    path.write_text("flags : fpu avx512f avx512_bf16\n")
-    monkeypatch.setattr(rules, "CPU_INFO", path)
-    return path
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])
@@ -68,44 +59,33 @@ def test_default_dtype_on_a_gpu(
 
 
 @pytest.mark.parametrize(
-    ("stored", "flags", "operators", "is_native", "wanted"),
+    ("stored", "has_instructions", "operators", "is_native", "wanted"),
     [
-        ("BF16", "avx512_bf16", True, True, torch.bfloat16),
-        ("BF16", "avx512_bf16", False, True, torch.bfloat16),
-        ("BF16", "avx512_bf16", True, False, torch.bfloat16),
-        ("BF16", "avx2", True, True, torch.bfloat16),
-        ("BF16", "avx2", False, True, torch.float32),  # torch's own product of bfloat16 is slow there
-        ("BF16", "avx2", True, False, torch.float32),
-        ("F16", "amx_bf16", True, True, torch.bfloat16),
-        ("F16", "avx2", True, True, torch.float32),
-        ("F32", "avx512_bf16", True, True, torch.float32),
-        ("F64", "avx512_bf16", True, True, torch.float32),
-        (None, "avx512_bf16", True, True, torch.float32),
+        ("BF16", True, True, True, torch.bfloat16),
+        ("BF16", True, False, True, torch.bfloat16),
+        ("BF16", True, True, False, torch.bfloat16),
+        ("BF16", False, True, True, torch.bfloat16),
+        ("BF16", False, False, True, torch.float32),  # torch's own product of bfloat16 is slow there
+        ("BF16", False, True, False, torch.float32),
+        ("F16", True, True, True, torch.bfloat16),
+        ("F16", False, True, True, torch.float32),
+        ("F32", True, True, True, torch.float32),
+        ("F64", True, True, True, torch.float32),
+        (None, True, True, True, torch.float32),
     ],
 )
 def test_default_dtype_on_a_cpu(
     stored: str | None,
-    flags: str,
+    has_instructions: bool,
     operators: bool,
     is_native: bool,
     wanted: torch.dtype,
-    cpu_flags: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cpu_flags.write_text(f"flags : fpu {flags}\n")
+    monkeypatch.setattr(rules, "multiplies_bfloat16", lambda: has_instructions)
     monkeypatch.setattr(rules, "usable", lambda device, dtype: operators and dtype == torch.bfloat16)
     assert resolve_dtype(None, CPU, stored, is_native=is_native) == wanted
     assert resolve_dtype(None, CPU, stored, is_native=is_native, needs_bfloat16=True) == wanted
-
-
-def test_native_bfloat16(cpu_flags: Path) -> None:
-    assert has_native_bfloat16()
-    cpu_flags.write_text("Features : fp asimd bf16\n")
-    assert has_native_bfloat16()
-    cpu_flags.write_text("flags : avx512f notbf16\n")
-    assert not has_native_bfloat16()
-    cpu_flags.unlink()
-    assert not has_native_bfloat16()
 
 
 @pytest.mark.parametrize(("quota", "wanted"), [("max 100000", 8), ("250000 100000", 3), ("50000 100000", 1), ("", 8)])

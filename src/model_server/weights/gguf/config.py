@@ -11,6 +11,7 @@ from typing import Any
 from model_server.errors import StartupError
 from model_server.weights.gguf.header import GgufHeader
 from model_server.weights.gguf.names import architecture_of
+from model_server.weights.header import stored_type
 from wire.model_files import open_regular
 
 _FIELDS = {
@@ -27,6 +28,7 @@ _FIELDS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "rms_norm_eps")
 _GEMMA_ACTIVATION = "gelu_pytorch_tanh"
 # The layers of the models whose scores are divided by the root of the width of a head as the embedding has it.
@@ -63,6 +65,9 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
         fields.setdefault("sliding_window", None)
     fields |= _rotation(given, fields, header, path)
     fields |= _special(header.metadata)
+    # For the launcher, which sees no more of the file: the type of the KV cache follows from it.
+    if (dtype := _DTYPES.get(stored_type(header.tensors.values()) or "")) is not None:
+        fields["dtype"] = dtype
     if any(stored.dtype.startswith("Q") for stored in header.tensors.values()):
         fields["quantization_config"] = {"quant_method": "gguf"}
     return fields

@@ -87,9 +87,22 @@ def test_weights_that_do_not_fit() -> None:
     assert found(info(), 1, None)[0].tokens is None
 
 
-def test_the_shards_of_a_cpu_share_its_memory() -> None:
-    (row, *_) = rows(info(), Hardware(), 2, capability=None, available=32 * GIB)
-    assert row.tokens == (32 * GIB - BYTES) // (2 * (row.token_bytes or 0))
+def test_a_row_of_a_cpu_has_the_figures_of_the_launch() -> None:
+    for config in (LauncherConfig(), LauncherConfig(kv_cache_memory=GIB)):
+        (row, *_) = rows(
+            info(), Hardware(), 2, capability=None, available=64 * GIB, kv_cache_memory=config.kv_cache_memory
+        )
+        planned = memory.estimate(config, Hardware(free_bytes=64 * GIB), info(), 2, longest=4096)
+        assert (row.token_bytes, row.tokens) == (planned.token, planned.tokens)
+    assert row.tokens == GIB // (2 * (row.token_bytes or 0))
+    assert rows(info(), Hardware(), 1, capability=None, available=8 * GIB)[0].tokens == 0
+
+
+def test_a_cpu_without_bfloat16_keeps_float16_in_32_bits() -> None:
+    stored = info(torch_dtype="float16")
+    for is_able, width, name in ((True, 2, "16 bits"), (False, 4, "32 bits")):
+        row = rows(stored, Hardware(multiplies_bfloat16=is_able), 1, capability=None, available=64 * GIB)[0]
+        assert (row.token_bytes, row.weights, row.cache) == (width * 2 * 32 * 8 * 128, name, name)
 
 
 @pytest.fixture
@@ -139,6 +152,8 @@ def test_a_table_on_a_terminal_has_whole_numbers(
         ("demo", {"device": "gpu"}, "this machine has no GPU that torch can use; give --memory"),
         ("demo", {"num_shard": 3, "memory": GIB}, "--num-shard 3 does not divide the model's heads"),
         ("./nowhere", {}, "no such directory"),
+        ("./nowhere.gguf", {}, "./nowhere.gguf: no such file"),
+        ("org/repo/model.gguf", {}, "org/repo/model.gguf is not on this machine"),
     ],
 )
 def test_refused_in_one_line(

@@ -12,6 +12,7 @@ from launcher.command import Command
 from launcher.config import LauncherConfig
 from launcher.planning import commands
 from launcher.planning.hardware import Gpu, Hardware
+from launcher.planning.model_info import ModelInfo
 from launcher.planning.plan import Endpoints, LaunchPlan, NodePart, make_plan
 
 ENDS = Endpoints(hostname="0.0.0.0", port=3001, uds_prefix="/run/x/shard", master_port=29501)
@@ -47,6 +48,18 @@ def test_shard_argv_with_everything() -> None:
         "--sharded", "--max-input-tokens", "5", "--revision", "r", "--dtype", "float32", "--trust-remote-code",
         "--otlp-endpoint", "http://o:1", "--otlp-service-name", "n", "--max-batch-total-tokens", "100",
     )  # fmt: skip
+
+
+def test_the_memory_of_the_cache() -> None:
+    """What was asked for holds for the machine, a default is marked as one."""
+    asked = commands.shard(plan(num_shard=2, kv_cache_memory=1 << 30), 1, {})
+    assert value_of(asked, "--kv-cache-memory") == str(1 << 29)
+    assert "--default-kv-cache-memory" not in asked.argv
+    info = ModelInfo(weight_bytes=2 << 30, stored_type="BF16")
+    made = make_plan(LauncherConfig(num_shard=2), Hardware(free_bytes=18 << 30), info, ENDS)
+    default = commands.shard(made, 0, {})
+    assert value_of(default, "--default-kv-cache-memory") == str(2 << 30)
+    assert "--kv-cache-memory" not in default.argv
 
 
 def test_a_router_that_logs_requests() -> None:

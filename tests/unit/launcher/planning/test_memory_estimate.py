@@ -14,13 +14,15 @@ from support.thread_ranks import on_ranks
 from support.tiny_models import tiny_checkpoint
 
 from launcher.config import LauncherConfig
+from launcher.errors import ArgumentValidation
 from launcher.planning.adapters import Listed, listed_folders, read_listed, slot_bytes
 from launcher.planning.hardware import Gpu, Hardware
-from launcher.planning.memory import estimate
+from launcher.planning.memory import dtype_of, estimate
 from launcher.planning.model_info import ModelInfo, from_config, read
-from launcher.planning.plan import Endpoints, make_plan
+from launcher.planning.plan import Endpoints, LaunchPlan, make_plan
 from launcher.planning.prefill import prefill_tokens
 from model_server.attention.choice import AttentionChoice
+from model_server.device import resolve_dtype
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
@@ -145,6 +147,63 @@ def test_tokens_that_fit_beside_the_weights() -> None:
     assert estimate(LauncherConfig(), gpus(), None, 1).tokens is None
 
 
+def cpu(free_gib: float, **more: Any) -> Hardware:
+    return Hardware(free_bytes=int(free_gib * 2**30), **more)
+
+
+TOKEN = 2 * 32 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "free_gib", "num_shard", "longest", "tokens"),
+    [
+        ({}, 64, 1, 4096, (12 << 30) // TOKEN),  # 12 of the 49 GiB beside the weights
+        ({}, 64, 2, 4096, (12 << 30) // TOKEN),
+        ({"dtype": "float32"}, 64, 1, 4096, (8 << 30) // (2 * TOKEN)),
+        ({"kv_cache_dtype": "fp8_e4m3fn"}, 64, 1, 4096, (24 << 30) // TOKEN),
+        ({}, 10, 1, 4096, 16_000),  # less than the weights
+        ({}, 10, 1, 20_000, 20_016),
+        ({}, 2000, 1, 4096, 2**20),
+        ({"kv_cache_memory": 1 << 30}, 2000, 1, 4096, (1 << 30) // TOKEN),
+        ({"kv_cache_memory": 2 << 30, "nnodes": 2}, 2000, 4, 4096, (4 << 30) // TOKEN),
+        ({"max_batch_total_tokens": 5000}, 64, 1, 4096, 4992),
+        ({"max_batch_total_tokens": 5000, "kv_cache_memory": 1 << 30}, 64, 1, 4096, 4992),
+        ({"max_batch_total_tokens": 50_000, "kv_cache_memory": 1 << 30}, 64, 1, 4096, (1 << 30) // TOKEN),
+    ],
+)
+def test_tokens_in_the_memory_of_a_cpu(
+    options: dict[str, Any], free_gib: float, num_shard: int, longest: int, tokens: int
+) -> None:
+    found = estimate(LauncherConfig(**options), cpu(free_gib), info(), num_shard, longest=longest)
+    assert found.tokens == tokens
+
+
+def test_memory_that_was_asked_for_bounds_the_cache_of_a_gpu() -> None:
+    found = estimate(LauncherConfig(kv_cache_memory=1 << 30), gpus(2), info(), 2)
+    assert (found.cache, found.tokens) == (1 << 29, (1 << 29) // (TOKEN // 2))
+    assert estimate(LauncherConfig(kv_cache_memory=1 << 40), gpus(), info(), 1).tokens == (
+        estimate(LauncherConfig(), gpus(), info(), 1).tokens
+    )
+
+
+@pytest.mark.parametrize("stored", ["BF16", "F16", "F32", "F64", None])
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_the_type_on_a_cpu_is_the_shards(
+    stored: str | None, has_instructions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model_server.device.multiplies_bfloat16", lambda: has_instructions)
+    monkeypatch.setattr("model_server.device.usable", lambda device, dtype: True)
+    facts = ModelInfo(stored_type=stored)
+    found = dtype_of(LauncherConfig(), facts, Hardware(multiplies_bfloat16=has_instructions))
+    assert getattr(torch, found) == resolve_dtype(None, CPU, stored)
+
+
+def test_a_small_cache_lowers_the_prefill_budget() -> None:
+    tokens, reason, _ = prefill_tokens(LauncherConfig(kv_cache_memory=256 << 20), cpu(64), info(), 1)
+    assert (tokens, reason) == (2048, "`--kv-cache-memory`")
+    assert prefill_tokens(LauncherConfig(kv_cache_memory=4 << 30), cpu(64), info(), 1)[0] == 4096
+
+
 def test_the_prefill_budget_counts_quantized_weights() -> None:
     """Beside 16 bits a weight of this model nothing would be left."""
 
@@ -174,6 +233,39 @@ def test_the_plan_shows_them() -> None:
     assert rows(info(None, **GPTQ))["weights"] == "gptq"
     assert rows(None)["weights"] == "decided by the shard"
     assert rows(None)["kv cache"] == "the model's type"
+
+
+def test_the_plan_of_a_cpu_says_what_the_shards_will() -> None:
+    ends = Endpoints(hostname="127.0.0.1", port=3000, uds_prefix="/run/x/shard", master_port=29500)
+
+    def planned(free_gib: float, found: ModelInfo | None = None, **more: Any) -> LaunchPlan:
+        return make_plan(LauncherConfig(**more), cpu(free_gib), found or info(), ends)
+
+    plan = planned(64)
+    rows = dict(plan.rows())
+    assert rows["max batch total tokens"] == "98304"
+    assert rows["kv cache"] == "the model's type, 128.0 KiB a token, 12.0 GiB"
+    assert plan.reasons[-1] == (
+        "Default `kv_cache_memory` to 98304 tokens, 12.0 GiB (25% of the 49.0 GiB that are free beside the weights; it "
+        "is taken as it is first used)"
+    )
+    assert plan.notes == ()
+    rows = dict(planned(64, num_shard=2).rows())
+    assert rows["kv cache"] == "the model's type, 64.0 KiB a token and shard, 6.0 GiB a shard"
+    assert "16000 tokens, 2.0 GiB (the least; " in planned(16).reasons[-1]
+    assert planned(16).notes == (
+        "the KV cache takes 2.0 GiB once it is full, but 1.0 GiB are free beside the weights: lower "
+        "`--kv-cache-memory` or `--max-batch-total-tokens`, or use a smaller model",
+    )
+    unknown = planned(64, info(None))
+    assert unknown.memory.cache is None
+    assert dict(unknown.rows())["max batch total tokens"] == "what fits (measured at warm-up)"
+    with pytest.raises(
+        ArgumentValidation, match=r"`--kv-cache-memory` 1\.0 MiB holds 0 tokens, and no request; a token"
+    ):
+        planned(64, kv_cache_memory=1 << 20)
+    with pytest.raises(ArgumentValidation, match=r"holds 8192 tokens, and no request of `--max-total-tokens` 8190; "):
+        planned(64, kv_cache_memory=1 << 30, max_total_tokens=8190)
 
 
 def slots_taken(folder: Path, adapters: dict[str, Path], group: ProcessGroup, room: int = 0) -> int:

@@ -64,6 +64,8 @@ def _warm_up(
     runner: FakeRunner | FakeStateRunner | GraphedRunner | None = None,
     *,
     max_batch_total_tokens: int | None = None,
+    cache_bytes: int | None = None,
+    default_cache_bytes: int | None = None,
     model_max_length: int | None = None,
     group: ProcessGroup | None = None,
     engine: Engine | None = None,
@@ -89,6 +91,7 @@ def _warm_up(
     plan = MemoryPlan(
         dtype=cache_dtype, max_batch_total_tokens=max_batch_total_tokens, cuda_memory_fraction=1.0,
         model_max_length=model_max_length, memory=memory, weight_bytes=12 << 20,
+        cache_bytes=cache_bytes, default_cache_bytes=default_cache_bytes,
     )  # fmt: skip
     with torch.inference_mode():
         return engine, warm_up(engine, group or ProcessGroup(), plan, asked)
@@ -98,6 +101,49 @@ def test_defaults_on_a_cpu(tokenizer: Tokenizer) -> None:
     engine, capacity = _warm_up(tokenizer)
     assert capacity == Capacity(total_tokens=16_000, max_input_tokens=4095, max_total_tokens=4096)
     assert engine.cache.num_blocks == 1000
+
+
+TOKEN_BYTES = 8
+"""Of the fake runner's cache in float32."""
+
+
+@pytest.mark.parametrize(
+    ("default", "tokens"),
+    [
+        (100 * TOKEN_BYTES, 16_000),
+        (20_000 * TOKEN_BYTES, 19_968),
+        (50_000 * TOKEN_BYTES, 49_920),
+        ((2**20 + 5000) * TOKEN_BYTES, 2**20),
+    ],
+)
+def test_memory_of_a_cpu_is_a_number_of_tokens_between_two_bounds(
+    tokenizer: Tokenizer, default: int, tokens: int
+) -> None:
+    engine, capacity = _warm_up(tokenizer, default_cache_bytes=default)
+    assert capacity.total_tokens == engine.cache.num_blocks * BLOCK == tokens
+    assert engine.cache.rows[0].nbytes == tokens * TOKEN_BYTES
+
+
+@pytest.mark.parametrize(
+    ("asked", "bound", "tokens"), [(1000, None, 768), (50_000, None, 49_920), (50_000, 600, 592), (1000, 60_000, 768)]
+)
+def test_memory_that_was_asked_for_is_taken(tokenizer: Tokenizer, asked: int, bound: int | None, tokens: int) -> None:
+    """Whatever the default would be, and no more tokens than the user allows."""
+    _, capacity = _warm_up(
+        tokenizer, cache_bytes=asked * TOKEN_BYTES, default_cache_bytes=99, max_batch_total_tokens=bound
+    )
+    assert capacity.total_tokens == tokens
+
+
+def test_memory_that_holds_no_request_is_named(tokenizer: Tokenizer) -> None:
+    with pytest.raises(StartupError, match=r"--kv-cache-memory of 100 bytes .* leaves no KV cache.* takes 8"):
+        _warm_up(tokenizer, cache_bytes=100)
+
+
+def test_memory_that_was_asked_for_bounds_the_cache_of_a_gpu(tokenizer: Tokenizer) -> None:
+    _, free = _warm_up(tokenizer, memory=FakeMemory())
+    _, bounded = _warm_up(tokenizer, memory=FakeMemory(), cache_bytes=1000 * TOKEN_BYTES)
+    assert bounded.total_tokens == 992 < free.total_tokens
 
 
 @pytest.mark.parametrize(("positions", "expected"), [(100_000, 16_000), (8192, 8192)])

@@ -21,7 +21,7 @@ LLAMA = {
     "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500000.0,
     "context_length": 4096,
 }  # fmt: skip
-EMBEDDING = {"token_embd.weight": Stored("F16", (1000, 128), 0, 0)}
+EMBEDDING = {"token_embd.weight": Stored("F16", (1000, 128), 0, 256_000)}
 
 
 def header(name: str = "llama", tensors: dict[str, Stored] | None = None, **fields: Any) -> GgufHeader:
@@ -36,11 +36,15 @@ def test_fields() -> None:
         "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 256,
         "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
         "max_position_embeddings": 4096, "head_dim": 32, "vocab_size": 1000, "tie_word_embeddings": True,
+        "dtype": "float16",
     }  # fmt: skip
     quantized = {"output.weight": Stored("Q6_K", (1000, 256), 0, 0)}
     found = config_of(header(tensors=quantized), Path("a.gguf"))
     assert found["tie_word_embeddings"] is False
     assert found["quantization_config"] == {"quant_method": "gguf"}
+    assert found["dtype"] == "float16"
+    plain = {"output.weight": Stored("F32", (1000, 128), 0, 512_000)}
+    assert config_of(header(tensors=plain), Path("a.gguf"))["dtype"] == "float32"
 
 
 @pytest.mark.parametrize(("factor", "original"), [(8.0, 8192), (32.0, 8192), (4.0, 2048)])

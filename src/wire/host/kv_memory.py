@@ -1,0 +1,38 @@
+"""How large the KV cache of a CPU is where no option says it: for the launcher, its estimates and the shards."""
+
+from __future__ import annotations
+
+SHARE = 0.25
+"""Of the memory that is free beside the weights. Pages are taken as they are first written, so it is an upper bound."""
+LEAST_TOKENS, MOST_TOKENS = 16_000, 2**20
+BLOCK = 16
+"""Tokens of a block on a CPU."""
+_STEP = 256
+
+
+def default_bytes(free: int) -> int:
+    """Return the bytes of the cache where `free` bytes are left beside the weights.
+
+    One of eight sizes between two powers of two: what is free differs a little from one look to the next, and the size
+    should not.
+    """
+    share = max(0, int(free * SHARE))
+    step = 1 << max(0, share.bit_length() - 4)
+    return share // step * step
+
+
+def tokens_in(num_bytes: int, token_bytes: int) -> int:
+    """Return the tokens that `num_bytes` hold, a whole number of blocks of any size."""
+    return num_bytes // token_bytes // _STEP * _STEP
+
+
+def default_tokens(num_bytes: int, token_bytes: int, longest: int) -> int:
+    """Return the tokens of a cache whose size no option says.
+
+    Args:
+        num_bytes: Its share of the memory.
+        token_bytes: Of one token in it.
+        longest: Tokens of the longest request, which always fits, beside the block that is reserved.
+    """
+    least = max(LEAST_TOKENS, (-(-longest // BLOCK) + 1) * BLOCK)
+    return min(max(tokens_in(num_bytes, token_bytes), least), max(MOST_TOKENS, least))
