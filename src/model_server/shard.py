@@ -157,8 +157,8 @@ def _describe(config: ServeConfig, checkpoint: Checkpoint, layout: Layout) -> Mo
     model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
     if model.scheme.method == "exl2" and layout.tensor.size > 1:
         raise StartupError("Sharding is currently not supported with `exl2` quantization")  # TGI's words
-    if layout.world.rank == 0 and model.scheme.warning is not None:
-        logger.warning("%s", model.scheme.warning)
+    for warning in model.warnings if layout.world.rank == 0 else ():
+        logger.warning("%s", warning)
     room = 0 if config.lora_root is None else MOST_RESIDENT
     return with_adapters(model, adapter_folders(config.lora_adapters), room=room, max_rank=config.lora_max_rank)
 

@@ -44,6 +44,9 @@ class DictReader:
         cuts = [slice(*cut) for cut in (rows, columns) if cut is not None]
         return self.tensors[name][tuple(cuts) or ...].clone()
 
+    def skip(self, *names: str) -> None:
+        pass
+
     def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
         rows = torch.cat([self.tensors[name][a:b] for a, b in ranges])
         return rows if dtype is None else rows.to(dtype)

@@ -171,6 +171,9 @@ class MergedReader:
     def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
         return self._base.raw(name, rows, columns)
 
+    def skip(self, *names: str) -> None:
+        self._base.skip(*names)
+
     def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
         module = name.removesuffix(_BIAS)
         if name.endswith(_BIAS) and self._merging.changes_bias(module):

@@ -6,8 +6,9 @@ transformers, which alone costs seconds of start-up, is imported only for models
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.models.model import Model, adapter_of
 from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.runner.runner import Runner
+from model_server.weights.leftover import check_leftover, layer_of
 from model_server.weights.reader import SafetensorsReader, WeightReader
 from wire.text.counting import counted
 
@@ -126,6 +128,37 @@ def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
+def _check_leftover(model: Model, spec: Spec, reading: SafetensorsReader, layout: Layout) -> None:
+    """Raises StartupError for a tensor of this rank's stage that the load has not read."""
+    base = spec.names.base
+    prefixes = (spec.names.layers, spec.names.layers.removeprefix(base))
+    unread = [name for name in reading.unread if not _is_of_other_stage(name, spec, layout, prefixes)]
+    known = [*spec.left_over]
+    if spec.tied_head:  # a copy of the embedding
+        known.append(rf"^({re.escape(base)})?{re.escape(spec.names.head.removeprefix(base))}\.")
+
+    def layer_beyond(name: str) -> int | None:
+        index = layer_of(name, prefixes)
+        return index if index is not None and index >= spec.num_layers else None
+
+    check_leftover(unread, model.config.model_type, layer_beyond, known=known, warns=layout.world.rank == 0)
+
+
+def _is_of_other_stage(name: str, spec: Spec, layout: Layout, layers: Sequence[str]) -> bool:
+    """Whether another stage reads the module of a tensor. layers: what names of the layers' tensors begin with."""
+    if layout.stage.size == 1:
+        return False
+    index = layer_of(name, layers)
+    if index is not None:
+        return index < spec.num_layers and index not in layout.layers(spec.num_layers)
+    names, base = spec.names, spec.names.base
+    inputs = {names.embedding, names.embedding_projection, names.positions, names.embedding_norm}
+    outputs = {names.norm, names.output_projection, names.head}
+    own = (inputs if layout.stage.rank == 0 else set()) | (outputs if layout.has_last_stage else set())
+    others = (module.removeprefix(base) for module in (inputs | outputs) - own if module is not None)
+    return any(name.removeprefix(base).startswith(module + ".") for module in others)
+
+
 def _load_native(
     model: Model, spec: Spec, placement: Placement, attention: AttentionChoice, progress: Progress | None
 ) -> Decoder:
@@ -142,6 +175,7 @@ def _load_native(
     with ExitStack() as opened:
         weights = opened.enter_context(_merging(model, spec, opened.enter_context(reading)))
         runner = build(spec, weights, placement, backend, progress=progress, scheme=model.scheme, adapters=adapters)
+        _check_leftover(model, spec, reading, placement.ranks.layout)
         if model.adapter_room:
             opened.pop_all()  # adapters that come later may have to read the base model's weights
             if model.slots is not None:

@@ -23,12 +23,14 @@ from model_server.models.decoder.adapter_targets import adapter_targets
 from model_server.models.decoder.moe import Moe, SeparateExperts, StackedExperts
 from model_server.models.decoder.spec import MlpSpec, Spec
 from model_server.models.families import UnknownFamilyError, spec_of
-from model_server.models.families.vision import BASES, TEXT_TYPES, text_names
+from model_server.models.families.vision import BASES, TEXT_TYPES, is_of_tower, text_names
+from model_server.models.tying import with_stored_head
 from model_server.quantization.kv_cache import DTYPES
 from model_server.quantization.scheme import Scheme, resolve
 from model_server.vision.families import FAMILIES, vision_family
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.header import Header
+from model_server.weights.leftover import check_leftover
 from wire.adapters import DEFAULT_RANK, DEFAULT_SLOTS, RANKS
 from wire.quantization.config import wants_float8_cache
 
@@ -42,7 +44,7 @@ class Model:
     adapter_room: for how many further adapters, which come while it serves. max_adapter_rank: None: any that is read.
     slots: of the device, into which adapters are copied; None: rows have them where they were loaded. adapter_folders:
     by their names, of the adapters of a model without a spec, whose layers are known when it is loaded. targets: what
-    of `spec` takes adapters; None: it gets none."""
+    of `spec` takes adapters; None: it gets none. warnings: what the operator should know of the files."""
 
     checkpoint: Checkpoint
     name: str
@@ -56,6 +58,7 @@ class Model:
     slots: SlotSizes | None = None
     adapter_folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     targets: Targets | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def describe(
@@ -75,6 +78,7 @@ def describe(
             "merged: give the base model as --model-id, and name the adapter in --lora-adapters"
         )
     config = ModelConfig(checkpoint.fields)
+    warnings = [] if scheme.warning is None else [scheme.warning]
     try:
         spec = spec_of(config)
     except UnknownFamilyError:
@@ -82,14 +86,18 @@ def describe(
             raise StartupError(
                 f"--rope-scaling is not served for {config.model_type}: set it in the model's config.json"
             ) from None
-        return Model(checkpoint=checkpoint, name=name, config=config, spec=None, scheme=scheme)
+        return Model(
+            checkpoint=checkpoint, name=name, config=config, spec=None, scheme=scheme, warnings=tuple(warnings)
+        )
     if rope_factor is not None:
         spec = with_linear_rope(spec, rope_factor)
     if config.model_type in TEXT_TYPES:
         spec, checkpoint = _text_part(spec, checkpoint, config)
         if vision_family(checkpoint.fields) is None:
-            logger.warning("Only the text model of %s is loaded: images are not served", config.model_type)
-    model = Model(checkpoint=checkpoint, name=name, config=config, spec=spec, scheme=scheme)
+            warnings.append(f"Only the text model of {config.model_type} is loaded: images are not served")
+    spec, warning = with_stored_head(spec, checkpoint, config)
+    warnings += [] if warning is None else [warning]
+    model = Model(checkpoint=checkpoint, name=name, config=config, spec=spec, scheme=scheme, warnings=tuple(warnings))
     return model if checkpoint.merged is None else _merging(model, spec, checkpoint.merged)
 
 
@@ -117,13 +125,12 @@ def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple
         path: Header({name: one for name, one in header.tensors.items() if name.startswith(prefixes)}, header.metadata)
         for path, header in checkpoint.headers.items()
     }
-    # Files that do not say whether the head is tied mean different things by model type; the tensors tell.
-    has_head = any(name.startswith(names.head + ".") for name in stored)
-    tied = not has_head or config.get("tie_word_embeddings") is True
+    others = tuple(name for name in stored if not name.startswith(prefixes))
+    check_leftover((name for name in others if not is_of_tower(name)), config.model_type, lambda name: None)
     shapes = {name: one.shape for header in headers.values() for name, one in header.tensors.items()}
     mlps = [_as_stored(mlp, f"{names.layers}.{layer}.", shapes, spec) for layer, mlp in enumerate(spec.mlps)]
-    spec = dataclasses.replace(spec, names=names, tied_head=tied, mlps=tuple(mlps))
-    return spec, dataclasses.replace(checkpoint, headers=headers)
+    spec = dataclasses.replace(spec, names=names, mlps=tuple(mlps))
+    return spec, dataclasses.replace(checkpoint, headers=headers, other=others)
 
 
 def _as_stored(mlp: MlpSpec | None, prefix: str, shapes: Mapping[str, Sequence[int]], spec: Spec) -> MlpSpec | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from model_server.errors import StartupError
 from model_server.quantization.forms import Plain
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import FLOATING, WeightReader
+from wire.text.counting import counted
 
 
 class PlainFormat:
@@ -39,10 +42,8 @@ def tensor_name(reader: WeightReader, module: str) -> str:
 
 def _fill(out: Tensor, reader: WeightReader, part: Part, wanted: MatrixSlice) -> None:
     name = tensor_name(reader, part.name)
-    if wanted.expert is None:
-        across = int(wanted.transposed)
-        _expect(reader, name, across, part.num_rows)
-        _expect(reader, name, 1 - across, wanted.num_columns)
+    sizes = [wanted.num_columns, part.num_rows] if wanted.transposed else [part.num_rows, wanted.num_columns]
+    _expect(reader, name, sizes if wanted.expert is None else [wanted.num_experts, *sizes])
     if wanted.transposed:
         first = 0
         for start, stop in part.rows:
@@ -61,8 +62,14 @@ def _fill(out: Tensor, reader: WeightReader, part: Part, wanted: MatrixSlice) ->
         reader.fill(out, name, part.rows, wanted.columns, index=wanted.expert, place=place, unit=unit)
 
 
-def _expect(reader: WeightReader, name: str, dimension: int, size: int | None) -> None:
+def _expect(reader: WeightReader, name: str, sizes: Sequence[int | None]) -> None:
     shape = reader.shape(name)
-    if len(shape) != 2 or (size is not None and shape[dimension] != size):
-        asked = "a matrix" if size is None else f"{size} at dimension {dimension}"
-        raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {asked}")
+    if len(shape) != len(sizes):
+        raise StartupError(
+            f"weight {name} has shape {list(shape)}; the config asks for {counted(len(sizes), 'dimension')}"
+        )
+    for dimension, size in enumerate(sizes):
+        if size is not None and shape[dimension] != size:
+            raise StartupError(
+                f"weight {name} has shape {list(shape)}; the config asks for {size} at dimension {dimension}"
+            )

@@ -140,6 +140,9 @@ class ReplacedMatrices:
     def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
         return self._base.raw(name, rows, columns)
 
+    def skip(self, *names: str) -> None:
+        self._base.skip(*names)
+
     def fill(
         self, out: Tensor, name: str, rows: Sequence[Range], columns: Range | None = None, *,
         index: int | None = None, place: Place = Tensor.copy_, unit: int = 1,

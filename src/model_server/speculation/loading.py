@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 from model_server.weights.header import read_headers
+from model_server.weights.leftover import check_leftover
 from model_server.weights.locate import resolve, weight_files
 from model_server.weights.reader import SafetensorsReader
 from wire.model_files import read_object
@@ -202,6 +204,9 @@ def _load_heads(
     with reading as reader:
         loader = Loader(reader, placement.device, placement.ranks.tensor)
         made = Heads(load(found, number, spec, base, loader), number, _width(spec), loader)
+        # Heads may be more than the tokens that are drafted.
+        unread = [name for name in reading.unread if not any(int(n) >= number for n in re.findall(r"\d+", name)[:1])]
+        check_leftover(unread, heads.kind.value, lambda name: None)
     if placement.ranks.world.rank == 0:
         logger.info("Drafts by %s, %d heads, %.1f MiB of weights", heads.kind.value, number, made.weight_bytes / 2**20)
     return made
@@ -215,6 +220,8 @@ def _load_eagle(
     )
     with reading as reader:
         made = load_eagle(found.fields, reader, spec, base, placement, attention)
+        # Which of the base model's tokens are the drafter's, the other way round.
+        check_leftover(reading.unread, "EAGLE-3", lambda name: None, known=(r"^t2d$",))
     if placement.ranks.world.rank == 0:
         logger.info("Drafts by EAGLE-3, %.1f MiB of weights", made.weight_bytes / 2**20)
     return made
@@ -226,6 +233,9 @@ def _load_mtp(model: Model, spec: Spec, base: Decoder, placement: Placement) -> 
     )
     with reading as reader:
         made = load_mtp(reader, spec, model.scheme, base, placement)
+        own = f"{spec.names.layers}.{spec.num_layers}."
+        unread = [name for name in reading.unread if name.startswith((own, own.removeprefix(spec.names.base)))]
+        check_leftover(unread, "multi-token prediction", lambda name: None, known=spec.left_over)
     if placement.ranks.world.rank == 0:
         logger.info("Drafts by multi-token prediction, %.1f MiB of weights", made.weight_bytes / 2**20)
     return made

@@ -34,7 +34,7 @@ def load_encoder(
     directory, dtype = checkpoint.directory, placement.dtype
     if tower is None:
         with torch.inference_mode():
-            tower = load_tower(directory, name, family, placement.device, dtype)
+            tower = load_tower(directory, name, family, placement.device, dtype, checkpoint.other)
     files = None
     text = family_name(checkpoint.fields)
     if text is not None:

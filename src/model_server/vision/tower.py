@@ -14,6 +14,8 @@ from torch import Tensor
 from model_server.errors import RequestError, StartupError
 from model_server.vision.families import VisionFamily
 from model_server.vision.image import Encoded, Image
+from model_server.weights.leftover import check_leftover
+from model_server.weights.library_names import StoredNames
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +60,18 @@ def _rows(found: Tensor | Sequence[Tensor]) -> Tensor:
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
-def load_tower(directory: Path, name: str, family: VisionFamily, device: torch.device, dtype: torch.dtype) -> Tower:
+def load_tower(
+    directory: Path,
+    name: str,
+    family: VisionFamily,
+    device: torch.device,
+    dtype: torch.dtype,
+    stored: Iterable[str] = (),
+) -> Tower:
     """Read the vision part of the checkpoint in `directory`, of model type `name`. Imports transformers: seconds.
 
-    Raises StartupError, one line, if a tensor of the tower is missing or has another shape than the config's.
+    stored: the names of its tensors, all of which must be read. Raises StartupError, one line, if a tensor of the tower
+    is missing, has another shape than the config's, or has no place.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -92,6 +102,8 @@ def load_tower(directory: Path, name: str, family: VisionFamily, device: torch.d
     mismatched = sorted(_not_text(key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]))
     if mismatched:
         raise StartupError(f"the vision tower of {name} cannot be loaded: weight {mismatched[0]} has another shape")
+    names = StoredNames(tower)
+    check_leftover(names.without_place(stored), name, lambda name: None, known=names.left_over)
     image_token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
     if type(image_token) is not int:
         raise StartupError(f"config.json of {name} has no `image_token_id`")

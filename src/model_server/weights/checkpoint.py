@@ -45,13 +45,15 @@ _NEED_BFLOAT16 = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """What was found. fields: config.json. headers: of each weight file, by path. file_bytes: size of all of these.
-    merged: the folder of an adapter that is merged into the weights when they are read; None: there is none."""
+    merged: the folder of an adapter that is merged into the weights when they are read; None: there is none. other:
+    tensors in the files that are not in the headers: they are of what reads images for the model."""
 
     directory: Path
     fields: Mapping[str, Any]
     headers: Mapping[Path, Header]
     file_bytes: int
     merged: Path | None = None
+    other: tuple[str, ...] = ()
 
     @property
     def needs_bfloat16(self) -> bool:

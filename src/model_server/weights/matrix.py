@@ -54,7 +54,7 @@ class MatrixSlice:
     """Rows of one or several stored matrices, one after another, and the same columns of each.
 
     num_columns: of every stored matrix; None: at least those that are asked for. transposed: stored as [in, out].
-    expert: which matrix of a tensor that holds those of all experts. whole: the columns of a whole row, where the
+    expert: which matrix of a tensor that holds those of all `num_experts`. whole: the columns of a whole row, where the
     stored one is longer, since it holds several matrices.
     """
 
@@ -63,6 +63,7 @@ class MatrixSlice:
     num_columns: int | None = None
     transposed: bool = False
     expert: int | None = None
+    num_experts: int | None = None
     whole: Range | None = None
 
     def of(self, parts: tuple[Part, ...]) -> MatrixSlice:

@@ -74,6 +74,9 @@ class WeightReader(Protocol):
     def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
         """A tensor as it is stored; see `SafetensorsReader`."""
 
+    def skip(self, *names: str) -> None:
+        """Count these tensors as read, those that there are: what reads their module needs no numbers of them."""
+
 
 def copy_into(destination: Tensor, source: Tensor) -> None:
     destination.copy_(source)
@@ -102,6 +105,7 @@ class SafetensorsReader:
         self._base_prefix = base_prefix
         self._handles: list[Any] = []
         self._file_of: dict[str, tuple[Any, Path, Stored]] = {}
+        self._unread: dict[str, Stored] = {}
         for path, header in headers.items():
             try:
                 handle = _opened(path, header, mapped=mapped)
@@ -114,6 +118,7 @@ class SafetensorsReader:
                     other = self._file_of[name][1].name
                     raise StartupError(f"Key {name} was found in multiple files: {path.name} and {other}")
                 self._file_of[name] = (handle, path, stored)
+                self._unread[name] = stored
 
     def __enter__(self) -> SafetensorsReader:
         return self
@@ -138,6 +143,11 @@ class SafetensorsReader:
     @property
     def device(self) -> torch.device:
         return self._device
+
+    @property
+    def unread(self) -> Mapping[str, Stored]:
+        """The tensors that nothing has read so far, in the order of the files, by the names that these have."""
+        return self._unread
 
     def read_to_host(self) -> None:
         """What is read from now on is in host memory."""
@@ -196,6 +206,10 @@ class SafetensorsReader:
         part: Tensor = self._view(name)[tuple(slice(*cut) for cut in given) or ...]
         return part.to(self._device, copy=True)
 
+    def skip(self, *names: str) -> None:
+        for name in names:
+            self._unread.pop(self._find(name) or name, None)
+
     def _check(self, name: str, rows: Sequence[Range], columns: Range | None = None, index: int | None = None) -> None:
         """Raises StartupError unless the tensor holds what is asked for."""
         shape = self.shape(name)
@@ -249,6 +263,7 @@ class SafetensorsReader:
         found = self._find(name)
         assert found is not None
         handle, path, _ = self._file_of[found]
+        self._unread.pop(found, None)
         try:
             return handle.get_slice(found)
         except SafetensorError as error:

@@ -95,15 +95,24 @@ class Loader:
     def has(self, name: str) -> bool:
         return self.reader.has(name)
 
-    def rows(self, name: str, ranges: Sequence[Range], num_columns: int | None = None) -> Tensor:
-        """Rows of the tensor `name`, which has `num_columns` columns, or is a vector if that is None."""
-        if num_columns is not None:
-            self._expect(name, 1, num_columns)
+    def rows(
+        self, name: str, ranges: Sequence[Range], num_columns: int | None = None, num_rows: int | None = None
+    ) -> Tensor:
+        """Rows of the tensor `name`. num_columns, num_rows: of the whole tensor; None: any number."""
+        for dimension, size in enumerate((num_rows, num_columns)):
+            if size is not None:
+                self._expect(name, dimension, size)
         return self._count(self.reader.rows(name, ranges))
 
-    def exact(self, name: str, ranges: Sequence[Range]) -> Tensor:
-        """Rows in float32, whatever the type of the model: for numbers that are compared or exponentiated."""
-        return self._count(self.reader.rows(name, ranges, torch.float32))
+    def vector(self, name: str, ranges: Sequence[Range], size: int | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Numbers of a vector that has `size` of them, None: any number; `dtype` instead of the model's.
+
+        Raises StartupError for another shape.
+        """
+        shape = self.reader.shape(name)
+        if len(shape) != 1 or size not in (None, *shape):
+            raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {[size]}")
+        return self._count(self.reader.rows(name, ranges, dtype))
 
     def whole(self, name: str) -> Tensor:
         """All of a tensor."""
@@ -123,8 +132,8 @@ class Loader:
         return form
 
     def dense(self, name: str, num_rows: int, num_columns: int) -> Tensor:
-        """The first rows of a matrix in the model's type, whatever it is stored in."""
-        part = Part(name, ((0, num_rows),), None)
+        """A whole matrix in the model's type, whatever it is stored in."""
+        part = Part(name, ((0, num_rows),), num_rows)
         wanted = MatrixSlice(parts=(part,), columns=(0, num_columns), num_columns=num_columns)
         return self.decoded(wanted)
 
@@ -151,7 +160,7 @@ class Loader:
         biases: list[Tensor] = []
         for part in parts:
             if self.has(part.name + ".bias"):
-                bias = self.rows(part.name + ".bias", part.rows)
+                bias = self.vector(part.name + ".bias", part.rows, part.num_rows)
                 biases.append(bias if part.order is None else part.order.apply(bias))
         if biases and len(biases) < len(parts):
             raise StartupError(f"weight {parts[0].name}.bias: either all biases of this layer must exist or none")
@@ -167,13 +176,15 @@ class Loader:
     def row_linear(self, name: str, columns: Range, num_rows: int, *, transposed: bool = False) -> Linear:
         """This rank's columns of a matrix. Summed over the ranks, its bias must count once: rank 0 has it."""
         part = Part(name, ((0, num_rows),), num_rows)
-        form = self.matrix(MatrixSlice(parts=(part,), columns=columns, transposed=transposed))
-        is_first = self.tensor_group.rank == 0
-        bias = self.rows(name + ".bias", [(0, num_rows)]) if is_first and self.has(name + ".bias") else None
         # Every rank has as many columns.
-        whole = MatrixSlice(
-            parts=(part,), columns=(0, (columns[1] - columns[0]) * self.tensor_group.size), transposed=transposed
-        )
+        width = (columns[1] - columns[0]) * self.tensor_group.size
+        form = self.matrix(MatrixSlice(parts=(part,), columns=columns, num_columns=width, transposed=transposed))
+        is_first = self.tensor_group.rank == 0
+        bias = None
+        if is_first and self.has(name + ".bias"):
+            bias = self.vector(name + ".bias", [(0, num_rows)], num_rows)
+        self.reader.skip(name + ".bias")
+        whole = MatrixSlice(parts=(part,), columns=(0, width), num_columns=width, transposed=transposed)
         product = Product(
             parts=(part,),
             columns=columns,
@@ -191,8 +202,12 @@ class Loader:
         """A norm over `size` numbers of every token, the same on every rank."""
         if not self.norm_affine:
             return self.fused.layer_norm(None, None, self.norm_eps)
-        bias = self.rows(name + ".bias", [(0, size)]) if self.has(name + ".bias") else None
-        return self.norm_of(self.rows(name + ".weight", [(0, size)]), bias)
+        bias = self.vector(name + ".bias", [(0, size)], size) if self.has_norm_bias(name) else None
+        return self.norm_of(self.vector(name + ".weight", [(0, size)], size), bias)
+
+    def has_norm_bias(self, name: str) -> bool:
+        """Whether a norm has a bias. RMS norms have none, whatever the files hold."""
+        return self.norm_kind == "layer" and self.has(name + ".bias")
 
     def norm_of(self, weight: Tensor, bias: Tensor | None) -> AddNorm:
         """A norm of the model's kind with a stored weight [n] or [heads, n]."""

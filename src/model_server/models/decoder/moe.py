@@ -106,16 +106,19 @@ class Moe:
             return RoutedMlp(router, experts)
         gate = None
         if self.shared_gate is not None:
-            part = Part(prefix + self.shared_gate, ((0, 1),), None)
+            part = Part(prefix + self.shared_gate, ((0, 1),), 1)
             gate = loader.column_linear([part], spec.hidden_size, as_stored=True)
         return SharedMlp(RoutedMlp(router, experts), self._shared(loader, spec, index), gate)
 
     def _router(self, loader: Loader, prefix: str, hidden_size: int) -> Router:
-        rows = [(0, self.routing.num_experts)]
+        count = self.routing.num_experts
+        rows = [(0, count)]
         name = prefix + self.router
-        bias = loader.rows(name + ".bias", rows) if loader.has(name + ".bias") else None
-        correction = None if self.correction is None else loader.exact(prefix + self.correction, rows)
-        weight = loader.dense(name, self.routing.num_experts, hidden_size)
+        bias = loader.vector(name + ".bias", rows, count) if loader.has(name + ".bias") else None
+        correction = None
+        if self.correction is not None:  # compared: in float32, whatever the type of the model
+            correction = loader.vector(prefix + self.correction, rows, count, torch.float32)
+        weight = loader.dense(name, count, hidden_size)
         part = Part(name, tuple(rows), len(weight))
         product = Product(parts=(part,), columns=None, weight=lambda: weight.float(), bias=bias)
         linear = loader.adapted(RouterLinear(self.routing, weight, bias), product)
@@ -193,16 +196,18 @@ class SeparateExperts:
         return found
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
-        start, stop = share = loader.share(moe.intermediate_size)
+        size = moe.intermediate_size
+        start, stop = share = loader.share(size)
         name = f"{prefix}{self.experts}.{expert}."
         up = MatrixSlice(
-            parts=tuple(Part(name + part, (share,), None) for part in (self.gate, self.up)),
+            parts=tuple(Part(name + part, (share,), size) for part in (self.gate, self.up)),
             columns=(0, hidden_size),
             num_columns=hidden_size,
         )
-        down = MatrixSlice(parts=(Part(name + self.down, ((0, hidden_size),), None),), columns=share)
-        whole = replace(down, columns=(0, moe.intermediate_size))
-        size, fused = moe.intermediate_size, prefix + self.fused
+        part = Part(name + self.down, ((0, hidden_size),), hidden_size)
+        down = MatrixSlice(parts=(part,), columns=share, num_columns=size)
+        whole = replace(down, columns=(0, size))
+        fused = prefix + self.fused
         rows = ExpertRows(name=f"{fused}.{_UP}", expert=expert, rows=(share, (size + start, size + stop)))
         up_product = Product(
             parts=up.parts, columns=None, weight=lambda: loader.read_again(up, torch.float32), expert=rows
@@ -235,15 +240,16 @@ class FlatExperts:
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
         first = expert * moe.intermediate_size
         start, stop = loader.share(moe.intermediate_size)
-        rows = (first + start, first + stop)
+        rows, of_all = (first + start, first + stop), moe.routing.num_experts * moe.intermediate_size
         up = MatrixSlice(
-            parts=tuple(Part(prefix + name, (rows,), None) for name in (self.gate, self.up)),
+            parts=tuple(Part(prefix + name, (rows,), of_all) for name in (self.gate, self.up)),
             columns=(0, hidden_size),
             num_columns=hidden_size,
         )
         down = MatrixSlice(
             parts=(Part(prefix + self.down, ((0, hidden_size),), hidden_size),),
             columns=rows,
+            num_columns=of_all,
             transposed=True,
             whole=(first, first + moe.intermediate_size),
         )
@@ -279,17 +285,19 @@ class StackedExperts:
         size = moe.intermediate_size
         start, stop = share = loader.share(size)
         halves = ((2 * start, 2 * stop),) if self.interleaved else (share, (size + start, size + stop))
-        up_name, down_name = prefix + self.up, prefix + self.down
-        up = loader.matrix(self._slice(up_name, expert, halves, (0, hidden_size)))
-        down = loader.matrix(self._slice(down_name, expert, ((0, hidden_size),), share))
+        up_name, down_name, count = prefix + self.up, prefix + self.down, moe.routing.num_experts
+        up = loader.matrix(self._slice(Part(up_name, halves, 2 * size), expert, (0, hidden_size), (count, hidden_size)))
+        part = Part(down_name, ((0, hidden_size),), hidden_size)
+        down = loader.matrix(self._slice(part, expert, share, (count, size)))
         up_bias = down_bias = None
         if loader.has(up_name + "_bias"):
-            bias = loader.rows(up_name + "_bias", [(expert, expert + 1)], 2 * size)[0]
+            bias = loader.rows(up_name + "_bias", [(expert, expert + 1)], 2 * size, count)[0]
             up_bias = torch.cat([bias[a:b] for a, b in halves])
         if (
             loader.has(down_name + "_bias") and loader.tensor_group.rank == 0
         ):  # summed over the ranks it must count once
-            down_bias = loader.rows(down_name + "_bias", [(expert, expert + 1)], hidden_size)[0]
+            down_bias = loader.rows(down_name + "_bias", [(expert, expert + 1)], hidden_size, count)[0]
+        loader.reader.skip(down_name + "_bias")
         gate_first = None
         if self.interleaved:
             gate_first = torch.arange(2 * (stop - start), device=loader.device).view(-1, 2).t().flatten()
@@ -306,10 +314,17 @@ class StackedExperts:
     def _module(self) -> str:
         return self.fused or self.up.rpartition(".")[0]
 
-    def _slice(self, name: str, expert: int, rows: tuple[Range, ...], columns: Range) -> MatrixSlice:
-        """A part of one expert's matrix [out, in]."""
-        parts = (Part(name, rows, None),)
-        return MatrixSlice(parts=parts, columns=columns, transposed=not self.rows_first, expert=expert)
+    def _slice(self, part: Part, expert: int, columns: Range, sizes: tuple[int, int]) -> MatrixSlice:
+        """A part of one expert's matrix [out, in]. sizes: how many experts there are, and inputs of each."""
+        num_experts, num_columns = sizes
+        return MatrixSlice(
+            parts=(part,),
+            columns=columns,
+            num_columns=num_columns,
+            transposed=not self.rows_first,
+            expert=expert,
+            num_experts=num_experts,
+        )
 
 
 def _without_lengths() -> Tensor:

@@ -88,6 +88,7 @@ class Spec:
     vocab_size: int
     max_positions: int | None  # None: unbounded
     names: Names = Names()
+    left_over: tuple[str, ...] = ()  # patterns of tensors that files of the family hold, and that it does not need
     transposed: bool = False  # matrices of the blocks are stored [in, out]
 
     block: BlockKind = "sequential"
@@ -100,7 +101,7 @@ class Spec:
     embedding_size: int | None = None  # None: hidden_size
     embedding_multiplier: float = 1.0
     position_offset: int = 0
-    tied_head: bool  # the head is the embedding even if the file holds another
+    tied_head: bool  # the head is the embedding, unless the file holds another one
     normalized_head: bool = False  # its rows have length 1
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None

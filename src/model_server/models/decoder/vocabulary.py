@@ -77,7 +77,7 @@ def _matrix(loader: Loader, spec: Spec, name: str, rows: Range) -> Form:
 
 def _slice(spec: Spec, name: str, rows: Range) -> MatrixSlice:
     width = _embedding_width(spec)
-    return MatrixSlice(parts=(Part(name, (rows,), None),), columns=(0, width), num_columns=width)
+    return MatrixSlice(parts=(Part(name, (rows,), spec.vocab_size),), columns=(0, width), num_columns=width)
 
 
 def _table(loader: Loader, spec: Spec, module: str, stored: str, form: Form) -> Table:
@@ -102,13 +102,13 @@ def _input(loader: Loader, spec: Spec, rows: Form, stored: str) -> InputEmbeddin
     table = None
     if names.positions is not None:
         table = loader.whole(names.positions + ".weight")
-        if spec.max_positions is not None and len(table) < spec.max_positions + spec.position_offset:
+        if spec.max_positions is not None and len(table) != spec.max_positions + spec.position_offset:
             raise StartupError(
                 f"weight {names.positions}.weight has {len(table)} rows; the config asks for "
                 f"{spec.max_positions + spec.position_offset}"
             )
     if names.embedding_projection is not None and loader.holds(names.embedding_projection):
-        part = Part(names.embedding_projection, ((0, spec.hidden_size),), None)
+        part = Part(names.embedding_projection, ((0, spec.hidden_size),), spec.hidden_size)
         projection = loader.column_linear([part], _embedding_width(spec), as_stored=True)
     if spec.embedding_multiplier != 1.0:
         # It has the weights' dtype, as transformers multiplies: in bfloat16 Gemma's root of the width is a rounded one.
@@ -135,17 +135,17 @@ def _output(loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *,
     names, projection = spec.names, None
     if spec.normalized_head:
         form = Plain(F.normalize(form.dequantize(loader.reader.dtype)))
-    bias = loader.rows(names.head + ".bias", [rows]) if loader.has(names.head + ".bias") else None
+    bias = loader.vector(names.head + ".bias", [rows], spec.vocab_size) if loader.has(names.head + ".bias") else None
     norm = None if names.norm is None else loader.norm(names.norm, spec.hidden_size)
     if names.output_projection is not None and loader.holds(names.output_projection):
-        part = Part(names.output_projection, ((0, _embedding_width(spec)),), None)
+        part = Part(names.output_projection, ((0, _embedding_width(spec)),), _embedding_width(spec))
         projection = loader.column_linear([part], spec.hidden_size, as_stored=True)
     table = None
     if not spec.normalized_head:
         tied_to = names.embedding if spec.tied_head or stored != names.head else None
         table = HeadTable(table=_table(loader, spec, names.head, stored, form), rows=rows, bias=bias, tied_to=tied_to)
     product = Product(
-        parts=(Part(names.head, (rows,), None),),
+        parts=(Part(names.head, (rows,), spec.vocab_size),),
         columns=None,
         weight=lambda: loader.read_again(_slice(spec, stored, rows), torch.float32, as_stored=True),
         bias=bias,

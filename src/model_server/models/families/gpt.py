@@ -8,6 +8,9 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base, one_window
 
+# Masks of causal attention, which older files hold.
+MASKS = (r"\.(attn|attention)\.(bias|masked_bias)$",)
+
 # GPT-2's words for what others call otherwise.
 GPT2_FIELDS: dict[str, str | tuple[str, ...]] = {
     "hidden_size": "n_embd",
@@ -66,6 +69,7 @@ def _gpt2(config: ModelConfig, names: Names, num_kv_heads: int | None, activatio
         norm="layer",
         gated=False,
         ropes=(None,) * config.count("num_hidden_layers"),
+        left_over=MASKS,
     )
     return plain if config.flag("scale_attn_weights", True) else replace(plain, scale=1.0)
 
@@ -101,6 +105,7 @@ def gptj(config: ModelConfig) -> Spec:
         ropes=(config.rope(rotary_dim, config.count("max_position_embeddings", 2048)),)
         * config.count("num_hidden_layers"),
         rope_pairs_adjacent=True,
+        left_over=MASKS,
     )
 
 
@@ -131,6 +136,7 @@ def gpt_neox(config: ModelConfig) -> Spec:
         norm="layer",
         gated=False,
         packing="grouped",
+        left_over=MASKS,
     )
 
 
@@ -164,6 +170,7 @@ def opt(config: ModelConfig) -> Spec:
         gated=False,
         ropes=(None,) * config.count("num_hidden_layers"),
         position_offset=2,
+        left_over=(r"decoder\.version$",),
         embedding_size=config.count("word_embed_proj_dim", config.count("hidden_size")),
     )
 

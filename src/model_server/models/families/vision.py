@@ -91,6 +91,13 @@ DEFAULTS: dict[str, dict[str, float]] = {
 BASES = ("model.language_model.", "language_model.model.", "model.text_model.", "model.")
 """What the names of the text model's tensors have begun with, at one time or another."""
 
+_TOWERS = (
+    "aligner", "connector", "image_newline", "image_tower", "mm_projector", "multi_modal_projector", "video_tower",
+    "vision_model", "vision_tower", "visual", "visual_embeddings_table",
+)  # fmt: skip
+# What holds the parts of a model.
+_MODEL = "model."
+
 _HEAD = "language_model.lm_head"
 
 
@@ -114,6 +121,11 @@ def text_config(config: ModelConfig) -> ModelConfig:
         missing["head_dim"] = text.count("hidden_size", 4096) // text.count("num_attention_heads", 32)
     text_type = _SAME_TEXT.get(text.model_type, text.model_type)
     return _rope_kind(text.replaced(model_type=text_type, **missing), config.model_type)
+
+
+def is_of_tower(tensor: str) -> bool:
+    """Whether a tensor is of what makes rows for the text model of an image, and not of the text model."""
+    return tensor.removeprefix(_MODEL).split(".")[0] in _TOWERS
 
 
 def text_names(names: Names, tensors: Iterable[str]) -> Names:

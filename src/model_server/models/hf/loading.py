@@ -14,6 +14,8 @@ from model_server.models.hf.crossing import CROSSING
 from model_server.models.hf.merge import merge
 from model_server.models.hf.quantized import Exchange, forget_config
 from model_server.models.model import Model
+from model_server.weights.leftover import check_leftover
+from model_server.weights.library_names import StoredNames
 from wire.model_files import POSITIONS, check_small_file
 
 _READ_BY_LIBRARY = ("config.json", "generation_config.json", "adapter_config.json", "model.safetensors.index.json")
@@ -146,11 +148,22 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
         )
     if missing:
         raise StartupError(f"the weights of {hf.model_type} lack {len(missing)} tensors, the first is {missing[0]}")
+    names = StoredNames(model)
+    stored = (name for header in hf.described.checkpoint.headers.values() for name in header.tensors)
+    unread = names.without_place(stored)
     if merged is not None:
         merge(model, merged, hf.described.name)
     if exchange is not None:
         exchange.quantize(model) if quantizes_merged else exchange.fill(model)
         exchange.scheme.report(placement.dtype)
+        unread = [name for name in unread if name in exchange.reader.unread]
+    check_leftover(
+        unread,
+        hf.model_type,
+        names.layer_beyond,
+        known=names.left_over,
+        warns=placement.ranks.world.rank == 0,
+    )
     return model.eval().requires_grad_(False)
 
 

@@ -21,9 +21,12 @@ from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear
+from model_server.models.hf.experts import DOWN, UP, AbsentExperts, ExpertPlaces
 from model_server.models.model import Model, plain_only
 from model_server.quantization.forms import Form
 from model_server.quantization.scheme import Scheme
+from model_server.weights.leftover import natural_order
+from model_server.weights.library_names import Place, StoredNames
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import SafetensorsReader
 
@@ -55,10 +58,12 @@ class QuantizedLinear(nn.Module):
 
 
 class _Absent(nn.Module):
-    """Stands for a layer until its matrix is read; transformers finds nothing in it to load."""
+    """Stands for a layer until its matrix is read; transformers finds nothing in it to load. stored: the module's name
+    in the files."""
 
-    def __init__(self, size: tuple[int, int], *, transposed: bool) -> None:
+    def __init__(self, stored: str, size: tuple[int, int], *, transposed: bool) -> None:
         super().__init__()
+        self.stored = stored
         self.size = size
         self.transposed = transposed
 
@@ -159,16 +164,26 @@ class Exchange:
         for name in list(self._quantized):  # each form goes before the next layer packs its own
             self._replace(model, name, self._quantized.pop(name), self._plain[name][0], factory)
         for name, module in list(model.named_modules()):
-            if not isinstance(module, _Absent):
-                continue
-            num_rows, num_columns = module.size
-            part = Part(name, ((0, num_rows),), num_rows)
-            wanted = MatrixSlice(
-                parts=(part,), columns=(0, num_columns), num_columns=num_columns, transposed=module.transposed
-            )
-            form = self.scheme.read(self.reader, wanted)
-            bias = self.reader.rows(name + ".bias", part.rows) if self.reader.has(name + ".bias") else None
-            _put(model, name, QuantizedLinear(factory.make(form, bias), module.size, self.placement))
+            if isinstance(module, _Absent):
+                _put(model, name, self._linear(module, factory))
+            elif isinstance(module, AbsentExperts):
+                _put(model, name, module.read(self.reader, self.scheme, factory, self.placement))
+
+    def _linear(self, absent: _Absent, factory: LinearFactory) -> QuantizedLinear:
+        num_rows, num_columns = absent.size
+        part = Part(absent.stored, ((0, num_rows),), num_rows)
+        wanted = MatrixSlice(
+            parts=(part,), columns=(0, num_columns), num_columns=num_columns, transposed=absent.transposed
+        )
+        form = self.scheme.read(self.reader, wanted)
+        name, bias = absent.stored + ".bias", None
+        if self.reader.has(name):
+            if self.reader.shape(name) != (num_rows,):
+                raise StartupError(
+                    f"weight {name} has shape {list(self.reader.shape(name))}; the config asks for {[num_rows]}"
+                )
+            bias = self.reader.rows(name, part.rows)
+        return QuantizedLinear(factory.make(form, bias), absent.size, self.placement)
 
     def quantize(self, model: Any) -> None:
         """Quantize the matrices of a model that is loaded, one by one."""
@@ -195,27 +210,48 @@ class Exchange:
         _put(model, name, QuantizedLinear(product, size, self.placement))
 
     def _leave_out(self, model: nn.Module) -> None:
-        for name, module in list(model.named_modules()):
-            if _is_linear(module) and self.scheme.stores(self.reader, name):
+        """Raises StartupError for quantized matrices that are read into something else than linear layers and experts
+        of a known layout: transformers would load them as they are, without their scales."""
+        experts: dict[str, dict[str, list[list[str]]]] = {}
+        for tensor, places in self._places(StoredNames(model)).items():
+            if not any(self.scheme.stores(self.reader, stored) for stored in places):
+                continue
+            name, _, last = tensor.rpartition(".")
+            module, (stored, place) = model.get_submodule(name), next(iter(places.items()))
+            if place.conversion is None and _is_linear(module) and last == "weight":
                 size, transposed = _size(module)
-                _put(model, name, _Absent(size, transposed=transposed))
-        self._check_rest(model)
-
-    def _check_rest(self, model: nn.Module) -> None:
-        """Raises StartupError for quantized matrices that transformers would load as they are, without their scales:
-        those of modules that are not linear layers, and of experts that become one tensor."""
-        places = dict(model.named_modules())
-        names = {
-            name.rpartition(".")[0] for header in self.model.checkpoint.headers.values() for name in header.tensors
-        }
-        for name in sorted(names):
-            short = name.removeprefix(self.prefix)
-            owner = _nearest(places, self.prefix + short) or _nearest(places, short)
-            if owner is not None and list(owner.parameters(recurse=False)) and self.scheme.stores(self.reader, name):
+                _put(model, name, _Absent(stored, size, transposed=transposed))
+                continue
+            of_each = None if place.conversion is None else ExpertPlaces(places).of_each()
+            if of_each is None or last not in (UP, DOWN):
                 raise StartupError(
-                    f"{self.model.config.model_type} is stored as {self.scheme.method}, and {name} is no linear layer "
-                    "of transformers: only these are served quantized by the transformers runner"
+                    f"{self.model.config.model_type} is stored as {self.scheme.method}, and {stored} is no linear "
+                    "layer of transformers, nor an expert: only these are served quantized by the transformers runner"
                 )
+            experts.setdefault(name, {})[last] = of_each
+        for name, parts in experts.items():
+            _put(model, name, AbsentExperts(name, model.get_submodule(name), parts))
+
+    def _places(self, names: StoredNames) -> dict[str, dict[str, Place]]:
+        """For each tensor of the model the stored modules whose matrices it is made of."""
+        found: dict[str, dict[str, Place]] = {}
+        modules = {}
+        for tensor in sorted(self.reader.unread, key=natural_order):
+            stored = self._module_of(tensor)
+            if stored is not None and stored not in modules:
+                modules[stored] = place = names.place(stored + ".weight")
+                if place is not None:
+                    found.setdefault(place.name, {})[stored] = place
+        return found
+
+    def _module_of(self, tensor: str) -> str | None:
+        """The stored module whose matrix a tensor is, or is a part of."""
+        name = tensor
+        while name:
+            name = name.rpartition(".")[0]
+            if name and self.scheme.holds(self.reader, name):
+                return name
+        return None
 
 
 def check_quantized(model: Model, num_ranks: int, state: str | None) -> None:
@@ -292,13 +328,6 @@ def _config_class() -> Callable[[Exchange], Any]:
     }
     made: Any = type("Config", (QuantizationConfigMixin,), members)
     return made  # type: ignore[no-any-return]
-
-
-def _nearest(places: Mapping[str, nn.Module], name: str) -> nn.Module | None:
-    """The module of that name, or else the one that is nearest around it, below the model itself."""
-    while name and name not in places:
-        name = name.rpartition(".")[0]
-    return places[name] if name else None
 
 
 def _is_linear(module: nn.Module) -> bool:

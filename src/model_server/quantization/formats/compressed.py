@@ -16,7 +16,7 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.quantization.formats.common.grouped import Grouped, keep, read_index, read_words
-from model_server.quantization.formats.common.storage import block_scales, expect_size, refuse_stacks
+from model_server.quantization.formats.common.storage import block_scales, expect_size, refuse_stacks, skip_inputs
 from model_server.quantization.formats.common.targets import Weights, targets_of
 from model_server.quantization.formats.common.words import num_words, unpack, words_of
 from model_server.quantization.forms import Form
@@ -53,6 +53,7 @@ class CompressedFormat:
 
     def _part(self, reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
         said = self._targets.weights_of(part.name)
+        skip_inputs(reader, part.name)
         if reader.has(part.name + ".weight_packed"):
             return _packed(reader, part, wanted, said)
         return _bytes(reader, part, wanted, said)

@@ -17,7 +17,7 @@ from torch import Tensor
 from model_server.errors import StartupError
 from model_server.quantization.formats.common.e2m1 import keep_part, powers
 from model_server.quantization.formats.common.grouped import finite
-from model_server.quantization.formats.common.storage import refuse_stacks
+from model_server.quantization.formats.common.storage import refuse_stacks, skip_inputs
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import Codes, cat
 from model_server.weights.matrix import MatrixSlice, Part
@@ -53,6 +53,7 @@ def _part(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
     assert name is not None
     if reader.has(part.name + ".pre_quant_scale"):
         raise StartupError(f"weight {part.name}.pre_quant_scale scales the inputs of 4-bit floats; that is not served")
+    skip_inputs(reader, part.name)
     shape = reader.shape(name)
     asked = part.num_rows, wanted.num_columns
     if len(shape) != 2 or any(

@@ -18,6 +18,7 @@ from model_server.quantization.formats.common.storage import (
     expect_size,
     kept_rows,
     refuse_stacks,
+    skip_inputs,
 )
 from model_server.quantization.formats.common.targets import targets_of
 from model_server.quantization.forms.float8 import Fp8, cat, rows_of_blocks
@@ -54,6 +55,7 @@ class Fp8Format:
         size = expect_size(reader, name, part.num_rows, wanted.num_columns)
         weight = torch.cat([reader.raw(name, rows, wanted.columns) for rows in part.rows])
         stored, block = block_scales(reader, part.name, size, self._block_of(part.name))
+        skip_inputs(reader, part.name)
         rows = kept_rows(part, weight.device)
         if part.order is not None:
             weight = part.order.apply(weight)

@@ -51,6 +51,7 @@ class MarlinFormat:
 
     def _part(self, reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
         name = part.name + ".B"
+        reader.skip(part.name + ".workspace")  # memory of the kernel
 
         def codes(rows: Range, columns: Range) -> Tensor:
             first, last = rows[0] // WIDTH, -(-rows[1] // WIDTH)

@@ -64,10 +64,12 @@ def _stored(reader: WeightReader, name: str, wanted: MatrixSlice) -> tuple[Tenso
     types = {reader.stored(name + "_blocks"), reader.stored(name + "_scales")}
     if not types <= {"U8", "F8_E8M0"}:
         raise StartupError(f"weight {name}_blocks or its scales are stored as {', '.join(sorted(types))}, not as bytes")
-    if wanted.expert is None or wanted.expert >= shape[0]:
-        raise StartupError(f"weight {name}_blocks holds {shape[0]} experts; the config asks for {wanted.expert}")
+    if wanted.expert is None or wanted.expert >= shape[0] or wanted.num_experts not in (None, shape[0]):
+        asked = wanted.expert if wanted.num_experts is None else wanted.num_experts
+        raise StartupError(f"weight {name}_blocks holds {shape[0]} experts; the config asks for {asked}")
     last = max(stop for part in wanted.parts for _, stop in part.rows)
-    if last > shape[1]:
-        raise StartupError(f"weight {name}_blocks has {shape[1]} outputs; the config asks for {last} at least")
+    if last > shape[1] or any(part.num_rows not in (None, shape[1]) for part in wanted.parts):
+        rows = wanted.parts[0].num_rows or f"{last} at least"
+        raise StartupError(f"weight {name}_blocks has {shape[1]} outputs; the config asks for {rows}")
     one = (wanted.expert, wanted.expert + 1)
     return reader.raw(name + "_blocks", one)[0], reader.raw(name + "_scales", one)[0].view(torch.uint8)

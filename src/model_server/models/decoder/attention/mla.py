@@ -75,7 +75,7 @@ class Mla:
         query_norm = None
         if self.query_rank is not None:
             query_norm = loader.fused.rms_norm(
-                loader.rows(prefix + "q_a_layernorm.weight", [(0, self.query_rank)]), _LATENT_EPS
+                loader.vector(prefix + "q_a_layernorm.weight", [(0, self.query_rank)], self.query_rank), _LATENT_EPS
             )
         rope = loader.rope_index(spec.ropes[index])
         if rope is None:
@@ -91,7 +91,7 @@ class Mla:
             query_norm=query_norm,
             query=self._query(loader, spec, prefix, heads),
             latent_norm=loader.fused.rms_norm(
-                loader.rows(prefix + "kv_a_layernorm.weight", [(0, self.latent_rank)]), _LATENT_EPS
+                loader.vector(prefix + "kv_a_layernorm.weight", [(0, self.latent_rank)], self.latent_rank), _LATENT_EPS
             ),
             fused=loader.fused,
             output=loader.row_linear(

@@ -166,7 +166,7 @@ def _sinks(loader: Loader, spec: Spec, prefix: str, queries: Range) -> Tensor | 
     name = spec.names.sinks
     if name is None or not loader.has(prefix + name):
         return None
-    return loader.rows(prefix + name, [queries]).float()
+    return loader.vector(prefix + name, [queries], spec.num_heads).float()
 
 
 def qk_norm(
@@ -193,13 +193,14 @@ def qk_norm(
 
     def per_head(kind: str) -> Tensor:
         tensors = []
-        for name, heads in zip(names, ranges, strict=True):
+        for name, heads, count in zip(names, ranges, (spec.num_heads, spec.num_kv_heads), strict=True):
             if wide:
-                tensor = loader.rows(f"{name}.{kind}", [(heads[0] * dim, heads[1] * dim)]).view(-1, dim)
+                rows = (heads[0] * dim, heads[1] * dim)
+                tensor = loader.vector(f"{name}.{kind}", [rows], count * dim).view(-1, dim)
             elif len(shape) == 2:
-                tensor = loader.rows(f"{name}.{kind}", [heads], dim)
+                tensor = loader.rows(f"{name}.{kind}", [heads], dim, count)
             else:
-                tensor = loader.rows(f"{name}.{kind}", [(0, dim)]).expand(heads[1] - heads[0], -1)
+                tensor = loader.vector(f"{name}.{kind}", [(0, dim)], dim).expand(heads[1] - heads[0], -1)
             tensors.append(tensor)
         return _ordered(torch.cat(tensors), order)
 
@@ -207,7 +208,7 @@ def qk_norm(
         if spec.norm != "rms" or spec.norm_offset:
             raise StartupError(f"weight {names[0]}.weight: a norm over all heads is served as a plain RMS norm only")
         return WideRmsNorm(per_head("weight"), queries[1] - queries[0], spec.norm_eps, loader.tensor_group)
-    return loader.norm_of(per_head("weight"), per_head("bias") if loader.has(names[0] + ".bias") else None)
+    return loader.norm_of(per_head("weight"), per_head("bias") if loader.has_norm_bias(names[0]) else None)
 
 
 def _ordered(heads: Tensor, order: HeadOrder | None) -> Tensor:

@@ -12,6 +12,8 @@ from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import FLOATING, Range, WeightReader
 
 SCALES = ("weight_scale_inv", "weight_scale")
+# Of the activations of a module, which are not quantized, or with a scale for each token.
+_OF_INPUTS = ("input_scale", "input_zero_point", "input_global_scale", "activation_scale", "input_scale_ub")
 # Bytes are exponents of two.
 _SCALE_TYPES = (*FLOATING, "U8", "F8_E8M0")
 
@@ -24,6 +26,11 @@ def refuse_stacks(wanted: MatrixSlice, *, serves_transposed: bool = False) -> No
         raise StartupError(f"weight {name} holds all experts in one quantized tensor; only plain ones are served so")
     if wanted.transposed and not serves_transposed:
         raise StartupError(f"weight {name} is quantized and stored as [in, out]; only plain weights are served so")
+
+
+def skip_inputs(reader: WeightReader, module: str) -> None:
+    """What a checkpoint says of the numbers that a module is given is not needed."""
+    reader.skip(*(f"{module}.{name}" for name in _OF_INPUTS))
 
 
 def block_scales(

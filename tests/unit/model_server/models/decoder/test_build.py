@@ -65,7 +65,10 @@ class RandomReader:
     def stored(self, name: str) -> str:
         return "F32"
 
-    def rows(self, name: str, ranges: Sequence[Range]) -> Tensor:
+    def skip(self, *names: str) -> None:
+        pass
+
+    def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
         self.asked[name] = list(ranges)
         return torch.randn(sum(b - a for a, b in ranges), *self.shape(name)[1:])
 

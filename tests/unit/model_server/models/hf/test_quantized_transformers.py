@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +19,11 @@ from support.loading import load
 from support.quantized_folder import quantize_folder
 from support.quantized_ways import WAYS
 from support.tiny_types import type_checkpoint
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
+from model_server.models.hf.experts import _LAYOUT, QuantizedExperts
 from model_server.models.hf.paged import TransformersRunner
 from model_server.models.hf.quantized import QuantizedLinear
 from model_server.quantization.forms.codes import Codes
@@ -27,6 +31,11 @@ from model_server.quantization.onload import QUANTIZERS
 
 SEQUENCES = prompts(256)
 TYPE = "arcee"
+EIGHT_BITS = ("int8", "bitsandbytes int8")
+EXPERTS: dict[str, dict[str, Any]] = {
+    "minimax_m2": {"intermediate_size": 64},
+    "glm4_moe": {"moe_intermediate_size": 64},
+}
 ALWAYS = ("gptq", "nf4", "int4")
 
 
@@ -171,13 +180,52 @@ def test_damaged_matrices(source: Path, tmp_path: Path) -> None:
     assert f"weight {name} has shape [5]" in refusal(changed(stored, cut))
 
 
-def test_experts_that_transformers_would_load_without_their_scales(tmp_path: Path) -> None:
-    type_checkpoint("ernie4_5_moe", tmp_path / "plain")
-    stored, _ = quantize_folder(tmp_path / "plain", tmp_path, *WAYS["bitsandbytes int8"]())
+@pytest.mark.parametrize(
+    ("model_type", "way"),
+    [
+        ("minimax_m2", "fp8 blocks"),
+        pytest.param("ernie4_5_moe", "bitsandbytes int8", marks=pytest.mark.parity),
+        pytest.param("glm4_moe", "int4", marks=pytest.mark.parity),
+    ],
+)
+def test_experts_that_transformers_has_in_one_tensor(model_type: str, way: str, tmp_path: Path) -> None:
+    """Each under the names of published files, with its own scales."""
+    type_checkpoint(model_type, tmp_path / "plain", **EXPERTS.get(model_type, {}))
+    stored, decoded = quantize_folder(tmp_path / "plain", tmp_path, *WAYS[way]())
+    runner = check(stored, decoded)
+    assert sum(isinstance(module, QuantizedExperts) for module in runner.model.modules()) > 1
+
+
+@pytest.mark.skipif("exaone" not in CONFIG_MAPPING_NAMES, reason="this transformers does not know exaone")
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=() if way == "fp8 blocks" else pytest.mark.parity) for way in ("fp8 blocks", *EIGHT_BITS)],
+)
+def test_layers_that_transformers_renames(way: str, tmp_path: Path) -> None:
+    """EXAONE 3 as it is published: `transformer.h.0.attn.attention.q_proj`."""
+    type_checkpoint("exaone", tmp_path / "plain")
+    assert "transformer.h.0.mlp.c_fc_0.weight" in load_file(tmp_path / "plain" / "model.safetensors")
+    check(*quantize_folder(tmp_path / "plain", tmp_path, *WAYS[way]()))
+
+
+def test_experts_of_an_unknown_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_LAYOUT, "has_bias", True)
+    type_checkpoint("minimax_m2", tmp_path / "plain", **EXPERTS["minimax_m2"])
+    stored, _ = quantize_folder(tmp_path / "plain", tmp_path, *WAYS["fp8 blocks"]())
     assert refusal(stored) == (
-        "ernie4_5_moe is stored as bitsandbytes, and model.layers.1.mlp.experts.0.down_proj is no linear layer of "
-        "transformers: only these are served quantized by the transformers runner"
+        "the quantized experts of model.layers.0.mlp.experts have a layout that is not served: give plain weights"
     )
+
+
+def test_a_scale_beside_a_plain_weight(source: Path, tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight_scale_inv"
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = torch.ones(2, 3)
+
+    for folder in (source, quantize_folder(source, tmp_path / "q", *WAYS["nf4"]())[0]):
+        shutil.copytree(folder, tmp_path / folder.name)
+        assert f"weight {name} is in the files, but nothing of {TYPE}" in refusal(changed(tmp_path / folder.name, add))
 
 
 def test_several_shards(source: Path, tmp_path: Path) -> None:

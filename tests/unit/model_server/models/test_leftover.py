@@ -1,0 +1,235 @@
+"""Tensors of a checkpoint that nothing reads, by either runner; heads that are the embedding, or are not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from parity.protocol import assert_equal_logits, prompts, run_protocol
+from safetensors.torch import load_file, save_file
+from support.loading import load
+from support.tiny_models import tiny_checkpoint
+from support.tiny_types import type_checkpoint
+from torch import Tensor
+
+from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Axis, Layout, Ranks
+from model_server.errors import StartupError
+from model_server.models.model import describe
+from model_server.runner.runner import Runner
+from model_server.weights.checkpoint import examine
+from model_server.weights.leftover import natural_order
+
+Tensors = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("native"), with_tokenizer=False)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("library")
+    type_checkpoint("arcee", path)
+    return path
+
+
+@pytest.fixture(params=["native", "library"])
+def source(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
+def changed(source: Path, folder: Path, change: Callable[[Tensors], object], **fields: object) -> Path:
+    """A copy of a checkpoint with other tensors, and with these fields in its config."""
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file({name: one.contiguous() for name, one in tensors.items()}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    return folder
+
+
+def same_logits(folder: Path, source: Path) -> Runner:
+    runner, sequences = load(folder), prompts(256)
+    assert_equal_logits(run_protocol(runner, sequences, 4), run_protocol(load(source), sequences, 4))
+    return runner
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.1.mlp.down_proj.weight_scale_inv",
+        "model.layers.1.self_attn.o_norm.weight",
+        "model.norm.bias",
+        "score.weight",
+        "layers.2.mlp.up_proj.weight",  # a second name of a tensor that is there
+    ],
+)
+def test_a_tensor_that_nothing_reads_ends_the_start(name: str, source: Path, tmp_path: Path) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors[name] = tensors.get(f"model.{name}", torch.ones(64)).clone()
+
+    folder = changed(source, tmp_path / "m", add)
+    with pytest.raises(StartupError) as refused:
+        load(folder)
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    assert str(refused.value) == (
+        f"weight {name} is in the files, but nothing of {model_type} as config.json describes it reads it: give the "
+        "files that belong to this config.json, or remove from them what is not the model's"
+    )
+
+
+def test_of_several_the_first_is_named_and_the_others_counted(source: Path, tmp_path: Path) -> None:
+    names = [f"model.layers.{layer}.extra" for layer in (3, 2, 1)]
+    folder = changed(source, tmp_path / "m", lambda tensors: tensors.update({n: torch.ones(1) for n in names}))
+    with pytest.raises(StartupError, match=r"^weight model\.layers\.1\.extra is .* reads it, nor 2 others: give"):
+        load(folder)
+
+
+def test_layers_are_ordered_by_their_numbers() -> None:
+    assert sorted(["a.10.b", "a.9.c", "a.9.b", "a.b"], key=natural_order) == ["a.9.b", "a.9.c", "a.10.b", "a.b"]
+
+
+def test_what_is_known_to_be_left_over(source: Path, tmp_path: Path) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+        for end in ("k_scale", "v_scale", "attn.k_scale", "k_proj.output_scale", "q_scale"):
+            tensors[f"model.layers.0.self_attn.{end}"] = torch.ones(1)
+
+    same_logits(changed(source, tmp_path / "m", add), source)
+
+
+def test_masks_of_older_files(tmp_path: Path) -> None:
+    plain = tiny_checkpoint("gpt2", tmp_path / "plain", with_tokenizer=False)
+
+    def add(tensors: Tensors) -> None:
+        tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 4, 4)
+        tensors["transformer.h.3.attn.masked_bias"] = torch.ones(())
+
+    same_logits(changed(plain, tmp_path / "m", add), plain)
+
+
+def test_layers_behind_those_of_the_config_are_warned_of(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Models are cut by changing their config."""
+
+    def cut(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.startswith(("model.layers.2.", "model.layers.3."))]:
+            del tensors[name]
+
+    short = changed(source, tmp_path / "short", cut, num_hidden_layers=2)
+    caplog.clear()
+    same_logits(changed(source, tmp_path / "m", lambda tensors: None, num_hidden_layers=2), short)
+    warning = "The files hold more layers than config.json has: 2 layers are left out, from number 2 on"
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [warning]
+
+
+def test_layers_that_draft_are_not_warned_of(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors["model.layers.4.eh_proj.weight"] = torch.ones(64, 128)
+        tensors["model.layers.4.mlp.up_proj.weight"] = torch.ones(96, 64)
+
+    same_logits(changed(source, tmp_path / "m", add), source)
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
+def test_more_experts_than_the_config_has(tmp_path: Path) -> None:
+    plain = tiny_checkpoint("mixtral", tmp_path / "plain", with_tokenizer=False)
+
+    def cut_router(tensors: Tensors) -> None:
+        for layer in range(4):
+            name = f"model.layers.{layer}.block_sparse_moe.gate.weight"
+            tensors[name] = tensors[name][:3]
+
+    folder = changed(plain, tmp_path / "m", cut_router, num_local_experts=3)
+    with pytest.raises(
+        StartupError, match=r"^weight model\.layers\.0\.block_sparse_moe\.experts\.3\.w1\.weight is .* 11 others"
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.embed_tokens.weight", (520, 64)),
+        ("model.norm.weight", (65,)),
+        ("model.layers.0.mlp.down_proj.weight", (64, 97)),
+    ],
+)
+def test_tensors_that_are_larger_than_the_config_says(
+    name: str, shape: tuple[int, ...], native: Path, tmp_path: Path
+) -> None:
+    folder = changed(native, tmp_path / "m", lambda tensors: tensors.update({name: torch.ones(shape)}))
+    with pytest.raises(StartupError, match=rf"^weight {name} has shape .*; the config asks for"):
+        load(folder)
+
+
+def test_each_stage_reads_its_own(native: Path, tmp_path: Path) -> None:
+    folder = changed(native, tmp_path / "m", lambda tensors: tensors.update({"model.norm.bias": torch.ones(64)}))
+    for path, refused in ((native, None), (folder, "weight model.norm.bias is in the files")):
+        errors = []
+        for rank in range(2):
+            try:
+                load(path, ranks=Ranks(Layout(stage=Axis(rank, 2)), ProcessGroup(), ProcessGroup()))
+            except StartupError as error:
+                errors.append(str(error))
+        assert len(errors) == (refused is not None) and all(error.startswith(refused or "") for error in errors)
+
+
+def warnings_of(folder: Path) -> tuple[str, ...]:
+    return describe(examine(folder)).warnings
+
+
+def test_a_head_of_its_own_is_kept_whatever_the_config_says(source: Path, tmp_path: Path) -> None:
+    folder = changed(source, tmp_path / "m", lambda tensors: None, tie_word_embeddings=True)
+    same_logits(folder, source)
+
+
+def test_a_head_that_the_config_does_not_mean_is_warned_of(native: Path, tmp_path: Path) -> None:
+    def copy(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    other = changed(native, tmp_path / "other", lambda tensors: None, tie_word_embeddings=True)
+    copied = changed(native, tmp_path / "copied", copy, tie_word_embeddings=True)
+    absent = changed(copied, tmp_path / "absent", lambda tensors: tensors.pop("lm_head.weight"))
+    assert warnings_of(other) == (
+        "config.json ties the head to the embedding, but the files hold another one: lm_head is used as it is stored",
+    )
+    assert warnings_of(copied) == warnings_of(absent) == warnings_of(native) == ()
+    same_logits(copied, absent)
+
+
+def test_a_head_that_is_missing(native: Path, tmp_path: Path) -> None:
+    def remove(tensors: Tensors) -> None:
+        del tensors["lm_head.weight"]
+
+    said = changed(native, tmp_path / "said", remove, tie_word_embeddings=False)
+    with pytest.raises(StartupError, match=r"`tie_word_embeddings` is false\), but the files hold no lm_head: set"):
+        load(said)
+    silent = changed(native, tmp_path / "silent", remove, tie_word_embeddings=None)
+    assert warnings_of(silent) == (
+        "The files hold no lm_head: the embedding is the head, which config.json does not say",
+    )
+
+
+def test_a_head_that_is_stored_quantized_is_no_copy(native: Path, tmp_path: Path) -> None:
+    def quantize(tensors: Tensors) -> None:
+        del tensors["lm_head.weight"]
+        embedding = tensors["model.embed_tokens.weight"]
+        scale = embedding.abs().amax(1)
+        tensors["lm_head.weight"] = (embedding / scale[:, None] * 127).round().to(torch.int8)
+        tensors["lm_head.SCB"] = scale
+
+    folder = changed(
+        native, tmp_path / "m", quantize, tie_word_embeddings=True, quantization_config={"quant_method": "bitsandbytes"}
+    )
+    assert len(warnings_of(folder)) == 1
+    load(folder)
