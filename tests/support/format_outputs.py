@@ -11,7 +11,10 @@ PARAMETERS = {
         "city": {"type": "string"},
         "n": {"type": "integer"},
         "tags": {"type": "array", "items": {"type": "string"}},
-        "deep": {"type": "object"},
+        "deep": {
+            "type": "object",
+            "properties": {"k": {"type": "object", "properties": {"l": {"type": "null"}}}},
+        },
     },
 }
 SCHEMAS: dict[str, Any] = {"get_weather": PARAMETERS, "get_time": {"type": "object", "properties": {}}}
@@ -19,12 +22,13 @@ SCHEMAS: dict[str, Any] = {"get_weather": PARAMETERS, "get_time": {"type": "obje
 
 @dataclass(frozen=True)
 class Output:
-    """`calls`: names and arguments."""
+    """`calls`: names and arguments; `is_usual`: as templates write it, so that grammars take it, too."""
 
     text: str
     content: str = ""
     calls: list[tuple[str, Any]] = field(default_factory=list)
     reasoning: str = ""
+    is_usual: bool = True
 
 
 WEATHER = ("get_weather", {"city": 'Zürich "x"\n</b> 🙂', "n": 3})
@@ -53,16 +57,12 @@ def forms(
     ]
 
 
-def _json(name: str, arguments: str, key: str = "arguments", name_key: str = "name") -> str:
-    return f'{{"{name_key}": "{name}", "{key}": {arguments}}}'
+def _json(name: str, arguments: str, key: str = "arguments") -> str:
+    return f'{{"name": "{name}", "{key}": {arguments}}}'
 
 
-def _listed(begin: str, end: str, **keys: str) -> list[Output]:
-    calls = [
-        _json("get_weather", JSON_WEATHER, **keys),
-        _json("get_weather", JSON_ALL, **keys),
-        _json("get_time", "{}", **keys),
-    ]
+def _listed(begin: str, end: str) -> list[Output]:
+    calls = [_json("get_weather", JSON_WEATHER), _json("get_weather", JSON_ALL), _json("get_time", "{}")]
     return forms(*calls, begin=begin, between=", ", end=end)
 
 
@@ -88,6 +88,11 @@ def _dsml(name: str, **values: tuple[str, str]) -> str:
     return f'<{DSML}invoke name="{name}">\n{inner}</{DSML}invoke>\n'
 
 
+def _dsml_forms(around: str) -> list[Output]:
+    calls = _dsml("get_weather", **DSML_WEATHER), _dsml("get_weather", **DSML_ALL), _dsml("get_time")
+    return forms(*calls, begin=f"<{DSML}{around}>\n", end=f"</{DSML}{around}>")
+
+
 def _v31(name: str, arguments: str) -> str:
     return f"{CALL}{name}{SEP}{arguments}{CALL_END}"
 
@@ -98,6 +103,10 @@ def _v3(name: str, arguments: str) -> str:
 
 def _kimi(name: str, arguments: str, number: int) -> str:
     return f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+
+
+def _cohere(name: str, arguments: str, number: int) -> str:
+    return f'{{"tool_call_id": "{number}", "tool_name": "{name}", "parameters": {arguments}}}'
 
 
 TYPED_WEATHER = {"city": CITY, "n": "3"}
@@ -147,6 +156,7 @@ OUTPUTS: dict[str, list[Output]] = {
         Output(' {"answer": 3}', content=' {"answer": 3}'),
     ],
     "pythonic": [
+        Output(f"[{PYTHON_WEATHER}]", calls=[WEATHER]),
         Output(f"[{PYTHON_WEATHER}, {PYTHON_ALL}]", calls=[WEATHER, ALL]),
         Output(f"<|python_start|>[get_time(), {PYTHON_ALL}]<|python_end|>", calls=[TIME, ALL]),
         Output("[1, 2] is a list", content="[1, 2] is a list"),
@@ -193,18 +203,21 @@ OUTPUTS: dict[str, list[Output]] = {
         _v31("get_weather", JSON_WEATHER), _v31("get_weather", JSON_ALL), _v31("get_time", "{}"), begin=BEGIN, end=END
     ),
     "deepseek_dsml": [
-        *forms(
-            _dsml("get_weather", **DSML_WEATHER),
-            _dsml("get_weather", **DSML_ALL),
-            _dsml("get_time"),
-            begin=f"<{DSML}function_calls>\n",
-            end=f"</{DSML}function_calls>",
-        ),
+        *_dsml_forms("function_calls"),
         Output(
             f'<{DSML}tool_calls><{DSML}invoke name="get_weather">{JSON_ALL}</{DSML}invoke></{DSML}tool_calls>',
             calls=[ALL],
+            is_usual=False,
+        ),
+        Output(
+            f"<{DSML}function_calls>\n"
+            + _dsml("get_weather", n=("true", "42"), deep=("true", '{"k": {}}'), city=("false", "true"))
+            + f"</{DSML}function_calls>",
+            calls=[("get_weather", {"n": 42, "deep": {"k": {}}, "city": "true"})],
+            is_usual=False,
         ),
     ],
+    "deepseek_v4": _dsml_forms("tool_calls"),
     "glm": [
         *forms(
             _glm("get_weather", "\n", **TYPED_WEATHER),
@@ -225,13 +238,27 @@ OUTPUTS: dict[str, list[Output]] = {
         f"<|tool_call>call:get_weather{{city:{Q}Oslo{Q},n:-1,tags:[{Q}a{Q},{Q}b{Q}],deep:{{k:{{l:null}}}}}}<tool_call|>",
         "<|tool_call>call:get_time{}<tool_call|>",
     ),
-    "functiongemma": forms(
-        f"<start_function_call>call:get_weather{{city:{E}{CITY}{E},n:{E}3{E}}}<end_function_call>",
-        f"<start_function_call>call:get_weather{{city:{E}Oslo{E},n:-1,tags:[{E}a{E},{E}b{E}],deep:{{k:{{l:null}}}}}}"
-        "<end_function_call>",
-        "<start_function_call>call:get_time{}<end_function_call>",
-    ),
+    "functiongemma": [
+        *forms(
+            f"<start_function_call>call:get_weather{{city:{E}{CITY}{E},n:3}}<end_function_call>",
+            f"<start_function_call>call:get_weather{{city:{E}Oslo{E},n:-1,tags:[{E}a{E},{E}b{E}],deep:{{k:{{l:null}}}}}}"
+            "<end_function_call>",
+            "<start_function_call>call:get_time{}<end_function_call>",
+        ),
+        Output(
+            f"<start_function_call>call:get_weather{{n:{E}3{E}}}<end_function_call>",
+            calls=[("get_weather", {"n": 3})],
+            is_usual=False,
+        ),
+    ],
     "granite3": _listed("<|tool_call|>[", "]"),
     "phi4_mini": _listed("functools[", "]"),
-    "cohere": _listed("<|START_ACTION|>[\n", "\n]<|END_ACTION|>", key="parameters", name_key="tool_name"),
+    "cohere": forms(
+        _cohere("get_weather", JSON_WEATHER, 0),
+        _cohere("get_weather", JSON_ALL, 1),
+        _cohere("get_time", "{}", 0),
+        begin="<|START_ACTION|>[\n",
+        between=",\n",
+        end="\n]<|END_ACTION|>",
+    ),
 }

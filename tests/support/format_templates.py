@@ -1,9 +1,16 @@
-"""Chat templates of our own, one in the style of each format that the files beside those of other tests do not have."""
+"""Chat templates of our own, one in the style of each format that the files of other tests do not have."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+_FILES = Path(__file__).parents[1] / "unit/router/openai/template/templates"
+FILES = {
+    "hermes": "qwen2_5_tools", "harmony": "harmony", "llama_json": "llama3_1_tools",
+    "mistral_json": "mistral_nemo_tools", "deepseek_v3": "deepseek_v3",
+}  # fmt: skip
+"""The formats that the templates of other tests have."""
 _NAME = "{{ c.function.name }}"
 _JSON = "{{ c.function.arguments | tojson }}"
 _VALUE = "{{ v if v is string else v | tojson }}"
@@ -37,6 +44,21 @@ class Style:
         )
 
 
+def _dsml(around: str) -> Style:
+    return Style(
+        begin=f"<｜DSML｜{around}>\n",
+        call=f'<｜DSML｜invoke name="{_NAME}">\n'
+        + _each(
+            '<｜DSML｜parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">'
+            + _VALUE
+            + "</｜DSML｜parameter>\n"
+        )
+        + "</｜DSML｜invoke>\n",
+        end=f"</｜DSML｜{around}>",
+        wrong=(' string="', ' text="'),
+    )
+
+
 STYLES: dict[str, Style] = {
     "qwen_xml": Style(
         call=f"<tool_call>\n<function={_NAME}>\n"
@@ -59,18 +81,8 @@ STYLES: dict[str, Style] = {
         end="<｜tool▁calls▁end｜>",
         wrong=("<｜tool▁call▁begin｜>", "<｜tool▁call▁start｜>"),
     ),
-    "deepseek_dsml": Style(
-        begin="<｜DSML｜function_calls>\n",
-        call=f'<｜DSML｜invoke name="{_NAME}">\n'
-        + _each(
-            '<｜DSML｜parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">'
-            + _VALUE
-            + "</｜DSML｜parameter>\n"
-        )
-        + "</｜DSML｜invoke>\n",
-        end="</｜DSML｜function_calls>",
-        wrong=(' string="', ' text="'),
-    ),
+    "deepseek_dsml": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
     "glm": Style(
         call=f"<tool_call>{_NAME}\n"
         + _each("<arg_key>{{ k }}</arg_key>\n<arg_value>" + _VALUE + "</arg_value>\n")
@@ -118,3 +130,8 @@ STYLES: dict[str, Style] = {
         wrong=('"tool_name"', '"name"'),
     ),
 }
+
+
+def template_of(name: str) -> str:
+    """A chat template that writes calls in this format."""
+    return STYLES[name].template if name in STYLES else (_FILES / f"{FILES[name]}.jinja").read_text()

@@ -9,13 +9,14 @@ AUTO, TGI, NONE, HARMONY = "auto", "tgi", "none", "harmony"
 DEFAULT_VARIABLES = "`--default-chat-template-kwargs`"
 
 TOOL_CALL_PARSERS = (
-    AUTO, TGI, "cohere", "deepseek_dsml", "deepseek_v3", "deepseek_v31", "functiongemma", "gemma4", "glm", "granite3",
-    HARMONY, "hermes", "kimi_k2", "llama_json", "mistral_args", "mistral_json", "phi4_mini", "pythonic", "qwen_xml",
+    AUTO, TGI, "cohere", "deepseek_dsml", "deepseek_v3", "deepseek_v31", "deepseek_v4", "functiongemma", "gemma4",
+    "glm", "granite3", HARMONY, "hermes", "kimi_k2", "llama_json", "mistral_args", "mistral_json", "phi4_mini",
+    "pythonic", "qwen_xml",
 )  # fmt: skip
 REASONING_PARSERS = (AUTO, NONE, HARMONY, "cohere", "gemma4", "granite32", "magistral", "seed", "think")
 
 _OTHER_TOOL_CALL_PARSERS = frozenset(
-    {"openai", "gpt-oss", "gpt_oss", "deepseek_v32", "deepseek_v4", "glm45", "glm47", "glm4", "qwen3_coder",
+    {"openai", "gpt-oss", "gpt_oss", "deepseek_v32", "glm45", "glm47", "glm4", "qwen3_coder",
      "qwen3_xml", "nemotron_v3", "mistral", "cohere_command3", "phi4_mini_json", "granite", "granite-20b-fc",
      "llama4_pythonic", "llama3_json", "llama3", "llama4_json", "qwen", "qwen25", "qwen3", "granite4"}
 )  # fmt: skip

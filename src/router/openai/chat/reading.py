@@ -23,7 +23,7 @@ class ChoiceReader:
         max_calls: int | None = None,
         hides_reasoning: bool = False,
     ) -> None:
-        """`max_calls`: what comes behind that many calls is left out. `hides_reasoning`: it is counted, not told."""
+        """`max_calls`: calls behind that many are left out. `hides_reasoning`: it is counted, not told."""
         self.reasoning_tokens = 0
         self._reader = reader
         self._stops = stops
@@ -61,7 +61,7 @@ class ChoiceReader:
             return events
         allowed = []
         for event in events:
-            if self._num_calls < self._max_calls:
+            if self._num_calls < self._max_calls or isinstance(event, Content | Reasoning):
                 allowed.append(event)
             self._num_calls += isinstance(event, CallEnded)
         return allowed

@@ -130,16 +130,18 @@ class ArgumentsForm:
     behind_key: str
     behind_value: str = ""
     between: str = ""
-    ends_text: str = ""  # what no text holds, where it is not a token
+    ends_text: tuple[str, ...] = ()  # what no text holds
     quote: str = ""
     is_typed: bool = False  # text between quotes may be JSON
+    kinds: tuple[str, str] | None = None  # what stands for KIND behind a key, of a text and of JSON
     names: str = r"[\w.:/-]+"  # of functions
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallForm:
-    """How calls are written where a grammar forces them. INDEX stands for a number, SPACE for
-    white space and LINE_END for a line end that may be there."""
+    """How calls are written where a grammar forces them. INDEX stands for a number, SPACE for white space and LINE_END
+    for a line end that may be there, SEPARATOR for a semicolon or a line end with white space around it, OWN_ID for
+    Mistral's mark of an id and the id, which may be there."""
 
     before_name: str
     behind_name: str
@@ -155,6 +157,9 @@ class CallForm:
 INDEX = "\ue000"
 SPACE = "\ue001"
 LINE_END = "\ue002"
+SEPARATOR = "\ue003"
+OWN_ID = "\ue004"
+KIND = "\ue005"
 
 Read = Callable[[CallReader, str], Steps[None]]
 

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.grammar.listed import listed
-from router.openai.formats.format import INDEX, LINE_END, SPACE, CallForm, Format
+from router.openai.formats.format import SEPARATOR, SPACE, CallForm, Format
 from router.openai.formats.markers import Markers
-from router.openai.formats.pieces.argument_rules import ArgumentRules, UnsuitableError, symbols
+from router.openai.formats.pieces.argument_rules import PLACES, ArgumentRules, UnsuitableError, symbols
 
 _END = "$END"
 """The model's end tokens, which the shard knows (`wire.grammar`)."""
 _NAME = re.compile(r"[\w.:/-]+")
 """What a function may be called in all of the formats."""
-_PLACES = (INDEX, SPACE, LINE_END)
 _MOST_THOUGHTS = 1_000_000  # llguidance's numbers are bounded; no context is longer
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 _META = re.compile(r"[\\/.+*?()|\[\]{}^$#&~-]")
@@ -88,35 +87,53 @@ def forced_calls(
     assert format.form is not None
     first, rules = thinking.rules(markers)
     calls = _calls(format.form, markers, schemas, is_one)
-    return _listed(f"start: {first}calls\n{rules}{calls.rules}", calls.schemas)
+    return _listed(f"start: {first}calls {_space_behind(format)}\n{rules}{calls.rules}", calls.schemas)
 
 
 def free_calls(format: Format, markers: Markers, schemas: Mapping[str, Any], *, is_one: bool) -> str | None:
-    """Any text, and calls from the token or the text on that opens one; None where neither does. After calls only the
-    end."""
+    """Any text, and calls from the token or the text on that opens one; None where neither does. Text may follow."""
     return _behind_token(format, markers, schemas, is_one) or _behind_text(format, markers, schemas, is_one)
 
 
 def _behind_token(format: Format, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> str | None:
-    opener = None if format.form is None else (format.form.begin + format.form.before_name)
-    mark = markers.pieces(opener)[0] if opener else ""
-    if format.form is None or not isinstance(mark, int) or format.turn is not None:
+    form = format.form
+    if form is None or format.turn is not None:
         return None
-    calls = _calls(format.form, markers, schemas, is_one)
-    return _listed(f"start: any* calls?\nany: <[^{mark}]>\n{calls.rules}", calls.schemas, {"trigger": mark})
+    mark = next((one for one in markers.pieces(form.begin or form.before_name)[:2] if isinstance(one, int)), None)
+    if mark is None:
+        return None
+    calls = _calls(form, markers, schemas, is_one, begins_at=mark)
+    rest, rules = _rest(form, markers, mark)
+    start = f"start: any* (calls {rest}){'?' if is_one else '*'}\n"
+    return _listed(start + rules + calls.rules, calls.schemas, {"trigger": mark})
 
 
 def _behind_text(format: Format, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> str | None:
     """Each function's name opens a call, with all that the format writes around it."""
     form = format.form
-    if form is None or any(place in form.begin + form.before_name + form.behind_name for place in _PLACES):
+    if form is None or any(place in form.begin + form.before_name + form.behind_name for place in PLACES):
         return None
     calls = _calls(form, markers, schemas, is_one, is_begun=True)
     texts = [_opening(form, name) for name in schemas]
     trigger: dict[str, Any] = {"texts": texts}
     if format.turn is None and not texts[0].startswith(format.openers):
         trigger["behind"] = ["", *format.openers]  # calls are at the beginning of an answer only
-    return _listed(f"start: calls\n{calls.rules}", calls.schemas, {"trigger": trigger})
+    rest, rules = _rest(form, markers, _END)
+    return _listed(f"start: calls {rest}\n{rules}{calls.rules}", calls.schemas, {"trigger": trigger})
+
+
+def _space_behind(format: Format) -> str:
+    """Symbols of white space, where calls end without a token that ends the answer."""
+    return "" if format.turn is not None else PLACES[SPACE]
+
+
+def _rest(form: CallForm, markers: Markers, stops_at: int | str) -> tuple[str, str]:
+    """The symbols of what may follow calls, tokens up to one that is excepted, and their rules."""
+    last = markers.pieces(form.end or form.behind_arguments or "}")[-1]
+    # The last token of a call may hold text behind it, which cannot be the beginning of the next call.
+    behind = "" if isinstance(last, int) else "TEXT? "
+    text = "/[ \\n\\t]*([^ \\n\\t;{](.|\\n)*)?/" if SEPARATOR in form.between else "/(.|\\n)+/"
+    return f"{behind}any*", f"any: <[^{stops_at}]>\n" + (f"TEXT: {text}\n" if behind else "")
 
 
 def _opening(form: CallForm, name: str) -> str:
@@ -151,14 +168,25 @@ def calls_or_answer(
     first, rules = thinking.rules(markers)
     calls = _calls(format.form, markers, schemas, is_one)
     answer = f"answer: {symbols(format.form.answers + SPACE, markers)} @tool_{len(calls.schemas)}\n"
-    frame = f"start: {first}(calls | answer)\n{rules}{answer}{calls.rules}"
+    frame = f"start: {first}(calls {_space_behind(format)} | answer)\n{rules}{answer}{calls.rules}"
     return _listed(frame, [*calls.schemas, schema])
 
 
 def _calls(
-    form: CallForm, markers: Markers, schemas: Mapping[str, Any], is_one: bool, *, is_begun: bool = False
+    form: CallForm,
+    markers: Markers,
+    schemas: Mapping[str, Any],
+    is_one: bool,
+    *,
+    is_begun: bool = False,
+    begins_at: int | None = None,
 ) -> _Frame:
-    """`is_begun`: the first call begins with any text that ends with its name, in tokens that hold other text too."""
+    """Rules of calls.
+
+    Args:
+        is_begun: The first call begins with any text that ends with its name, in tokens that hold other text too.
+        begins_at: The token with which the calls begin; what comes before it does not belong to them.
+    """
 
     def of(text: str) -> str:
         return symbols(text, markers)
@@ -171,7 +199,7 @@ def _calls(
     named = [f"{of(name + form.behind_name)} {fitting}" for name, fitting in arguments.items()]
     more = "" if is_one else f" ({of(form.between)} call)*"
     call = f"{of(form.before_name)} ({' | '.join(named)}) {of(form.behind_arguments)}"
-    first, heads = f"{of(form.begin)} call", ""
+    first, heads = f"{_from(begins_at, of(form.begin))} call", ""
     if is_begun:
         begun = [f"head_{number} {of(SPACE)} {fitting}" for number, fitting in enumerate(arguments.values())]
         first = f"({' | '.join(begun)}) {of(form.behind_arguments)}"
@@ -180,6 +208,12 @@ def _calls(
     if rules is None:
         return _Frame(text, [_NO_ARGUMENTS if schema is None else schema for schema in schemas.values()])
     return _Frame(text + "".join(f"{rule}\n" for rule in rules.rules), rules.schemas)
+
+
+def _from(token: int | None, text: str) -> str:
+    """Symbols from this token on, if they have it."""
+    _, mark, behind = text.partition(f"<[{token}]>")
+    return mark + behind if mark else text
 
 
 def _head(number: int, opening: str, markers: Markers) -> str:

@@ -9,10 +9,11 @@ from router.openai.formats.rows.syntax import functiongemma, gemma4, pythonic
 from router.openai.formats.rows.tagged import deepseek_dsml, glm, qwen_xml
 
 FORMATS: dict[str, Format] = {
-    row.FORMAT.name: row.FORMAT
+    row.name: row
     for row in (
-        harmony, gemma4, kimi_k2, deepseek_dsml, deepseek_v3, deepseek_v31, glm, qwen_xml, mistral_args, mistral_json,
-        cohere, functiongemma, phi4_mini, granite3, pythonic, llama_json, hermes,
+        harmony.FORMAT, gemma4.FORMAT, kimi_k2.FORMAT, deepseek_dsml.V4, deepseek_dsml.FORMAT, deepseek_v3.FORMAT,
+        deepseek_v31.FORMAT, glm.FORMAT, qwen_xml.FORMAT, mistral_args.FORMAT, mistral_json.FORMAT, cohere.FORMAT,
+        functiongemma.FORMAT, phi4_mini.FORMAT, granite3.FORMAT, pythonic.FORMAT, llama_json.FORMAT, hermes.FORMAT,
     )
 }  # fmt: skip
 """By their names; those with the most particular signs first."""

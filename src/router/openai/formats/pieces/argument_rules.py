@@ -11,17 +11,27 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from router.openai.formats.format import INDEX, LINE_END, SPACE, ArgumentsForm, Values
+from router.openai.formats.format import INDEX, KIND, LINE_END, OWN_ID, SEPARATOR, SPACE, ArgumentsForm, Values
 from router.openai.formats.markers import Markers
 from router.openai.formats.schema_types import ArgumentTypes, resolved
 
-PLACES = {INDEX: "/[0-9]{1,6}/", SPACE: "/[ \\n\\t]{0,20}/", LINE_END: "/\\n?/"}
+PLACES = {
+    INDEX: "/[0-9]{1,6}/",
+    SPACE: "/[ \\n\\t]{0,20}/",
+    LINE_END: "/\\n?/",
+    SEPARATOR: "/[ \\t]{0,20}[;\\n][ \\n\\t]{0,20}/",
+    OWN_ID: "",
+}
+_CALL_ID = "[CALL_ID]"
 _NOTES = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
 _OF_TEXT = _NOTES | {"enum", "const", "minLength", "maxLength"}
 _OF_ARRAYS = _NOTES | {"items", "minItems", "maxItems"}
 _OF_OBJECTS = _NOTES | {"properties", "required", "additionalProperties"}
 _OF_FUNCTIONS = _OF_OBJECTS | {"$defs", "definitions", "$schema", "strict"}
 _SCALARS = frozenset({"string", "null", "boolean", "number", "integer"})
+_PYTHON_WORDS = {"boolean": '("True" | "False")', "null": '"None"'}
+_QUOTED = r"/Q([^Q\\]|\\([nrtbf\\\/'\"]|u[0-9a-fA-F]{4}))"
+"""The beginning of a text between quotes Q, as a regular expression that lacks its bounds and the second quote."""
 _KEY = re.compile(r"[\w.-]+")
 _FAR_REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 _MAX_DEPTH = 8
@@ -38,8 +48,10 @@ def symbols(text: str, markers: Markers) -> str:
         if isinstance(piece, int):
             found.append(f"<[{piece}]>")
             continue
-        for literal in re.split(f"([{INDEX}{SPACE}{LINE_END}])", piece):
-            if literal:
+        for literal in re.split(f"([{''.join(PLACES)}])", piece):
+            if literal == OWN_ID:
+                found.append(f"({symbols(_CALL_ID, markers)} /[A-Za-z0-9]{{9}}/)?")
+            elif literal:
                 found.append(PLACES.get(literal) or json.dumps(literal, ensure_ascii=False))
     return " ".join(found)
 
@@ -68,8 +80,19 @@ class ArgumentRules:
 
     def _argument(self, key: str, schema: Any) -> str:
         form = self._form
-        value = self._value(key, schema)
-        return f"{self._symbols(form.before_key + key + form.behind_key)} {value}"
+        before, kinds = form.before_key + key, form.kinds
+        if kinds is None:
+            return f"{self._symbols(before + form.behind_key)} {self._value(key, schema)}"
+        # The key's mark says whether a text or JSON follows.
+        as_text, as_json = (self._symbols(before + form.behind_key.replace(KIND, kind)) for kind in kinds)
+        types, end = self._types.of(self._function, key), form.behind_value
+        json_value = f"{as_json} {self._json(schema)} {self._symbols(end)}"
+        if "string" not in types:
+            return json_value
+        text = f"{as_text} {self._text(schema if types == {'string'} else {}, end)}"
+        if types == {"string"}:
+            return text
+        return f"({text} | {json_value})" if self._is_plain(schema) else json_value
 
     def _value(self, key: str, schema: Any) -> str:
         types = self._types.of(self._function, key)
@@ -77,11 +100,9 @@ class ArgumentRules:
             if self._form.is_typed and types != {"string"} and "string" in types and not self._is_plain(schema):
                 raise UnsuitableError(key)
             return self._bare(schema, 0)
-        end = self._form.behind_value
         if self._form.values is Values.PYTHON:
-            if types == {"boolean"} and self._is_plain(schema):
-                return '("True" | "False")'
-            return f"{self._json(schema)} {self._symbols(end)}"
+            return self._python(schema, 0)
+        end = self._form.behind_value
         if types == {"string"}:
             return self._text(schema, end)
         if "string" in types and self._is_plain(schema):
@@ -97,7 +118,7 @@ class ArgumentRules:
             raise UnsuitableError("required")
         if not all(_KEY.fullmatch(key) for key in properties) or depth > _MAX_DEPTH:
             raise UnsuitableError("keys")
-        if self._form.values is Values.PYTHON and not all(key.isidentifier() for key in properties):
+        if self._form.values is Values.PYTHON and depth == 0 and not all(key.isidentifier() for key in properties):
             raise UnsuitableError("keys")
         between = self._symbols(self._form.between)
         first, after = '""', ""  # what is left where nothing has come yet, and where something has
@@ -121,11 +142,10 @@ class ArgumentRules:
             return f"({' | '.join(map(_literal, choices))}) {self._symbols(end)}"
         bounds = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
         body = f"/(.|\\n){bounds}/"
-        pieces = self._markers.pieces(end)
-        mark = self._form.ends_text
-        if mark and isinstance(self._markers.pieces(mark)[0], str):
-            body = f"({body} & ~/(.|\\n)*{_escaped(mark)}(.|\\n)*/)"
-        rest = end
+        if self._form.ends_text:
+            ends = "|".join(map(_pattern, self._form.ends_text))
+            body = f"({body} & ~/(.|\\n)*({ends})(.|\\n)*/)"
+        pieces, rest = self._markers.pieces(end), end
         if isinstance(pieces[0], str):
             body, rest = f"{body} {_literal(pieces[0])}", end[len(pieces[0]) :]
         return f"{self._rule(body, is_terminal=True)} {self._symbols(rest)}"
@@ -133,26 +153,62 @@ class ArgumentRules:
     def _bare(self, schema: Any, depth: int) -> str:
         """A value of Gemma's form: texts between quotes of their own, keys without."""
         schema = self._local(schema)
-        if depth > _MAX_DEPTH:
-            raise UnsuitableError("depth")
-        for keyword in ("anyOf", "oneOf"):
-            if isinstance(schema.get(keyword), list) and not schema.keys() - _NOTES - {keyword}:
-                return self._rule(" | ".join(self._bare(one, depth + 1) for one in schema[keyword]))
+        if (parts := self._alternatives(schema, depth, self._bare)) is not None:
+            return parts
         if (choices := _choices(schema)) is not None and not schema.keys() - _OF_TEXT:
             return self._rule(" | ".join(map(self._choice, choices)))
         given = schema.get("type")
-        if isinstance(given, list):
-            return self._rule(" | ".join(self._bare({**schema, "type": one}, depth + 1) for one in given))
         if given == "string":
             return f"{self._symbols(self._form.quote)} {self._text(schema, self._form.quote)}"
         if given == "array" and not schema.keys() - _OF_ARRAYS and isinstance(schema.get("items"), dict):
-            return self._array(schema, depth)
+            return self._array(schema, self._bare(schema["items"], depth + 1), ",")
         if given == "object" and not schema.keys() - _OF_OBJECTS:
             inside = self._members(schema, lambda key, one: f'"{key}:" {self._bare(one, depth + 1)}', depth)
             return self._rule(f'"{{" {inside} "}}"')
         if given in _SCALARS:
             return self._json(schema)
         raise UnsuitableError("value")
+
+    def _python(self, schema: Any, depth: int) -> str:
+        """A literal of Python. What these rules cannot say of a value is JSON, which is read, too."""
+        try:
+            return self._python_literal(self._local(schema), depth)
+        except UnsuitableError:
+            return self._json(schema)
+
+    def _python_literal(self, schema: dict[str, Any], depth: int) -> str:
+        if (parts := self._alternatives(schema, depth, self._python)) is not None:
+            return parts
+        if (choices := _choices(schema)) is not None and not schema.keys() - _OF_TEXT:
+            return self._rule(" | ".join(_literal(text) for one in choices for text in _spelled(one)))
+        given = schema.get("type")
+        if given in _PYTHON_WORDS and not schema.keys() - _NOTES:
+            return _PYTHON_WORDS[given]
+        if given == "string" and not schema.keys() - _OF_TEXT:
+            bounds = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+            return self._rule(
+                " | ".join(_QUOTED.replace("Q", quote) + bounds + quote + "/" for quote in "'\""), is_terminal=True
+            )
+        if given == "array" and not schema.keys() - _OF_ARRAYS and isinstance(schema.get("items"), dict):
+            return self._array(schema, self._python(schema["items"], depth + 1), ", ")
+        if given == "object" and not schema.keys() - _OF_OBJECTS:
+            inside = self._members(
+                schema, lambda key, one: f'("\'{key}\': " | "\\"{key}\\": ") {self._python(one, depth + 1)}', depth
+            )
+            return self._rule(f'"{{" {inside} "}}"')
+        return self._json(schema)
+
+    def _alternatives(self, schema: dict[str, Any], depth: int, value: Callable[[Any, int], str]) -> str | None:
+        """A value that has one of several schemas or types; None: it has one."""
+        if depth > _MAX_DEPTH:
+            raise UnsuitableError("depth")
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(schema.get(keyword), list) and not schema.keys() - _NOTES - {keyword}:
+                return self._rule(" | ".join(value(one, depth + 1) for one in schema[keyword]))
+        given = schema.get("type")
+        if isinstance(given, list) and _choices(schema) is None:
+            return self._rule(" | ".join(value({**schema, "type": one}, depth + 1) for one in given))
+        return None
 
     def _choice(self, value: Any) -> str:
         if isinstance(value, str) and value and self._form.quote not in value:
@@ -162,12 +218,12 @@ class ArgumentRules:
             raise UnsuitableError("choice")
         return _literal(json.dumps(value))
 
-    def _array(self, schema: dict[str, Any], depth: int) -> str:
-        item = self._rule(self._bare(schema["items"], depth + 1))
+    def _array(self, schema: dict[str, Any], item: str, between: str) -> str:
+        item = self._rule(item)
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if most == 0:
             return '"[]"'
-        more = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+        more = f'("{between}" {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
         return self._rule(f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"')
 
     def _json(self, schema: Any) -> str:
@@ -214,10 +270,21 @@ def _choices(schema: dict[str, Any]) -> Sequence[Any] | None:
     return choices if isinstance(choices, list) else None
 
 
+def _spelled(choice: Any) -> list[str]:
+    """A literal as Python writes it, with either kind of quotes."""
+    if isinstance(choice, list | dict):
+        raise UnsuitableError("choice")
+    if not isinstance(choice, str):
+        return [repr(choice)]
+    quoted = json.dumps(choice, ensure_ascii=False)
+    return [quoted] if "'" in choice or '"' in choice else [quoted, f"'{quoted[1:-1]}'"]
+
+
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _escaped(text: str) -> str:
-    """A text as a regular expression between slashes."""
-    return re.sub(r"[^\w<>]", lambda found: "\\" + found[0], text)
+def _pattern(text: str) -> str:
+    """A text of a format as a regular expression between slashes."""
+    escaped = re.sub(r"[\\/.+*?()|\[\]{}^$#&~-]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
+    return escaped.replace(SPACE, "[ \\n\\t]*")

@@ -11,7 +11,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
-from tokenizers import Tokenizer
+from support.format_tokens import TOKENS
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from router.events import Token
@@ -58,7 +59,8 @@ MAX_TOKENS = 600
 def tokenizer_of(name: str) -> tuple[Tokenizer, LLTokenizer, Markers]:
     tokenizer = Tokenizer.from_file(str(Path(demo_model).parent / "tokenizer.json"))
     marks = [*FORMATS[name].marks, *THINKS]
-    tokenizer.add_special_tokens([END, *(mark for mark in marks if mark != "functools")])
+    tokenizer.add_special_tokens([END, *(mark for mark in marks if TOKENS.get(mark) is True)])
+    tokenizer.add_tokens([AddedToken(mark, special=False) for mark in marks if TOKENS.get(mark) is False])
     vocabulary = LLTokenizer(
         tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=[tokenizer.token_to_id(END)]
     )
@@ -95,7 +97,7 @@ def written(name: str, matcher: LLMatcher, seed: int, likely: tuple[str, ...] = 
 
 def read(name: str, ids: list[int], *, style: str | None = None, is_open: bool = False) -> list[ChatEvent]:
     tokenizer, _, markers = tokenizer_of(name)
-    special = set(tokenizer.get_added_tokens_decoder())
+    special = {number for number, one in tokenizer.get_added_tokens_decoder().items() if one.special}
     types = ArgumentTypes({function: schema or {} for function, schema in SCHEMAS.items()})
     chosen = style_named(style) if style else None
     reader = AnswerReader(FORMATS[name], chosen, markers, types=types, is_open=is_open)

@@ -18,6 +18,8 @@ from call_trials import (
     tokenizer_of,
     written,
 )
+from support.format_outputs import OUTPUTS
+from support.format_outputs import SCHEMAS as WRITTEN_SCHEMAS
 from tokenizers import Tokenizer
 
 from model_server.text.watch import TextWatch
@@ -54,7 +56,26 @@ def test_demanded_calls_fit_their_schemas(format: Format, num_samples: int) -> N
         events = read(format.name, ids, style=style)
         assert not any(isinstance(event, Content) for event in events)
         numbers.append(check_calls(events))
-    assert min(numbers) >= 1 and (max(numbers) == 1) == format.is_one
+    assert min(numbers) >= 1
+
+
+@pytest.mark.parametrize("format", FORMS, ids=lambda format: format.name)
+def test_several_calls_follow_each_other_and_text_follows_them(format: Format) -> None:
+    """Freely, unless one call is asked for; white space and text may be between them, too."""
+    tokenizer, _, markers = tokenizer_of(format.name)
+    opener = format.openers[0] if format.openers else ""
+    usual = [one for one in OUTPUTS[format.name] if one.is_usual and len(one.calls) > 1]
+    texts = [one.text for one in usual if one.text.startswith((opener, "["))]
+    if format.name in OPENED_BY_TEXT:
+        texts = [text.removeprefix("<|python_start|>") for text in texts]
+    for is_one in (False, True):
+        grammar = free_calls(format, markers, WRITTEN_SCHEMAS, is_one=is_one)
+        assert grammar is not None
+        for text in texts:
+            for behind in ("", "\n", "\nDone.\n\n"):
+                ids = tokenizer.encode(text + behind, add_special_tokens=False).ids
+                matcher = matcher_of(format.name, grammar)
+                assert (matcher.validate_tokens(ids) == len(ids)) is not is_one, (text, behind)
 
 
 @SAMPLES
@@ -63,8 +84,8 @@ def test_under_noise_no_mark_is_content(format: Format, num_samples: int) -> Non
     _, _, markers = tokenizer_of(format.name)
     grammar = free_calls(format, markers, SCHEMAS, is_one=False)
     assert grammar is not None
-    if format.name in OPENED_BY_TEXT:
-        return
+    if format.name in (*OPENED_BY_TEXT, "deepseek_dsml", "deepseek_v4"):
+        return  # the token that opens calls is but a part of their mark
     matcher = matcher_of(format.name, grammar)
     num_calls = 0
     for seed in range(num_samples):
@@ -101,7 +122,7 @@ def test_a_text_opens_calls_that_fit_their_schemas(name: str, num_samples: int) 
         ids += written(name, matcher, seed, likely=(END,))
         assert len(ids) < MAX_TOKENS
         numbers.append(check_calls(read(name, ids)))
-    assert min(numbers) >= 1 and (max(numbers) == 1) == FORMATS[name].is_one
+    assert min(numbers) >= 1
 
 
 @pytest.mark.parametrize("is_open", [True, False])

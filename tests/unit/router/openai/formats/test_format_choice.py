@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from format_outputs import OUTPUTS
-from own_templates import STYLES as OWN_STYLES
+from support.format_outputs import OUTPUTS
+from support.format_templates import STYLES as OWN_STYLES
 
 from router.errors import StartupError
 from router.openai.formats.choice import ModelFormat, choose

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from format_outputs import OUTPUTS, SCHEMAS, Output
 from hypothesis import given
 from hypothesis import strategies as st
+from support.format_outputs import OUTPUTS, SCHEMAS, Output
 
 from router.events import Token
 from router.openai.formats.events import Arguments, CallEnded, CallStarted, ChatEvent, Content, Reasoning

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from call_trials import FORMS, THINKS, matcher_of, tokenizer_of
 from call_trials import SCHEMAS as TRIAL_SCHEMAS
-from format_outputs import OUTPUTS, SCHEMAS
+from support.format_outputs import OUTPUTS, SCHEMAS
 
 from router.events import Token
 from router.openai.chat.reading import CallIds, ChoiceReader, Deltas, message
@@ -151,8 +151,6 @@ WRITTEN = {
     "harmony": "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}<|call|>",
     "mistral_json": '[TOOL_CALLS] [{"name": "get_time", "arguments": {}}]',
     "cohere": '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "get_time", "parameters": {}}\n]<|END_ACTION|>',
-    "deepseek_dsml": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_time">\n{}\n</｜DSML｜invoke>\n'
-    "</｜DSML｜function_calls>",
     "pythonic": "[get_time()]",
     "llama_json": '{"name": "get_time", "parameters": {}}',
 }

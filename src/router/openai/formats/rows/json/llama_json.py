@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.openai.formats.format import CallForm, CallReader, Format
+from router.openai.formats.format import SEPARATOR, CallForm, CallReader, Format
 from router.openai.formats.pieces.json_call import json_call
 from router.openai.formats.pieces.python_call import python_call
 from router.openai.formats.source import Steps
@@ -12,8 +12,7 @@ _TAG = "<|python_tag|>"
 
 def _read(reader: CallReader, opener: str) -> Steps[None]:
     while (yield from reader.attempt(_call(reader, only_offered=not opener))):
-        if not (yield from reader.space_and(";")):
-            return
+        yield from reader.space_and(";")
 
 
 def _call(reader: CallReader, *, only_offered: bool) -> Steps[bool]:
@@ -29,6 +28,6 @@ FORMAT = Format(
     openers=(_TAG,),
     starts=("{",),
     signs=lambda template: _TAG in template or ("ipython" in template and '"parameters": ' in template),
-    form=CallForm(before_name='{"name": "', behind_name='", "parameters": ', behind_arguments="}", between="; "),
+    form=CallForm(before_name='{"name": "', behind_name='", "parameters": ', behind_arguments="}", between=SEPARATOR),
     read=_read,
 )

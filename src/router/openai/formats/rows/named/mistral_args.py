@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.openai.formats.format import CallForm, CallReader, Format, IdKind
+from router.openai.formats.format import OWN_ID, CallForm, CallReader, Format, IdKind
 from router.openai.formats.pieces.names import name_before
 from router.openai.formats.source import Steps
 
@@ -31,6 +31,6 @@ FORMAT = Format(
     others=(_ID, _ARGS),
     ids=IdKind.SHORT,
     signs=lambda template: _ARGS in template,
-    form=CallForm(before_name=_OPEN, behind_name=_ARGS),
+    form=CallForm(before_name=_OPEN, behind_name=OWN_ID + _ARGS),
     read=_read,
 )

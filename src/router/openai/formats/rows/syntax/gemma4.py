@@ -24,7 +24,7 @@ FORMAT = Format(
         behind_name="{",
         behind_arguments="}" + _CLOSE,
         arguments=ArgumentsForm(
-            values=Values.BARE, behind_key=":", between=",", quote=_QUOTE, ends_text=_QUOTE, is_typed=False
+            values=Values.BARE, behind_key=":", between=",", quote=_QUOTE, ends_text=(_QUOTE,), is_typed=False
         ),
     ),
     read=_read,

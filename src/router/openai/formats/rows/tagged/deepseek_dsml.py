@@ -1,10 +1,13 @@
-"""`<｜DSML｜invoke name="N"><｜DSML｜parameter name="K" string="true">value</｜DSML｜parameter>`: DeepSeek V3.2, V4."""
+"""`<｜DSML｜invoke name="N"><｜DSML｜parameter name="K" string="true">value</｜DSML｜parameter>`: DeepSeek V3.2 and V4,
+which differ in the mark around the calls."""
 
 from __future__ import annotations
 
-from router.openai.formats.format import CallForm, CallReader, Format, ObjectWriter
+from typing import Any
+
+from router.openai.formats.format import KIND, ArgumentsForm, CallForm, CallReader, Format, ObjectWriter, Values
 from router.openai.formats.pieces.names import name_before
-from router.openai.formats.pieces.tagged import STRING, tagged_value
+from router.openai.formats.pieces.tagged import tagged_value
 from router.openai.formats.source import Steps
 
 _DSML = "｜DSML｜"
@@ -12,7 +15,6 @@ _OPENERS = (f"<{_DSML}function_calls>", f"<{_DSML}tool_calls>")
 _CLOSERS = (f"</{_DSML}function_calls>", f"</{_DSML}tool_calls>")
 _INVOKE, _END = f'<{_DSML}invoke name="', f"</{_DSML}invoke>"
 _PARAMETER, _END_OF_VALUE = f'<{_DSML}parameter name="', f"</{_DSML}parameter>"
-_NO_STRING = frozenset({"number", "integer", "boolean", "object", "array", "null"})
 
 
 def _read(reader: CallReader, opener: str) -> Steps[None]:
@@ -40,7 +42,9 @@ def _call(reader: CallReader, opener: str) -> Steps[bool]:
         if key is None or not kind:
             return False
         writer.key(key[0])
-        types = STRING if kind.startswith("true") else _NO_STRING
+        types = reader.types.of(name, reader.visible(key[0]))
+        if "string" in types:  # else the schema knows better than the model
+            types = types & {"string"} if kind.startswith("true") else types - {"string"} or types
         if not (yield from tagged_value(reader, writer, types, _END_OF_VALUE)):
             return False
     if mark:
@@ -48,19 +52,31 @@ def _call(reader: CallReader, opener: str) -> Steps[bool]:
     return bool(mark)
 
 
-FORMAT = Format(
-    name="deepseek_dsml",
-    aliases=("deepseek_v32", "deepseek_v4"),
-    openers=(*_OPENERS, _INVOKE),
-    closers=(*_CLOSERS, _END),
-    others=(_DSML,),
-    signs=lambda template: "DSML" in template,
-    form=CallForm(
-        before_name=_INVOKE,
-        behind_name='">\n',
-        behind_arguments="\n" + _END + "\n",
-        begin=_OPENERS[0] + "\n",
-        end=_CLOSERS[0],
-    ),
-    read=_read,
-)
+def _format(number: int, **names: Any) -> Format:
+    """`number`: of the mark around the calls."""
+    return Format(
+        openers=(*_OPENERS, _INVOKE),
+        closers=(*_CLOSERS, _END),
+        others=(_DSML,),
+        form=CallForm(
+            before_name=_INVOKE,
+            behind_name='">\n',
+            behind_arguments=_END + "\n",
+            begin=_OPENERS[number] + "\n",
+            end=_CLOSERS[number],
+            arguments=ArgumentsForm(
+                values=Values.TAGGED,
+                before_key=_PARAMETER,
+                behind_key=f'" string="{KIND}">',
+                behind_value=_END_OF_VALUE + "\n",
+                ends_text=(_END_OF_VALUE,),
+                kinds=("true", "false"),
+            ),
+        ),
+        read=_read,
+        **names,
+    )
+
+
+FORMAT = _format(0, name="deepseek_dsml", aliases=("deepseek_v32",), signs=lambda template: "DSML" in template)
+V4 = _format(1, name="deepseek_v4", signs=lambda template: "DSML" in template and "tool_calls>" in template)

@@ -56,7 +56,7 @@ FORMAT = Format(
             before_key=_KEY,
             behind_key=_END_OF_KEY + LINE_END + _VALUE,
             behind_value=_END_OF_VALUE + LINE_END,
-            ends_text=_END_OF_VALUE,
+            ends_text=(_END_OF_VALUE,),
         ),
     ),
     read=_read,

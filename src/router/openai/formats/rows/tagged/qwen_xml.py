@@ -56,7 +56,7 @@ FORMAT = Format(
             before_key=_PARAMETER,
             behind_key=">\n",
             behind_value="\n" + _END_OF_VALUE + "\n",
-            ends_text=_END_OF_VALUE,
+            ends_text=(_END_OF_VALUE,),
         ),
     ),
     read=_read,

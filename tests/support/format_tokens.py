@@ -1,0 +1,27 @@
+"""Which marks of formats are tokens in the vocabularies of the models that write them, and which of those special."""
+
+from __future__ import annotations
+
+_SPECIAL = (
+    "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>",
+    "<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>",
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]",
+    "<start_function_call>", "<end_function_call>", "<escape>",
+    "<|tool_call|>", "<|/tool_call|>",
+    "<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>",
+    "<|python_tag|>", "<|python_start|>", "<|python_end|>",
+    "<seed:think>", "</seed:think>",
+)  # fmt: skip
+_PLAIN = (
+    "<tool_call>", "</tool_call>", "<think>", "</think>",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>", "｜DSML｜",
+)  # fmt: skip
+
+TOKENS = dict.fromkeys(_SPECIAL, True) | dict.fromkeys(_PLAIN, False)
+"""Whether each is special."""
+ENDS = ("<|return|>", "<|call|>")
+"""Those that end an answer."""
