@@ -220,13 +220,15 @@ async def _answer(
     for each in filter(None, (listener, metrics_listener)):
         listen(each)
     app = create_app(state, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
-    server = Server(_uvicorn_config(app, config, config.graceful_termination_timeout + FLUSH_TIMEOUT_S, with_tls=True))
+    bounds = _bounds(config)
+    timeout_s = config.graceful_termination_timeout + FLUSH_TIMEOUT_S
+    server = Server(_uvicorn_config(app, config, timeout_s, bounds, with_tls=True), bounds)
     scheduling = asyncio.create_task(started.scheduler.run())
     stop.attach(Drain(server, state.inference, started.scheduler, config.graceful_termination_timeout))
     scheduling.add_done_callback(lambda _: stop.scheduler_ended(started.scheduler.failure))
     metrics_server = None
     if metrics_listener is not None:
-        metrics_server = Server(_uvicorn_config(_metrics_app(state.inference.metrics), config, 1))
+        metrics_server = Server(_uvicorn_config(_metrics_app(state.inference.metrics), config, 1, bounds), bounds)
         metrics_task = asyncio.create_task(metrics_server.serve([metrics_listener]))
     logger.info("Connected")
     phases.enter(phases.READY)
@@ -247,13 +249,18 @@ async def _answer(
     return STALLED if isinstance(failure, StalledError) else 1
 
 
-def _uvicorn_config(app: ASGIApp, config: RouterConfig, timeout_s: int, *, with_tls: bool = False) -> uvicorn.Config:
-    bounds = Bounds(
+def _bounds(config: RouterConfig) -> Bounds:
+    return Bounds(
         max_connections=allow_connections(config.max_connections),
         head_s=config.head_timeout_seconds,
         body_s=config.body_timeout_seconds,
         stalled_s=config.stalled_client_seconds,
     )
+
+
+def _uvicorn_config(
+    app: ASGIApp, config: RouterConfig, timeout_s: int, bounds: Bounds, *, with_tls: bool = False
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=functools.partial(Connection, bounds=bounds),  # type: ignore[arg-type]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
+from router.api.http.connection import Bounds
+from router.api.http.tls_listener import TlsListener
 from router.generation.inference import Inference
 from router.scheduling.loop import Scheduler
 from wire.text.counting import counted
@@ -34,8 +38,28 @@ _POLL_EVERY_S = 0.05
 class Server(uvicorn.Server):
     """uvicorn's server without its signal handlers, which raise the signal again after an orderly stop.
 
-    It ends after the requests that it cancels, which may log and use what is closed next.
+    It ends after the requests that it cancels, which may log and use what is closed next. TLS connections are counted
+    before their handshake.
     """
+
+    def __init__(self, config: uvicorn.Config, bounds: Bounds) -> None:
+        super().__init__(config)
+        self._bounds = bounds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.config.ssl is None or sockets is None:
+            await super().startup(sockets)
+            return
+        speaks: Any = self.config.http_protocol_class
+        make = functools.partial(
+            speaks, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        held = self.server_state.connections
+        listeners = [
+            TlsListener(one, make, context=self.config.ssl, bounds=self._bounds, connections=held) for one in sockets
+        ]
+        self.servers = listeners  # type: ignore[assignment]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import functools
 import json
+import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -32,6 +34,7 @@ from router.openai.template.template import ChatTemplate
 from router.request import ValidRequest
 from router.responses.store import ResponseStore
 from router.server.app import create_app
+from router.server.stop import Server
 from router.text.tokenizer import PromptTokenizer
 from wire.extensions import Extension
 from wire.tracing import Tracing
@@ -259,12 +262,16 @@ class Router:
     @property
     def connections(self) -> list[Connection]:
         """Open ones, while it listens."""
-        open_ones = self._server.server_state.connections if self._server is not None else ()
-        return [one for one in open_ones if isinstance(one, Connection)]
+        return [one for one in self._held if isinstance(one, Connection)]
 
     @property
     def num_connections(self) -> int:
-        return len(self.connections)
+        """With those that have not shaken hands yet."""
+        return len(self._held)
+
+    @property
+    def _held(self) -> set[Any]:
+        return set() if self._server is None else set(self._server.server_state.connections)
 
     def close(self) -> None:
         self.tokenizer.close()
@@ -273,12 +280,15 @@ class Router:
             self.grammars.close()
 
     @contextlib.asynccontextmanager
-    async def listening(self, bounds: Bounds = Bounds(), keep_alive_s: int = 5) -> AsyncIterator[int]:  # noqa: B008
-        """A real server on a port of the machine's choice."""
+    async def listening(
+        self,
+        bounds: Bounds = Bounds(),  # noqa: B008
+        keep_alive_s: int = 5,
+        context: ssl.SSLContext | None = None,
+    ) -> AsyncIterator[int]:
+        """A real server on a port of the machine's choice. `context`: it speaks TLS."""
         config = uvicorn.Config(
             self.app,
-            host="127.0.0.1",
-            port=0,
             http=functools.partial(Connection, bounds=bounds),
             ws="none",
             lifespan="off",
@@ -286,14 +296,18 @@ class Router:
             timeout_keep_alive=keep_alive_s,
             timeout_graceful_shutdown=1,
         )
-        server = self._server = uvicorn.Server(config)
-        task = asyncio.create_task(server._serve())
-        await until(lambda: server.started)
-        try:
-            yield server.servers[0].sockets[0].getsockname()[1]
-        finally:
-            server.should_exit = True
-            await task
+        config.load()
+        config.ssl = context
+        with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+            listener.setblocking(False)
+            server = self._server = Server(config, bounds)
+            task = asyncio.create_task(server._serve([listener]))
+            await until(lambda: server.started)
+            try:
+                yield listener.getsockname()[1]
+            finally:
+                server.should_exit = True
+                await task
 
 
 def failing(*texts: str, error: Exception) -> list[Event]:

@@ -6,10 +6,10 @@ uvicorn has neither: half a head stays open forever, a header may have megabytes
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import dataclass
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.api.errors import error_body
@@ -18,6 +18,7 @@ from router.api.json_out import dumps
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 256
 MAX_PIPELINED = 64
+MAX_REFUSED = 64
 _LINGER_S = 1.0
 _ANSWERS = {
     400: ("Bad Request", "bad_request", "invalid HTTP request"),
@@ -25,11 +26,6 @@ _ANSWERS = {
     431: ("Request Header Fields Too Large", "headers_too_large", "the request's header is too large"),
     503: ("Service Unavailable", "overloaded", "too many connections"),
 }
-
-
-# Java's HTTP client offers HTTP/2 with every request. The parser would hand over the connection at that header, body
-# and all; a server that stays with HTTP/1.1 is to ignore it.
-_UPGRADE = re.compile(rb"(?<=\r\n)upgrade(?=:)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +36,11 @@ class Bounds:
     head_s: float = 10.0
     body_s: float = 60.0
     stalled_s: float = 30.0  # for a client to read anything of what is written
+
+    @property
+    def most_held(self) -> int:
+        """With the connections that are being refused; beyond them the server hangs up without a word."""
+        return self.max_connections + MAX_REFUSED
 
 
 class _Answering:
@@ -69,10 +70,15 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._reading_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
+        self.replaces: Any = None
+        """What stood for it among the open connections until it was made."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.connections.discard(self.replaces)
         super().connection_made(transport)
-        if len(self.connections) > self._bounds.max_connections:
+        if len(self.connections) > self._bounds.most_held:
+            transport.abort()
+        elif len(self.connections) > self._bounds.max_connections:
             self._refuse(503)
         else:
             self._start_timer(self._bounds.head_s)
@@ -114,9 +120,8 @@ class Connection(HttpToolsProtocol):
         if self._is_refused:
             return
         was_in_message, self._num_begun = self._in_message, 0
-        if self._in_head or not was_in_message:
-            data = _without_upgrade(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         # Only what the parser still keeps to itself: complete fields are counted in on_header. Where other messages
         # came in the same read it is not known what belongs to this one; what follows is counted.
         is_alone = self._num_begun == 0 or (self._num_begun == 1 and not was_in_message)
@@ -125,6 +130,29 @@ class Connection(HttpToolsProtocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(431)
         self._watch_idle()
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as stopped:
+                    [num_parsed] = stopped.args
+                    data = self._head_without_upgrade() + data[num_parsed:]
+                    self.parser = httptools.HttpRequestParser(self)
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        except httptools.HttpParserError:
+            self._refuse(self._refusal)
+
+    def _head_without_upgrade(self) -> bytes:
+        """Java's HTTP client offers HTTP/2 with every request. The parser hands over the connection at the end of such
+        a head, body and all; a server that stays with HTTP/1.1 is to ignore the offer, so the head is parsed again
+        without it."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join((*lines, b"", b""))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -142,6 +170,10 @@ class Connection(HttpToolsProtocol):
             raise ValueError("header too large")  # the parser stops and uvicorn asks for the answer
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("this is no proxy")
+            return  # see `_head_without_upgrade`
         self._in_head = False
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many requests at once")  # each takes some kilobytes, and one read holds thousands
@@ -152,12 +184,11 @@ class Connection(HttpToolsProtocol):
         self._open.append(self.cycle)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_message = False
         self._stop_timer()
         super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(self._refusal)
 
     def _disconnect(self) -> None:
         """Tells the handlers of all open requests that their client has disconnected."""
@@ -196,8 +227,9 @@ class Connection(HttpToolsProtocol):
 
     def _close(self) -> None:
         """When the client has read what is written, or reads no more."""
-        self.transport.close()
-        self._demand_reading()
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._demand_reading()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -250,10 +282,3 @@ class Connection(HttpToolsProtocol):
             self.transport.write_eof()
         self._stop_timer()
         self._timer = self.loop.call_later(_LINGER_S, self._close)
-
-
-def _without_upgrade(data: bytes) -> bytes:
-    """A read that begins in a request's head, its offer of another protocol under an unknown name."""
-    end = data.find(b"\r\n\r\n")
-    found = _UPGRADE.search(data, 0, end if end >= 0 else len(data))
-    return data if found is None else data[: found.start()] + b"x-" + data[found.start() :]

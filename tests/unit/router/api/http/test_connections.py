@@ -69,6 +69,32 @@ async def test_an_offer_of_another_protocol_is_ignored(router: Router, offer: by
     router.assert_idle()
 
 
+async def test_a_body_behind_an_offer_is_never_a_request(router: Router) -> None:
+    """Wherever the network cuts the head, and whatever the connection carried before."""
+    offer = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    body = b"no JSON\r\n\r\nPOST /generate HTTP/1.1\r\nhost: x\r\n\r\n"
+    first = HEAD + offer + b"content-length: %d\r\n\r\n" % len(body) + body
+    in_chunks = HEAD + offer + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    last = GOOD.replace(b"host: x", b"host: x\r\nconnection: close")
+
+    def statuses(answer: bytes) -> list[bytes]:
+        return [line[9:12] for line in answer.replace(b"}H", b"}\r\nH").split(b"\r\n") if line.startswith(b"HTTP/1.1")]
+
+    async with router.listening() as port:
+        for cut in range(len(HEAD) - 2, len(HEAD) + len(offer) + 3):
+            assert statuses(await talk(port, first[:cut], first[cut:] + last, pause_s=0.002)) == [b"400", b"200"]
+        for sent in (GOOD + first, GOOD + in_chunks):
+            assert statuses(await talk(port, sent + last)) == [b"200", b"400", b"200"]
+    router.assert_idle()
+
+
+async def test_a_tunnel_is_refused(router: Router) -> None:
+    async with router.listening() as port:
+        for sent in (b"CONNECT x:80 HTTP/1.1\r\nhost: x:80\r\n\r\n", b"CONNECT /generate HTTP/1.1\r\nhost: x\r\n\r\n"):
+            answer = await talk(port, sent + GOOD)
+            assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1 ") == 1
+
+
 async def test_a_head_that_does_not_come_in_time(router: Router) -> None:
     async with router.listening(Bounds(head_s=0.2)) as port:
         for pieces in ((b"",), (HEAD[:-5],), (HEAD, b"x: 1\r\n")):
