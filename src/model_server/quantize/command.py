@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
 import shutil
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from model_server.errors import StartupError
 from model_server.models.model import Model, describe
 from model_server.quantize import output
 from model_server.quantize.layers import Layer, LayerByLayer, Watch
-from model_server.quantize.progress import FOLDER, Progress, check_folder
+from model_server.quantize.progress import FOLDER, Progress, check_folder, writing
 from model_server.quantize.samples import Samples, from_file, kept, written
 from model_server.quantize.solver import Rounded, Rounding, rounded
 from model_server.quantize.streams import Streams
@@ -30,6 +32,8 @@ from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
 
+_END_BYTES = 1 << 20
+
 
 def run(config: QuantizeConfig) -> None:
     """Raises StartupError, one line, for what cannot be quantized or read."""
@@ -37,6 +41,7 @@ def run(config: QuantizeConfig) -> None:
     checkpoint = examine(resolve(config.model_id, config.revision))
     model = describe(checkpoint, name=config.model_id)
     _check(config, model)
+    copies = output.copies(checkpoint.directory)
     device = resolve_device(0, 1)
     assert model.spec is not None
     if model.spec.mlps:  # on a CPU the experts are products of their own
@@ -45,15 +50,20 @@ def run(config: QuantizeConfig) -> None:
     dtype = resolve_dtype(None, device, checkpoint.stored_in, needs_bfloat16=checkpoint.needs_bfloat16)
     with torch.inference_mode():
         samples = _samples(config, checkpoint)
-        progress = Progress(config.output_dir, _asked(how, checkpoint, samples, dtype))
-        reading = SafetensorsReader(checkpoint.headers, dtype=dtype, device=device, base_prefix=model.spec.names.base)
-        with reading as reader:
+    asked = _asked(how, checkpoint, samples, dtype)
+    with contextlib.closing(Progress(config.output_dir, asked, model.spec.num_layers)) as progress:
+        with (
+            torch.inference_mode(),
+            SafetensorsReader(
+                checkpoint.headers, dtype=dtype, device=device, base_prefix=model.spec.names.base
+            ) as reader,
+        ):
             Quantizer(LayerByLayer(model.spec, reader), samples, how, progress, _names(checkpoint, model)).run()
-    before, after = (math.exp(loss / samples.held_out[:, 1:].numel()) for loss in progress.losses)
-    held_out = counted(len(samples.held_out), "sample")
-    logger.info("Perplexity on %s that took no part: %.3f before, %.3f after", held_out, before, after)
-    output.write(checkpoint, config.output_dir, progress, how)
-    progress.end()
+        before, after = (math.exp(loss / samples.held_out[:, 1:].numel()) for loss in progress.losses)
+        held_out = counted(len(samples.held_out), "sample")
+        logger.info("Perplexity on %s that took no part: %.3f before, %.3f after", held_out, before, after)
+        output.write(checkpoint, config.output_dir, progress, how, copies)
+        progress.end()
     if config.upload_to_model_id is not None:
         output.upload(config.output_dir, config.upload_to_model_id)
     logger.info("Done: serve it with --model-id %s", config.output_dir)
@@ -99,7 +109,7 @@ class Quantizer:
     def _layer(self, index: int) -> dict[str, Rounded]:
         entering = None if index == 0 else self._streams(index)
         is_last = index == self._num_layers - 1
-        leaving = None if is_last else self._streams(index + 1)
+        leaving = None if is_last else self._streams(index + 1, is_new=True)
         watch = self._watched(index, entering, leaving)
         results, replaced = self._solve(watch)
         layer = self._layers.build(index, replaced=replaced, with_head=is_last)
@@ -153,10 +163,11 @@ class Quantizer:
             )
         return results, replaced
 
-    def _streams(self, index: int) -> Streams:
+    def _streams(self, index: int, *, is_new: bool = False) -> Streams:
         length = self._samples.calibration.shape[1]
         path = self._progress.stream(index)
-        return Streams(path, self._counts, length, self._layers.spec.hidden_size, self._layers.dtype)
+        with writing(path):
+            return Streams(path, self._counts, length, self._layers.spec.hidden_size, self._layers.dtype, is_new=is_new)
 
     def _given(self, entering: Streams | None, group: str, number: int) -> Tensor:
         if entering is not None:
@@ -215,7 +226,7 @@ def _asked(how: Rounding, checkpoint: Checkpoint, samples: Samples, dtype: torch
     """All on which the result depends."""
     ids = torch.cat([samples.calibration, samples.held_out]).numpy().tobytes()
     headers = {
-        path.name: [path.stat().st_size, sorted((name, str(one)) for name, one in header.tensors.items())]
+        path.name: [_ends(path), sorted((name, str(one)) for name, one in header.tensors.items())]
         for path, header in checkpoint.headers.items()
     }
     return {
@@ -225,6 +236,16 @@ def _asked(how: Rounding, checkpoint: Checkpoint, samples: Samples, dtype: torch
         "samples": hashlib.sha256(ids).hexdigest(),
         "dtype": str(dtype),
     }
+
+
+def _ends(path: Path) -> list[object]:
+    """A file's size and the digest of its ends: enough to know another model of the same shapes by."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        found = hashlib.blake2b(file.read(_END_BYTES))
+        file.seek(max(0, size - _END_BYTES))
+        found.update(file.read(_END_BYTES))
+    return [size, found.hexdigest()]
 
 
 def _names(checkpoint: Checkpoint, model: Model) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.quantization.formats.common.words import WORD
-from model_server.quantize.progress import Progress
+from model_server.quantize.progress import Progress, writing
 from model_server.quantize.solver import Rounded, Rounding
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.header import read_headers
-from model_server.weights.locate import INDEX
+from model_server.weights.locate import INDEX, stays_inside
+from wire.model_files import open_regular
 from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
@@ -52,8 +53,33 @@ def tensors_of(module: str, rounded: Rounded, bits: int) -> dict[str, Tensor]:
     return {f"{module}.{name}": tensor for name, tensor in found.items()}
 
 
-def write(checkpoint: Checkpoint, output: Path, progress: Progress, how: Rounding) -> None:
-    """Everything that a folder with a model holds. What is there of it is overwritten."""
+def copies(directory: Path) -> list[Path]:
+    """The files beside the weights that the result has, too.
+
+    Raises:
+        StartupError: For one that is not a regular file, or leads out of the folder: by a link the folder's author
+            could have any file of this machine copied, and uploaded.
+    """
+    found = sorted({path for pattern in _COPIED for path in directory.glob(pattern) if path.name not in _NOT_COPIED})
+    for path in found:
+        if not stays_inside(directory, path.resolve()):
+            raise StartupError(f"{path} is a link that leads out of its folder: put the file there, or remove the link")
+        try:
+            open_regular(path, StartupError).close()
+        except OSError as error:
+            raise StartupError(f"cannot read {path}: {error.strerror}") from error
+    return found
+
+
+def write(checkpoint: Checkpoint, output: Path, progress: Progress, how: Rounding, copied: Sequence[Path]) -> None:
+    """Everything that a folder with a model holds. What is there of it is overwritten.
+
+    Args:
+        copied: See `copies`.
+
+    Raises:
+        StartupError: The files cannot be written.
+    """
     quantized = read_headers([progress.layer(number) for number in range(progress.num_done)])
     removed = {name.rpartition(".")[0] + ".weight" for header in quantized.values() for name in header.tensors}
     sources: dict[str, tuple[Path, int]] = {}
@@ -61,12 +87,12 @@ def write(checkpoint: Checkpoint, output: Path, progress: Progress, how: Roundin
         for name, stored in header.tensors.items():
             if name not in removed:
                 sources[name] = (path, stored.end - stored.begin)
-    _write_config(checkpoint, output, how)
-    _write_tensors(sources, output)
-    for pattern in _COPIED:
-        for path in sorted(checkpoint.directory.glob(pattern)):
-            if path.name not in _NOT_COPIED:
-                shutil.copyfile(path, output / path.name)
+    with writing(output):
+        _write_config(checkpoint, output, how)
+        _write_tensors(sources, output)
+        for path in copied:
+            with open_regular(path, StartupError) as source, open(output / path.name, "wb") as target:
+                shutil.copyfileobj(source, target)
 
 
 def upload(folder: Path, model_id: str) -> None:

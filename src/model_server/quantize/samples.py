@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.models.hf.loading import quiet
+from model_server.quantize.progress import writing
 from model_server.text.tokenizer import Tokenizer
 from wire.text.counting import counted
 
@@ -61,11 +63,18 @@ def kept(path: Path, make: Callable[[], Samples]) -> Samples:
     """Those in the file `path`; what `make` makes, if there is no such file."""
     if not path.exists():
         samples = make()
-        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")
-        save_file({"calibration": samples.calibration, "held_out": samples.held_out}, draft)
-        os.replace(draft, path)
-    return Samples(**load_file(path))
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({"calibration": samples.calibration, "held_out": samples.held_out}, draft)
+            os.replace(draft, path)
+    try:
+        return Samples(**load_file(path))
+    except (SafetensorError, OSError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise StartupError(
+            f"{path} is damaged ({reason}): remove it, or start from the beginning with --no-resume"
+        ) from error
 
 
 def written(directory: Path, tokenizer: Tokenizer, *, count: int, seed: int) -> Samples:

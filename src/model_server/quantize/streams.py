@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 
 import torch
@@ -14,12 +16,33 @@ GROUPS = ("calibration", "held_out", "plain")
 class Streams:
     """What enters one layer. Sequences in each group are numbered from 0."""
 
-    def __init__(self, path: Path, counts: tuple[int, int, int], length: int, width: int, dtype: torch.dtype) -> None:
-        """counts: of the sequences in each of `GROUPS`. The file is made if it is not there."""
+    def __init__(
+        self,
+        path: Path,
+        counts: tuple[int, int, int],
+        length: int,
+        width: int,
+        dtype: torch.dtype,
+        *,
+        is_new: bool,
+    ) -> None:
+        """Map the file.
+
+        Args:
+            path: The file; it must be there with its whole size, unless it is new.
+            counts: Of the sequences in each of `GROUPS`.
+            is_new: Its room on the disk is reserved. A write to a mapped file on a full disk would end the process.
+
+        Raises:
+            OSError: The file cannot be made.
+        """
         self._first = dict(zip(GROUPS, (0, counts[0], counts[0] + counts[1]), strict=True))
         shape = (sum(counts), length, width)
+        size = shape[0] * length * width
+        if is_new:
+            _reserve(path, size * dtype.itemsize)
         # Mapped: what does not fit into memory stays in the file.
-        self._states = torch.from_file(str(path), shared=True, size=shape[0] * length * width, dtype=dtype).view(shape)
+        self._states = torch.from_file(str(path), shared=True, size=size, dtype=dtype).view(shape)
 
     def get(self, group: str, number: int) -> Tensor:
         """[length, width]"""
@@ -27,3 +50,18 @@ class Streams:
 
     def put(self, group: str, number: int, states: Tensor) -> None:
         self._states[self._first[group] + number].copy_(states)
+
+
+def digest(path: Path) -> str:
+    """Of a file's bytes. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _reserve(path: Path, size: int) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.ftruncate(descriptor, size)
+        os.posix_fallocate(descriptor, 0, size)
+    finally:
+        os.close(descriptor)

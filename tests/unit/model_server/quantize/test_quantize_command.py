@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,29 +108,134 @@ def test_the_perplexity_after_is_that_of_what_is_served(
         assert float(loss.exp()) == pytest.approx(wanted, rel=1e-2)
 
 
-def test_an_interrupted_run_continues_and_writes_the_same(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    source = model(models, "llama")
-    command.run(asked(source, tmp_path / "whole", tmp_path))
-    done = Progress.done
+@pytest.fixture(scope="module")
+def cut_run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was interrupted behind the second of four layers."""
+    done, folder = Progress.done, tmp_path_factory.mktemp("cut")
 
-    def cut(self: Progress, layer: int, *rest: object) -> None:
+    def interrupted(self: Progress, layer: int, *rest: object) -> None:
         if layer == 2:
             raise KeyboardInterrupt
         done(self, layer, *rest)  # type: ignore[arg-type]
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Progress, "done", cut)
-        command.run(asked(source, tmp_path / "cut", tmp_path))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Progress, "done", interrupted)
+        command.run(asked(model(models, "llama"), folder / "run", folder))
+    return folder / "run"
+
+
+@pytest.fixture
+def cut(cut_run: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(cut_run, tmp_path / "cut")
+
+
+def test_an_interrupted_run_continues_and_writes_the_same(
+    models: Path, tmp_path: Path, cut: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = model(models, "llama")
+    command.run(asked(source, tmp_path / "whole", tmp_path))
     with pytest.raises(StartupError, match="holds an unfinished run with another model, other samples or options"):
-        command.run(asked(source, tmp_path / "cut", tmp_path, bits=8))
+        command.run(asked(source, cut, tmp_path, bits=8))
     with caplog.at_level(logging.INFO):
-        command.run(asked(source, tmp_path / "cut", tmp_path))
+        command.run(asked(source, cut, tmp_path))
     assert any("2 layers of 4 are done already" in record.message for record in caplog.records)
     for path in (tmp_path / "whole").iterdir():
-        assert path.read_bytes() == (tmp_path / "cut" / path.name).read_bytes(), path.name
-    assert not (tmp_path / "cut" / ".quantize").exists()
+        assert path.read_bytes() == (cut / path.name).read_bytes(), path.name
+    assert not (cut / ".quantize").exists()
+
+
+@pytest.mark.parametrize("file", ["stream-0", "layer-00000.safetensors"])
+def test_a_run_does_not_continue_on_files_that_it_did_not_write(
+    file: str, models: Path, tmp_path: Path, cut: Path
+) -> None:
+    path = cut / ".quantize" / file
+    data = path.read_bytes()
+    for changed in (None, data[:-100], data + bytes(8), data[:-9] + b"\x7f" + data[-8:]):
+        path.unlink()
+        if changed is not None:
+            path.write_bytes(changed)
+        with pytest.raises(StartupError, match=rf"{file}.* start from the beginning with --no-resume$"):
+            command.run(asked(model(models, "llama"), cut, tmp_path))
+        path.touch()
+    command.run(asked(model(models, "llama"), cut, tmp_path, resume=False))
+    assert (cut / "config.json").exists()
+
+
+def test_damaged_progress_is_named(models: Path, tmp_path: Path, cut: Path) -> None:
+    path = cut / ".quantize" / "progress.json"
+    whole = json.loads(path.read_text())
+    four = {"num_done": 4, "layers": ["", "", "", ""]}
+    changes: list[dict[str, object]] = [
+        *({"num_done": number} for number in ("2", True, -1, 5, 3, None)),
+        {"layers": None}, {"layers": []}, four, four | {"losses": [1.0, "x"]}, four | {"losses": [1.0, float("nan")]},
+    ]  # fmt: skip
+    for change in changes:
+        path.write_text(json.dumps(whole | change))
+        with pytest.raises(
+            StartupError, match=r"progress\.json is damaged: start from the beginning with --no-resume$"
+        ):
+            command.run(asked(model(models, "llama"), cut, tmp_path))
+    for text in ("", "[]", "{", "\0" * 99):
+        path.write_text(text)
+        with pytest.raises(StartupError, match=r"progress\.json"):
+            command.run(asked(model(models, "llama"), cut, tmp_path))
+
+
+def test_another_model_of_the_same_shapes_does_not_continue_a_run(models: Path, tmp_path: Path, cut: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model(models, "llama"), other)
+    weights = other / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-2] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(StartupError, match="holds an unfinished run with another model"):
+        command.run(asked(other, cut, tmp_path))
+
+
+def test_two_runs_do_not_share_a_folder(models: Path, tmp_path: Path, cut: Path) -> None:
+    running = os.open(cut / ".quantize", os.O_RDONLY)
+    fcntl.flock(running, fcntl.LOCK_EX)
+    with pytest.raises(StartupError, match=r"^another run is writing to .*cut: wait for its end, or name another"):
+        command.run(asked(model(models, "llama"), cut, tmp_path))
+    os.close(running)
+
+
+def test_nothing_from_outside_of_the_models_folder_is_copied(models: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(model(models, "llama"), source)
+    (tmp_path / "secret").write_text("secret")
+    os.mkfifo(source / "pipe")
+    notes = source / "notes.txt"
+    for target, message in (
+        ("../secret", r"notes\.txt is a link that leads out of its folder"),
+        ("/dev/zero", r"notes\.txt is a link that leads out of its folder"),
+        ("pipe", r"notes\.txt is not a regular file"),
+        ("nowhere", r"cannot read .*notes\.txt: No such file or directory"),
+    ):
+        notes.symlink_to(target)
+        with pytest.raises(StartupError, match=message):
+            command.run(asked(source, tmp_path / "out", tmp_path))
+        notes.unlink()
+    notes.symlink_to("config.json")
+    command.run(asked(source, tmp_path / "out", tmp_path))
+    assert (tmp_path / "out" / "notes.txt").is_file() and not (tmp_path / "out" / "notes.txt").is_symlink()
+
+
+@pytest.mark.parametrize("where", ["posix_fallocate", "replace", "config"])
+def test_a_full_disk_ends_in_one_line(
+    where: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        if where == "config":
+            patch.setattr(files_of, "save_file", full)
+        else:
+            patch.setattr(os, where, full)
+        with pytest.raises(StartupError, match=r"^cannot write .*out.*: No space left on device$"):
+            command.run(asked(model(models, "llama"), tmp_path / "out", tmp_path))
 
 
 def test_large_results_are_several_files_with_an_index(
