@@ -62,8 +62,7 @@ because transformers' plans divide them).
 
 The runner is chosen when a model is loaded. A family that the native decoder knows is native. Any other model is tried
 over the paged cache and checked against eager attention on its own weights. If it fails, it is checked with one cache
-per request; if it fails that check too, it is refused. The log names the runner. Native families with `dynamic` rope
-scaling are treated like other models.
+per request; if it fails that check too, it is refused. The log names the runner.
 
 {vision}
 

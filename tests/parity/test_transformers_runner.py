@@ -12,12 +12,14 @@ import torch
 from parity.library import PAGED, load, make_case
 from parity.protocol import CHUNKS, PagedBatch, assert_equal_logits, run_protocol
 from support.graph_doubles import PlainGraph, PlainGraphCapture
+from support.loading import load as load_native
 
 from model_server.attention.backend import AttentionStep
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
+from model_server.models.decoder.decoder import Decoder
 from model_server.models.hf.paged import TransformersRunner
 from model_server.models.hf.self_check import alone, check_captured
 
@@ -65,24 +67,22 @@ def test_logit_rows_picks_rows_in_order(tmp_path: Path) -> None:
     assert_equal_logits([logits], [torch.cat(case.logits)[rows]])
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "library"])
 @pytest.mark.parametrize("rope", [_LONGROPE, _DYNAMIC], ids=lambda r: r["rope_type"])
-def test_positions_beyond_the_original_length_do_not_touch_the_neighbours(rope: dict[str, Any], tmp_path: Path) -> None:
-    """One sequence grows past the length where transformers would change the frequencies of the whole batch."""
+def test_rotations_by_the_longest_sequence(rope: dict[str, Any], native: bool, tmp_path: Path) -> None:
+    """Where sequences go beyond the original length all have the rotations of the longest, also in chunks and beside
+    others; where none does, those of short ones."""
     case = make_case("llama", tmp_path, rope_parameters=rope, max_position_embeddings=32)
-    runner = load(tmp_path)
-    short = case.sequences[0]
-    generator = torch.Generator().manual_seed(5)
-    long = torch.randint(0, 256, (48,), generator=generator)
-    batch = PagedBatch(runner, [short, long], block_size=4)
-    parts: list[list[torch.Tensor]] = [[], []]
-    for counts in ((6, 40), (13, 1), *((0, 1),) * 7):
-        for kept, logits in zip(parts, batch.step(counts), strict=True):
-            kept.append(logits)
-    assert_equal_logits([torch.cat(parts[0])], [case.logits[0]])
-    # Within the original length the long one is as transformers has it; beyond, chunks and steps agree.
-    assert_equal_logits([torch.cat(parts[1])[:32]], [alone(case.model, long[:32]).detach()])
-    again = PagedBatch(runner, [long], block_size=16)
-    assert_equal_logits([torch.cat([again.step([n])[0] for n in (30, 18)])], [torch.cat(parts[1])], tolerance=1e-5)
+    runner = load_native(tmp_path) if native else load(tmp_path)
+    assert isinstance(runner, Decoder if native else TransformersRunner)
+    long = torch.randint(0, 256, (48,), generator=torch.Generator().manual_seed(5))
+    expected = alone(case.model, long).detach()
+    runner.set_longest(48)
+    batch = PagedBatch(runner, [case.sequences[0], long], block_size=4)
+    parts = [batch.step(counts)[1] for counts in ((6, 20), (13, 21), *((0, 1),) * 7)]
+    assert_equal_logits([torch.cat(parts)], [expected])
+    runner.set_longest(32)
+    assert_equal_logits(run_protocol(runner, case.sequences, 4), case.logits)
 
 
 class Idle(PlainGraphCapture):

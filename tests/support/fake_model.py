@@ -49,6 +49,10 @@ class FakeRunner:
     last_inputs: ModelInputs | None = None
     traits: RunnerTraits = RunnerTraits()  # noqa: RUF009 (frozen)
     reserved: int = 0
+    longest: int = 0
+
+    def set_longest(self, longest: int) -> None:
+        self.longest = longest
 
     def reserve_positions(self, max_positions: int) -> None:
         self.reserved = max_positions
@@ -120,6 +124,9 @@ class FakeStateRunner:
     fail_on: dict[int, BaseException] = field(default_factory=dict)
     num_forwards: int = 0
     last_inputs: ModelInputs | None = None
+
+    def set_longest(self, longest: int) -> None:
+        pass
 
     def reserve_positions(self, max_positions: int) -> None:
         raise AssertionError("no step of it can be captured")

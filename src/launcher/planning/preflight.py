@@ -137,7 +137,7 @@ def check_router_variables(environ: Mapping[str, str]) -> None:
 def check_tokenizer(directory: Path | None) -> None:
     """Loads and uses the model's tokenizer.json in a process with limits. Raises ArgumentValidation."""
     path = None if directory is None else tokenizer_file.find(directory)
-    failure = None if path is None else tokenizer_trial.failure_of(path)
+    failure = None if path is None or directory is None else tokenizer_trial.failure_of(path, directory)
     if failure is not None:
         raise ArgumentValidation(failure)
 

@@ -114,6 +114,7 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     cache = _allocate(engine, world, plan, num_blocks, request)
     engine.set_cache(cache)
     capacity = _limits(engine, plan, request, cache.num_blocks)
+    engine.runner.set_longest(capacity.max_total_tokens)
     logger.info(
         "%s: %d blocks of %d tokens, %.1f MiB; warm-up took %.2f s",
         "Room for the states of requests" if engine.keeps_state else f"KV cache in {_name(plan.dtype)}",

@@ -8,6 +8,7 @@ matters to nothing else.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -71,27 +72,27 @@ class Rope:
         return float(value)
 
 
-def inverse_frequencies(rope: Rope) -> tuple[Tensor, float]:
-    """Angles per position [dim / 2] float32, and the factor on cos and sin.
+def inverse_frequencies(rope: Rope, longest: int = 0) -> tuple[Tensor, float]:
+    """Angles per position [dim / 2] float32, and the factor on cos and sin, where no sequence is longer than `longest`.
 
     Raises StartupError for a kind that is not served.
     """
     function = _KINDS.get(rope.kind)
     if function is None:
         raise StartupError(f"config.json: rope scaling {rope.kind!r} is not served; served: {', '.join(_KINDS)}")
-    return function(rope)
+    return function(rope, longest)
 
 
-def _default(rope: Rope) -> tuple[Tensor, float]:
+def _default(rope: Rope, longest: int) -> tuple[Tensor, float]:
     return _plain(rope), 1.0
 
 
-def _linear(rope: Rope) -> tuple[Tensor, float]:
+def _linear(rope: Rope, longest: int) -> tuple[Tensor, float]:
     """Positions divided by the factor. TGI ignores it in its static constructor; we do not."""
     return _plain(rope) / rope.number("factor"), 1.0
 
 
-def _llama3(rope: Rope) -> tuple[Tensor, float]:
+def _llama3(rope: Rope, longest: int) -> tuple[Tensor, float]:
     """Long waves divided by the factor, short ones kept, a linear blend between (Llama 3.1)."""
     factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
     turns = rope.number("original_max_position_embeddings", rope.max_positions) * _plain(rope) / (2 * math.pi)
@@ -100,7 +101,7 @@ def _llama3(rope: Rope) -> tuple[Tensor, float]:
     return plain * keep + plain / factor * (1 - keep), 1.0
 
 
-def _yarn(rope: Rope) -> tuple[Tensor, float]:
+def _yarn(rope: Rope, longest: int) -> tuple[Tensor, float]:
     """YaRN (arXiv 2309.00071) with the defaults and the mscale ratio of transformers' ROPE_INIT_FUNCTIONS."""
     original = rope.number("original_max_position_embeddings", rope.max_positions)
     factor = rope.number("factor", rope.max_positions / original)
@@ -129,27 +130,21 @@ def _yarn(rope: Rope) -> tuple[Tensor, float]:
     return plain * keep + plain / factor * (1 - keep), scale
 
 
-def _longrope(rope: Rope) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv 2402.13753) within the original length; beyond it see `beyond_original_length`."""
+def _dynamic(rope: Rope, longest: int) -> tuple[Tensor, float]:
+    """A larger base, the further sequences go beyond the config's positions (dynamic NTK)."""
+    factor, beyond = rope.number("factor"), max(longest / rope.max_positions, 1.0)
+    base = rope.theta * (factor * beyond - (factor - 1)) ** (rope.dim / (rope.dim - 2))
+    return _plain(dataclasses.replace(rope, theta=base)), 1.0
+
+
+def _longrope(rope: Rope, longest: int) -> tuple[Tensor, float]:
+    """LongRoPE (arXiv 2402.13753): other factors where sequences go beyond the original length."""
     original = _original_length(rope)
     factor = rope.number("factor", rope.max_positions / original)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    scale = rope.number("short_mscale", rope.number("attention_factor", default))
-    return _plain(rope) / _factors(rope, "short_factor"), scale
-
-
-def beyond_original_length(rope: Rope) -> tuple[Tensor, float, int] | None:
-    """LongRoPE's other frequencies [dim / 2], their factor on cos and sin, and the position from which they hold.
-
-    None for the other kinds.
-
-    As in TGI the position decides, never the length of the sequence: keys in the cache keep their rotation when a
-    sequence grows, and other rows of a batch change nothing.
-    """
-    if rope.kind not in ("longrope", "su"):
-        return None
-    scale = rope.number("long_mscale", _longrope(rope)[1])
-    return _plain(rope) / _factors(rope, "long_factor"), scale, _original_length(rope)
+    reach = "long" if longest > original else "short"
+    scale = rope.number(f"{reach}_mscale", rope.number("attention_factor", default))
+    return _plain(rope) / _factors(rope, f"{reach}_factor"), scale
 
 
 def _original_length(rope: Rope) -> int:
@@ -173,14 +168,16 @@ def _plain(rope: Rope) -> Tensor:
     return 1.0 / (rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim))
 
 
-_KINDS: dict[str, Callable[[Rope], tuple[Tensor, float]]] = {
+_KINDS: dict[str, Callable[[Rope, int], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "dynamic": _dynamic,
     "longrope": _longrope,
     "su": _longrope,
 }
+_BY_LENGTH = ("dynamic", "longrope", "su")
 
 
 class Rotations:
@@ -213,15 +210,27 @@ class Rotations:
 
 
 class Rotary:
-    """Rotations of one Rope by position, looked up in a table that grows with the longest sequence seen."""
+    """Rotations of one Rope by position, looked up in a table that grows with the longest sequence seen.
+
+    Rotations of some kinds depend on how long sequences get. All positions of all sequences have the same: keys in the
+    cache keep their rotation when a sequence grows, and other rows of a batch change nothing. Until `set_longest` says
+    how long they get, it is the longest seen.
+    """
 
     def __init__(self, rope: Rope, device: torch.device) -> None:
-        frequencies, self._scale = inverse_frequencies(rope)
-        self._frequencies = frequencies.to(device)
-        self._beyond = beyond_original_length(rope)
+        self._rope = rope
+        self._device = device
+        self._longest = 0
+        self._is_set = rope.kind not in _BY_LENGTH
         axes = rope.axes
         self._axes = None if axes is None else axes.to(device)
         self._table = self._rotations(min(rope.max_positions, INITIAL_POSITIONS))
+
+    def set_longest(self, longest: int) -> None:
+        """No sequence will be longer."""
+        if self._rope.kind in _BY_LENGTH:
+            self._use(longest)
+            self._is_set = True
 
     def reserve(self, max_positions: int) -> None:
         """Compute the rotations of that many positions now: up to there the table stays where it is in memory.
@@ -236,6 +245,8 @@ class Rotary:
 
         For [3, n] the table is that of the step: a row for each token, put together from three rows.
         """
+        if not self._is_set and max_length - 1 > self._longest:
+            self._use(max_length - 1)
         if max_length > self._table.shape[0]:
             self.reserve(max(max_length, 2 * self._table.shape[0]))
         if positions.dim() == 1:
@@ -246,15 +257,15 @@ class Rotary:
         table = self._table[positions[self._axes].T, pairs]
         return Rotations(table, torch.arange(len(table), device=positions.device))
 
+    def _use(self, longest: int) -> None:
+        self._longest = longest
+        self._table = self._rotations(self._table.shape[0])
+
     def _rotations(self, num_positions: int) -> Tensor:
-        positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)
-        angles = torch.outer(positions, self._frequencies)
-        lengths = torch.full_like(angles, self._scale)
-        if self._beyond is not None:
-            frequencies, scale, first = self._beyond
-            angles[first:] = torch.outer(positions[first:], frequencies.to(positions.device))
-            lengths[first:] = scale
-        return torch.polar(lengths, angles)
+        frequencies, scale = inverse_frequencies(self._rope, self._longest)
+        positions = torch.arange(num_positions, dtype=torch.float32, device=self._device)
+        angles = torch.outer(positions, frequencies.to(self._device))
+        return torch.polar(torch.full_like(angles, scale), angles)
 
 
 def rotate_(heads: Tensor, rotations: Tensor) -> None:

@@ -124,6 +124,9 @@ class GraphedRunner:
         """Numbers of tokens of steps with prompts, ascending."""
         return tuple(sorted(tokens for tokens, adapted in self._pieces if not adapted))
 
+    def set_longest(self, longest: int) -> None:
+        self._runner.set_longest(longest)
+
     def reserve_positions(self, max_positions: int) -> None:
         self._runner.reserve_positions(max_positions)
 

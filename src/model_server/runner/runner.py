@@ -157,6 +157,9 @@ class Runner(Protocol):
     def kv_shapes(self) -> tuple[KvShape, ...]:
         """Per layer, what one token's K and V take on this rank."""
 
+    def set_longest(self, longest: int) -> None:
+        """No sequence will be longer than that many tokens: before any request comes."""
+
     def reserve_positions(self, max_positions: int) -> None:
         """Before steps are captured: tables by position stay where they are in memory from now on, for positions below
         `max_positions`."""

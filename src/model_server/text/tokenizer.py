@@ -1,8 +1,8 @@
 """The model's own tokenizer.json, and what its configs say of end and special tokens. Never imports transformers.
 
-The router counts the same text with the same file, so nothing here may change ids: no tokens are added that the file
-does not have. Texts are the decoder's own; transformers' `clean_up_tokenization_spaces` is not applied (it changes
-text that the model produced, and transformers 5 has dropped it).
+The router counts the same text with the same files; tokens that only the configs name are added by both alike. Texts
+are the decoder's own; transformers' `clean_up_tokenization_spaces` is not applied (it changes text that the model
+produced, and transformers 5 has dropped it).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as _Backend
 from model_server.errors import RequestError, StartupError
 from wire import tokenizer_file
 from wire.model_files import NAMED_TOKENS, length_limit, read_optional_object, read_tokenizer, token_text
+from wire.text.added_tokens import add_tokens
 from wire.text.tokenizer_failure import reason_of
 
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -65,6 +66,7 @@ class Tokenizer:
             )
         try:
             backend = _Backend.from_str(read_tokenizer(path, StartupError))
+            add_tokens(backend, model_dir, StartupError)
         except StartupError:
             raise
         except BaseException as error:

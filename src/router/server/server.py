@@ -92,7 +92,9 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             tokenizer_config_path=config.tokenizer_config_path,
             chat_template=config.chat_template,
         )
-        tokenizer = PromptTokenizer.from_file(files.tokenizer_json, num_workers=config.validation_workers)
+        tokenizer = PromptTokenizer.from_file(
+            files.tokenizer_json, num_workers=config.validation_workers, folder=files.folder
+        )
         resources.callback(tokenizer.close)
         chat_template = ChatTemplate(files.templates, files.named_tokens)
         resources.callback(chat_template.close)

@@ -19,6 +19,7 @@ from router.text.token_bound import token_bound
 from router.worker import memory
 from router.worker.lane import Lanes
 from wire.model_files import read_tokenizer
+from wire.text.added_tokens import add_tokens
 from wire.text.tokenizer_failure import reason_of
 from wire.tokenizer_file import num_ids
 
@@ -60,10 +61,14 @@ class PromptTokenizer:
         self._bound = token_bound(tokenizer)
 
     @classmethod
-    def from_file(cls, path: Path, *, num_workers: int) -> PromptTokenizer:
-        """Raises StartupError if the file is not a tokenizer."""
+    def from_file(cls, path: Path, *, num_workers: int, folder: Path | None = None) -> PromptTokenizer:
+        """folder: of the model, whose other files may name further tokens; None: that of the file.
+
+        Raises StartupError if the file is not a tokenizer.
+        """
         try:
             tokenizer = Tokenizer.from_str(read_tokenizer(path, StartupError))
+            add_tokens(tokenizer, path.parent if folder is None else folder, StartupError)
         except StartupError:
             raise
         except BaseException as error:

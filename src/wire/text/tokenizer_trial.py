@@ -1,14 +1,13 @@
 """A model's tokenizer.json, loaded and used in a process with limits before any process that serves does so.
 
 The file is a stranger's: what its normalizer makes of a text, and what it takes to load it, is known only by trying,
-and the library ends the process where memory runs out. `python -P -m wire.text.tokenizer_trial FILE` prints one line
-and ends with 1 if it refuses; the launcher runs it once a start (`failure_of`).
+and the library ends the process where memory runs out. `python -P -m wire.text.tokenizer_trial FILE FOLDER` prints one
+line and ends with 1 if it refuses; the launcher runs it once a start (`failure_of`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -45,11 +44,14 @@ class Refused(Exception):
     """Why the tokenizer is not used, in one line."""
 
 
-def failure_of(path: Path) -> str | None:
-    """What is wrong with the tokenizer.json, in one line that names it; None: it can be used. Run by the launcher."""
+def failure_of(path: Path, folder: Path) -> str | None:
+    """What is wrong with the tokenizer.json, in one line that names it; None: it can be used. Run by the launcher.
+
+    folder: of the model, whose other files may name further tokens.
+    """
     try:
         ended = subprocess.run(
-            [*module_command(__name__), str(path.absolute())],
+            [*module_command(__name__), str(path.absolute()), str(folder.absolute())],
             env=child_environment() | _ONE_THREAD,
             cwd=NEUTRAL_FOLDER,
             stdin=subprocess.DEVNULL,
@@ -68,10 +70,10 @@ def failure_of(path: Path) -> str | None:
     )
 
 
-def main(path: Path) -> int:
+def main(path: Path, folder: Path) -> int:
     try:
         _limit(path)
-        _try(path)
+        _try(path, folder)
     except Refused as refusal:
         print(one_line(str(refusal)))  # noqa: T201
         return 1
@@ -85,13 +87,19 @@ def _limit(path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
 
 
-def _try(path: Path) -> None:
+def _try(path: Path, folder: Path) -> None:
     from tokenizers import Tokenizer
+
+    from wire.text.added_tokens import add_tokens
 
     text = read_tokenizer(path, Refused)
     try:
         tokenizer: Any = Tokenizer.from_str(text)
         del text
+    except BaseException as error:
+        raise Refused(f"{path} cannot be used: {reason_of(error)}") from None
+    add_tokens(tokenizer, folder, Refused)
+    try:
         num_ids(tokenizer.get_vocab(with_added_tokens=True).values(), Refused)
         normalizer = tokenizer.normalizer
         for sample in (*_SAMPLES, *(() if normalizer is None else _patterns(json.loads(normalizer.__getstate__())))):
@@ -135,4 +143,4 @@ def _patterns(state: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(os.fsdecode(sys.argv[1]))))
+    sys.exit(main(*map(Path, sys.argv[1:])))

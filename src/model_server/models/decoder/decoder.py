@@ -96,6 +96,11 @@ class Decoder:
     def kv_shapes(self) -> tuple[KvShape, ...]:
         return self._kv_shapes
 
+    def set_longest(self, longest: int) -> None:
+        """Rotations that depend on it are chosen."""
+        for rotary in self._rotaries:
+            rotary.set_longest(longest)
+
     def reserve_positions(self, max_positions: int) -> None:
         """For the longest sequence that will ever be decoded."""
         for rotary in self._rotaries:

@@ -57,7 +57,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
 
 
 class UnknownFamilyError(StartupError):
-    """The native decoder does not know this model type, or not this form of it. Another runner may."""
+    """The native decoder does not know this model type. Another runner may."""
 
 
 def spec_of(config: ModelConfig) -> Spec:
@@ -71,7 +71,4 @@ def spec_of(config: ModelConfig) -> Spec:
     if family is None:
         served = ", ".join(sorted({*FAMILIES, *TEXT_TYPES}))
         raise UnknownFamilyError(f"Unsupported model type {config.model_type}; this version serves {served}")
-    spec = family(text)
-    if any(rope is not None and rope.kind == "dynamic" for rope in spec.ropes):
-        raise UnknownFamilyError(f"the native {config.model_type} has no rope scaling of the kind dynamic")
-    return spec
+    return family(text)

@@ -78,7 +78,7 @@ def llama4_text(config: ModelConfig) -> Spec:
         attention=Llama4Attention(qk_norm, temperature),
         mlps=_layers(config, num_layers),
     )
-    if qk_norm and plain.ropes[0] is not None and plain.ropes[0].kind not in ("default", "linear", "llama3"):
+    if qk_norm and plain.ropes[0] is not None and plain.ropes[0].kind not in ("default", "linear", "dynamic", "llama3"):
         raise StartupError(f"config.json: rope scaling {plain.ropes[0].kind!r} is not served with `use_qk_norm`")
     return replace(plain, ropes=tuple(rope if on else None for rope, on in zip(plain.ropes, rotates, strict=True)))
 

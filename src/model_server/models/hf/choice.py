@@ -15,7 +15,7 @@ from model_server.models.hf.adapters import HookedAdapters
 from model_server.models.hf.crossing import CROSSING
 from model_server.models.hf.loading import HfModel, check_sharding, load_model, max_positions, one_line
 from model_server.models.hf.paged import ATTENTION_NAME, TransformersRunner, UnsuitableError, register
-from model_server.models.hf.positions import make_static
+from model_server.models.hf.positions import by_length
 from model_server.models.hf.quantized import check_quantized
 from model_server.models.hf.self_check import check_adapted, check_captured, check_paged, check_stateful
 from model_server.models.hf.stateful import StatefulRunner
@@ -133,7 +133,7 @@ def _paged(
     runner = None
     try:
         positions = max_positions(hf.text_config)
-        runner = TransformersRunner(model, attention, placement.device, positions, make_static(model))
+        runner = TransformersRunner(model, attention, placement.device, positions, by_length(model))
         verdict = check_paged(runner, placement.dtype, placement.device)
         if not verdict.passed:
             failure = f"it fails the self-check over the paged cache, relative error {verdict.error:.1e}"
@@ -182,7 +182,7 @@ def _try_capture(runner: TransformersRunner, placement: Placement) -> None:
 def _stateful(hf: HfModel, model: Any, placement: Placement, *, recomputes: bool) -> tuple[StatefulRunner, float]:
     try:
         positions = max_positions(hf.text_config)
-        runner = StatefulRunner(model, placement.device, positions, make_static(model), recomputes=recomputes)
+        runner = StatefulRunner(model, placement.device, positions, by_length(model), recomputes=recomputes)
         verdict = check_stateful(runner, placement.dtype, placement.device)
     except torch.OutOfMemoryError:
         raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from model_server.attention.backend import AttentionLayer, AttentionStep
 from model_server.attention.choice import AttentionChoice
 from model_server.errors import ModelServerError
 from model_server.memory.kv_cache import FLOAT8, KvCache, KvShape
-from model_server.models.hf.positions import StaticRotary, known_length
+from model_server.models.hf.positions import LengthRotary
 from model_server.runner.runner import ModelInputs, RunnerTraits
 
 ATTENTION_NAME = "tercet_paged"
@@ -176,9 +176,9 @@ class TransformersRunner:
         attention: AttentionChoice,
         device: torch.device,
         max_positions: int | None,
-        rotaries: list[StaticRotary],
+        rotaries: Sequence[LengthRotary],
     ) -> None:
-        """Runs the model once on two tokens. rotaries: those of its modules that need a step's length.
+        """Runs the model once on two tokens. rotaries: of its modules that depend on the length.
 
         Raises UnsuitableError; StartupError if the backend that the user named cannot serve the layers.
         """
@@ -240,8 +240,8 @@ class TransformersRunner:
 
     @property
     def may_be_capturable(self) -> bool:
-        """Nothing known speaks against it: tables by position that grow with the longest sequence would move."""
-        return self._backend.capturable and not self._rotaries and not self.traits.adapters
+        """Nothing known speaks against it."""
+        return self._backend.capturable and not self.traits.adapters
 
     def adapt(self, current: CurrentRows, names: tuple[str, ...]) -> None:
         """From now on the rows of each step are written to `current`. names: of the adapters, by their numbers."""
@@ -252,16 +252,20 @@ class TransformersRunner:
         """From now on its traits say that steps can be captured."""
         self.traits = replace(self.traits, capturable=True)
 
+    def set_longest(self, longest: int) -> None:
+        """Rotations that depend on it are chosen."""
+        for rotary in self._rotaries:
+            rotary.set_longest(longest)
+
     def reserve_positions(self, max_positions: int) -> None:
-        """Nothing: a model with tables by position is not captured."""
+        """Nothing: it has no tables by position."""
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         metadata = inputs.attention
         attention = inputs.attention_step or self._backend.begin(metadata, cache)
         step = _Step(metadata.slots, cache, attention, inputs.positions, self._temperatures)
         self._adapters.rows = inputs.adapters
-        with known_length(self._rotaries, metadata.max_kv_length):
-            return self._run(step, inputs.input_ids, inputs.positions, inputs.logit_rows)
+        return self._run(step, inputs.input_ids, inputs.positions, inputs.logit_rows)
 
     def _run(self, call: _Call, ids: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:
         picked = {"logits_to_keep": rows} if rows is not None and self._picks_rows else {}

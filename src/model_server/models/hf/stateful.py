@@ -6,6 +6,7 @@ For state-space models, hybrids, encoder-decoders, and whatever the paged cache 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from model_server.models.hf.crossing import (
     cross_attention_of,
     image_token_of,
 )
-from model_server.models.hf.positions import StaticRotary, known_length
+from model_server.models.hf.positions import LengthRotary
 from model_server.runner.runner import STATE_BLOCK_SIZE, ModelInputs, RequestState, RunnerTraits
 from model_server.text.tokenizer import Tokenizer
 from model_server.vision.families import VisionFamily
@@ -52,7 +53,7 @@ class StatefulRunner:
         model: Any,
         device: torch.device,
         max_positions: int | None,
-        rotaries: list[StaticRotary],
+        rotaries: Sequence[LengthRotary],
         *,
         recomputes: bool = False,
     ) -> None:
@@ -92,6 +93,11 @@ class StatefulRunner:
     @property
     def kv_shapes(self) -> tuple[KvShape, ...]:
         return ()
+
+    def set_longest(self, longest: int) -> None:
+        """Rotations that depend on it are chosen."""
+        for rotary in self._rotaries:
+            rotary.set_longest(longest)
 
     def reserve_positions(self, max_positions: int) -> None:
         """Nothing: its steps are not captured."""
@@ -142,7 +148,7 @@ class StatefulRunner:
             if len(ids) != 1:
                 raise RequestError("behind a prompt with images a step has one token")
             arguments |= kept.always
-        logits = self._call(kept, arguments, len(ids), wanted, start + len(ids))
+        logits = self._call(kept, arguments, len(ids), wanted)
         state.kept = kept
         return logits
 
@@ -188,20 +194,19 @@ class StatefulRunner:
             "attention_mask": torch.ones(kept.encoded[0].shape[:2], dtype=torch.int64, device=ids.device),
             "decoder_input_ids": ids.unsqueeze(0),
         }
-        logits = self._call(kept, arguments, count, local, start + count)
+        logits = self._call(kept, arguments, count, local)
         state.kept = kept
         unknown = logits.new_full((len(wanted) - len(local), logits.shape[1]), float("nan"))
         return torch.cat([unknown, logits])
 
-    def _call(self, kept: _Kept, arguments: dict[str, Any], num_new: int, wanted: list[int], length: int) -> Tensor:
+    def _call(self, kept: _Kept, arguments: dict[str, Any], num_new: int, wanted: list[int]) -> Tensor:
         assert self._cache_name is not None
         rows = torch.tensor(wanted, dtype=torch.int64, device=self._device)
         if self._picks_rows:
             arguments["logits_to_keep"] = rows
         if kept.cache is not None:
             arguments[self._cache_name] = kept.cache
-        with known_length(self._rotaries, length):
-            output = self.model(**arguments, use_cache=True, return_dict=True)
+        output = self.model(**arguments, use_cache=True, return_dict=True)
         kept.cache = getattr(output, self._cache_name, None)
         if kept.cache is None:
             raise RequestError(f"{type(self.model).__name__} returned no `{self._cache_name}`")

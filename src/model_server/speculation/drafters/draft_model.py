@@ -41,6 +41,9 @@ class DraftModel:
         self._vocab_size = min(runner.vocab_size, base.vocab_size)
         self._cache: KvCache | None = None
 
+    def set_longest(self, longest: int) -> None:
+        self.runner.set_longest(longest)
+
     def reserve_positions(self, max_positions: int) -> None:
         self.runner.reserve_positions(max_positions)
 

@@ -72,6 +72,9 @@ class Drafter(Protocol):
     weight_bytes: int
     pace: Pace | None
 
+    def set_longest(self, longest: int) -> None:
+        """As in `Runner`."""
+
     def reserve_positions(self, max_positions: int) -> None:
         """As in `Runner`."""
 
@@ -143,6 +146,10 @@ class DraftedRunner:
     def keeps(self) -> Kept | None:
         """As its drafter's."""
         return self._drafter.keeps()
+
+    def set_longest(self, longest: int) -> None:
+        self._base.set_longest(longest)
+        self._drafter.set_longest(longest)
 
     def reserve_positions(self, max_positions: int) -> None:
         self._base.reserve_positions(max_positions)

@@ -44,6 +44,9 @@ class Heads:
         self.guesser, self._number, self._width = guesser, number, width
         self._dtype, self._device = loader.reader.dtype, loader.device
 
+    def set_longest(self, longest: int) -> None:
+        """They know no positions."""
+
     def reserve_positions(self, max_positions: int) -> None:
         """They know no positions."""
 

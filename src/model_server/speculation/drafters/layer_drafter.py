@@ -114,6 +114,10 @@ class LayerDrafter:
         self._layer = layer
         self._cache: KvCache | None = None
 
+    def set_longest(self, longest: int) -> None:
+        for rotary in self._layer.rotaries:
+            rotary.set_longest(longest)
+
     def reserve_positions(self, max_positions: int) -> None:
         for rotary in self._layer.rotaries:
             rotary.reserve(max_positions)

@@ -160,6 +160,7 @@ def test_the_longest_request_always_fits_beside_the_reserved_block(tokenizer: To
     engine, capacity = _warm_up(tokenizer, max_total_tokens=20_000)
     assert (engine.cache.num_blocks - 1) * BLOCK >= 20_000
     assert capacity.max_total_tokens == 20_000
+    assert cast(FakeRunner, engine.runner).longest == 20_000
 
 
 @pytest.mark.parametrize(

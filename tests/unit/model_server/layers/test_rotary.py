@@ -60,9 +60,9 @@ def test_default_frequencies() -> None:
 
 def test_unknown_kind() -> None:
     with pytest.raises(
-        StartupError, match="rope scaling 'dynamic' is not served; served: default, linear, llama3, yarn, longrope"
+        StartupError, match="rope scaling 'ntk' is not served; served: default, linear, llama3, yarn, dynamic, longrope"
     ):
-        inverse_frequencies(Rope("dynamic", 1e4, 8, 16))
+        inverse_frequencies(Rope("ntk", 1e4, 8, 16))
 
 
 @pytest.mark.parametrize("factor", [None, 0, -1.0, "8", True, float("nan")])
@@ -101,24 +101,43 @@ def test_table_grows_and_keeps_its_values() -> None:
     assert torch.equal(grown, large.rotations(positions, 201).gathered)
 
 
-def test_longrope_goes_by_position() -> None:
-    """Within the original length the short factors, beyond it the long ones, in one table."""
-    parameters = {"original_max_position_embeddings": 8, "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
-    rope = Rope("longrope", 100.0, 4, 16, parameters)
+LONGROPE = {"original_max_position_embeddings": 8, "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
+
+
+@pytest.mark.parametrize(("longest", "factors"), [(8, (1.0, 2.0)), (9, (3.0, 4.0))])
+def test_longrope_goes_by_the_longest_sequence(longest: int, factors: tuple[float, float]) -> None:
+    """At every position, also of shorter sequences, and of positions that come later."""
+    rotary = Rotary(Rope("longrope", 100.0, 4, 16, LONGROPE), CPU)
+    rotary.rotations(torch.tensor([3]), 4)
+    rotary.set_longest(longest)
     scale = (1 + math.log(2) / math.log(8)) ** 0.5
-    table = Rotary(rope, CPU).rotations(torch.tensor([7, 8, 20]), 21).gathered[:, 0]
+    table = rotary.rotations(torch.tensor([1, 7, 20]), 21).gathered[:, 0]
     torch.testing.assert_close(table.abs(), torch.full((3, 2), scale))
-    angles = torch.tensor([[7.0, 7 * 0.1 / 2], [8 / 3, 8 * 0.1 / 4], [20 / 3, 20 * 0.1 / 4]])
+    angles = torch.tensor([[at / factors[0], at * 0.1 / factors[1]] for at in (1.0, 7.0, 20.0)])
     torch.testing.assert_close(table / scale, torch.polar(torch.ones(3, 2), angles))
 
 
+def test_without_a_limit_the_longest_seen_decides() -> None:
+    rotary, other = (Rotary(Rope("longrope", 100.0, 4, 16, LONGROPE), CPU) for _ in range(2))
+    other.set_longest(9)
+    short = rotary.rotations(torch.tensor([1]), 9).gathered
+    assert not torch.equal(short, other.rotations(torch.tensor([1]), 9).gathered)
+    assert torch.equal(rotary.rotations(torch.tensor([1]), 10).gathered, other.rotations(torch.tensor([1]), 2).gathered)
+
+
 def test_longrope_with_factors_of_its_own_on_either_side() -> None:
-    parameters = {
-        "original_max_position_embeddings": 8, "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0],
-        "short_mscale": 1.25, "long_mscale": 1.5,
-    }  # fmt: skip
-    table = Rotary(Rope("longrope", 100.0, 4, 16, parameters), CPU).rotations(torch.tensor([0, 7, 8]), 9).gathered[:, 0]
-    torch.testing.assert_close(table.abs(), torch.tensor([[1.25] * 2, [1.25] * 2, [1.5] * 2]))
+    rotary = Rotary(Rope("longrope", 100.0, 4, 16, {**LONGROPE, "short_mscale": 1.25, "long_mscale": 1.5}), CPU)
+    for longest, length in ((8, 1.25), (9, 1.5)):
+        rotary.set_longest(longest)
+        assert torch.equal(rotary.rotations(torch.tensor([0, 7]), 8).gathered.real[0, 0], torch.full((2,), length))
+
+
+def test_dynamic_goes_by_the_longest_sequence() -> None:
+    rope = Rope("dynamic", 100.0, 8, 16, {"factor": 2.0})
+    plain = Rope("default", 100.0, 8, 16)
+    wider = Rope("default", 100.0 * 5 ** (8 / 6), 8, 16)
+    for longest, same in ((0, plain), (16, plain), (48, wider)):
+        torch.testing.assert_close(inverse_frequencies(rope, longest)[0], inverse_frequencies(same)[0])
 
 
 @pytest.mark.parametrize("factors", [None, [1.0], [1.0, 0.0], [1.0, "2"], 2.0])

@@ -53,17 +53,6 @@ def test_the_choice_and_its_log_line(
     assert f"serves {model_type}, checked in" in line
 
 
-def test_a_native_family_with_dynamic_rope_is_transformers_own(tmp_path: Path) -> None:
-    tiny_checkpoint("llama", tmp_path, with_tokenizer=False)
-    assert isinstance(load(tmp_path), Decoder)
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    change_config(tmp_path, rope_parameters=rope)
-    assert isinstance(load(tmp_path), TransformersRunner)
-    # As published before transformers 5.
-    change_config(tmp_path, rope_parameters=None, rope_scaling={"type": "dynamic", "factor": 2.0}, rope_theta=1e4)
-    assert isinstance(load(tmp_path), TransformersRunner)
-
-
 @pytest.mark.long
 def test_a_native_family_imports_neither_transformers_nor_an_image_library(tmp_path: Path) -> None:
     tiny_checkpoint("llama", tmp_path, with_tokenizer=False)

@@ -51,6 +51,9 @@ class TwoLayers:
         self.reserved = 0
         self.fails: Exception | None = None
 
+    def set_longest(self, longest: int) -> None:
+        pass
+
     def reserve_positions(self, max_positions: int) -> None:
         self.reserved = max_positions
 

@@ -46,7 +46,8 @@ def write(folder: Path, **files: dict[str, Any]) -> Path:
         ({"tokenizer_config": {"eos_token": {"content": "</s>"}}}, {1}),
         ({"special_tokens_map": {"eos_token": "</s>"}}, {1}),
         ({"special_tokens_map": {"eos_token": "</s>"}, "tokenizer_config": {"eos_token": "<|end|>"}}, {9}),
-        ({"tokenizer_config": {"eos_token": "absent"}}, set()),
+        ({"tokenizer_config": {"eos_token": "absent"}}, {10}),  # behind those of the file
+        ({"tokenizer_config": {"eos_token": "absent"}, "config": {"vocab_size": 10}}, set()),
         ({"config": {"eos_token_id": 4}}, {4}),
         ({"config": {"text_config": {"eos_token_id": [4]}}}, {4}),
         ({"config": {"eos_token_id": 4}, "generation_config": {"eos_token_id": [5]}}, {5}),
