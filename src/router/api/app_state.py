@@ -21,6 +21,7 @@ from router.openai.template.template import ChatTemplate
 from router.responses.store import ResponseStore
 from router.schemas.base import Body
 from router.worker.lane import Lanes
+from wire.text.model_name import short_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class AppState:
     """Variables of every chat's template, where the request does not set them."""
     model_id: str
     model_sha: str | None = None
+    quantization: str | None = None
+    """Of the checkpoint, as people say it."""
     git_sha: str | None = None
     docker_label: str | None = None
     """What an image was built from, and its name: empty outside of one."""
@@ -51,8 +54,8 @@ class AppState:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Of the model in OpenAI's API, the one for answers first."""
-        return self.config.served_model_name or (self.model_id,)
+        """Of the model in OpenAI's API, the one for answers first. A path's last part is enough."""
+        return self.config.served_model_name or (short_name(self.model_id),)
 
     def adapter_of(self, model: str | None) -> str | None:
         """The LoRA adapter that OpenAI's `model` names; None: the base model, which every other name means."""

@@ -77,6 +77,9 @@ async def info(request: Request) -> Response:
         speculator=state.info.speculator,
         tool_call_parser=state.model_format.tool_call_parser,
         reasoning_parser=state.model_format.reasoning_parser,
+        quantization=state.quantization or state.info.quantize,
+        has_chat_template=bool(state.chat_template.sources),
+        reads_images=state.inference.images is not None,
     )
     return JsonResponse(answer.model_dump())
 
@@ -111,9 +114,10 @@ async def models(request: Request) -> Response:
 async def model(request: Request, model_id: str) -> Response:
     """The model or LoRA adapter of that name."""
     state = state_of(request)
-    if model_id not in (*state.model_names, BASE_MODEL) and state.adapter_of(model_id) is None:
+    names = (state.model_id, BASE_MODEL)
+    if model_id not in (*state.model_names, *names) and state.adapter_of(model_id) is None:
         raise UnknownModelError(f"The model does not exist; this server serves {', '.join(state.model_names)}")
-    card = _card(state, state.model_names[0] if model_id == BASE_MODEL else model_id)
+    card = _card(state, state.model_names[0] if model_id in names else model_id)
     return JsonResponse(card.model_dump(exclude_none=True))
 
 

@@ -60,6 +60,9 @@ class Info(BaseModel):
     speculator: str | None
     tool_call_parser: str
     reasoning_parser: str
+    quantization: str | None
+    has_chat_template: bool
+    reads_images: bool
 
 
 class Version(BaseModel):

@@ -202,6 +202,7 @@ def _app_state(
         model_format=model_format,
         model_id=config.tokenizer_name,
         model_sha=files.sha,
+        quantization=files.quantization,
         git_sha=labels.git_sha,
         docker_label=labels.docker_label,
         responses=ResponseStore(config.response_store) if config.response_store else None,

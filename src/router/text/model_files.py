@@ -16,6 +16,7 @@ from wire import tokenizer_file
 from wire.lora.merged import with_base
 from wire.model_files import NAMED_TOKENS, POSITIONS, length_limit, read_optional_object, read_text, token_text
 from wire.quantization import gguf
+from wire.text.model_name import quantization_name
 
 DEMO = "demo"
 _PATTERNS = ["*.json", "*.jinja", "additional_chat_templates/*"]
@@ -33,6 +34,7 @@ class ModelFiles:
     tokenizer_max_length: int | None = None
     named_tokens: dict[str, str] = field(default_factory=dict)
     templates: dict[str, str] = field(default_factory=dict)
+    quantization: str | None = None  # as people say it; None: the weights are plain
 
 
 def load(
@@ -69,6 +71,7 @@ def load(
         tokenizer_max_length=length_limit(tokenizer_config.get("model_max_length")),
         named_tokens=_named_tokens(folder, tokenizer_config),
         templates=templates,
+        quantization=quantization_name(config),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from playwright.sync_api import Page
 
@@ -21,9 +22,26 @@ def finished(page: Page) -> None:
     page.get_by_role("button", name="Send", exact=True).and_(page.locator(":enabled")).wait_for()
 
 
+def act(page: Page, name: str, message: int = -1) -> None:
+    """Presses a button below a message."""
+    page.locator(".message").nth(message).get_by_role("button", name=name, exact=True).click()
+
+
+def sent_by(page: Page, action: Callable[[], object], path: str = "**/v1/chat/completions") -> Any:
+    """The body of the request that an action leads to."""
+    with page.expect_request(path) as sent:
+        action()
+    return sent.value.post_data_json
+
+
+def fold(page: Page, name: str) -> None:
+    """Opens a part of the settings."""
+    page.locator("#settings").get_by_text(name, exact=True).click()
+
+
 def answers(page: Page) -> list[str]:
     """The texts of the model's messages."""
-    return page.locator(".message.assistant .body").all_inner_texts()
+    return page.locator(".message.assistant > .body").all_inner_texts()
 
 
 def problem(page: Page) -> str:

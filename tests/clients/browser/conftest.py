@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from chat_page import Visit
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)
 _FORBIDDEN = re.compile(r"Content Security Policy|Content-Security-Policy|Trusted", re.IGNORECASE)
 
 
@@ -33,12 +34,13 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Visit]:
     """Opens an address in a fresh profile. In the end: no request left for another origin, no script failed, and the
-    page's policy had nothing to refuse but what the test `provokes`."""
+    page's policy had nothing to refuse but what the test `provokes`. Only a test that `has_tabs` opens
+    others."""
     contexts, wrong = [], []
 
-    def opened(address: str, *, provokes: str = "", **options: Any) -> Page:
+    def opened(address: str, *, provokes: str = "", has_tabs: bool = False, **options: Any) -> Page:
         origin = "{0.scheme}://{0.netloc}/".format(urlsplit(address))
-        context = browser.new_context(viewport=options.pop("viewport", {"width": 1100, "height": 760}), **options)
+        context = browser.new_context(viewport=options.pop("viewport", {"width": 1400, "height": 860}), **options)
         contexts.append(context)
         context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
@@ -52,7 +54,7 @@ def visit(browser: Browser) -> Iterator[Visit]:
         page.on("console", on_console)
         page.on("pageerror", lambda error: wrong.append(f"a script failed: {error}"))
         page.on("dialog", lambda dialog: (wrong.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
-        context.on("page", lambda other: wrong.append(f"another page: {other.url}"))
+        context.on("page", lambda other: has_tabs or wrong.append(f"another page: {other.url}"))
         context.on("request", lambda request: request.url.startswith(origin) or wrong.append(f"asked {request.url}"))
         page.goto(address, wait_until="load")
         return page

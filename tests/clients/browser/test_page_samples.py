@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from chat_page import Visit
+from chat_page import Visit, fold
 from playwright.sync_api import Page, expect
 
 
@@ -49,7 +49,8 @@ def test_chat(page: Page) -> None:
     page.get_by_role("textbox", name="Message").fill("Hello! What is 2 plus 3?")
     page.get_by_label("Top k").fill("5")
     page.get_by_label("Stop texts").fill("never\nthis")
-    page.get_by_role("button", name="Insert an example").click()
+    fold(page, "Tools")
+    page.locator("#tools-example").click()
     outputs = run_all(page, None)
     assert all("[DONE]" in outputs[index] for index in (0, 2)) and outputs[1]
     for language in ("curl", "Python", "JavaScript"):

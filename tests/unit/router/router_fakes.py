@@ -188,9 +188,10 @@ class Router:
         model_format: ModelFormat | None = None,
         template_defaults: dict[str, Any] | None = None,
         adapters: AdapterRegistry | None = None,
+        scheduler: FakeScheduler | None = None,
     ) -> None:
         config = config or RouterConfig(tokenizer_name="some/model")
-        self.scheduler = FakeScheduler(script)
+        self.scheduler = scheduler or FakeScheduler(script)
         self.metrics = Metrics()
         self.tokenizer = PromptTokenizer(Tokenizer.from_str(tokenizer.to_str()), num_workers=2)
         self.grammars = None if config.disable_grammar_support else GrammarChecker()

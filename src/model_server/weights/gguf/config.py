@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ _GEMMA_ACTIVATION = "gelu_pytorch_tanh"
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 # Llama 3's own parameters; files hold only the factors that they lead to.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# `general.file_type` of llama.cpp, for files whose weights have several types.
+_MIXTURES = {14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
 _LLAMA3_ORIGINALS = (8192, 4096, 2048, 16384, 32768)
 
 
@@ -69,7 +72,7 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
     if (dtype := _DTYPES.get(stored_type(header.tensors.values()) or "")) is not None:
         fields["dtype"] = dtype
     if any(stored.dtype.startswith("Q") for stored in header.tensors.values()):
-        fields["quantization_config"] = {"quant_method": "gguf"}
+        fields["quantization_config"] = {"quant_method": "gguf", "file_type": _file_type(header)}
     return fields
 
 
@@ -87,6 +90,18 @@ def generation_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
     bos = metadata.get("tokenizer.ggml.bos_token_id")
     return found if bos is None else {"bos_token_id": bos, **found}
+
+
+def _file_type(header: GgufHeader) -> str:
+    """Return the name by which people know such a file, as `Q4_K_M`: the type of most of its weights, and the mixture
+    that the file says it is."""
+    sizes = Counter[str]()
+    for stored in header.tensors.values():
+        sizes[stored.dtype] += math.prod(stored.shape)
+    commonest = max(sizes, key=lambda dtype: sizes[dtype])
+    said = header.metadata.get("general.file_type")
+    mixture = _MIXTURES.get(said, "") if isinstance(said, int) else ""
+    return mixture if mixture.startswith(commonest) else commonest
 
 
 def _special(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,9 @@ _SWAGGER_UI = ("fastapi_offline", "static")
 _LOCKED = "default-src 'none'; script-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
 _CLOSED_FRAME = "frame-ancestors 'none'"
 # The playground shows what a model wrote: a browser that knows trusted types refuses to read any text as HTML there.
+# The pictures of a chat are data URLs; what a model writes makes no picture.
 _PLAYGROUND_POLICY = (
-    f"{_LOCKED}style-src 'self'; img-src 'self'; require-trusted-types-for 'script'; trusted-types 'none'; "
+    f"{_LOCKED}style-src 'self'; img-src 'self' data:; require-trusted-types-for 'script'; trusted-types 'none'; "
     f"{_CLOSED_FRAME}"
 )
 # Swagger UI's style sheet has its pictures in data URLs.

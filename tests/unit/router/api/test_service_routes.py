@@ -34,11 +34,12 @@ async def test_info_has_tgis_keys_in_tgis_order_and_ours_behind(router: Router) 
         "sha", "docker_label", "model_dtype", "model_device_type", "waiting_served_ratio", "max_batch_total_tokens",
         "max_waiting_tokens", "max_batch_size", "tercet_version", "kv_cache_dtype", "quantize", "speculate",
         "speculator",
-        "tool_call_parser", "reasoning_parser",
+        "tool_call_parser", "reasoning_parser", "quantization", "has_chat_template", "reads_images",
     ]  # fmt: skip
     assert answer["model_id"] == "some/model" and answer["version"] == "3.3.7"
     assert (answer["kv_cache_dtype"], answer["quantize"]) == ("float32", "gptq")
     assert (answer["speculate"], answer["speculator"]) == (0, None)
+    assert (answer["quantization"], answer["has_chat_template"], answer["reads_images"]) == ("gptq", True, False)
     assert (answer["tool_call_parser"], answer["reasoning_parser"]) == ("tgi", "none")
     assert answer["router"] == "text-generation-router" and answer["max_input_tokens"] == 2000
 
@@ -97,6 +98,14 @@ async def test_models_under_names_of_the_operator(make_router: MakeRouter) -> No
     chat = {"messages": [{"role": "user", "content": "x"}]}
     assert (await router.post("/v1/chat/completions", chat)).json()["model"] == "mine"
     assert (await router.post("/v1/completions", {"model": "also-mine", "prompt": "x"})).json()["model"] == "mine"
+
+
+async def test_a_model_in_a_folder_has_the_folders_name(make_router: MakeRouter) -> None:
+    router = make_router(lambda request: says(" a"), config=RouterConfig(tokenizer_name="/models/Some-Model.Q4_1.gguf"))
+    assert [card["id"] for card in (await router.get("/v1/models")).json()["data"]] == ["Some-Model.Q4_1"]
+    for name in ("Some-Model.Q4_1", "tgi", "%2Fmodels%2FSome-Model.Q4_1.gguf"):
+        assert (await router.get(f"/v1/models/{name}")).json()["id"] == "Some-Model.Q4_1"
+    assert (await router.get("/info")).json()["model_id"] == "/models/Some-Model.Q4_1.gguf"
 
 
 async def test_metrics_after_a_scripted_run(router: Router) -> None:

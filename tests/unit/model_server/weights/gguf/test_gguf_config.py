@@ -41,10 +41,19 @@ def test_fields() -> None:
     quantized = {"output.weight": Stored("Q6_K", (1000, 256), 0, 0)}
     found = config_of(header(tensors=quantized), Path("a.gguf"))
     assert found["tie_word_embeddings"] is False
-    assert found["quantization_config"] == {"quant_method": "gguf"}
+    assert found["quantization_config"] == {"quant_method": "gguf", "file_type": "Q6_K"}
     assert found["dtype"] == "float16"
     plain = {"output.weight": Stored("F32", (1000, 128), 0, 512_000)}
     assert config_of(header(tensors=plain), Path("a.gguf"))["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("file_type", "name"), [(15, "Q4_K_M"), (14, "Q4_K_S"), (17, "Q4_K"), (None, "Q4_K"), ([1], "Q4_K")]
+)
+def test_the_name_of_a_mixture(file_type: object, name: str) -> None:
+    mixed = header(tensors={"a": Stored("Q4_K", (1000, 2560), 0, 0), "b": Stored("Q6_K", (1000, 1280), 0, 0)})
+    mixed = GgufHeader({**mixed.metadata, "general.file_type": file_type}, mixed.tensors)
+    assert config_of(mixed, Path("a.gguf"))["quantization_config"]["file_type"] == name
 
 
 @pytest.mark.parametrize(("factor", "original"), [(8.0, 8192), (32.0, 8192), (4.0, 2048)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,8 @@ MakeRouter = Callable[..., Router]
 
 STATIC = Path(pages.__file__).parent / "static"
 FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
-FILES = [path for path in STATIC.rglob("*.*") if path.suffix != ".ico"]
+VENDOR = STATIC / "playground" / "vendor"
+FILES = [path for path in STATIC.rglob("*.*") if path.suffix != ".ico" and path.parent != VENDOR]
 
 
 @pytest.mark.parametrize("accept", [FIREFOX, "text/html", "TEXT/HTML", "text/html;q=0.5", "a/b, text/html; charset=x"])
@@ -95,6 +98,26 @@ def test_sources_need_no_exception_from_the_policy(path: Path) -> None:
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=\"", text), "inline script or style"
     assert not re.findall(r"https?://(?!\[)\w", text), "another address"
     assert len(text.splitlines()) <= 400
+
+
+def test_libraries_are_the_published_files_with_their_licences() -> None:
+    listed = json.loads((VENDOR / "vendor.json").read_text())
+    for library in listed:
+        published = (VENDOR / library["file"]).read_bytes().removesuffix(library.get("appended", "").encode())
+        assert hashlib.sha256(published).hexdigest() == library["sha256"], library["file"]
+        assert "opyright" in (VENDOR / library["licence_file"]).read_text()
+        assert library["licence"] in ("MIT", "BSD-3-Clause")
+    named = {library[key] for library in listed for key in ("file", "licence_file")}
+    assert {path.name for path in VENDOR.iterdir()} == named | {"vendor.json"}
+
+
+async def test_modules_import_only_what_is_served(router: Router) -> None:
+    imported = re.compile(r'(?:from|import\()\s*"(\./[^"]+)"')
+    for path in (STATIC / "playground").glob("*.js"):
+        for name in imported.findall(path.read_text()):
+            answer = await router.get(f"/playground/{name.removeprefix('./')}")
+            assert answer.status_code == 200, f"{path.name} imports {name}"
+            assert answer.headers["content-type"].startswith("text/javascript")
 
 
 async def test_a_server_without_swagger_ui_still_starts(

@@ -1,10 +1,11 @@
 // Requests to the server that this page came from; what goes wrong is said in words.
 
-/** What a person is to read; `needsKey` if another API key may help. */
+/** What a person is to read. `needsKey`: another API key may help; `isRefusal`: the request itself has to change. */
 export class Problem extends Error {
-  constructor(message, { needsKey = false } = {}) {
+  constructor(message, { needsKey = false, isRefusal = false } = {}) {
     super(message);
     this.needsKey = needsKey;
+    this.isRefusal = isRefusal;
   }
 }
 
@@ -16,10 +17,16 @@ const FOREIGN = "What answered is not the text generation API. Is there a proxy 
 export const address = (path) => new URL(path, document.baseURI).href;
 
 /** The JSON or text that a GET route answers. Throws Problem. */
-export async function get(path, kind = "json") {
+export const get = (path, kind = "json") => ask(path, kind, { cache: "no-store" });
+
+/** The JSON that a POST route answers. Throws Problem. */
+export const post = (path, body, { key, signal }) => (
+  ask(path, "json", { method: "POST", headers: headersFor(key), body: JSON.stringify(body), signal }));
+
+async function ask(path, kind, options) {
   let response;
   try {
-    response = await fetch(address(path), { cache: "no-store" });
+    response = await fetch(address(path), options);
     if (response.ok) return await response[kind]();
   } catch {
     throw new Problem(response ? FOREIGN : UNREACHABLE);
@@ -32,11 +39,9 @@ export async function get(path, kind = "json") {
  * that ends without one was cut. Throws Problem, or AbortError after `signal`.
  */
 export async function* events(path, body, { key, signal, isLast }) {
-  const headers = { "content-type": "application/json" };
-  if (key) headers.authorization = `Bearer ${key}`;
   let response;
   try {
-    response = await fetch(address(path), { method: "POST", headers, body: JSON.stringify(body), signal });
+    response = await fetch(address(path), { method: "POST", headers: headersFor(key), body: JSON.stringify(body), signal });
   } catch (error) {
     if (signal.aborted) throw error;
     if (error.name === "TypeError" && /header|ISO-8859/i.test(error.message)) {
@@ -56,6 +61,8 @@ export async function* events(path, body, { key, signal, isLast }) {
   }
   if (!isComplete) throw new Problem(CUT);
 }
+
+const headersFor = (key) => ({ "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) });
 
 /** What follows `data:` in each line of a stream. */
 async function* dataLines(stream, signal) {
@@ -106,7 +113,8 @@ async function refusal(response, key) {
     const seconds = response.headers.get("retry-after");
     return new Problem(`The server has too much to do.${seconds ? ` Try again in ${seconds} s.` : " Try again later."}`);
   }
-  if (said) return new Problem(`The server refused the request: ${said}`);
+  if (said) return new Problem(`The server refused the request: ${said}`, { isRefusal: status < 500 });
+  if (status === 413) return new Problem("The request is larger than the server allows.", { isRefusal: true });
   if (status >= 500) return new Problem(`The server does not answer; something before it says status ${status}.`);
   return new Problem(`The request was refused with status ${status}. ${FOREIGN}`);
 }

@@ -1,15 +1,17 @@
 // The page that GET / answers a browser with: wires tabs, settings and panels together.
 
+import * as attachments from "./attachments.js";
 import * as chat from "./chat.js";
 import * as generate from "./generate.js";
+import * as presets from "./presets.js";
 import * as samples from "./samples.js";
 import * as server from "./server.js";
 import * as settings from "./settings.js";
+import * as sidebar from "./sidebar.js";
 import { byId } from "./dom.js";
 
 const TABS = ["chat", "generate", "server"];
 const REQUESTS = { chat: chat.request, generate: generate.request };
-const NARROW = matchMedia("(max-width: 52rem)");
 
 let shown = "chat";
 
@@ -50,12 +52,48 @@ document.addEventListener("keydown", (event) => {
     generate.stop();
   }
 });
-byId("settings").open = !NARROW.matches;
-NARROW.addEventListener("change", () => { byId("settings").open = !NARROW.matches; });
 
-settings.setUp(refresh);
-chat.setUp(refresh);
+/** The panels at the sides: beside the work where there is room, else over it and closed at first. */
+function setUpSide(id, narrow) {
+  const panel = byId(id);
+  const button = byId(`toggle-${id}`);
+  const set = (isOpen) => {
+    panel.classList.toggle("closed", !isOpen);
+    button.setAttribute("aria-expanded", String(isOpen));
+  };
+  button.addEventListener("click", () => set(panel.classList.contains("closed")));
+  panel.addEventListener("reveal", () => set(true));
+  panel.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !narrow.matches) return;
+    set(false);
+    button.focus();
+  });
+  // A chat that was chosen is to be seen.
+  byId("chats-list").addEventListener("click", ({ target }) => {
+    if (id === "chats" && narrow.matches && target.classList.contains("chat-title")) set(false);
+  });
+  narrow.addEventListener("change", () => set(!narrow.matches));
+  set(!narrow.matches);
+}
+
+/** After it is known what is served. */
+let hasOpened = false;
+function onInfo(info) {
+  attachments.allowPictures(info.reads_images === true);
+  settings.showDefaults(info.sampling_defaults ?? {});
+  if (!hasOpened && info.has_chat_template === false) show("generate");
+  hasOpened = true;
+  chat.draw();
+  refresh();
+}
+
+setUpSide("chats", matchMedia("(max-width: 70rem)"));
+setUpSide("settings", matchMedia("(max-width: 52rem)"));
+settings.setUp(refresh, chat.draw);
+presets.setUp(refresh);
+chat.setUp(refresh, sidebar.refresh);
 generate.setUp(refresh);
 samples.setUp();
-server.setUp();
 show("chat");
+await sidebar.setUp();
+server.setUp(onInfo);

@@ -37,12 +37,35 @@ export async function copy(text, button) {
   setTimeout(() => { button.textContent = label; }, 1500);
 }
 
-/** `update`, at most once for each picture that the screen shows. */
+/** Gives a text to the person as a file. */
+export function download(name, text, type) {
+  const address = URL.createObjectURL(new Blob([text], { type }));
+  element("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}
+
+/** Says something for some seconds, with a button if there is an `action`, which has a label and a function. */
+export function toast(text, action = null) {
+  const place = byId("toast");
+  clearTimeout(place.timer);
+  const close = () => place.replaceChildren();
+  place.replaceChildren(element("span", {}, text), ...(action
+    ? [element("button", { type: "button", class: "small", onclick: () => { close(); action.run(); } }, action.label)] : []));
+  place.timer = setTimeout(close, 10_000);
+}
+
+/** `update`, at most once for each picture that the screen shows, and so that it takes a small part of the time. */
 export function oncePerFrame(update) {
   let isPlanned = false;
+  let rest = 0;
   return () => {
     if (isPlanned) return;
     isPlanned = true;
-    requestAnimationFrame(() => { isPlanned = false; update(); });
+    setTimeout(() => requestAnimationFrame(() => {
+      isPlanned = false;
+      const began = performance.now();
+      update();
+      rest = 4 * (performance.now() - began) - 16;
+    }), Math.max(rest, 0));
   };
 }

@@ -2,13 +2,20 @@
 
 import { Problem, events } from "./api.js";
 import { announce, byId, element, problem } from "./dom.js";
+import * as server from "./server.js";
 import * as settings from "./settings.js";
+import * as store from "./store.js";
 
 let running = null;
 let tokens = [];
+let firstAt = 0;
 
 export function setUp(onChange) {
-  byId("prompt").addEventListener("input", onChange);
+  byId("prompt").value = store.recall("prompt", byId("prompt").value);
+  byId("prompt").addEventListener("input", () => {
+    store.keep("prompt", byId("prompt").value);
+    onChange();
+  });
   byId("generate-form").addEventListener("submit", (event) => {
     event.preventDefault();
     generate();
@@ -17,6 +24,11 @@ export function setUp(onChange) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) generate();
   });
   byId("generate-stop").addEventListener("click", stop);
+  byId("generate-append").addEventListener("click", () => {
+    byId("prompt").value += tokens.filter(({ special }) => !special).map(({ text }) => text).join("");
+    byId("prompt").dispatchEvent(new Event("input"));
+    byId("prompt").focus();
+  });
   const list = byId("tokens");
   list.addEventListener("keydown", onKey);
   list.addEventListener("pointerover", ({ target }) => showDetails(target));
@@ -30,12 +42,13 @@ export function stop() {
 
 /** What would be sent. */
 export function request() {
-  const parameters = { ...settings.nativeSampling(), details: true };
+  const parameters = { ...settings.nativeParameters(), details: true };
+  if (server.chosenAdapter() !== null) parameters.adapter_id = server.chosenAdapter();
   return { path: "generate_stream", body: { inputs: byId("prompt").value, parameters } };
 }
 
 async function generate() {
-  if (running || !settings.check({ withTools: false })) return;
+  if (running || !settings.check({ isChat: false })) return;
   const abort = running = new AbortController();
   setBusy(true);
   tokens = [];
@@ -59,6 +72,7 @@ async function generate() {
 }
 
 function add({ token, top_tokens: alternatives = [] }) {
+  if (!tokens.length) firstAt = performance.now();
   tokens.push({ ...token, alternatives });
   byId("tokens").append(element("span", {
     class: `token ${shade(token.logprob)}${token.special ? " special" : ""}`,
@@ -72,8 +86,10 @@ function add({ token, top_tokens: alternatives = [] }) {
 
 function finish({ details, generated_text: text }) {
   const reasons = { length: "the most tokens were reached", eos_token: "the model ended", stop_sequence: "a stop text" };
+  const seconds = (performance.now() - firstAt) / 1000;
   const facts = [
     `${details.generated_tokens} tokens`,
+    ...(details.generated_tokens > 1 && seconds > 0 ? [`${Math.round((details.generated_tokens - 1) / seconds)} tokens/s`] : []),
     `ended: ${reasons[details.finish_reason] ?? details.finish_reason}`,
     `prompt: ${details.input_length} tokens`,
   ];
@@ -96,6 +112,7 @@ function failed(error, abort) {
 function setBusy(isBusy) {
   byId("generate-start").disabled = isBusy;
   byId("generate-stop").hidden = !isBusy;
+  byId("generate-append").hidden = isBusy || !tokens.length;
   byId("tokens").setAttribute("aria-busy", String(isBusy));
 }
 

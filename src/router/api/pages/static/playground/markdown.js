@@ -1,219 +1,150 @@
-// A small part of Markdown as elements. What is not understood stays text; HTML is text; nothing is loaded.
+// Markdown as elements, made from the tokens of markdown-it: no text is ever read as HTML, and nothing is loaded.
 
+import MarkdownIt from "./vendor/markdown-it.js";
+import { codeBlock } from "./code.js";
 import { element } from "./dom.js";
+import { formula, mathRules } from "./math.js";
 
-const MAX_DEPTH = 8;
-const MAX_LINK_TEXT = 500;
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+([^]*)$/;
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+([^]*)$/;
-const DELIMITERS = /^\|?:?-+:?(\|:?-+:?)*\|?$/; // of a table, without spaces
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
+const TASK = /^\[([ xX])\]\s+/;
+const SMALL_TAG = /<(?:(br)\s*\/?|(sub|sup|kbd)>([^<>\n]{1,200})<\/\2)>/y;
+const HEADINGS = { h1: "h3", h2: "h4", h3: "h5", h4: "h6", h5: "h6", h6: "h6" }; // h1 and h2 are the page's
+
+const md = new MarkdownIt({ html: false, linkify: true });
+md.validateLink = (address) => URL.canParse(address) && SCHEMES.has(new URL(address).protocol);
+md.inline.ruler.before("html_inline", "small_tag", smallTag);
+mathRules(md);
+
+/** `<br>`, and a text in `<sub>`, `<sup>` or `<kbd>`: the tags that models write where Markdown has no mark. */
+function smallTag(state, silent) {
+  SMALL_TAG.lastIndex = state.pos;
+  const found = state.src[state.pos] === "<" && SMALL_TAG.exec(state.src);
+  if (!found) return false;
+  const [whole, isBreak, tag, text] = found;
+  if (!silent) {
+    const token = state.push(isBreak ? "hardbreak" : "small_tag", tag ?? "br", 0);
+    token.content = text ?? "";
+  }
+  state.pos += whole.length;
+  return true;
+}
 
 /** The text as a fragment; an unfinished text, as it streams in, is fine. */
 export function render(text) {
   const fragment = document.createDocumentFragment();
-  fragment.append(...blocks(text.split("\n"), 0));
+  fragment.append(...build(md.parse(text, {})));
   return fragment;
 }
 
-function blocks(lines, depth) {
-  const made = [];
-  let at = 0;
-  while (at < lines.length) {
-    if (lines[at].trim() === "") {
-      at += 1;
-      continue;
+/** Markdown that grows: of a longer text only the blocks that have changed are made anew. */
+export class MarkdownView {
+  #root;
+  #blocks = [];
+
+  constructor(root) {
+    this.#root = root;
+  }
+
+  show(text) {
+    const env = {};
+    const lines = text.split("\n");
+    const groups = topLevel(md.parse(text, env));
+    const numReferences = Object.keys(env.references ?? {}).length;
+    let index = 0;
+    for (const tokens of groups) {
+      const [from, to] = tokens[0].map ?? [0, 0];
+      const key = `${numReferences} ${tokens[0].type} ${lines.slice(from, to).join("\n")}`;
+      if (this.#blocks[index]?.key !== key) {
+        this.#cut(index);
+        const nodes = build(tokens);
+        this.#root.append(...nodes);
+        this.#blocks.push({ key, nodes });
+      }
+      index += 1;
     }
-    const [block, next] = oneBlock(lines, at, depth);
-    made.push(block);
-    at = next;
+    this.#cut(index);
   }
-  return made;
-}
 
-/** The block that begins at a line, and the line after it. */
-function oneBlock(lines, at, depth) {
-  const line = lines[at];
-  let found;
-  if ((found = FENCE.exec(line))) return codeBlock(lines, at, found);
-  if ((found = HEADING.exec(line))) {
-    const level = Math.min(found[1].length + 2, 6); // h1 and h2 are the page's
-    return [element(`h${level}`, {}, ...inline(found[2], depth)), at + 1];
+  #cut(index) {
+    for (const { nodes } of this.#blocks.splice(index)) for (const node of nodes) node.remove();
   }
-  if (isRule(line)) return [element("hr"), at + 1];
-  if (depth < MAX_DEPTH && /^ {0,3}>/.test(line)) return quote(lines, at, depth);
-  if (depth < MAX_DEPTH && (found = ITEM.exec(line))) return list(lines, at, found, depth);
-  if (isTable(lines, at)) return table(lines, at, depth);
-  let end = at + 1;
-  while (end < lines.length && !startsBlock(lines, end)) end += 1;
-  return [element("p", {}, ...inline(lines.slice(at, end).join("\n"), depth)), end];
 }
 
-function startsBlock(lines, at) {
-  const line = lines[at];
-  return line.trim() === "" || FENCE.test(line) || HEADING.test(line) || isRule(line) || /^ {0,3}>/.test(line)
-    || ITEM.test(line) || isTable(lines, at);
-}
-
-function isRule(line) {
-  const marks = line.replaceAll(" ", "");
-  return marks.length >= 3 && "-*_".includes(marks[0]) && marks === marks[0].repeat(marks.length);
-}
-
-function codeBlock(lines, at, [, fence, language]) {
-  let end = at + 1;
-  while (end < lines.length && !lines[end].trimStart().startsWith(fence)) end += 1;
-  const code = element("code", {}, lines.slice(at + 1, end).join("\n"));
-  return [element("pre", { tabindex: 0, "data-language": language || null }, code), end + 1];
-}
-
-function quote(lines, at, depth) {
-  let end = at;
-  while (end < lines.length && /^ {0,3}>/.test(lines[end])) end += 1;
-  const inner = lines.slice(at, end).map((line) => line.replace(/^ {0,3}> ?/, ""));
-  return [element("blockquote", {}, ...blocks(inner, depth + 1)), end];
-}
-
-function list(lines, at, [, indent, marker], depth) {
-  const isOrdered = /\d/.test(marker);
-  const made = isOrdered ? element("ol", { start: parseInt(marker, 10) }) : element("ul");
-  let end = at;
-  while (end < lines.length) {
-    const found = ITEM.exec(lines[end]);
-    if (!found || found[1].length !== indent.length || /\d/.test(found[2]) !== isOrdered) break;
-    const inner = [found[3]];
-    end += 1;
-    while (end < lines.length && belongsToItem(lines, end, indent.length)) {
-      inner.push(withoutIndent(lines[end], indent.length + 2));
-      end += 1;
-    }
-    const parts = blocks(inner, depth + 1);
-    // A single paragraph needs no paragraph of its own.
-    made.append(element("li", {}, ...(parts[0]?.tagName === "P" ? [...parts[0].childNodes, ...parts.slice(1)] : parts)));
-    while (end < lines.length && lines[end].trim() === "" && ITEM.test(lines[end + 1] ?? "")) end += 1;
+/** The tokens of each block of the outermost level. */
+function topLevel(tokens) {
+  const groups = [];
+  let group = [];
+  let depth = 0;
+  for (const token of tokens) {
+    group.push(token);
+    depth += token.nesting;
+    if (depth > 0) continue;
+    groups.push(group);
+    group = [];
   }
-  return [made, end];
+  return groups;
 }
 
-function belongsToItem(lines, at, indent) {
-  const line = lines[at];
-  if (line.trim() === "") return isIndented(lines[at + 1] ?? "", indent);
-  return isIndented(line, indent) || !startsBlock(lines, at);
-}
-
-const isIndented = (line, indent) => line.trim() !== "" && line.length - line.trimStart().length > indent;
-const withoutIndent = (line, most) => line.slice(Math.min(most, line.length - line.trimStart().length));
-
-function isTable(lines, at) {
-  const next = lines[at + 1] ?? "";
-  return lines[at].includes("|") && next.includes("|") && DELIMITERS.test(next.replace(/\s/g, ""));
-}
-
-function table(lines, at, depth) {
-  let end = at + 2;
-  while (end < lines.length && lines[end].includes("|")) end += 1;
-  const row = (line, tag) => element("tr", {}, ...cells(line).map((cell) => element(tag, {}, ...inline(cell, depth))));
-  const body = lines.slice(at + 2, end).map((line) => row(line, "td"));
-  const made = element("table", {}, element("thead", {}, row(lines[at], "th")), element("tbody", {}, ...body));
-  return [element("div", { class: "wide", tabindex: 0 }, made), end];
-}
-
-const cells = (line) => line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|").map((cell) => cell.trim());
-
-const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
-
-/** Texts and elements of a line. Each kind of mark that has no end is looked for only once: the time is linear. */
-function inline(text, depth) {
-  const made = [];
-  const missing = new Set();
-  let plain = "";
-  let at = 0;
-  const push = (node, next) => {
-    if (plain) made.push(plain);
-    plain = "";
-    made.push(node);
-    at = next;
-  };
-  while (at < text.length) {
-    const found = depth < MAX_DEPTH && special(text, at, depth, missing);
-    if (found) {
-      push(...found);
-    } else if (text[at] === "\\" && /[\\`*_{}[\]()#+.!~>|-]/.test(text[at + 1] ?? "")) {
-      plain += text[at + 1];
-      at += 2;
+function build(tokens) {
+  const top = [];
+  const open = [];
+  const append = (...nodes) => { if (open.length) open.at(-1).append(...nodes); else top.push(...nodes); };
+  tokens.forEach((token, index) => {
+    if (token.hidden) return; // the paragraph of an item in a list without blank lines
+    if (token.nesting === 1) {
+      const made = opened(token);
+      append(made.outer);
+      open.push(made.inner);
+    } else if (token.nesting === -1) {
+      open.pop();
+    } else if (token.type === "inline") {
+      append(...inline(token, tokens[index - 2]?.type === "list_item_open"));
     } else {
-      // A run of marks without an end is passed at once, so that its second half does not count as a shorter mark.
-      const run = /[`*_~]+|[\s\S]/y;
-      run.lastIndex = at;
-      const [passed] = run.exec(text);
-      plain += passed;
-      at += passed.length;
+      append(single(token));
     }
+  });
+  return top;
+}
+
+/** The element that a token opens: what goes into its parent, and where its children go. */
+function opened({ tag, type, attrs }) {
+  const attributes = Object.fromEntries(attrs ?? []);
+  if (type === "table_open") {
+    const table = element("table");
+    return { outer: element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Table" }, table), inner: table };
   }
-  if (plain) made.push(plain);
-  return made;
+  let made;
+  if (type === "link_open") made = anchor(attributes.href);
+  else if (type === "ordered_list_open") made = element("ol", { start: attributes.start ?? 1 });
+  else if (tag === "th" || tag === "td") made = element(tag, { class: /(left|center|right)/.exec(attributes.style ?? "")?.[1] ?? null });
+  else made = element(HEADINGS[tag] ?? tag);
+  return { outer: made, inner: made };
 }
 
-function special(text, at, depth, missing) {
-  switch (text[at]) {
-    case "`": return code(text, at, missing);
-    case "*": case "_": case "~": return emphasis(text, at, depth, missing);
-    case "[": return link(text, at, depth);
-    case "!": return text[at + 1] === "[" ? link(text, at + 1, depth) : null;
-    case "h": return bareLink(text, at);
-    default: return null;
+/** A link that a person may follow; its address is shown on hover. */
+const anchor = (address, ...children) => element("a", {
+  href: address, title: address, target: "_blank", rel: "noopener noreferrer nofollow",
+}, ...children);
+
+function inline({ children }, isItem) {
+  const task = isItem && children[0]?.type === "text" && TASK.exec(children[0].content);
+  if (!task) return build(children);
+  children[0].content = children[0].content.slice(task[0].length);
+  const isDone = task[1] !== " ";
+  const box = element("input", { type: "checkbox", disabled: true, checked: isDone, "aria-label": isDone ? "done" : "to do" });
+  return [box, " ", ...build(children)];
+}
+
+function single(token) {
+  switch (token.type) {
+    case "code_inline": return element("code", {}, token.content);
+    case "fence": case "code_block": return codeBlock(token.content.replace(/\n$/, ""), token.info);
+    case "softbreak": return "\n";
+    case "hardbreak": return element("br");
+    case "hr": return element("hr");
+    case "image": return anchor(token.attrGet("src"), token.content || token.attrGet("src")); // not loaded
+    case "math": return formula(token);
+    case "small_tag": return element(token.tag, {}, token.content);
+    default: return token.content;
   }
-}
-
-function code(text, at, missing) {
-  const [fence] = /^`+/.exec(text.slice(at, at + 64));
-  const end = closing(text, fence, at + fence.length, missing);
-  return end < 0 ? null : [element("code", {}, text.slice(at + fence.length, end).trim()), end + fence.length];
-}
-
-function emphasis(text, at, depth, missing) {
-  for (const [mark, tag] of MARKS) {
-    if (!text.startsWith(mark, at)) continue;
-    const begin = at + mark.length;
-    if (/\s/.test(text[begin] ?? " ")) continue;
-    if (mark.startsWith("_") && /\w/.test(text[at - 1] ?? "")) continue; // snake_case
-    const end = closing(text, mark, begin + 1, missing);
-    if (end < 0 || /\s/.test(text[end - 1])) continue;
-    if (mark.startsWith("_") && /\w/.test(text[end + mark.length] ?? "")) continue;
-    return [element(tag, {}, ...inline(text.slice(begin, end), depth + 1)), end + mark.length];
-  }
-  return null;
-}
-
-function closing(text, mark, from, missing) {
-  if (missing.has(mark)) return -1;
-  const end = text.indexOf(mark, from);
-  if (end < 0) missing.add(mark);
-  return end;
-}
-
-/** `[text](address)`; of an image too, which is not loaded. */
-function link(text, at, depth) {
-  const near = text.slice(at, at + MAX_LINK_TEXT);
-  const middle = near.indexOf("](");
-  const end = middle < 0 ? -1 : near.indexOf(")", middle);
-  if (end < 0) return null;
-  const [target] = near.slice(middle + 2, end).trim().split(/\s/);
-  const made = anchor(target, inline(near.slice(1, middle), depth + 1));
-  return made && [made, at + end + 1];
-}
-
-function bareLink(text, at) {
-  const address = /https?:\/\/[^\s<>"'`)\]]{1,2000}/y;
-  address.lastIndex = at;
-  const found = address.exec(text)?.[0].replace(/[.,;:!?]$/, "");
-  const made = found && anchor(found, [found]);
-  return made ? [made, at + found.length] : null;
-}
-
-/** A link that a person may follow; its address is shown on hover. Null for what is no web address. */
-function anchor(target, children) {
-  if (!URL.canParse(target) || !SCHEMES.has(new URL(target).protocol)) return null;
-  return element("a", { href: target, title: target, target: "_blank", rel: "noopener noreferrer nofollow" }, ...children);
 }

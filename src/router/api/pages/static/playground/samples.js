@@ -5,7 +5,11 @@ import { byId, copy } from "./dom.js";
 import * as settings from "./settings.js";
 
 const OPENAI_OWN = new Set(["model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed",
-  "stop", "tools"]);
+  "stop", "tools", "presence_penalty", "frequency_penalty", "response_format", "reasoning_effort"]);
+const MOST_OF_A_PICTURE = 60; // characters of a data URL that are shown
+// What huggingface_hub's text_generation takes.
+const HUBS = new Set(["max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty", "seed",
+  "stop", "details", "top_n_tokens", "grammar", "adapter_id"]);
 const WRITERS = { curl, python, javascript };
 
 let language = "curl";
@@ -33,11 +37,17 @@ export function show(request) {
 function write() {
   if (!current || !byId("samples").open) return;
   try {
-    const { path, body } = current();
+    const { path, body } = withoutPictures(current());
     byId("samples-code").textContent = WRITERS[language](path, body, settings.key() !== "");
   } catch (error) {
     byId("samples-code").textContent = `The settings cannot be sent: ${error.message}`;
   }
+}
+
+/** The request with a word in place of the bytes of each picture, which nobody reads. */
+function withoutPictures(request) {
+  return JSON.parse(JSON.stringify(request, (name, value) => (
+    name === "url" && value.length > MOST_OF_A_PICTURE ? value.replace(/(?<=;base64,).*/s, "BASE64_OF_THE_PICTURE") : value)));
 }
 
 function curl(path, body, hasKey) {
@@ -61,8 +71,10 @@ function javascript(path, body, hasKey) {
 
 function python(path, body, hasKey) {
   const key = hasKey ? 'os.environ["TERCET_API_KEY"]' : null;
-  const lines = path === "generate_stream" ? hubClient(body, key) : openaiClient(body, key);
-  return [...(hasKey ? ["import os", ""] : []), ...lines].join("\n");
+  const imports = hasKey ? ["import os", ""] : [];
+  if (path !== "generate_stream") return [...imports, ...openaiClient(body, key)].join("\n");
+  const isHubs = Object.keys(body.parameters).every((name) => HUBS.has(name));
+  return [...imports, ...(isHubs ? hubClient(body, key) : standardLibrary(path, body, key))].join("\n");
 }
 
 function openaiClient({ stream_options: _, ...body }, key) {
@@ -89,6 +101,22 @@ function hubClient({ inputs, parameters }, key) {
     `stream = client.text_generation(\n    ${literal(inputs)},\n${keywords(own)})`,
     "for event in stream:",
     "    print(event.token.text, event.token.logprob)",
+  ];
+}
+
+function standardLibrary(path, body, key) {
+  const headers = { "Content-Type": "application/json" };
+  return [
+    "import json",
+    "import urllib.request",
+    "",
+    `body = ${literal(body)}`,
+    `headers = ${literal(headers)}`,
+    ...(key ? [`headers["Authorization"] = f"Bearer {${key.replaceAll('"', "'")}}"`] : []),
+    `request = urllib.request.Request(${literal(address(path))}, json.dumps(body).encode(), headers)`,
+    "for line in urllib.request.urlopen(request):",
+    '    if line.startswith(b"data:"):',
+    '        print(json.loads(line[5:])["token"]["text"], end="", flush=True)',
   ];
 }
 

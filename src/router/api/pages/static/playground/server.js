@@ -1,4 +1,5 @@
-// What is served, from /info, and how it is doing, from /metrics every three seconds while the page is visible.
+// What is served, from /info and /v1/models, and how it is doing, from /metrics every three seconds while the page is
+// visible.
 
 import { get } from "./api.js";
 import { byId, element } from "./dom.js";
@@ -7,39 +8,65 @@ const EVERY_MS = 3000;
 const NUM_SHOWN = 60;
 const FACTS = [
   ["model_id", "Model"], ["model_sha", "Revision"], ["model_dtype", "Type of the weights"],
-  ["quantize", "Quantization"], ["kv_cache_dtype", "Type of the KV cache"], ["model_device_type", "Device"],
+  ["quantization", "Quantization"], ["kv_cache_dtype", "Type of the KV cache"], ["model_device_type", "Device"],
   ["max_input_tokens", "Longest prompt, tokens"], ["max_total_tokens", "Prompt and answer, tokens"],
   ["max_batch_total_tokens", "Tokens of a running batch"], ["max_concurrent_requests", "Requests at once"],
   ["tercet_version", "Version of Tercet"], ["version", "Compatible with TGI"],
 ];
+export const BASE_MODEL_WORDS = "This model has no chat template: it continues texts, and does not chat. Use the tab "
+  + "Generate, or serve a model whose name ends in -Instruct, -it or -chat.";
 
 const rates = [];
 let last = null;
-let hasInfo = false;
+let info = null;
+let models = [];
+let notify = () => {};
 
-export function setUp() {
+/** `onInfo`: after it is known what is served. */
+export function setUp(onInfo) {
+  notify = onInfo;
   refresh();
   setInterval(() => { if (document.visibilityState === "visible") refresh(); }, EVERY_MS);
   document.addEventListener("visibilitychange", () => { last = null; });
+  byId("model-choice").addEventListener("change", () => notify(info));
 }
+
+/** Tokens that a prompt and its answer may have together; 0 as long as that is not known. */
+export const contextTokens = () => info?.max_total_tokens ?? 0;
+export const isBaseModel = () => info?.has_chat_template === false;
+
+/** The name that requests send as `model`. */
+export const chosenModel = () => byId("model-choice").value || (models[0]?.id ?? "tgi");
+
+/** The LoRA adapter that is chosen, null for the model itself. */
+export const chosenAdapter = () => models.find(({ id, parent }) => id === chosenModel() && parent)?.id ?? null;
 
 async function refresh() {
   try {
-    if (!hasInfo) showInfo(await get("info"));
+    if (!info) showInfo(await get("info"), await get("v1/models"));
     showMetrics(parsed(await get("metrics", "text")));
   } catch (error) {
     last = null;
-    hasInfo = false; // another server may answer when one does again
+    info = null; // another server may answer when one does again
     showState("bad", error.message);
   }
 }
 
-function showInfo(info) {
-  byId("model").textContent = info.model_id;
-  document.title = `${info.model_id} – Tercet`;
+function showInfo(answered, { data }) {
+  info = answered;
+  models = data;
+  // Names of one model: only the first. Its adapters are others.
+  const choices = [data[0], ...data.filter(({ parent }) => parent)];
+  const before = byId("model-choice").value;
+  byId("model-choice").replaceChildren(...choices.map(({ id }) => element("option", { value: id, selected: id === before }, id)));
+  byId("model-choice").hidden = choices.length < 2;
+  byId("model").textContent = choices.length < 2 ? choices[0].id : "";
+  byId("quantization").textContent = info.quantization ?? "";
+  byId("quantization").hidden = !info.quantization;
+  document.title = `${choices[0].id} – Tercet`;
   byId("facts").replaceChildren(...FACTS.filter(([name]) => info[name] !== null && info[name] !== undefined)
     .flatMap(([name, label]) => [element("dt", {}, label), element("dd", {}, shown(info[name]))]));
-  hasInfo = true;
+  notify(info);
 }
 
 /** Name → value, of series without labels; what has labels is added up under the bare name. */
