@@ -100,7 +100,7 @@ stubs:
 	$(CREATE) $(VENV)-stubs $(ASKED)
 	$(VENV)-stubs/bin/pip install --quiet "grpcio-tools==1.66.2" "setuptools<80"
 	$(VENV)-stubs/bin/python -m grpc_tools.protoc -Iwire=proto \
-	    --python_out=src --pyi_out=src --grpc_python_out=src wire/v3/generate.proto wire/node/v1/node.proto wire/lora/v1/lora.proto
+	    --python_out=src --pyi_out=src --grpc_python_out=src wire/v3/generate.proto wire/node/v1/node.proto wire/lora/v1/lora.proto wire/pooling/v1/pooling.proto
 
 # What the images install: every version, with the hashes of its files. Versions stay as they are, unless UPGRADE=1.
 TORCH_CPU ?= --extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match

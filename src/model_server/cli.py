@@ -24,6 +24,7 @@ from wire.cli.commands import installed_version, run_group
 from wire.exit_status import LOST_PEER, MISSING_PEER
 from wire.log import log_setup
 from wire.model_files import read_object
+from wire.pooling.task import find_task
 from wire.processes import stack_dump
 from wire.quantization.config import by_tensors, said_of
 from wire.quantization.methods import choose
@@ -70,6 +71,7 @@ def serve(config: ServeConfig) -> int:
             )
             check_heads(found.speculator, found.model_id, config.speculate, config.num_stage, StartupError)
             folder, adapter = resolve_merged(config.model_id, config.revision)
+        task = find_task(folder, config.task, StartupError)
         checkpoint = examine(folder, adapter)
         size = checkpoint.file_bytes / 2**20
         files = counted(len(checkpoint.headers), "weight file")
@@ -77,6 +79,12 @@ def serve(config: ServeConfig) -> int:
         phases.enter(phases.IMPORTING)
         poll_in_place()
         # Imported here: torch takes seconds, and there is no need of it to see that a checkpoint cannot be served.
+        if task.is_pooled:
+            from model_server.pooled_shard import run_pooled_shard
+
+            logger.info("Imported in %.2f s", time.perf_counter() - started)
+            run_pooled_shard(config, checkpoint, task)
+            return 0
         from model_server.shard import run_shard
 
         logger.info("Imported in %.2f s", time.perf_counter() - started)

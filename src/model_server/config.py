@@ -15,6 +15,7 @@ from model_server.errors import StartupError
 from wire.adapters import check_slots
 from wire.cli.adapter_options import MOST_SLOTS
 from wire.cli.options import argument, option
+from wire.cli.pooling_options import PoolingOptions
 from wire.log import progress_bars
 from wire.quantization.methods import Quantize
 from wire.speculation.options import check_speculation
@@ -38,7 +39,7 @@ _WINDOW_ROWS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(PoolingOptions):
     """`model-server serve MODEL_ID`: one shard."""
 
     model_id: str = argument(help="Hub id, local folder, or `demo` for the embedded model")

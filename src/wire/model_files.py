@@ -21,6 +21,7 @@ MAX_TOKENIZER_BYTES = 128 * 2**20
 FLOATS = ("F64", "F32", "F16", "BF16")
 # transformers writes "no limit" as int(1e30).
 _NO_LIMIT = 10**18
+_ABSENT = object()
 
 
 def most_stored(tensors: Iterable[tuple[str, int]]) -> str | None:
@@ -48,6 +49,16 @@ def read_object(path: Path, error: type[Exception]) -> dict[str, Any]:
 def read_optional_object(path: Path, error: type[Exception]) -> dict[str, Any]:
     """As `read_object`; an absent file is an empty object."""
     return _read(path, error) or {}
+
+
+def read_optional_array(path: Path, error: type[Exception]) -> list[Any]:
+    """As `read_optional_object` for a file that holds an array; an absent file is an empty one."""
+    found = _json(path, error)
+    if found is _ABSENT:
+        return []
+    if not isinstance(found, list):
+        raise error(f"{path} does not hold a JSON array")
+    return found
 
 
 def read_text(path: Path, error: type[Exception]) -> str:
@@ -95,16 +106,22 @@ def open_regular(path: Path, error: type[Exception]) -> BinaryIO:
 
 def _read(path: Path, error: type[Exception]) -> dict[str, Any] | None:
     """None: there is no such file. One that may not be looked at is an error, not absent."""
-    text = _bytes(path, error, MAX_BYTES)
-    if text is None:
+    value = _json(path, error)
+    if value is _ABSENT:
         return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as cause:
-        raise error(f"{path} is not valid JSON: {' '.join(str(cause).split())}") from cause
     if not isinstance(value, dict):
         raise error(f"{path} does not hold a JSON object")
     return value
+
+
+def _json(path: Path, error: type[Exception]) -> Any:
+    text = _bytes(path, error, MAX_BYTES)
+    if text is None:
+        return _ABSENT
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{path} is not valid JSON: {' '.join(str(cause).split())}") from cause
 
 
 def _bytes(path: Path, error: type[Exception], most_bytes: int) -> bytes | None:

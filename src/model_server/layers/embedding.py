@@ -57,10 +57,11 @@ class TokenEmbedding(Protocol):
 class InputEmbedding:
     """From token ids and positions to what the first block reads: scaled embedding, learned positions, norm, widening.
 
-    position_table: row p + position_offset is added for position p. projection: where embeddings are narrower.
+    position_table: row p + position_offset is added for position p. type_table: the row of a token's type is added.
+    projection: where embeddings are narrower.
     """
 
-    __slots__ = ("_embedding", "_multiplier", "_norm", "_offset", "_positions", "_projection")
+    __slots__ = ("_embedding", "_multiplier", "_norm", "_offset", "_positions", "_projection", "_types")
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class InputEmbedding:
         projection: Linear | None = None,
         position_table: Tensor | None = None,
         position_offset: int = 0,
+        type_table: Tensor | None = None,
         norm: Norm | None = None,
     ) -> None:
         self._embedding = embedding
@@ -77,6 +79,7 @@ class InputEmbedding:
         self._projection = projection
         self._positions = position_table
         self._offset = position_offset
+        self._types = type_table
         self._norm = norm
 
     @property
@@ -84,8 +87,14 @@ class InputEmbedding:
         """How many positions the learned table has; None: there is none."""
         return None if self._positions is None else len(self._positions) - self._offset
 
-    def __call__(self, ids: Tensor, positions: Tensor, spans: Sequence[tuple[int, Tensor]] = ()) -> Tensor:
-        """ids, positions: [n] int64 -> [n, hidden].
+    def __call__(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        spans: Sequence[tuple[int, Tensor]] = (),
+        token_types: Tensor | None = None,
+    ) -> Tensor:
+        """ids, positions, token_types: [n] int64 -> [n, hidden]. token_types: None: all are 0.
 
         spans: (first row, [m, hidden]) instead of looked-up rows, already scaled and as wide as the blocks;
         positions and norm apply to them as well. The ids there count for nothing, but must be in the vocabulary.
@@ -97,6 +106,8 @@ class InputEmbedding:
             hidden = self._projection(hidden)
         for first, rows in spans:
             hidden[first : first + len(rows)] = rows
+        if self._types is not None:
+            hidden = hidden + (self._types[0] if token_types is None else F.embedding(token_types, self._types))
         if self._positions is not None:
             hidden = hidden + F.embedding(positions + self._offset if self._offset else positions, self._positions)
         return hidden if self._norm is None else self._norm(hidden)

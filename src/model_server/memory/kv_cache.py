@@ -71,6 +71,21 @@ class KvCache:
             self.keys.append(keys)
             self.values.append(values)
 
+    @classmethod
+    def scratch(
+        cls, shapes: tuple[KvShape, ...], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> KvCache:
+        """For steps that leave nothing behind: layers of equal shape share their memory, one after the other."""
+        distinct = tuple(dict.fromkeys(shapes))
+        shared = cls(distinct, num_blocks, block_size, dtype, device)
+        whole = cls((), num_blocks, block_size, dtype, device)
+        places = [distinct.index(shape) for shape in shapes]
+        whole.shapes = shapes
+        whole.rows = [shared.rows[place] for place in places]
+        whole.keys = [shared.keys[place] for place in places]
+        whole.values = [shared.values[place] for place in places]
+        return whole
+
     def layers(self, first: int, count: int) -> KvCache:
         """Some of the layers as a cache of their own, in the same memory."""
         part = KvCache((), self.num_blocks, self.block_size, torch.uint8, torch.device("cpu"))

@@ -22,7 +22,7 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.adapter_targets import adapter_targets
 from model_server.models.decoder.moe import Moe, SeparateExperts, StackedExperts
 from model_server.models.decoder.spec import MlpSpec, Spec
-from model_server.models.families import UnknownFamilyError, spec_of
+from model_server.models.families import UnknownFamilyError, pooled_spec_of, spec_of
 from model_server.models.families.vision import BASES, TEXT_TYPES, is_of_tower, text_names
 from model_server.models.tying import with_stored_head
 from model_server.quantization.kv_cache import DTYPES
@@ -99,6 +99,21 @@ def describe(
     warnings += [] if warning is None else [warning]
     model = Model(checkpoint=checkpoint, name=name, config=config, spec=spec, scheme=scheme, warnings=tuple(warnings))
     return model if checkpoint.merged is None else _merging(model, spec, checkpoint.merged)
+
+
+def describe_pooled(checkpoint: Checkpoint, *, quantize: str | None = None, name: str | None = None) -> Model:
+    """As `describe`, of a model whose hidden states are wanted instead of tokens."""
+    name = name or str(checkpoint.directory)
+    scheme = resolve(checkpoint, quantize, name)
+    if checkpoint.merged is not None:
+        raise StartupError(f"{name} is a LoRA adapter: adapters are served for models that generate text only")
+    config = ModelConfig(checkpoint.fields)
+    stored = {tensor for header in checkpoint.headers.values() for tensor in header.tensors}
+    try:
+        spec: Spec | None = pooled_spec_of(config, stored)
+    except UnknownFamilyError:
+        spec = None
+    return Model(checkpoint=checkpoint, name=name, config=config, spec=spec, scheme=scheme)
 
 
 def _merging(model: Model, spec: Spec, folder: Path) -> Model:

@@ -78,6 +78,7 @@ class ModelInputs:
     attention_step: AttentionStep | None = None
     adapters: AdapterRows | None = None
     kept: Kept | None = None
+    token_types: Tensor | None = None  # [num_tokens] int64; None: all are 0
 
 
 @dataclass(frozen=True, slots=True)

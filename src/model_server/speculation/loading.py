@@ -265,7 +265,7 @@ def _files(folder: Path, kind: SpeculatorKind) -> list[Path]:
 
 def _medusa(found: FoundSpeculator, number: int, spec: Spec, base: Decoder, loader: Loader) -> Guesser:
     num_layers = _size(found, "medusa_num_layers", 1)
-    assert base.output is not None
+    assert base.output is not None and base.output.head is not None
     name = f"0.{num_layers}.weight"
     vocab_size = _vocab_size(loader, name, spec) if loader.has(name) else spec.vocab_size
     return load_medusa(loader, number, num_layers, _width(spec), vocab_size, base.output.head)

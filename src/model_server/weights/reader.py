@@ -31,6 +31,9 @@ Place = Callable[[Tensor, Tensor], object]
 # What goes to an accelerator at a time; it is held there twice while its type is changed.
 CHUNK_BYTES = 64 * 2**20
 
+# What the norms of BERT's first files are called there.
+_OLD_SPELLINGS = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+
 # The types that weights may be stored in: a model's numbers, not codes of a quantization.
 FLOATING = ("F16", "BF16", "F32", "F64")
 
@@ -243,7 +246,12 @@ class SafetensorsReader:
             return name
         prefix = self._base_prefix
         other = name.removeprefix(prefix) if name.startswith(prefix) else prefix + name
-        return other if other in self._file_of else None
+        if other in self._file_of:
+            return other
+        for new, old in _OLD_SPELLINGS:
+            if name.endswith(new):
+                return self._find(name.removesuffix(new) + old)
+        return None
 
     def _stored(self, name: str) -> Stored:
         found = self._find(name)

@@ -92,6 +92,7 @@ def build(
         weight_bytes=loader.held_bytes,
         stream=TokenRow(spec.hidden_size, reader.dtype),
         stack=cpp_stack(blocks, group.size),
+        bidirectional=spec.bidirectional,
         adapters=adapters,
         first_layer=layers.start,
     )
@@ -105,7 +106,9 @@ def load_block(loader: Loader, spec: Spec, index: int) -> Block:
     def norm(name: str | None) -> AddNorm | None:
         return None if name is None else loader.norm(prefix + name, spec.hidden_size)
 
-    attention_norm, attention_post_norm = norm(names.attention_norm), norm(names.attention_post_norm)
+    has_norm = index > 0 or spec.first_norm
+    attention_norm = norm(names.attention_norm) if has_norm else None
+    attention_post_norm = norm(names.attention_post_norm)
     mlp_spec = spec.mlps[index] if spec.mlps else None
     attention = (
         load_attention(loader, spec, index) if spec.attention is None else spec.attention.load(loader, spec, index)

@@ -51,6 +51,7 @@ class Decoder:
         weight_bytes: int,
         stream: TokenRow,
         stack: CppStack | None = None,
+        bidirectional: bool = False,
         adapters: AdapterSites | None = None,
         first_layer: int = 0,
     ) -> None:
@@ -64,6 +65,7 @@ class Decoder:
         self._max_positions = max_positions
         self._stack = stack
         self._first_layer = first_layer
+        self.bidirectional = bidirectional
         self.adapters = adapters
         self._kept_layers: tuple[int, ...] = ()
         self._parts: list[tuple[int, CppStack]] = []  # the stack, cut before the layers whose inputs are kept
@@ -126,7 +128,8 @@ class Decoder:
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         """Tokens whose logits are not needed are dropped after the last layer's attention.
 
-        Without an output [num_tokens, hidden]: the whole residual stream, for the ranks with the next layer.
+        Without an output [num_tokens, hidden]: the whole residual stream, for the ranks with the next layer. Without a
+        head the hidden states of `logit_rows`.
         """
         self._current.rows = inputs.adapters
         metadata, positions = inputs.attention, inputs.positions
@@ -150,7 +153,7 @@ class Decoder:
             kept.final = hidden
         if rows_last and inputs.logit_rows is not None:
             hidden = hidden.index_select(0, inputs.logit_rows)
-        return self._output.head(hidden)
+        return hidden if self._output.head is None else self._output.head(hidden)
 
     def _begin(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
         """The kernels of libraries know causal masks only: prompts whose tokens see ahead are computed without them."""
@@ -160,7 +163,7 @@ class Decoder:
     def _first(self, inputs: ModelInputs, step: Step) -> Tensor:
         """What the first of the blocks reads, [num_tokens, hidden]."""
         if self._embedding is not None:
-            return self._embedding(inputs.input_ids, step.positions, inputs.embeddings)
+            return self._embedding(inputs.input_ids, step.positions, inputs.embeddings, inputs.token_types)
         assert inputs.hidden is not None, "the ranks with the layers before have computed it"
         return inputs.hidden
 

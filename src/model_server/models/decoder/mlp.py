@@ -44,6 +44,8 @@ def load_mlp(
     if spec.gated and len(names.up) == 1:
         name = prefix + names.up[0]
         parts = [Part(name, ((start, stop),), 2 * size), Part(name, ((size + start, size + stop),), 2 * size)]
+        if spec.up_before_gate:
+            parts.reverse()
     else:
         parts = [Part(prefix + name, (share,), size) for name in names.up]
     return DenseMlp(

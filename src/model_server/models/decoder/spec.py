@@ -28,6 +28,7 @@ class Names:
     embedding: str = "model.embed_tokens"
     embedding_projection: str | None = None
     positions: str | None = None
+    token_types: str | None = None
     embedding_norm: str | None = None
     layers: str = "model.layers"  # what follows is relative to a layer
     attention_norm: str | None = "input_layernorm"
@@ -91,7 +92,11 @@ class Spec:
     left_over: tuple[str, ...] = ()  # patterns of tensors that files of the family hold, and that it does not need
     transposed: bool = False  # matrices of the blocks are stored [in, out]
 
+    bidirectional: bool = False  # a token sees those behind it too: all of its text, or as far as the window reaches
+    has_head: bool = True  # False: hidden states are the result
+
     block: BlockKind = "sequential"
+    first_norm: bool = True  # False: the attention of layer 0 reads the embeddings as they are
     norm: NormKind = "rms"
     norm_eps: float
     norm_offset: float = 0.0  # added to the stored weight of every norm
@@ -126,4 +131,5 @@ class Spec:
 
     activation: str
     gated: bool = True
+    up_before_gate: bool = False  # in a matrix that holds both
     mlps: tuple[MlpSpec | None, ...] = ()  # per layer; None, and everywhere if empty: the MLP of the fields above

@@ -24,11 +24,11 @@ from model_server.weights.reader import Range
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """From the residual stream after the last layer to logits. norm, projection: where the family has them."""
+    """From the residual stream after the last layer to logits. norm, projection, head: where the family has them."""
 
     norm: AddNorm | None
     projection: Linear | None
-    head: Head
+    head: Head | None
 
     def before_head(self, hidden: Tensor, added: Tensor | None) -> Tensor:
         """[n, hidden], and what is still to be added to it -> what the head reads, [n, embedding size]."""
@@ -51,6 +51,8 @@ def load_vocabulary(
     start = None if table is None else _input(loader, spec, table, embedding)
     if not has_output:
         return start, None
+    if not spec.has_head:
+        return start, Output(None if names.norm is None else loader.norm(names.norm, spec.hidden_size), None, None)
     stored = embedding
     if not spec.tied_head and loader.holds(names.head):
         stored = names.head
@@ -107,6 +109,7 @@ def _input(loader: Loader, spec: Spec, rows: Form, stored: str) -> InputEmbeddin
                 f"weight {names.positions}.weight has {len(table)} rows; the config asks for "
                 f"{spec.max_positions + spec.position_offset}"
             )
+    types = None if names.token_types is None else loader.whole(names.token_types + ".weight")
     if names.embedding_projection is not None and loader.holds(names.embedding_projection):
         part = Part(names.embedding_projection, ((0, spec.hidden_size),), spec.hidden_size)
         projection = loader.column_linear([part], _embedding_width(spec), as_stored=True)
@@ -119,6 +122,7 @@ def _input(loader: Loader, spec: Spec, rows: Form, stored: str) -> InputEmbeddin
         projection=projection,
         position_table=table,
         position_offset=spec.position_offset,
+        type_table=types,
         norm=None if names.embedding_norm is None else loader.norm(names.embedding_norm, spec.hidden_size),
     )
 

@@ -5,12 +5,14 @@ To add one: a function next to the most similar families, an entry in FAMILIES, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import alibi, cohere, deepseek, gemma, gpt, llama, llama4, moe
+from model_server.models.families.encoders import ENCODERS
 from model_server.models.families.vision import TEXT_TYPES, text_config
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
@@ -72,3 +74,24 @@ def spec_of(config: ModelConfig) -> Spec:
         served = ", ".join(sorted({*FAMILIES, *TEXT_TYPES}))
         raise UnknownFamilyError(f"Unsupported model type {config.model_type}; this version serves {served}")
     return family(text)
+
+
+def pooled_spec_of(config: ModelConfig, stored: Collection[str]) -> Spec:
+    """The Spec of a model whose hidden states are wanted: an encoder, or a decoder without its head.
+
+    stored: names of the tensors. Raises UnknownFamilyError for a type that the native decoder does not know, or not in
+    this form; StartupError for a config that cannot be used.
+    """
+    encoder = ENCODERS.get(config.model_type)
+    if encoder is not None:
+        spec = encoder(config, stored)
+        if spec is None:
+            raise UnknownFamilyError(f"the native {config.model_type} does not serve this form of it")
+        return spec
+    bidirectional = config.flag("use_bidirectional_attention", False) or not config.flag("is_causal", True)
+    spec = replace(spec_of(config), has_head=False, bidirectional=bidirectional)
+    if bidirectional and config.model_type == "gemma3_text":
+        # Of the window half lies before a token, half behind it.
+        windows = tuple(None if window is None else window // 2 + 1 for window in spec.windows)
+        spec = replace(spec, windows=windows)
+    return spec

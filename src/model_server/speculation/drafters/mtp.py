@@ -99,7 +99,7 @@ def load_mtp(reader: WeightReader, spec: Spec, scheme: Scheme, base: Decoder, pl
         raise StartupError(f"the model has no layer for multi-token prediction (no {prefix}eh_proj): leave it out")
     backend = base.traits.attention
     assert backend is not None
-    assert base.output is not None
+    assert base.output is not None and base.output.head is not None
     own_head = prefix + "shared_head.head"
     layer = MtpLayer(
         base=base,

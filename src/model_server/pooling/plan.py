@@ -1,0 +1,105 @@
+"""From a model's files to what is done with its hidden states; refuses what is not served, before weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model_server.errors import StartupError
+from wire.model_files import length_limit, read_optional_object
+from wire.pooling.files import Module, SentenceFiles
+from wire.pooling.task import FoundTask, PoolingName, architecture_of
+
+# The older flags of a Pooling module and the newer words for the same.
+_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+MODES = tuple(_FLAGS.values())
+_BY_OPTION: Mapping[PoolingName, str] = {"cls": "cls", "mean": "mean", "last-token": "lasttoken", "splade": "splade"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingPlan:
+    """modes: of which vectors are concatenated; `splade` alone for a sparse vector; empty: the model has a head that
+    scores texts. include_prompt: the tokens of a prompt count. modules: behind the pooling. max_length: of a text, by
+    the files; None: they do not say. reason: where the pooling comes from."""
+
+    task: FoundTask
+    modes: tuple[str, ...]
+    include_prompt: bool = True
+    modules: tuple[Module, ...] = ()
+    splade: Mapping[str, Any] | None = None
+    max_length: int | None = None
+    reason: str = ""
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.modes == ("splade",)
+
+    @property
+    def name(self) -> str:
+        """As TEI calls it in /info."""
+        tei = {"lasttoken": "last_token"}
+        return "+".join(tei.get(mode, mode) for mode in self.modes)
+
+
+def make_plan(
+    task: FoundTask, files: SentenceFiles, config: Mapping[str, Any], asked: PoolingName | None, name: str
+) -> PoolingPlan:
+    """asked: `--pooling`. name: of the model, for messages. Raises StartupError, one line."""
+    length = files.max_length
+    if length is None and files.modules:
+        length = _tokenizer_length(files.modules[0])
+    if task.task != "embed":
+        if asked is not None:
+            raise StartupError(f"--pooling {asked}: this server's task is {task.task} ({task.reason}); leave it out")
+        return PoolingPlan(task=task, modes=(), max_length=length)
+    behind = tuple(m for m in files.modules if m.kind in ("Dense", "LayerNorm", "Normalize"))
+    pooling = files.module("Pooling", "SpladePooling")
+    if asked is not None:
+        return PoolingPlan(
+            task=task, modes=(_BY_OPTION[asked],), modules=behind, max_length=length, reason="--pooling", splade={}
+        )
+    if pooling is not None and pooling.kind == "SpladePooling":
+        return PoolingPlan(
+            task=task, modes=("splade",), max_length=length, splade=pooling.config, reason="modules.json"
+        )
+    if pooling is not None:
+        return PoolingPlan(
+            task=task,
+            modes=_modes(pooling.config),
+            include_prompt=pooling.config.get("include_prompt", True) is not False,
+            modules=behind,
+            max_length=length,
+            reason=f"{pooling.folder.name}/config.json",
+        )
+    if "bert" in str(config.get("model_type")) and not architecture_of(config).endswith("ForMaskedLM"):
+        return PoolingPlan(task=task, modes=("cls",), max_length=length, reason="a guess: no file says it")
+    raise StartupError(f"no file of {name} says how its embeddings are pooled: give --pooling cls, mean or last-token")
+
+
+def _modes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    value = config.get("pooling_mode")
+    if value is None:
+        modes = tuple(mode for flag, mode in _FLAGS.items() if config.get(flag) is True)
+    else:
+        modes = tuple(value) if isinstance(value, list) else (value,)
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown or not modes:
+        raise StartupError(
+            f"the config of the module Pooling asks for {unknown[0] if unknown else 'nothing'!r:.60}; "
+            f"served: {', '.join(MODES)}"
+        )
+    return modes
+
+
+def _tokenizer_length(transformer: Module) -> int | None:
+    """As sentence-transformers takes it where its own file is silent."""
+    fields = read_optional_object(transformer.folder / "tokenizer_config.json", StartupError)
+    return length_limit(fields.get("model_max_length"))
