@@ -37,7 +37,7 @@ from router.images.workers import ImageWorkers
 from router.metrics import Metrics
 from router.openai.chat.prompt import images_of
 from router.schemas.chat import ChatBody
-from router.server.server import SWITCH_INTERVAL_S
+from router.server.serving import SWITCH_INTERVAL_S
 
 OUT = Path(__file__).parent / "out" / "images.json"
 _TICK_S = 0.0005

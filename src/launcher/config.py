@@ -17,6 +17,7 @@ from wire.adapters import check_adapters, check_lora_root, check_slots
 from wire.cli.adapter_options import AdapterOptions
 from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
+from wire.cli.pooling_options import TEXT_FLAGS, TextOptions, check_prompts
 from wire.quantization.methods import Quantize
 from wire.speculation.options import check_speculation
 from wire.text.chat_options import check_chat_options
@@ -42,7 +43,7 @@ _NOT_YET = "Not served yet (refused at start)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions):
+class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, TextOptions):
     """Options of the launcher."""
 
     model_id: str | None = option(
@@ -148,8 +149,8 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions):
         False, panel=_SHARDS, help="Let NCCL do every sum over the shards; other kernels are not affected."
     )
 
-    max_concurrent_requests: int = option(
-        128, panel=_REQUEST, help="Requests served or queued at once; more are refused with 429."
+    max_concurrent_requests: int | None = option(
+        None, panel=_REQUEST, help="Requests served or queued at once. Default: 128; 512 for embeddings and scores."
     )
     max_best_of: int = option(2, panel=_REQUEST, help="Largest `best_of`.")
     max_stop_sequences: int = option(4, panel=_REQUEST, help="Largest number of stop texts in a request.")
@@ -164,7 +165,9 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions):
         None, panel=_REQUEST, unit="tokens", minimum=2, maximum=_U32,
         help="Prompt and generated tokens of one request. Default: what fits.",
     )  # fmt: skip
-    max_client_batch_size: int = option(4, panel=_REQUEST, help="Largest number of inputs in one request.")
+    max_client_batch_size: int | None = option(
+        None, panel=_REQUEST, help="Most inputs of one request. Default: 4; 2048 for embeddings and scores."
+    )
     payload_limit: int = option(
         2_000_000, panel=_REQUEST, unit="bytes", minimum=1,
         help="Largest request body. The default becomes 32 MiB for models that read images.",
@@ -273,13 +276,13 @@ ROUTER_FLAGS = (
     "cors_allow_origin", "served_model_name", "ssl_certfile", "ssl_keyfile",
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
-    *IMAGE_FLAGS, "lora_root", "lora_host_memory",
+    *IMAGE_FLAGS, "lora_root", "lora_host_memory", "task", "pooling", *TEXT_FLAGS,
 )  # fmt: skip
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token", "lora_adapters")
 """Secrets are not in argv, which every user of the machine can read."""
 SHARD_FLAGS = (
     "revision", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
-    "max_batch_total_tokens", "speculate", "encoder_cache_tokens",
+    "max_batch_total_tokens", "speculate", "encoder_cache_tokens", "task", "pooling",
 )  # fmt: skip
 PROFILE_FLAGS = ("profile", "profile_steps")
 """Variables of a shard, set only with `--profile`: TGI's own shard does not know them."""
@@ -300,6 +303,7 @@ def check(config: LauncherConfig) -> None:
     check_group(config)
     check_http(config)
     _check_served(config)
+    check_prompts(config, ArgumentValidation)
     try:
         tracing.check(config.otlp_endpoint)
     except tracing.TracingError as error:

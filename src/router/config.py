@@ -15,6 +15,7 @@ from wire import tls
 from wire.adapters import upstream_names
 from wire.cli.image_options import ImageOptions
 from wire.cli.options import option
+from wire.cli.pooling_options import TextOptions, check_prompts
 from wire.tracing import TracingError
 from wire.tracing import check as check_tracing
 
@@ -35,12 +36,13 @@ _UNSERVED = "Accepted for compatibility"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(ImageOptions):
+class RouterConfig(ImageOptions, TextOptions):
     """Options of the router."""
 
-    max_concurrent_requests: int = option(
-        128, panel=_LIMITS, help="Requests served or queued at once; more are refused with 429.", minimum=1
-    )
+    max_concurrent_requests: int | None = option(
+        None, panel=_LIMITS, minimum=1,
+        help="Requests served or queued at once; more are refused with 429. Default: 128; 512 for embeddings.",
+    )  # fmt: skip
     max_best_of: int = option(2, panel=_LIMITS, help="Largest `best_of`; 1 turns the parameter off.")
     max_stop_sequences: int = option(4, panel=_LIMITS, help="Largest number of `stop` texts in a request.")
     max_top_n_tokens: int = option(5, panel=_LIMITS, maximum=_U32, help="Largest `top_n_tokens` and `top_logprobs`.")
@@ -60,7 +62,10 @@ class RouterConfig(ImageOptions):
         maximum=_U32,
         help="Prompt and generated tokens of one request. Default: what fits, from the warm-up.",
     )
-    max_client_batch_size: int = option(4, panel=_LIMITS, help="Largest number of prompts or choices in a request.")
+    max_client_batch_size: int | None = option(
+        None, panel=_LIMITS,
+        help="Largest number of prompts or choices in a request. Default: 4; 2048 texts for embeddings and scores.",
+    )  # fmt: skip
     payload_limit: int = option(
         DEFAULT_PAYLOAD_LIMIT, panel=_LIMITS, unit="bytes", minimum=1,
         help="Largest request body. The default becomes 32 MiB for models that read images.",
@@ -307,6 +312,7 @@ def check(config: RouterConfig) -> None:
         if value == 0:
             raise ArgumentValidation(f"`{flag}` must be > 0")
     _check_token_limits(config)
+    check_prompts(config, ArgumentValidation)
     try:
         check_tracing(config.otlp_endpoint)
     except TracingError as error:

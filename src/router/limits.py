@@ -46,6 +46,7 @@ class ShardInfo:
     speculator: str | None = None  # what guesses tokens; None: nothing, or they do not say
     adapters: tuple[str, ...] = ()  # names of LoRA adapters that requests may ask for
     adapter_slots: int | None = None  # most adapters among the requests of all batches; None: any number
+    task: str = "generate"  # or what the shards compute instead: "embed", "rerank" or "classify"
     image_reserve: int = 0  # positions that a request needs for each of its images besides those of its tokens
     extensions: frozenset[Extension]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from wire.step_phases import DRAFT_KINDS, OTHER_DRAFTS, PHASES
+from wire.step_phases import DRAFT_KINDS, OTHER_DRAFTS, PHASES, POOLING_PHASES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -122,6 +122,40 @@ DECLARED: dict[str, Declared] = {
 }
 
 
+_REQUESTS = ("method", ("single", "batch"))
+_FAILURES = ("batch_size", "dropped", "inference", "model_type", "overloaded", "tokenization", "validation")
+POOLING: dict[str, Declared] = {
+    "te_request_count": _counter("Requests received", "requests", _REQUESTS),
+    "te_request_success": _counter("Requests answered", "requests", _REQUESTS),
+    "te_request_failure": _counter("Requests that failed, by kind of error", "requests", ("err", _FAILURES)),
+    "te_request_duration": _histogram("Whole request in seconds", "seconds"),
+    "te_request_tokenization_duration": _histogram("Cutting a request into tokens in seconds", "seconds"),
+    "te_request_queue_duration": _histogram("From the queue to the first step in seconds", "seconds"),
+    "te_request_inference_duration": _histogram("From the first step to the last in seconds", "seconds"),
+    "te_request_input_length": _histogram("Tokens of a text", "tokens"),
+    "te_embed_count": _counter("Texts to be embedded", "texts"),
+    "te_embed_success": _counter("Texts that were embedded", "texts"),
+    "te_embed_duration": _histogram("Embedding of a request in seconds", "seconds"),
+    "te_embed_tokenization_duration": _histogram("Its tokens in seconds", "seconds"),
+    "te_embed_queue_duration": _histogram("Its wait in seconds", "seconds"),
+    "te_embed_inference_duration": _histogram("Its steps in seconds", "seconds"),
+    "te_predict_count": _counter("Texts or pairs to be scored", "texts"),
+    "te_predict_success": _counter("Texts or pairs that were scored", "texts"),
+    "te_predict_duration": _histogram("Scores of a request in seconds", "seconds"),
+    "te_predict_tokenization_duration": _histogram("Its tokens in seconds", "seconds"),
+    "te_predict_queue_duration": _histogram("Its wait in seconds", "seconds"),
+    "te_predict_inference_duration": _histogram("Its steps in seconds", "seconds"),
+    "te_batch_next_size": _histogram("Texts of a step", "texts"),
+    "te_batch_next_tokens": _histogram("Tokens of a step", "tokens"),
+    "te_queue_size": _gauge("Texts that wait for a step", "texts"),
+    "tgi_queue_size": _gauge("Texts that wait for a step, for autoscalers", "texts"),
+    "tgi_batch_phase_duration": _histogram(
+        "Part of a step on the shard in seconds", "seconds", ("phase", POOLING_PHASES)
+    ),
+}
+"""Of a server whose task is embed, rerank or classify."""
+
+
 def _duration_edges() -> list[float]:
     edges, value = [], 0.0001
     for _ in range(35):
@@ -166,16 +200,20 @@ class Metrics:
     finds it before the first request."""
 
     def __init__(self, *, max_input_tokens: int = 1024, max_total_tokens: int = 2048, speculate: int = 0) -> None:
-        self._values = {name: _ValueFamily(one) for name, one in DECLARED.items() if one.kind in ("counter", "gauge")}
-        self._infos: dict[str, str] = {}
-        self._followed: dict[str, Callable[[], Mapping[str, str | int] | None]] = {}
-        self._histograms: dict[str, _HistogramFamily] = {}
+        self._start(DECLARED)
         durations = _duration_edges()
         for name in DECLARED:
             if name.endswith("_duration"):
                 self._set_edges(name, durations)
         self._set_edges("tgi_batch_next_size", range(1, 1025))
         self.set_limits(max_input_tokens=max_input_tokens, max_total_tokens=max_total_tokens, speculate=speculate)
+
+    def _start(self, declared: Mapping[str, Declared]) -> None:
+        self._declared = declared
+        self._values = {name: _ValueFamily(one) for name, one in declared.items() if one.kind in ("counter", "gauge")}
+        self._infos: dict[str, str] = {}
+        self._followed: dict[str, Callable[[], Mapping[str, str | int] | None]] = {}
+        self._histograms: dict[str, _HistogramFamily] = {}
 
     def set_limits(self, *, max_input_tokens: int, max_total_tokens: int, speculate: int) -> None:
         """Sets the bucket edges that depend on the limits; what these histograms held is dropped."""
@@ -186,7 +224,7 @@ class Metrics:
         self._set_edges("tgi_request_skipped_tokens", range(speculate + 2))
 
     def _set_edges(self, name: str, edges: Sequence[float]) -> None:
-        self._histograms[name] = _HistogramFamily(DECLARED[name], edges)
+        self._histograms[name] = _HistogramFamily(self._declared[name], edges)
 
     def set_adapters(self, names: Sequence[str]) -> None:
         """Gives adapters series of their own, the first hundred of all that ever were."""
@@ -216,13 +254,13 @@ class Metrics:
 
     def inform(self, name: str, **facts: int) -> None:
         """Sets the labels of an info."""
-        if DECLARED[name].kind != "info":
+        if self._declared[name].kind != "info":
             raise KeyError(name)
         self._infos[name] = _pairs(facts)
 
     def follow(self, name: str, read: Callable[[], Mapping[str, str | int] | None]) -> None:
         """The labels of an info are what `read` gives whenever the text is made; None: there is no series."""
-        if DECLARED[name].kind != "info":
+        if self._declared[name].kind != "info":
             raise KeyError(name)
         self._followed[name] = read
 
@@ -236,7 +274,7 @@ class Metrics:
     def render(self) -> bytes:
         """The Prometheus text format."""
         lines: list[str] = []
-        for name, declared in DECLARED.items():
+        for name, declared in self._declared.items():
             kind = "gauge" if declared.kind == "info" else declared.kind
             lines += [f"# HELP {name} {declared.help}", f"# TYPE {name} {kind}"]
             if declared.kind == "info":
@@ -260,6 +298,20 @@ class Metrics:
                 yield f"{name}_bucket{_labels(family.declared, key, bound)} {total}"
             yield f"{name}_sum{_labels(family.declared, key)} {_number(series.sum)}"
             yield f"{name}_count{_labels(family.declared, key)} {total}"
+
+
+class PoolingMetrics(Metrics):
+    """Those of a server for vectors or scores, under text-embeddings-inference's names."""
+
+    def __init__(self, max_input_tokens: int) -> None:
+        self._start(POOLING)
+        durations = [0.00001 * 1.5**power for power in range(1, 36)]
+        for name, declared in POOLING.items():
+            if declared.kind == "histogram":
+                self._set_edges(name, durations)
+        self._set_edges("te_request_input_length", [2**p for p in range(20) if 2**p <= max_input_tokens] or [1])
+        self._set_edges("te_batch_next_size", [2**power for power in range(13)])
+        self._set_edges("te_batch_next_tokens", [2**power for power in range(21)])
 
 
 def _pairs(facts: Mapping[str, str | int]) -> str:

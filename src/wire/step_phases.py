@@ -27,3 +27,6 @@ class DraftKind(IntEnum):
 
 DRAFT_KINDS = tuple(kind.name.lower() for kind in DraftKind)
 OTHER_DRAFTS = "other"  # the label of tokens that a shard counts without saying what guessed them
+
+POOLING_PHASES = ("inputs", "forward", "pooling", "wait")
+"""Of a step that gives vectors or scores."""

@@ -127,6 +127,7 @@ def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = Fals
         "prometheus_port": asked.prometheus_port or None,  # opened only if asked for; 0 means none
         "max_input_tokens": plan.max_input_tokens,
         "max_batch_prefill_tokens": plan.max_batch_prefill_tokens,
+        "max_batch_tokens": asked.max_batch_tokens or asked.max_batch_prefill_tokens,
         # Always JSON to the launcher, which writes the record again in the form that was asked for.
         "json_output": True,
         **handed_on(asked, ROUTER_FLAGS),

@@ -55,7 +55,8 @@ class PoolingServicer(pb_grpc.PoolingServicer):  # type: ignore[misc]  # generat
             return longest
 
         longest = await self._run(warm_up, request.sequence if request.HasField("sequence") else None)
-        return pb.WarmUpResponse(max_input_tokens=longest, dimensions=self._runner.dimensions)
+        plan = self._runner.plan
+        return pb.WarmUpResponse(max_input_tokens=longest, dimensions=self._runner.dimensions, pooling=plan.name)
 
     @answering_errors
     async def Run(self, request: pb.RunRequest, context: grpc.aio.ServicerContext) -> pb.RunResponse:

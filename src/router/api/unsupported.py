@@ -52,13 +52,17 @@ class ServedRoutes:
 
     def refusal(self, status: int, path: str, method: str, request_id: str = "") -> Response:
         """Of a 404 or a 405, in the form of the API that `path` belongs to."""
+        text, headers = self.advice(status, path, method)
+        return framework_response(405 if headers else 404, text, headers, path, request_id)
+
+    def advice(self, status: int, path: str, method: str) -> tuple[str, dict[str, str] | None]:
+        """What a 404 or a 405 says; headers of the latter."""
         if status == 405 and (methods := self._methods(path)):
             text = f"{path} takes {' or '.join(sorted(methods - {'HEAD'}))}, not {method}"
-            return framework_response(405, text, {"allow": ", ".join(sorted(methods))}, path, request_id)
+            return text, {"allow": ", ".join(sorted(methods))}
         meant = self._closest(path)
         hint = f"did you mean {meant}?" if meant else "GET /docs lists the routes"
-        text = f"there is no route {path[:_MOST_COMPARED]}; {hint}"
-        return framework_response(404, text, path=path, request_id=request_id)
+        return f"there is no route {path[:_MOST_COMPARED]}; {hint}", None
 
     def _methods(self, path: str) -> set[str]:
         return {method for route in self._routes if route.path_regex.match(path) for method in route.methods or ()}

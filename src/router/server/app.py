@@ -6,7 +6,7 @@ import hmac
 import logging
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.api import adapters, chat, completions, generate, service, tokenize, unsupported
 from router.api.app_state import AppState, request_id_of
 from router.api.conversations import messages, responses
+from router.api.embeddings.state import PooledState
 from router.api.errors import MESSAGES, RESPONSES, InternalError, UnauthorizedError, error_response, framework_response
 from router.api.http.fast_path import Application, endpoints_of
 from router.api.openapi import openapi
@@ -113,7 +114,9 @@ class RequestIdMiddleware:
     A server that drains ends every connection with the answer that it gives on it.
     """
 
-    def __init__(self, app: ASGIApp, *, tracing: Tracing | None = None, state: AppState | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, tracing: Tracing | None = None, state: AppState | PooledState | None = None
+    ) -> None:
         self._app = app
         self._tracing = tracing
         self._app_state = state
@@ -154,13 +157,19 @@ class ApiKeyMiddleware:
     """Every POST needs the key, on known and unknown paths alike, and so do stored responses; what describes the server
     stays open."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str) -> None:
+    def __init__(
+        self, app: ASGIApp, *, api_key: str, answer: Callable[[RouterError, str], Response] | None = None
+    ) -> None:
+        """answer: makes the refusal of a path; None: as for text generation."""
         self._app = app
         self._key = api_key.encode()
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _needs_key(scope) and not self._is_allowed(scope):
-            await error_response(UnauthorizedError(), scope["path"], scope.get("request_id", ""))(scope, receive, send)
+            error, path = UnauthorizedError(), scope["path"]
+            refusal = self._answer(error, path) if self._answer else error_response(error, path, request_id(scope))
+            await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -169,6 +178,11 @@ class ApiKeyMiddleware:
         if not scheme and scope["path"].startswith(MESSAGES):
             scheme, key = b"bearer", _header(scope, b"x-api-key")
         return hmac.compare_digest(key, self._key) and scheme.lower() == b"bearer"
+
+
+def request_id(scope: Scope) -> str:
+    found: str = scope.get("request_id", "")
+    return found
 
 
 def _needs_key(scope: Scope) -> bool:

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import gc
 import logging
 import signal
-import socket
-import sys
 from dataclasses import replace
 
-import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from router.api.app_state import AppState
-from router.api.http.connection import Bounds, Connection
 from router.config import RouterConfig, image_labels, with_image_payload
 from router.errors import StartupError
 from router.generation.inference import Inference
@@ -25,34 +17,27 @@ from router.grammar.checker import GrammarChecker
 from router.images.prompt import ImagePrompts
 from router.lora.folders import register_folders
 from router.lora.registry import AdapterRegistry
-from router.metrics import CONTENT_TYPE, Metrics
+from router.metrics import Metrics
 from router.openai.chat.prompt import default_variables
 from router.openai.formats.choice import ModelFormat, choose
 from router.openai.template.template import ChatTemplate
 from router.responses.store import ResponseStore
 from router.server.app import create_app
 from router.server.images import image_prompts
-from router.server.sockets import allow_connections, bind, listen, warn_without_key
+from router.server.pooled import serve_pooled
+from router.server.serving import serve_application
+from router.server.sockets import bind, warn_without_key
 from router.server.startup import Started, connect_and_warm_up
-from router.server.stop import FLUSH_TIMEOUT_S, Drain, Server, Stop
-from router.shards.interface import StalledError
+from router.server.stop import Stop
 from router.text import model_files
 from router.text.tokenizer import PromptTokenizer
 from wire import phases
-from wire.exit_status import STALLED
 from wire.extensions import Extension
+from wire.pooling.task import find_task
 from wire.text.counting import counted
 from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
-
-# New objects before a pass over them, and passes before one over the next older generation. A waiting request holds
-# about a hundred objects and a pass takes half a microsecond for each, while nothing else is done.
-_COLLECTOR_THRESHOLDS = (20_000, 4, 20)
-
-# For how long a thread that parses a large body keeps the interpreter from the event loop, which asks for it again at
-# each of its callbacks. Python's default is 5 ms.
-SWITCH_INTERVAL_S = 0.001
 
 
 async def serve(config: RouterConfig) -> int:
@@ -92,6 +77,9 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             tokenizer_config_path=config.tokenizer_config_path,
             chat_template=config.chat_template,
         )
+        task = find_task(files.folder, config.task, StartupError)
+        if task.is_pooled:
+            return await serve_pooled(config, task, files, stop, listener, metrics_listener)
         tokenizer = PromptTokenizer.from_file(
             files.tokenizer_json, num_workers=config.validation_workers, folder=files.folder
         )
@@ -130,7 +118,11 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
                 config, files, tokenizer, chat_template, model_format, grammars, images, metrics, started, adapters
             )
             state = replace(state, template_defaults=template_defaults)
-            return await _answer(config, state, started, stop, listener, metrics_listener, tracing)
+            app = create_app(state, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
+            scheduler = started.scheduler
+            return await serve_application(
+                app, config, state.inference, scheduler, stop, listener, metrics_listener, metrics
+            )
         finally:
             await started.scheduler.close()
             await started.shards.close()
@@ -207,97 +199,3 @@ def _app_state(
         docker_label=labels.docker_label,
         responses=ResponseStore(config.response_store) if config.response_store else None,
     )
-
-
-async def _answer(
-    config: RouterConfig,
-    state: AppState,
-    started: Started,
-    stop: Stop,
-    listener: socket.socket,
-    metrics_listener: socket.socket | None,
-    tracing: Tracing | None,
-) -> int:
-    """Serves until a signal or the scheduler's end. Raises StartupError if another process listens on a port by now."""
-    phases.enter(phases.BINDING)
-    for each in filter(None, (listener, metrics_listener)):
-        listen(each)
-    app = create_app(state, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
-    bounds = _bounds(config)
-    timeout_s = config.graceful_termination_timeout + FLUSH_TIMEOUT_S
-    server = Server(_uvicorn_config(app, config, timeout_s, bounds, with_tls=True), bounds)
-    scheduling = asyncio.create_task(started.scheduler.run())
-    stop.attach(Drain(server, state.inference, started.scheduler, config.graceful_termination_timeout))
-    scheduling.add_done_callback(lambda _: stop.scheduler_ended(started.scheduler.failure))
-    metrics_server = None
-    if metrics_listener is not None:
-        metrics_server = Server(_uvicorn_config(_metrics_app(state.inference.metrics), config, 1, bounds), bounds)
-        metrics_task = asyncio.create_task(metrics_server.serve([metrics_listener]))
-    logger.info("Connected")
-    phases.enter(phases.READY)
-    _slow_down_garbage_collector()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    try:
-        await server.serve([listener])
-    finally:
-        stop.finished()
-        if metrics_server is not None:
-            metrics_server.should_exit = True
-            await metrics_task
-    if not stop.scheduler_failed:
-        return 0
-    failure = started.scheduler.failure
-    # After all that this has led to: the last error is what the launcher gives as the reason.
-    logger.error("the scheduler has stopped: %s", failure)
-    return STALLED if isinstance(failure, StalledError) else 1
-
-
-def _bounds(config: RouterConfig) -> Bounds:
-    return Bounds(
-        max_connections=allow_connections(config.max_connections),
-        head_s=config.head_timeout_seconds,
-        body_s=config.body_timeout_seconds,
-        stalled_s=config.stalled_client_seconds,
-    )
-
-
-def _uvicorn_config(
-    app: ASGIApp, config: RouterConfig, timeout_s: int, bounds: Bounds, *, with_tls: bool = False
-) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=functools.partial(Connection, bounds=bounds),  # type: ignore[arg-type]
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=config.keep_alive_seconds,
-        timeout_graceful_shutdown=timeout_s,
-        ssl_certfile=config.ssl_certfile if with_tls else None,
-        ssl_keyfile=config.ssl_keyfile if with_tls else None,
-    )
-
-
-def _slow_down_garbage_collector() -> None:
-    """Looks for cycles less often, and never again in what exists by now.
-
-    With thousands of requests under way the collector's default pace costs more than the requests themselves: a full
-    pass walks every module and every waiting request.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECTOR_THRESHOLDS)
-
-
-def _metrics_app(metrics: Metrics) -> ASGIApp:
-    """Answers every path with the metrics."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        body = metrics.render()
-        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    return answer

@@ -30,6 +30,9 @@ T = TypeVar("T")
 # KV tokens when neither the shards nor the user say how many (padded models).
 _DEFAULT_CAPACITY = 16_000
 
+# TGI's.
+_MAX_CONCURRENT_REQUESTS, _MAX_CLIENT_BATCH_SIZE = 128, 4
+
 # Bounds of `tokens_of_a_step`.
 CPU_STEP_TOKENS, CPU_DEFAULT_STEP_TOKENS = 1024, 256
 GPU_STEP_TOKENS, GPU_DEFAULT_STEP_TOKENS = 4096, 2048
@@ -57,14 +60,11 @@ async def connect_and_warm_up(
 
     max_positions and tokenizer_max_length are the model's own limits of a sequence, where known.
     """
-    lease_s = config.lease_seconds
-    connect = functools.partial(_connect, config, tracing)
-    health_timeout_s = HEALTH_TIMEOUT_S if lease_s is None else lease_s / 2
-    discovery = ShardPool.discover(config.master_shard_uds_path, connect, health_timeout_s=health_timeout_s)
-    shards = await _or_refuse(discovery, "connect to the Python model shards")
+    shards, said = await connected(config, tracing)
     try:
-        await _or_refuse(shards.clear_all(), "clear the Python model shards cache")
-        info = with_upstream_adapters(await _or_refuse(shards.info(), "get the Python model shards info"), config)
+        if said.task != "generate":
+            raise BackendError(f"the shards' task is {said.task}, the router's is generate: give both the same --task")
+        info = with_upstream_adapters(said, config)
         prefill_tokens, capacity = await _warm_up(config, shards, info)
         limits = resolve_limits(
             config,
@@ -103,6 +103,21 @@ async def connect_and_warm_up(
         num_blocks = scheduler.allocator.num_usable
         metrics.inform("tgi_cache_config_info", block_size=info.block_size, num_gpu_blocks=num_blocks)
     return Started(info=info, limits=limits, scheduler=scheduler, shards=shards)
+
+
+async def connected(config: RouterConfig, tracing: Tracing | None) -> tuple[ShardPool, ShardInfo]:
+    """All shards, which have forgotten every earlier router, and what they say. Raises BackendError."""
+    lease_s = config.lease_seconds
+    connect = functools.partial(_connect, config, tracing)
+    health_timeout_s = HEALTH_TIMEOUT_S if lease_s is None else lease_s / 2
+    discovery = ShardPool.discover(config.master_shard_uds_path, connect, health_timeout_s=health_timeout_s)
+    shards = await _or_refuse(discovery, "connect to the Python model shards")
+    try:
+        await _or_refuse(shards.clear_all(), "clear the Python model shards cache")
+        return shards, await _or_refuse(shards.info(), "get the Python model shards info")
+    except BaseException:
+        await shards.close()
+        raise
 
 
 def with_upstream_adapters(info: ShardInfo, config: RouterConfig) -> ShardInfo:
@@ -213,11 +228,11 @@ def resolve_limits(
     _check_order(info, prefill, max_input_tokens, max_total_tokens, max_batch_total_tokens)
     step_tokens, default_step_tokens = tokens_of_a_step(prefill, config.max_step_prefill_tokens, info)
     return ServingLimits(
-        max_concurrent_requests=config.max_concurrent_requests,
+        max_concurrent_requests=config.max_concurrent_requests or _MAX_CONCURRENT_REQUESTS,
         max_best_of=config.max_best_of,
         max_stop_sequences=config.max_stop_sequences,
         max_top_n_tokens=config.max_top_n_tokens,
-        max_client_batch_size=config.max_client_batch_size,
+        max_client_batch_size=config.max_client_batch_size or _MAX_CLIENT_BATCH_SIZE,
         max_input_tokens=max_input_tokens,
         max_total_tokens=max_total_tokens,
         max_batch_prefill_tokens=step_tokens,

@@ -10,14 +10,13 @@ import math
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
 from router.api.http.connection import Bounds
 from router.api.http.tls_listener import TlsListener
-from router.generation.inference import Inference
-from router.scheduling.loop import Scheduler
+from router.generation.permits import PermitPool
 from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
@@ -71,10 +70,28 @@ class Server(uvicorn.Server):
             await asyncio.wait(cancelled, timeout=_CANCELLED_TIMEOUT_S)
 
 
+class Serving(Protocol):
+    """What takes requests; its permits are held by those that run."""
+
+    is_draining: bool
+    permit_pool: PermitPool
+
+
+class Computing(Protocol):
+    """What computes them."""
+
+    @property
+    def failure(self) -> BaseException | None: ...
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class Drain:
     """The end of a server that serves: new requests are refused, those that run get until a deadline."""
 
-    def __init__(self, server: Server, inference: Inference, scheduler: Scheduler, timeout_s: int) -> None:
+    def __init__(self, server: Server, inference: Serving, scheduler: Computing, timeout_s: int) -> None:
         self.timeout_s = timeout_s
         self._server = server
         self._inference = inference

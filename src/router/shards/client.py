@@ -10,13 +10,14 @@ import grpc.aio
 
 from router.shards.interface import ShardError
 from wire.lora.v1 import lora_pb2_grpc as lora_grpc
+from wire.pooling.v1 import pooling_pb2_grpc as pooling_grpc
 from wire.rpc import local_grpc, remote_grpc
 from wire.rpc.mutual_tls import MutualTls, open_channel
 from wire.v3 import generate_pb2_grpc as pb_grpc
 
 Rpc = Literal[
     "Info", "ServiceDiscovery", "ClearCache", "FilterBatch", "Warmup", "Prefill", "Decode", "Health", "LoadAdapter",
-    "DropAdapter",
+    "DropAdapter", "WarmUpPooling", "RunTexts",
 ]  # fmt: skip
 
 # Prompt logprobs make answers larger than gRPC's default of 4 MiB.
@@ -57,11 +58,12 @@ class ShardClient:
         self._channel = open_channel(grpc.aio, remote_grpc.grpc_target(url), tls if is_remote else None, options)
         self._token = remote_grpc.token_metadata(token)
         stub = pb_grpc.TextGenerationServiceStub(self._channel)
-        adapters = lora_grpc.AdaptersStub(self._channel)
+        adapters, pooling = lora_grpc.AdaptersStub(self._channel), pooling_grpc.PoolingStub(self._channel)
         self._methods: dict[Rpc, Any] = {
             "Info": stub.Info, "ServiceDiscovery": stub.ServiceDiscovery, "ClearCache": stub.ClearCache,
             "FilterBatch": stub.FilterBatch, "Warmup": stub.Warmup, "Prefill": stub.Prefill, "Decode": stub.Decode,
             "Health": stub.Health, "LoadAdapter": adapters.Load, "DropAdapter": adapters.Drop,
+            "WarmUpPooling": pooling.WarmUp, "RunTexts": pooling.Run,
         }  # fmt: skip
 
     def send(

@@ -253,6 +253,7 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
         kv_cache_dtype=first.kv_cache_dtype or first.dtype,
         quantize=first.quantize or None,
         speculator=first.speculator or None,
+        task=first.task or "generate",
         adapters=tuple(first.adapters),
         image_reserve=max(m.image_reserve for m in messages),
         adapter_slots=min((m.adapter_slots for m in messages if m.adapter_slots), default=None),

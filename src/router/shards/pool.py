@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from router.limits import ShardInfo
 from router.lora.registry import AdapterLost, AdapterRefused, AdapterSize
-from router.shards import convert, warm_up
+from router.shards import convert, pooling, warm_up
 from router.shards.client import Client, Rpc, ShardClient
 from router.shards.interface import CachedBatch, DecodeCall, PrefillCall, ShardError, StepReply
+from router.shards.pooling import PooledCapacity, StepAnswer, TextItem
 from router.shards.warm_up import Capacity, WarmUpPlan
 from wire.extensions import Extension
 from wire.lora.v1 import lora_pb2 as lora_pb
@@ -102,6 +103,18 @@ class ShardPool:
     def clear_cache(self, batch_id: int) -> asyncio.Future[None]:
         return _soon(_cleared(self._send("ClearCache", pb.ClearCacheRequest(id=batch_id))))
 
+    # Shards that give vectors and scores.
+
+    async def warm_up_pooling(self, max_batch_tokens: int, max_input_tokens: int | None) -> PooledCapacity:
+        """Run the largest step on all ranks at once."""
+        request = pooling.warm_up_to(max_batch_tokens, max_input_tokens)
+        request.sequence = self._number()
+        return pooling.capacity_from(_of_all_ranks(await self._to_all("WarmUpPooling", request)))
+
+    def run_texts(self, items: Sequence[TextItem]) -> asyncio.Future[StepAnswer]:
+        """One step over some texts."""
+        return _soon(_texts(self._send("RunTexts", pooling.run_to(items))))
+
     # Adapters that come while the shards serve.
 
     async def check_adapter(self, name: str, path: str) -> AdapterSize:
@@ -178,6 +191,10 @@ async def _step(rpc: Rpc, answers: list[Awaitable[Any]], kept: PrefillCall | Non
     messages = _of_all_ranks(await _gather(answers))
     _demand_agreement(rpc, messages)
     return convert.step_from(messages)
+
+
+async def _texts(answers: list[Awaitable[Any]]) -> StepAnswer:
+    return pooling.step_from(_of_all_ranks(await _gather(answers)))
 
 
 async def _gather(answers: list[Awaitable[Any]]) -> list[Any]:

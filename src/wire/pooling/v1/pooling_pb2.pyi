@@ -28,14 +28,16 @@ class WarmUpRequest(_message.Message):
     def __init__(self, max_batch_tokens: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class WarmUpResponse(_message.Message):
-    __slots__ = ("max_input_tokens", "dimensions", "other_ranks")
+    __slots__ = ("max_input_tokens", "dimensions", "pooling", "other_ranks")
     MAX_INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     OTHER_RANKS_FIELD_NUMBER: _ClassVar[int]
     max_input_tokens: int
     dimensions: int
+    pooling: str
     other_ranks: _containers.RepeatedCompositeFieldContainer[WarmUpResponse]
-    def __init__(self, max_input_tokens: _Optional[int] = ..., dimensions: _Optional[int] = ..., other_ranks: _Optional[_Iterable[_Union[WarmUpResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, max_input_tokens: _Optional[int] = ..., dimensions: _Optional[int] = ..., pooling: _Optional[str] = ..., other_ranks: _Optional[_Iterable[_Union[WarmUpResponse, _Mapping]]] = ...) -> None: ...
 
 class Item(_message.Message):
     __slots__ = ("id", "input_ids", "second_from", "prompt_tokens", "kind", "dimensions", "normalize")

@@ -1,0 +1,1 @@
+"""Embeddings, reranking and classification: from texts to steps of the shards, and to vectors and scores."""

@@ -1,0 +1,72 @@
+"""What may be wrong with a request for vectors or scores, in the words and kinds of text-embeddings-inference."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from router.errors import RouterError
+
+Kind = Literal["Validation", "Empty", "Overloaded", "Backend", "Tokenizer"]
+Failure = Literal["batch_size", "dropped", "inference", "model_type", "overloaded", "tokenization", "validation"]
+"""Values of the label `err` of `te_request_failure`."""
+
+
+class PoolingError(RouterError):
+    """detail: the message without TEI's beginning. param, code: of OpenAI's error object. failure: its label."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        detail: str,
+        *,
+        failure: Failure = "validation",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        self.kind = kind
+        self.detail = detail
+        self.failure = failure
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        prefix = {"Validation": "Input validation error: ", "Empty": "Input validation error: "}.get(kind, "")
+        super().__init__(prefix + detail)
+
+
+def invalid(detail: str, *, param: str | None = None, code: str | None = None) -> PoolingError:
+    """The request asks for something that cannot be."""
+    return PoolingError("Validation", detail, param=param, code=code)
+
+
+def empty(name: str) -> PoolingError:
+    """A text, or a list of them, with nothing in it."""
+    return PoolingError("Empty", f"`{name}` cannot be empty", param=name)
+
+
+def too_many(count: int, most: int, name: str) -> PoolingError:
+    """More texts than one request may hold. TEI's words, without its usual beginning."""
+    return BatchSizeError(count, most, name)
+
+
+class BatchSizeError(PoolingError):
+    """See `too_many`."""
+
+    def __init__(self, count: int, most: int, name: str) -> None:
+        text = f"batch size {count} > maximum allowed batch size {most}"
+        super().__init__("Validation", text, failure="batch_size", param=name)
+        self.args = (text,)
+
+
+def wrong_task(detail: str) -> PoolingError:
+    """The model is of another kind."""
+    return PoolingError("Backend", detail, failure="model_type", code="unsupported_task")
+
+
+def failed(detail: str) -> PoolingError:
+    """The shards could not compute it."""
+    return PoolingError("Backend", detail, failure="inference")
+
+
+def overloaded(retry_after_s: int) -> PoolingError:
+    return PoolingError("Overloaded", "Model is overloaded", failure="overloaded", retry_after_s=retry_after_s)

@@ -1,0 +1,167 @@
+"""What an endpoint asks for: permits, tokens, a place in the queue, numbers. Knows neither HTTP nor gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from router.errors import UnhealthyError
+from router.generation.permits import PermitPool
+from router.metrics import PoolingMetrics
+from router.pooling.errors import PoolingError, overloaded, too_many
+from router.pooling.queue import Entry
+from router.pooling.scheduler import PooledScheduler
+from router.pooling.texts import Cut, Text, TextTokenizer
+from router.shards.pooling import Kind, Numbers
+from router.tracing import entered
+
+logger = logging.getLogger(__name__)
+
+_MAX_RETRY_AFTER_S = 120
+Job = Literal["embed", "predict"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledLimits:
+    """What one request, and all of them together, may ask for."""
+
+    max_concurrent_requests: int
+    max_client_batch_size: int
+    max_input_tokens: int
+    max_batch_tokens: int
+    max_batch_size: int | None
+    max_queue_tokens: int
+    dimensions: int
+    auto_truncate: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The texts of one request. name: of their field, for messages. is_batch: they came as a list. num_free: texts that
+    do not count for the limit of a request. second_at_most: the tokens that are kept of the second text of a pair."""
+
+    texts: Sequence[Text]
+    kind: Kind
+    cut: Cut
+    name: str = "inputs"
+    dimensions: int = 0
+    normalize: bool = True
+    is_batch: bool = False
+    num_free: int = 0
+    second_at_most: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """numbers: of each text. Times in seconds; tokenization, queue and inference are those of the whole request."""
+
+    numbers: list[Numbers]
+    num_tokens: list[int]
+    num_characters: int
+    total_s: float
+    tokenization_s: float
+    queue_s: float
+    inference_s: float
+
+
+class PooledInference:
+    """Everything that an endpoint may ask of a router that gives vectors or scores."""
+
+    def __init__(
+        self, scheduler: PooledScheduler, tokenizer: TextTokenizer, limits: PooledLimits, metrics: PoolingMetrics
+    ) -> None:
+        self.limits = limits
+        self.metrics = metrics
+        self.tokenizer = tokenizer
+        self.permit_pool = PermitPool(limits.max_concurrent_requests)
+        self.is_draining = False
+        self._scheduler = scheduler
+
+    async def compute(self, asked: Asked) -> Computed:
+        """The numbers of all texts, or none. Cancelling the caller ends it.
+
+        Raises PoolingError, and UnhealthyError while the server drains.
+        """
+        began = time.monotonic()
+        method = "batch" if asked.is_batch else "single"
+        job: Job = "predict" if asked.kind == "SCORES" else "embed"
+        self.metrics.count("te_request_count", method=method)
+        self.check_size(len(asked.texts) - asked.num_free, asked.name)
+        if self.is_draining:
+            raise UnhealthyError
+        if not self.permit_pool.take(1):
+            raise overloaded(self._retry_after_s)
+        try:
+            self.metrics.count(f"te_{job}_count", len(asked.texts))
+            tokens = await self.tokenizer.encode(asked.texts, asked.cut, asked.name, asked.second_at_most)
+            tokenized = time.monotonic()
+            num_tokens = [len(one.ids) for one in tokens]
+            if self._scheduler.queue and (
+                self._scheduler.queue.num_tokens + sum(num_tokens) > self.limits.max_queue_tokens
+            ):
+                raise overloaded(self._retry_after_s)
+            for length in num_tokens:
+                self.metrics.observe("te_request_input_length", length)
+            entry = Entry(
+                tokens=tokens,
+                kind=asked.kind,
+                dimensions=asked.dimensions,
+                normalize=asked.normalize,
+                done=asyncio.get_running_loop().create_future(),
+            )
+            numbers = await self._scheduler.compute(entry)
+        except asyncio.CancelledError:
+            self.metrics.count("te_request_failure", err="dropped")
+            raise
+        finally:
+            self.permit_pool.give_back(1)
+        ended = time.monotonic()
+        started = entry.started_at or ended
+        computed = Computed(
+            numbers=numbers,
+            num_tokens=num_tokens,
+            num_characters=sum(text.num_characters for text in asked.texts),
+            total_s=ended - began,
+            tokenization_s=tokenized - began,
+            queue_s=started - entry.queued_at,
+            inference_s=ended - started,
+        )
+        self._count(computed, job, method)
+        return computed
+
+    def check_size(self, count: int, name: str) -> None:
+        """Raises PoolingError for more texts than a request may hold."""
+        if count > self.limits.max_client_batch_size:
+            raise too_many(count, self.limits.max_client_batch_size, name)
+
+    def refused(self, error: PoolingError) -> None:
+        """Counts and logs a refusal. The log names its kind only: the text may quote the client."""
+        asked = entered()
+        extra = {} if asked is None else asked.log_fields()
+        logger.error("Refused: %s (%s)", error.kind, error.failure, extra=extra)
+        logger.debug("%s", error, extra=extra)
+        self.metrics.count("te_request_failure", err=error.failure)
+
+    async def is_healthy(self) -> bool:
+        return not self.is_draining and await self._scheduler.check_health()
+
+    @property
+    def _retry_after_s(self) -> int:
+        return max(1, min(math.ceil(self._scheduler.estimated_wait_s), _MAX_RETRY_AFTER_S))
+
+    def _count(self, computed: Computed, job: Job, method: str) -> None:
+        self.metrics.count("te_request_success", method=method)
+        self.metrics.count(f"te_{job}_success", len(computed.numbers))
+        for name, seconds in (
+            ("duration", computed.total_s),
+            ("tokenization_duration", computed.tokenization_s),
+            ("queue_duration", computed.queue_s),
+            ("inference_duration", computed.inference_s),
+        ):
+            self.metrics.observe(f"te_request_{name}", seconds)
+            self.metrics.observe(f"te_{job}_{name}", seconds)

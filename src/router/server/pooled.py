@@ -1,0 +1,168 @@
+"""A server for vectors and scores: the order in which its parts start and end, and its exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+
+from router.api.embeddings.state import PooledState
+from router.config import RouterConfig, image_labels
+from router.errors import ArgumentValidation, BackendError, StartupError
+from router.limits import ShardInfo
+from router.metrics import PoolingMetrics
+from router.pooling.inference import PooledInference, PooledLimits
+from router.pooling.scheduler import PooledScheduler
+from router.pooling.texts import Prompts, TextTokenizer
+from router.server.pooled_app import create_pooled_app
+from router.server.serving import serve_application
+from router.server.startup import connected
+from router.server.stop import Stop
+from router.shards.interface import ShardError
+from router.shards.pool import ShardPool
+from router.shards.pooling import PooledCapacity
+from router.text import model_files
+from wire import phases
+from wire.model_files import read_optional_object
+from wire.pooling.files import SentenceFiles, read
+from wire.pooling.task import FoundTask, labels
+
+logger = logging.getLogger(__name__)
+
+# Steps of 512 tokens are as fast as longer ones on a CPU, and a new request waits for less.
+CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 16384
+MAX_CONCURRENT_REQUESTS, MAX_CLIENT_BATCH_SIZE = 512, 2048
+
+
+async def serve_pooled(
+    config: RouterConfig,
+    task: FoundTask,
+    files: model_files.ModelFiles,
+    stop: Stop,
+    listener: socket.socket,
+    metrics_listener: socket.socket | None,
+) -> int:
+    """Runs the router; returns the exit status. Raises StartupError before anything listens."""
+    fields = read_optional_object(files.folder / "config.json", StartupError)
+    sentence = read(files.folder, fields, StartupError)
+    _refuse(config, task)
+    prompts = _prompts(config, sentence)
+    phases.enter(phases.WARM_UP)
+    logger.info("Warming up model")
+    shards, info = await connected(config, None)
+    try:
+        if info.task != task.task:
+            raise StartupError(f"the shards' task is {info.task}, the router's {task.task}: give both the same --task")
+        budget = config.max_batch_tokens or (CPU_STEP_TOKENS if info.device_type == "cpu" else GPU_STEP_TOKENS)
+        capacity = await _warm_up(shards, budget, config.max_input_tokens)
+        limits = _limits(config, capacity, budget)
+        logger.info("serving with %s", limits)
+        with contextlib.ExitStack() as resources:
+            tokenizer = TextTokenizer.from_file(
+                files.tokenizer_json,
+                max_length=limits.max_input_tokens,
+                num_workers=config.validation_workers,
+                lower_case=sentence.lower_case,
+            )
+            resources.callback(tokenizer.close)
+            metrics = PoolingMetrics(limits.max_input_tokens)
+            scheduler = PooledScheduler(
+                shards,
+                metrics,
+                budget=limits.max_batch_tokens,
+                max_size=config.max_batch_size,
+                max_step_s=config.max_step_seconds,
+            )
+            inference = PooledInference(scheduler, tokenizer, limits, metrics)
+            state = _state(config, task, files, sentence, info, inference, prompts, capacity.pooling)
+            app = create_pooled_app(state, api_key=config.api_key, allow_origins=config.cors_allow_origin)
+            try:
+                return await serve_application(
+                    app, config, inference, scheduler, stop, listener, metrics_listener, metrics
+                )
+            finally:
+                await scheduler.close()
+    finally:
+        await shards.close()
+
+
+def _refuse(config: RouterConfig, task: FoundTask) -> None:
+    """Options that only generation has. Raises ArgumentValidation."""
+    asked = {
+        "--lora-root": config.lora_root,
+        "--kserve-api": config.kserve_api,
+        "--aip-predict-route": config.aip_predict_route,
+        "--otlp-endpoint": config.otlp_endpoint,
+    }
+    given = next((flag for flag, value in asked.items() if value), None)
+    if given is not None:
+        raise ArgumentValidation(
+            f"`{given}` is for models that generate text; this one's task is {task.task} ({task.reason}): leave it out"
+        )
+
+
+def _prompts(config: RouterConfig, sentence: SentenceFiles) -> Prompts:
+    """Raises ArgumentValidation for a name that the model's files do not have."""
+    if config.default_prompt is not None:
+        return Prompts(sentence.prompts, config.default_prompt)
+    name = config.default_prompt_name or sentence.default_prompt_name
+    if name is None:
+        return Prompts(sentence.prompts)
+    if name not in sentence.prompts:
+        known = ", ".join(sorted(sentence.prompts)) or "none"
+        raise ArgumentValidation(f"`--default-prompt-name` {name}: the model's prompts are: {known}")
+    return Prompts(sentence.prompts, sentence.prompts[name])
+
+
+async def _warm_up(shards: ShardPool, budget: int, longest: int | None) -> PooledCapacity:
+    try:
+        return await shards.warm_up_pooling(budget, longest)
+    except ShardError as error:
+        raise BackendError(f"Unable to warmup the Python model shards: {error}") from error
+
+
+def _limits(config: RouterConfig, capacity: PooledCapacity, budget: int) -> PooledLimits:
+    asked = config.max_input_tokens
+    if asked is not None and capacity.max_input_tokens < asked:
+        logger.warning("--max-input-tokens %d: the model reads %d tokens", asked, capacity.max_input_tokens)
+    return PooledLimits(
+        max_concurrent_requests=config.max_concurrent_requests or MAX_CONCURRENT_REQUESTS,
+        max_client_batch_size=config.max_client_batch_size or MAX_CLIENT_BATCH_SIZE,
+        max_input_tokens=capacity.max_input_tokens,
+        max_batch_tokens=budget,
+        max_batch_size=config.max_batch_size,
+        max_queue_tokens=config.max_queue_tokens,
+        dimensions=capacity.dimensions,
+        auto_truncate=config.auto_truncate is not False,
+    )
+
+
+def _state(
+    config: RouterConfig,
+    task: FoundTask,
+    files: model_files.ModelFiles,
+    sentence: SentenceFiles,
+    info: ShardInfo,
+    inference: PooledInference,
+    prompts: Prompts,
+    pooling: str,
+) -> PooledState:
+    fields = read_optional_object(files.folder / "config.json", StartupError)
+    images = image_labels()
+    sizes = fields.get("matryoshka_dimensions")
+    return PooledState(
+        config=config,
+        task=task.task,
+        info=info,
+        inference=inference,
+        prompts=prompts,
+        model_id=config.tokenizer_name,
+        pooling=pooling,
+        is_sparse=pooling == "splade",
+        labels={} if task.task == "embed" else labels(fields),
+        squashes=sentence.activation != "Identity",
+        matryoshka=tuple(size for size in sizes if isinstance(size, int)) if isinstance(sizes, list) else (),
+        model_sha=files.sha,
+        git_sha=images.git_sha,
+        docker_label=images.docker_label,
+    )

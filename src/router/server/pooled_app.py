@@ -1,0 +1,97 @@
+"""Builds the HTTP application of a server for vectors and scores: routes, error answers, middleware. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from router.api.embeddings import openai, ranking, service
+from router.api.embeddings import routes as tei
+from router.api.embeddings.errors import error_answer, framework_answer
+from router.api.embeddings.state import PooledState
+from router.api.errors import InternalError
+from router.api.http.fast_path import Application, endpoints_of
+from router.api.openapi import openapi
+from router.api.unsupported import ServedRoutes
+from router.config import RouterConfig
+from router.errors import RouterError
+from router.pooling.errors import PoolingError
+from router.server.app import ApiKeyMiddleware, RequestIdMiddleware
+
+_CLIENT_CLOSED_REQUEST = 499  # nginx' status; the client has disconnected
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+_FAMILIES = (tei.routes, openai.routes, ranking.routes, service.routes)
+
+
+def create_pooled_app(
+    state: PooledState | None = None, *, api_key: str | None = None, allow_origins: Sequence[str] = ()
+) -> FastAPI:
+    """The application; without `state` only its OpenAPI document is of use."""
+    app = Application(
+        title="Text Embeddings Inference", docs_url=None, redoc_url=None, openapi_url="/api-doc/openapi.json",
+        redirect_slashes=False, telemetry=_NO_TELEMETRY,
+    )  # fmt: skip
+    app.state.app_state = state
+    for routes in _FAMILIES:
+        app.include_router(routes)
+    app.add_api_route("/openapi.json", service.openapi_document, methods=["GET", "HEAD"], include_in_schema=False)
+    app.state.served_routes = ServedRoutes([route for routes in _FAMILIES for route in routes.routes])
+    app.fast_path = endpoints_of((routes for routes in _FAMILIES if routes.is_fast), without=())
+    models = [model for routes in _FAMILIES for model in routes.models]
+    limits: object = RouterConfig() if state is None else state.inference.limits
+    app.openapi = lambda: openapi.document(app, models, limits)  # type: ignore[method-assign]
+    app.add_exception_handler(RouterError, _router_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _client_left)
+    app.add_exception_handler(Exception, _internal_error)
+    # The last one added is the outermost.
+    if api_key is not None:
+        app.add_middleware(ApiKeyMiddleware, api_key=api_key, answer=error_answer)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=list(allow_origins) or ["*"],
+        allow_methods=["GET", "POST"],
+        allow_headers=["content-type", "authorization"],
+    )
+    app.add_middleware(RequestIdMiddleware, state=state)
+    return app
+
+
+async def _router_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RouterError)
+    state: PooledState = request.app.state.app_state
+    if isinstance(error, PoolingError):
+        state.inference.refused(error)
+    return error_answer(error, request.url.path)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code in (404, 405):
+        served: ServedRoutes = request.app.state.served_routes
+        text, headers = served.advice(error.status_code, path, request.method)
+        if error.status_code == 404 and path.startswith(_GENERATES):
+            state: PooledState = request.app.state.app_state
+            instead = {"embed": "/v1/embeddings", "rerank": "/rerank", "classify": "/predict"}[state.task]
+            text = f"this server generates no text; the model's task is {state.task}: use {instead}"
+        return framework_answer(error.status_code, text, path, headers)
+    return framework_answer(error.status_code, str(error.detail), path, dict(error.headers or {}))
+
+
+_GENERATES = ("/generate", "/v1/chat", "/v1/completions", "/v1/messages", "/v1/responses", "/chat_tokenize")
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    # The server logs the traceback; a client learns nothing of it.
+    return error_answer(InternalError(), request.url.path)
