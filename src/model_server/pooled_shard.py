@@ -48,7 +48,7 @@ def run_pooled_shard(config: ServeConfig, checkpoint: Checkpoint, task: FoundTas
     path = socket_path(config.uds_path, rank)
     claim_socket(path)  # before minutes of loading; again when it is bound
     files = read(checkpoint.directory, checkpoint.fields, StartupError)
-    plan = make_plan(task, files, checkpoint.fields, config.pooling, config.model_id)
+    plan = make_plan(task, files, checkpoint.fields, config.pooling, config.model_id, checkpoint.directory)
     model = describe_pooled(checkpoint, quantize=config.quantize, name=config.model_id)
     layout = replace(layout, layer_counts=layer_counts(model, 1, []))
     device = resolve_device(layout.local.rank, layout.local.size)
@@ -69,7 +69,14 @@ def run_pooled_shard(config: ServeConfig, checkpoint: Checkpoint, task: FoundTas
     phases.enter(phases.LOADING)
     try:
         placement = Placement(device, dtype, ranks, None)
-        runner = loading.load(model, plan, placement, attention, progress=LoadProgress())
+        runner = loading.load(
+            model,
+            plan,
+            placement,
+            attention,
+            trust_remote_code=config.trust_remote_code,
+            progress=LoadProgress(),
+        )
         settle(device)
         if rank == 0:
             _log(plan, runner)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
-from wire.model_files import length_limit, read_optional_object
+from wire.model_files import length_limit, read_optional_object, read_tokenizer
 from wire.pooling.files import Module, SentenceFiles
-from wire.pooling.task import FoundTask, PoolingName, architecture_of
+from wire.pooling.task import ENCODERS, FoundTask, PoolingName, architecture_of
 
 # The older flags of a Pooling module and the newer words for the same.
 _FLAGS = {
@@ -26,15 +27,20 @@ _BY_OPTION: Mapping[PoolingName, str] = {"cls": "cls", "mean": "mean", "last-tok
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingPlan:
-    """modes: of which vectors are concatenated; `splade` alone for a sparse vector; empty: the model has a head that
-    scores texts. include_prompt: the tokens of a prompt count. modules: behind the pooling. max_length: of a text, by
-    the files; None: they do not say. reason: where the pooling comes from."""
+    """What is done with hidden states.
+
+    modes: of which vectors are concatenated; `splade` alone for a sparse vector; empty: the model has a head that
+    scores texts. answers: ids of the tokens by which a decoder says that a text is relevant, and that it is not; None:
+    it has another head. include_prompt: the tokens of a prompt count. modules: behind the pooling. max_length: of a
+    text, by the files; None: they do not say. reason: where the pooling comes from.
+    """
 
     task: FoundTask
     modes: tuple[str, ...]
     include_prompt: bool = True
     modules: tuple[Module, ...] = ()
     splade: Mapping[str, Any] | None = None
+    answers: tuple[int, int | None] | None = None
     max_length: int | None = None
     reason: str = ""
 
@@ -50,16 +56,16 @@ class PoolingPlan:
 
 
 def make_plan(
-    task: FoundTask, files: SentenceFiles, config: Mapping[str, Any], asked: PoolingName | None, name: str
+    task: FoundTask, files: SentenceFiles, config: Mapping[str, Any], asked: PoolingName | None, name: str, folder: Path
 ) -> PoolingPlan:
-    """asked: `--pooling`. name: of the model, for messages. Raises StartupError, one line."""
+    """asked: `--pooling`. name: of the model, for messages. folder: of its files. Raises StartupError, one line."""
     length = files.max_length
     if length is None and files.modules:
         length = _tokenizer_length(files.modules[0])
     if task.task != "embed":
         if asked is not None:
             raise StartupError(f"--pooling {asked}: this server's task is {task.task} ({task.reason}); leave it out")
-        return PoolingPlan(task=task, modes=(), max_length=length)
+        return PoolingPlan(task=task, modes=(), max_length=length, answers=_answers(files, config, name, folder))
     behind = tuple(m for m in files.modules if m.kind in ("Dense", "LayerNorm", "Normalize"))
     pooling = files.module("Pooling", "SpladePooling")
     if asked is not None:
@@ -97,6 +103,24 @@ def _modes(config: Mapping[str, Any]) -> tuple[str, ...]:
             f"served: {', '.join(MODES)}"
         )
     return modes
+
+
+def _answers(files: SentenceFiles, config: Mapping[str, Any], name: str, folder: Path) -> tuple[int, int | None] | None:
+    module = files.module("LogitScore")
+    if module is not None:
+        yes, no = module.config.get("true_token_id"), module.config.get("false_token_id")
+        if not isinstance(yes, int) or not isinstance(no, int | None):
+            raise StartupError(f"{module.folder}/config.json: `true_token_id` must be a token id")
+        return yes, no
+    if architecture_of(config).endswith("ForSequenceClassification") or config.get("model_type") in ENCODERS:
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(read_tokenizer(folder / "tokenizer.json", StartupError))
+    yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
+    if yes is None or no is None:
+        raise StartupError(f"--task rerank: {name} has no single tokens for `yes` and `no`")
+    return yes, no
 
 
 def _tokenizer_length(transformer: Module) -> int | None:

@@ -62,7 +62,8 @@ class Cut:
 class TextTokenizer:
     """The model's tokenizer; one instance for each thread, since truncation is a setting of the instance.
 
-    appended: an id that the model's own code puts behind every text, though tokenizer.json does not.
+    typed: the model is told which tokens are of the second text of a pair. appended: an id that stands behind every
+    text, also where tokenizer.json does not put it there.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class TextTokenizer:
         max_length: int,
         num_workers: int,
         lower_case: bool = False,
+        typed: bool = True,
         appended: int | None = None,
     ) -> None:
         """Raises StartupError for ids that no vocabulary has."""
@@ -83,6 +85,7 @@ class TextTokenizer:
         self._source = tokenizer.to_str()
         self._on_loop = tokenizer
         self._lower_case = lower_case
+        self._typed = typed
         self._appended = appended
         self._local = threading.local()
         self._lanes = Lanes(
@@ -92,7 +95,14 @@ class TextTokenizer:
 
     @classmethod
     def from_file(
-        cls, path: Path, *, max_length: int, num_workers: int, lower_case: bool = False, appended: str | None = None
+        cls,
+        path: Path,
+        *,
+        max_length: int,
+        num_workers: int,
+        lower_case: bool = False,
+        typed: bool = True,
+        appended: str | None = None,
     ) -> TextTokenizer:
         """appended: a token. Raises StartupError if the file is not a tokenizer."""
         try:
@@ -102,7 +112,16 @@ class TextTokenizer:
         except BaseException as error:
             raise StartupError(f"cannot load the tokenizer {path}: {reason_of(error)}") from None
         token = None if appended is None else tokenizer.token_to_id(appended)
-        return cls(tokenizer, max_length=max_length, num_workers=num_workers, lower_case=lower_case, appended=token)
+        if token is not None and tokenizer.encode("a").ids[-1:] == [token]:
+            token = None
+        return cls(
+            tokenizer,
+            max_length=max_length,
+            num_workers=num_workers,
+            lower_case=lower_case,
+            typed=typed,
+            appended=token,
+        )
 
     def close(self) -> None:
         self._lanes.close()
@@ -226,7 +245,7 @@ class TextTokenizer:
         if not ids:
             raise empty(name)
         second_from = 0
-        if text.second is not None:
+        if text.second is not None and self._typed:
             types = encoding.type_ids
             second_from = types.index(1) if 1 in types else 0
         prompt = self._prompt_length(text.prompt) if text.prompt else 0

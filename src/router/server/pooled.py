@@ -63,6 +63,8 @@ async def serve_pooled(
                 max_length=limits.max_input_tokens,
                 num_workers=config.validation_workers,
                 lower_case=sentence.lower_case,
+                typed=sentence.typed,
+                appended=sentence.appended,
             )
             resources.callback(tokenizer.close)
             metrics = PoolingMetrics(limits.max_input_tokens)

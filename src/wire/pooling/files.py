@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from wire.model_files import length_limit, read_optional_array, read_optional_object
+from wire.model_files import length_limit, read_optional_array, read_optional_object, token_text
 
 ModuleKind = Literal["Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "SpladePooling", "LogitScore"]
 _KINDS: dict[str, ModuleKind] = {
@@ -44,6 +44,10 @@ class SentenceFiles:
     """Texts are put into lower case before they are cut into tokens."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    typed: bool = True
+    """The model is told which tokens are of the second text of a pair."""
+    appended: str | None = None
+    """A token that stands behind every text, also where tokenizer.json does not put it there."""
     activation: str | None = None
     """Of the scores of a cross encoder: the name of torch's class."""
 
@@ -68,6 +72,7 @@ def read(folder: Path, config: Mapping[str, Any], error: type[Exception]) -> Sen
     prompts = saved.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise error(f"{folder}/config_sentence_transformers.json: `prompts` must be an object of texts")
+    tokenizer = read_optional_object(folder / "tokenizer_config.json", error)
     return SentenceFiles(
         modules=modules,
         is_saved=bool(saved),
@@ -75,6 +80,8 @@ def read(folder: Path, config: Mapping[str, Any], error: type[Exception]) -> Sen
         lower_case=of_transformer.get("do_lower_case") is True,
         prompts=prompts,
         default_prompt_name=_text(saved.get("default_prompt_name")),
+        typed=_is_typed(tokenizer),
+        appended=_appended(config, tokenizer),
         activation=_activation(saved, config),
     )
 
@@ -86,7 +93,7 @@ def _modules(folder: Path, error: type[Exception]) -> tuple[Module, ...]:
         kind = str(entry.get("type", "")).rpartition(".")[2] if isinstance(entry, dict) else ""
         if kind not in _KINDS:
             served = ", ".join(sorted(set(_KINDS)))
-            raise error(f"{path}: modules of the type {kind or entry!r:.100} are not served; served: {served}")
+            raise error(f"{path}: modules of the type {kind or repr(entry)[:100]} are not served; served: {served}")
         inner = str(entry.get("path", ""))
         place = (folder / inner).resolve()
         if not place.is_relative_to(folder.resolve()):
@@ -105,6 +112,20 @@ def _activation(saved: Mapping[str, Any], config: Mapping[str, Any]) -> str | No
               config.get("sbert_ce_default_activation_function"))  # fmt: skip
     found = next((text for text in map(_text, places) if text is not None), None)
     return None if found is None else found.rpartition(".")[2]
+
+
+def _appended(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> str | None:
+    """What the tokenizer's config asks for; gte-Qwen2's own tokenizer class appends one that it does not name."""
+    if tokenizer.get("add_eos_token") is True:
+        return token_text(tokenizer.get("eos_token"))
+    classes = config.get("auto_map")
+    known = isinstance(classes, dict) and "modeling_qwen.Qwen2Model" in str(classes.get("AutoModel"))
+    return "<|endoftext|>" if known else None
+
+
+def _is_typed(tokenizer: Mapping[str, Any]) -> bool:
+    names = tokenizer.get("model_input_names")
+    return not isinstance(names, list) or "token_type_ids" in names
 
 
 def _text(value: Any) -> str | None:
