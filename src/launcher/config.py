@@ -17,7 +17,7 @@ from wire.adapters import check_adapters, check_lora_root, check_slots
 from wire.cli.adapter_options import AdapterOptions
 from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
-from wire.cli.pooling_options import TEXT_FLAGS, TextOptions, check_prompts
+from wire.cli.pooling_options import TEXT_FLAGS, Preset, TextOptions, check_prompts
 from wire.quantization.methods import Quantize
 from wire.speculation.options import check_speculation
 from wire.text.chat_options import check_chat_options
@@ -149,9 +149,7 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, Text
         False, panel=_SHARDS, help="Let NCCL do every sum over the shards; other kernels are not affected."
     )
 
-    max_concurrent_requests: int | None = option(
-        None, panel=_REQUEST, help="Requests served or queued at once. Default: 128; 512 for embeddings and scores."
-    )
+    max_concurrent_requests: int = option(Preset(128), panel=_REQUEST, help="Requests at once; of embeddings 512.")
     max_best_of: int = option(2, panel=_REQUEST, help="Largest `best_of`.")
     max_stop_sequences: int = option(4, panel=_REQUEST, help="Largest number of stop texts in a request.")
     max_top_n_tokens: int = option(5, panel=_REQUEST, maximum=_U32, help="Largest `top_n_tokens`.")
@@ -165,9 +163,7 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, Text
         None, panel=_REQUEST, unit="tokens", minimum=2, maximum=_U32,
         help="Prompt and generated tokens of one request. Default: what fits.",
     )  # fmt: skip
-    max_client_batch_size: int | None = option(
-        None, panel=_REQUEST, help="Most inputs of one request. Default: 4; 2048 for embeddings and scores."
-    )
+    max_client_batch_size: int = option(Preset(4), panel=_REQUEST, help="Most inputs of a request; to embed 2048.")
     payload_limit: int = option(
         2_000_000, panel=_REQUEST, unit="bytes", minimum=1,
         help="Largest request body. The default becomes 32 MiB for models that read images.",
@@ -282,14 +278,14 @@ ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token", "lora
 """Secrets are not in argv, which every user of the machine can read."""
 SHARD_FLAGS = (
     "revision", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
-    "max_batch_total_tokens", "speculate", "encoder_cache_tokens", "task", "pooling",
+    "max_batch_total_tokens", "speculate", "encoder_cache_tokens",
 )  # fmt: skip
 PROFILE_FLAGS = ("profile", "profile_steps")
 """Variables of a shard, set only with `--profile`: TGI's own shard does not know them."""
 SHARD_VARIABLES = (
     "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "batch_invariant",
     "disable_custom_kernels", "lora_adapters", "lora_root", "lora_slots", "lora_max_rank", "speculator", "num_stage",
-    "stage_layers", "watermark_gamma", "watermark_delta", "attention", "speculate_max_rows",
+    "stage_layers", "watermark_gamma", "watermark_delta", "attention", "speculate_max_rows", "task", "pooling",
 )  # fmt: skip
 GROUP_TLS = ("group_tls_cert", "group_tls_key", "group_tls_ca")
 """Variables of the shards and the router of a group of nodes."""

@@ -15,7 +15,7 @@ from wire import tls
 from wire.adapters import upstream_names
 from wire.cli.image_options import ImageOptions
 from wire.cli.options import option
-from wire.cli.pooling_options import TextOptions, check_prompts
+from wire.cli.pooling_options import Preset, TextOptions, check_prompts
 from wire.tracing import TracingError
 from wire.tracing import check as check_tracing
 
@@ -39,9 +39,9 @@ _UNSERVED = "Accepted for compatibility"
 class RouterConfig(ImageOptions, TextOptions):
     """Options of the router."""
 
-    max_concurrent_requests: int | None = option(
-        None, panel=_LIMITS, minimum=1,
-        help="Requests served or queued at once; more are refused with 429. Default: 128; 512 for embeddings.",
+    max_concurrent_requests: int = option(
+        Preset(128), panel=_LIMITS, minimum=1,
+        help="Requests served or queued at once; more are refused with 429. For embeddings and scores 512 if unset.",
     )  # fmt: skip
     max_best_of: int = option(2, panel=_LIMITS, help="Largest `best_of`; 1 turns the parameter off.")
     max_stop_sequences: int = option(4, panel=_LIMITS, help="Largest number of `stop` texts in a request.")
@@ -62,9 +62,9 @@ class RouterConfig(ImageOptions, TextOptions):
         maximum=_U32,
         help="Prompt and generated tokens of one request. Default: what fits, from the warm-up.",
     )
-    max_client_batch_size: int | None = option(
-        None, panel=_LIMITS,
-        help="Largest number of prompts or choices in a request. Default: 4; 2048 texts for embeddings and scores.",
+    max_client_batch_size: int = option(
+        Preset(4), panel=_LIMITS,
+        help="Largest number of prompts or choices in a request. For embeddings and scores 2048 texts if unset.",
     )  # fmt: skip
     payload_limit: int = option(
         DEFAULT_PAYLOAD_LIMIT, panel=_LIMITS, unit="bytes", minimum=1,

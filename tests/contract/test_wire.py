@@ -156,6 +156,7 @@ OURS = {
         "image_reserve": (108, "uint32", "opt"),
         "speculator": (109, "string", "opt"),
         "process_namespace": (110, "string", "opt"),
+        "task": (111, "string", "opt"),
         "other_ranks": (120, "InfoResponse", "rep"),
     },
     "WarmupResponse": {"other_ranks": (120, "WarmupResponse", "rep")},

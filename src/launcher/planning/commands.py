@@ -23,6 +23,7 @@ from launcher.config import (
 )
 from launcher.planning.model_info import with_hub_cache
 from launcher.planning.plan import LaunchPlan
+from wire.cli.pooling_options import Preset
 from wire.cli.spelling import to_argv, to_environment, variable_of
 from wire.log.console import REQUESTS
 from wire.log.levels import level_from_filter
@@ -42,7 +43,8 @@ _ALLOCATOR = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "e
 
 def handed_on(asked: LauncherConfig, names: Iterable[str]) -> dict[str, Any]:
     """Option name → the value asked for, of the options that a child takes under the launcher's own name."""
-    return {name: getattr(asked, name) for name in names}
+    values = {name: getattr(asked, name) for name in names}
+    return {name: value for name, value in values.items() if not isinstance(value, Preset)}
 
 
 def download(config: LauncherConfig, model_id: str, environ: Environment) -> Command:

@@ -107,7 +107,7 @@ class LaunchPlan:
             ("max total tokens", _shown(asked.max_total_tokens, measured)),
             ("max batch prefill tokens", str(self.max_batch_prefill_tokens)),
             ("max batch total tokens", self._tokens(measured)),
-            ("max concurrent requests", str(asked.max_concurrent_requests or 128)),
+            ("max concurrent requests", str(asked.max_concurrent_requests)),
             *self._where(),
             ("sockets", f"{self.endpoints.uds_prefix}-<rank>"),
         ]
@@ -138,7 +138,7 @@ class LaunchPlan:
                 f"{_shown(info.get('max_input_tokens', self.max_input_tokens), '?')} tokens in a prompt, "
                 f"{_shown(total or asked.max_total_tokens, '?')} with its answer, "
                 f"{_shown(batch or asked.max_batch_total_tokens, '?')} in all requests; "
-                f"{counted(asked.max_concurrent_requests or 128, 'request')} at once",
+                f"{counted(asked.max_concurrent_requests, 'request')} at once",
             ),
         ]
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
+from model_server.models.families import OF_HEADS
 from model_server.models.hf.loading import one_line, quiet
 from model_server.models.model import Model
 from model_server.pooling.batch import FlatBatch
+from model_server.weights.leftover import check_leftover
 from wire.model_files import check_small_file
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ def load(model: Model, dtype: torch.dtype, device: torch.device, *, trust_remote
     missing = [name for name in report["missing_keys"] if not name.startswith(_UNUSED)]
     if missing or report.get("mismatched_keys"):
         raise StartupError(f"{directory} lacks weights of {model_type}: {', '.join(sorted(missing)[:3])}")
+    check_leftover(report["unexpected_keys"], model_type, lambda name: None, known=OF_HEADS)
     logger.info("Loaded %s with transformers, which computes one text at a time", model_type)
     return LibraryModel(inner.eval().to(device), config, device)
 

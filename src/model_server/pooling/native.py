@@ -14,7 +14,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.pooling.batch import FlatBatch
 from model_server.runner.runner import ModelInputs
 
-# The scratch cache grows by so many tokens at least, so that it seldom does.
+# The scratch cache grows by so many tokens at least, so that this is rare.
 _GROWTH = 1024
 
 

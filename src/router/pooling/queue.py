@@ -79,7 +79,7 @@ class TextQueue:
     def next_step(self) -> list[Unit]:
         """Texts of the requests in turn until the budget is spent; at least one if there are any.
 
-        What does not fit waits, and nothing overtakes it: whoever comes first of the next step is computed.
+        A text that does not fit is the first of the next step: no other overtakes it.
         """
         units: list[Unit] = []
         tokens = 0

@@ -23,13 +23,13 @@ Direction = Literal["left", "right"]
 # Up to this length encoding costs the loop about as much as a hop to a thread and back.
 _INLINE_CHARACTERS = 400
 _LONG_CHARACTERS = 64 * 1024
-# No token stands for more characters on average: what lies behind them can be cut off unread.
+# No token stands for more characters on average: what follows can be cut off unread.
 _MOST_CHARACTERS_OF_A_TOKEN = 250
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What one vector or score is asked of: a text, a pair of texts, or token ids. prompt: stands in front."""
+    """What one vector or score is asked of: a text, a pair of texts, or token ids. prompt: a text in front of it."""
 
     first: str | Sequence[int]
     second: str | None = None
@@ -62,8 +62,8 @@ class Cut:
 class TextTokenizer:
     """The model's tokenizer; one instance for each thread, since truncation is a setting of the instance.
 
-    typed: the model is told which tokens are of the second text of a pair. appended: an id that stands behind every
-    text, also where tokenizer.json does not put it there.
+    typed: the model tells the texts of a pair apart. appended: an id behind every text, also where tokenizer.json does
+    not put it there.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ def _too_long(limit: int, length: int, name: str) -> PoolingError:
 
 
 class Prompts:
-    """The texts that stand before a text: by name, and the one that is used where no name is given."""
+    """The texts that may be put in front of one: by name, and the one that is used where no name is given."""
 
     def __init__(self, named: Mapping[str, str], default: str = "") -> None:
         self.named = named

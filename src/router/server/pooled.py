@@ -23,6 +23,7 @@ from router.shards.pool import ShardPool
 from router.shards.pooling import PooledCapacity
 from router.text import model_files
 from wire import phases
+from wire.cli.pooling_options import Preset
 from wire.model_files import read_optional_object
 from wire.pooling.files import SentenceFiles, read
 from wire.pooling.task import FoundTask, labels
@@ -128,15 +129,19 @@ def _limits(config: RouterConfig, capacity: PooledCapacity, budget: int) -> Pool
     if asked is not None and capacity.max_input_tokens < asked:
         logger.warning("--max-input-tokens %d: the model reads %d tokens", asked, capacity.max_input_tokens)
     return PooledLimits(
-        max_concurrent_requests=config.max_concurrent_requests or MAX_CONCURRENT_REQUESTS,
-        max_client_batch_size=config.max_client_batch_size or MAX_CLIENT_BATCH_SIZE,
+        max_concurrent_requests=_asked(config.max_concurrent_requests, MAX_CONCURRENT_REQUESTS),
+        max_client_batch_size=_asked(config.max_client_batch_size, MAX_CLIENT_BATCH_SIZE),
         max_input_tokens=capacity.max_input_tokens,
         max_batch_tokens=budget,
         max_batch_size=config.max_batch_size,
         max_queue_tokens=config.max_queue_tokens,
         dimensions=capacity.dimensions,
-        auto_truncate=config.auto_truncate is not False,
+        auto_truncate=config.auto_truncate != "false",
     )
+
+
+def _asked(value: int, default: int) -> int:
+    return default if isinstance(value, Preset) else value
 
 
 def _state(

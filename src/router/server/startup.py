@@ -30,9 +30,6 @@ T = TypeVar("T")
 # KV tokens when neither the shards nor the user say how many (padded models).
 _DEFAULT_CAPACITY = 16_000
 
-# TGI's.
-_MAX_CONCURRENT_REQUESTS, _MAX_CLIENT_BATCH_SIZE = 128, 4
-
 # Bounds of `tokens_of_a_step`.
 CPU_STEP_TOKENS, CPU_DEFAULT_STEP_TOKENS = 1024, 256
 GPU_STEP_TOKENS, GPU_DEFAULT_STEP_TOKENS = 4096, 2048
@@ -228,11 +225,11 @@ def resolve_limits(
     _check_order(info, prefill, max_input_tokens, max_total_tokens, max_batch_total_tokens)
     step_tokens, default_step_tokens = tokens_of_a_step(prefill, config.max_step_prefill_tokens, info)
     return ServingLimits(
-        max_concurrent_requests=config.max_concurrent_requests or _MAX_CONCURRENT_REQUESTS,
+        max_concurrent_requests=config.max_concurrent_requests,
         max_best_of=config.max_best_of,
         max_stop_sequences=config.max_stop_sequences,
         max_top_n_tokens=config.max_top_n_tokens,
-        max_client_batch_size=config.max_client_batch_size or _MAX_CLIENT_BATCH_SIZE,
+        max_client_batch_size=config.max_client_batch_size,
         max_input_tokens=max_input_tokens,
         max_total_tokens=max_total_tokens,
         max_batch_prefill_tokens=step_tokens,

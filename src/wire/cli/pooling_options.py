@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from wire.cli.options import option
 from wire.pooling.task import AskedTask, PoolingName
+
+
+class Preset(int):
+    """The default of an option that has another one where the model's task is not to generate text."""
+
 
 PANEL = "Embeddings, rerank, classification"
 _U32 = 2**32 - 1
@@ -40,9 +46,9 @@ class TextOptions(PoolingOptions):
         4_194_304, panel=PANEL, unit="tokens", minimum=1,
         help="Tokens of texts that may wait for a step; more are refused with 429.",
     )  # fmt: skip
-    auto_truncate: bool | None = option(
-        None, panel=PANEL, metavar="true|false",
-        help="Cut texts that are too long, where a request does not say it. Default: true.",
+    auto_truncate: Literal["true", "false"] = option(
+        "true", panel=PANEL,
+        help="Cut texts that are too long, where a request does not say it.",
     )  # fmt: skip
     default_prompt_name: str | None = option(
         None, panel=PANEL,

@@ -45,9 +45,9 @@ class SentenceFiles:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     typed: bool = True
-    """The model is told which tokens are of the second text of a pair."""
+    """The model tells the texts of a pair apart."""
     appended: str | None = None
-    """A token that stands behind every text, also where tokenizer.json does not put it there."""
+    """A token behind every text, also where tokenizer.json does not put it there."""
     activation: str | None = None
     """Of the scores of a cross encoder: the name of torch's class."""
 

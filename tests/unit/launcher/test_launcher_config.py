@@ -16,8 +16,8 @@ from wire.cli.parsing import parse
 def test_defaults_of_tgi() -> None:
     config = LauncherConfig()
     check(config)
-    assert (config.max_concurrent_requests, config.max_best_of, config.max_stop_sequences) == (None, 2, 4)
-    assert (config.max_top_n_tokens, config.max_client_batch_size, config.payload_limit) == (5, None, 2_000_000)
+    assert (config.max_concurrent_requests, config.max_best_of, config.max_stop_sequences) == (128, 2, 4)
+    assert (config.max_top_n_tokens, config.max_client_batch_size, config.payload_limit) == (5, 4, 2_000_000)
     assert (config.waiting_served_ratio, config.max_waiting_tokens, config.validation_workers) == (0.3, 20, 2)
     assert (config.hostname, config.port, config.graceful_termination_timeout) == ("0.0.0.0", 3000, 90)
     assert (config.cuda_memory_fraction, config.sharded, config.num_shard) == (1.0, None, None)

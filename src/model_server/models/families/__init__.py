@@ -58,6 +58,17 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
 }
 
 
+# What belongs to heads, which hidden states do not need; those that score texts are read apart.
+OF_HEADS = (
+    r"(^|\.)pooler\.",
+    r"^(cls|classifier|pre_classifier|score|head|decoder|lm_head|dense|qa_outputs)\.",
+    r"^(predictions|lm_predictions|mask_predictions|sop_classifier)\.",
+    r"^(generator_predictions|generator_lm_head|discriminator_predictions)\.",
+    r"^vocab_",
+    r"embeddings\.token_type_ids$",
+)
+
+
 class UnknownFamilyError(StartupError):
     """The native decoder does not know this model type. Another runner may."""
 
@@ -87,11 +98,13 @@ def pooled_spec_of(config: ModelConfig, stored: Collection[str]) -> Spec:
         spec = encoder(config, stored)
         if spec is None:
             raise UnknownFamilyError(f"the native {config.model_type} does not serve this form of it")
-        return spec
+        return replace(spec, left_over=(*spec.left_over, *OF_HEADS))
     bidirectional = config.flag("use_bidirectional_attention", False) or not config.flag("is_causal", True)
-    spec = replace(spec_of(config), has_head=False, bidirectional=bidirectional)
+    spec = spec_of(config)
+    left_over = (*spec.left_over, *OF_HEADS)
+    spec = replace(spec, has_head=False, bidirectional=bidirectional, left_over=left_over)
     if bidirectional and config.model_type == "gemma3_text":
-        # Of the window half lies before a token, half behind it.
+        # Half of the window is before a token, half behind it.
         windows = tuple(None if window is None else window // 2 + 1 for window in spec.windows)
         spec = replace(spec, windows=windows)
     return spec
