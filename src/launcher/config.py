@@ -285,7 +285,7 @@ PROFILE_FLAGS = ("profile", "profile_steps")
 SHARD_VARIABLES = (
     "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "batch_invariant",
     "disable_custom_kernels", "lora_adapters", "lora_root", "lora_slots", "lora_max_rank", "speculator", "num_stage",
-    "stage_layers", "watermark_gamma", "watermark_delta", "attention", "speculate_max_rows", "task", "pooling",
+    "stage_layers", "watermark_gamma", "watermark_delta", "attention", "speculate_max_rows", "pooling",
 )  # fmt: skip
 GROUP_TLS = ("group_tls_cert", "group_tls_key", "group_tls_ca")
 """Variables of the shards and the router of a group of nodes."""

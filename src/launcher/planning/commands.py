@@ -74,6 +74,7 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
         "master_port": ends.master_port,
         "request_logprobs": 1 if asked.enable_prefill_logprobs else None,
         "cuda_graphs": _cuda_graphs(asked),
+        "tercet_task": asked.task,
         **_rope(asked),
         **handed_on(asked, SHARD_VARIABLES),
         **_of_a_group(plan),

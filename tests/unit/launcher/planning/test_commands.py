@@ -136,13 +136,12 @@ def test_router_argv_of_a_plain_launch() -> None:
         sys.executable, "-P", "-m", "router",
         "--tokenizer-name", "demo", "--master-shard-uds-path", "/run/x/shard-0", "--hostname", "0.0.0.0",
         "--port", "3001", "--max-batch-prefill-tokens", "4096", "--json-output",
-        "--max-concurrent-requests", "128", "--max-best-of", "2", "--max-stop-sequences", "4",
-        "--max-top-n-tokens", "5", "--max-client-batch-size", "4", "--payload-limit", "2000000",
+        "--max-best-of", "2", "--max-stop-sequences", "4", "--max-top-n-tokens", "5", "--payload-limit", "2000000",
         "--waiting-served-ratio", "0.3", "--max-waiting-tokens", "20", "--validation-workers", "2",
         "--otlp-service-name", "text-generation-inference.router", "--response-store", "0", "--usage-stats", "on",
         "--max-images", "8", "--max-image-fetch-size", "10485760", "--max-image-pixels", "50000000",
         "--max-image-memory-mib", "2048", "--image-cache-mib", "256", "--image-fetch", "public",
-        "--image-fetch-seconds", "10",
+        "--image-fetch-seconds", "10", "--task", "auto", "--max-queue-tokens", "4194304", "--auto-truncate", "true",
     )  # fmt: skip
     assert command.url == "http://127.0.0.1:3001"
     assert command.rank is None and command.title == "router"
