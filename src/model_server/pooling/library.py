@@ -36,6 +36,9 @@ class LibraryModel:
         self.weight_bytes = sum(parameter.nbytes for parameter in inner.parameters())
         self.max_positions = _positions(config)
 
+    def set_longest(self, longest: int) -> None:
+        """transformers decides by each text."""
+
     def hidden(self, batch: FlatBatch) -> Tensor:
         rows = []
         for begin, end in pairwise(batch.starts):

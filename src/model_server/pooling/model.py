@@ -29,5 +29,8 @@ class PooledModel(Protocol):
     @property
     def weight_bytes(self) -> int | None: ...
 
+    def set_longest(self, longest: int) -> None:
+        """No text will be longer than that many tokens."""
+
     def hidden(self, batch: FlatBatch) -> Tensor:
         """The last layer's hidden states [num_tokens, hidden], of every text as if it were alone."""

@@ -39,6 +39,9 @@ class NativeModel:
     def max_positions(self) -> int | None:
         return self._decoder.max_positions
 
+    def set_longest(self, longest: int) -> None:
+        self._decoder.set_longest(longest)
+
     def hidden(self, batch: FlatBatch) -> Tensor:
         """Behind the last norm, [num_tokens, hidden]."""
         layout = _Layout(batch, self._backend.block_size)

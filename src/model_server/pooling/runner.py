@@ -63,6 +63,7 @@ class PoolingRunner:
         self.max_length = min(known) if known else max_batch_tokens
         if self.max_length < 1:
             raise StartupError("the model can compute no text: its positions end before the first token")
+        self.model.set_longest(self.max_length)
         tokens = max_batch_tokens if self._device.type == "cpu" else max(max_batch_tokens, self.max_length)
         items: list[Item] = []
         while tokens > 0:

@@ -15,6 +15,7 @@ from router.pooling.errors import PoolingError, empty, invalid, overloaded
 from router.worker import memory
 from router.worker.lane import Lanes
 from wire.model_files import read_tokenizer
+from wire.text.added_tokens import add_tokens
 from wire.text.tokenizer_failure import reason_of
 from wire.tokenizer_file import num_ids
 
@@ -103,10 +104,15 @@ class TextTokenizer:
         lower_case: bool = False,
         typed: bool = True,
         appended: str | None = None,
+        folder: Path | None = None,
     ) -> TextTokenizer:
-        """appended: a token. Raises StartupError if the file is not a tokenizer."""
+        """appended: a token. folder: of the model; None: that of the file.
+
+        Raises StartupError if the file is not a tokenizer.
+        """
         try:
             tokenizer = Tokenizer.from_str(read_tokenizer(path, StartupError))
+            add_tokens(tokenizer, path.parent if folder is None else folder, StartupError)
         except StartupError:
             raise
         except BaseException as error:

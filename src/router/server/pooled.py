@@ -66,6 +66,7 @@ async def serve_pooled(
                 lower_case=sentence.lower_case,
                 typed=sentence.typed,
                 appended=sentence.appended,
+                folder=files.folder,
             )
             resources.callback(tokenizer.close)
             metrics = PoolingMetrics(limits.max_input_tokens)
