@@ -173,7 +173,8 @@ class ScriptedServer:
                 lifespan="off",
                 log_config=None,
                 access_log=False,
-            )
+            ),
+            Bounds(),
         )
         self._servers.append((server, asyncio.create_task(server.serve([listener]))))
         while not server.started:  # noqa: ASYNC110 - it has no event
