@@ -124,7 +124,7 @@ def test_what_is_no_token_is_refused(tmp_path: Path) -> None:
     before = json.loads(file.read_text())
     for fields, sentence in (
         ({"added_tokens_decoder": []}, "`added_tokens_decoder` must be an object of tokens by their ids"),
-        ({"added_tokens_decoder": {"9": "x"}}, "`added_tokens_decoder` holds 'x', which is no token"),
+        ({"added_tokens_decoder": {"9": "x"}}, "`added_tokens_decoder` holds 'x', which is not a token"),
         ({"split_special_tokens": True}, "`split_special_tokens` is not served; remove it, or set it to false"),
     ):
         file.write_text(json.dumps(before | fields))

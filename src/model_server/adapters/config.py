@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
-from model_server.weights.locate import stays_inside
+from model_server.weights.locate import is_blob, stays_inside
 from wire.adapters import MAX_NEW_ROWS
 from wire.lora.merged import ADAPTER_CONFIG
 from wire.model_files import read_object
@@ -87,7 +87,7 @@ def read_config(directory: Path) -> AdapterConfig:
     if not path.exists():
         found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) if directory.is_dir() else ""
         raise StartupError(f"no {ADAPTER_CONFIG} in {directory} (found: {found or 'nothing'})")
-    if not stays_inside(directory, path.resolve()):
+    if not stays_inside(directory, path.resolve()) and not is_blob(path.resolve()):
         raise StartupError(f"{path} is a link to {path.resolve()}, which is outside the folder")
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise StartupError(f"{path} is larger than {MAX_CONFIG_BYTES // 2**20} MiB")

@@ -19,7 +19,7 @@ from torch import Tensor
 from model_server.adapters.config import AdapterConfig, read_config
 from model_server.errors import StartupError
 from model_server.weights.header import Header, Stored, parse, read_headers
-from model_server.weights.locate import stays_inside
+from model_server.weights.locate import is_blob, stays_inside
 from model_server.weights.reader import FLOATING, Range, SafetensorsReader
 from wire.adapters import MAX_NEW_ROWS
 
@@ -223,7 +223,7 @@ def _files(directory: Path) -> list[Path]:
         raise StartupError(f"no *.safetensors in {directory} (found: {found})")
     for file in files:
         place = Path(os.path.realpath(file))  # of a link to itself the link, where Path.resolve fails
-        if not stays_inside(directory, place):
+        if not stays_inside(directory, place) and not is_blob(place):
             raise StartupError(f"{file} is a link to {place}, which is outside the folder")
     return files
 

@@ -19,6 +19,8 @@ SKIPPED_WORDS = ("arguments", "args", "training", "adapter_model")
 
 # No numbered set has more.
 MAX_FILES = 10_000
+# How the folder of a model in a hub cache begins, and the one in it that has the files.
+_ENTRY, _BLOBS = "models--", "blobs"
 _NUMBERED = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})\.safetensors")
 
 
@@ -165,14 +167,15 @@ def _is_variant(name: str, other: str) -> bool:
 def _checked(directory: Path, name: str) -> Path:
     """The file, unless it is a link that leads out of the directory to something that is not a weight file.
 
-    Snapshots of the hub cache are links into the `blobs` beside them; people link the files of a store by their name.
+    Snapshots of the hub cache are links into the `blobs` beside them. People link to these, too, and to the files of a
+    store by their name.
     """
     path = directory / name
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
         raise StartupError(f"{path} is a link that leads nowhere") from error
-    if target.suffix == path.suffix or stays_inside(directory, target):
+    if target.suffix == path.suffix or stays_inside(directory, target) or is_blob(target):
         return path
     raise StartupError(f"{path} is a link to {target}, which is not a weight file")
 
@@ -182,7 +185,12 @@ def stays_inside(directory: Path, target: Path) -> bool:
     home = directory.resolve()
     if target.is_relative_to(home):
         return True
-    return home.parent.name == "snapshots" and target.is_relative_to(home.parent.parent / "blobs")
+    return home.parent.name == "snapshots" and target.is_relative_to(home.parent.parent / _BLOBS)
+
+
+def is_blob(target: Path) -> bool:
+    """Whether `target`, a resolved path, is a file of a model in a hub cache, which may be linked to to be read."""
+    return target.parent.name == _BLOBS and target.parent.parent.name.startswith(_ENTRY)
 
 
 def _model_directory(directory: Path) -> Path:

@@ -62,7 +62,7 @@ def _token(said: Any, folder: Path, error: type[Exception]) -> AddedToken:
     content = said.get("content") if isinstance(said, dict) else None
     flags = {name: said[name] for name in _FLAGS if name in said} if isinstance(said, dict) else {}
     if not isinstance(content, str) or not all(isinstance(flag, bool) for flag in flags.values()):
-        raise error(f"{folder / CONFIG}: `{_BY_ID}` holds {said!r:.200}, which is no token")
+        raise error(f"{folder / CONFIG}: `{_BY_ID}` holds {said!r:.200}, which is not a token")
     return AddedToken(content, **flags)
 
 

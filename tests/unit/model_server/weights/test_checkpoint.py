@@ -126,6 +126,20 @@ def test_links_of_a_snapshot_and_of_a_store(tmp_path: Path) -> None:
     assert len(examine(snapshot).headers) == 2
 
 
+def test_links_into_the_blobs_of_a_hub_cache(tmp_path: Path) -> None:
+    """From any folder, also by way of a snapshot."""
+    snapshot, blobs = (tmp_path / "models--a--b" / name for name in ("snapshots/abc", "blobs"))
+    for folder in (snapshot, blobs):
+        folder.mkdir(parents=True)
+    folder = make(tmp_path / "model")
+    for number in (1, 2):
+        name = f"model-{number}.safetensors"
+        (folder / name).rename(blobs / f"{number}abcd")
+        (snapshot / name).symlink_to(f"../../blobs/{number}abcd")
+        (folder / name).symlink_to(snapshot / name if number == 1 else blobs / f"{number}abcd")
+    assert len(examine(folder).headers) == 2
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(make(tmp_path) / "model-3.safetensors")
     with pytest.raises(StartupError, match="not a regular file"):
