@@ -38,7 +38,12 @@ _TABLE = {
     ".lora_magnitude_vector": "magnitude", ".lora_magnitude_vector.weight": "magnitude",
 }  # fmt: skip
 _INNER = ".base_layer"
-_ROWS = {".token_adapter.trainable_tokens_delta": "rows", ".weight": "whole"}
+# Some versions of PEFT save a module of `modules_to_save` under the names that it has in training, beside the base
+# model's own, which is the original.
+_ROWS = {
+    ".token_adapter.trainable_tokens_delta": "rows", ".weight": "whole", ".modules_to_save.weight": "whole",
+    ".modules_to_save.default.weight": "whole", ".original_module.weight": "original",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +141,8 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A checked adapter. pairs, rows: by the model's name of the module. rank: the largest of all pairs."""
+    """A checked adapter. pairs, rows: by the model's name of the module. rank: the largest of all pairs. originals:
+    names of tensors that are the base model's, and are not read."""
 
     name: str
     base: str | None
@@ -144,12 +150,13 @@ class Adapter:
     pairs: Mapping[str, Pair]
     rows: Mapping[str, NewRows]
     headers: Mapping[Path, Header]
+    originals: frozenset[str] = frozenset()
 
     @property
     def num_kept(self) -> int:
         """Numbers that all ranks together keep of its tensors: none of copies of the base model's matrices, and of a
         whole matrix the most rows that may differ."""
-        copies = {pair.copy for pair in self.pairs.values()}
+        copies = self.originals | {pair.copy for pair in self.pairs.values()}
         whole = {new.key for new in self.rows.values() if new.ids is None}
         kept = 0
         for header in self.headers.values():
@@ -203,6 +210,7 @@ def read_adapter(name: str, directory: Path, targets: Targets, base_prefixes: Se
         pairs=found.pairs,
         rows=found.rows,
         headers=headers,
+        originals=frozenset(found.originals),
     )
 
 
@@ -267,6 +275,7 @@ class _Found:
         self._config, self._targets, self._tensors = config, targets, tensors
         self.pairs: dict[str, Pair] = {}
         self.rows: dict[str, NewRows] = {}
+        self.originals: set[str] = set()
         by_short_name = targets.by_short_name
         modules: dict[str, dict[str, str]] = {}
         stems: dict[str, str] = {}
@@ -276,7 +285,8 @@ class _Found:
             target = by_short_name[stem.removeprefix(prefix)]
             if stems.setdefault(target, stem) != stem:
                 raise StartupError(f"tensor {key:.200}: another name of the same module has tensors too")
-            modules.setdefault(target, {})[role] = key
+            if modules.setdefault(target, {}).setdefault(role, key) != key:
+                raise StartupError(f"tensor {key:.200} is the same as {modules[target][role]:.200}, under another name")
         if not modules:
             raise StartupError("there are no tensors in it")
         for target, keys in modules.items():
@@ -305,9 +315,12 @@ class _Found:
         return target == self._targets.embedding if endings is _TABLE else is_table
 
     def _add(self, target: str, stem: str, keys: Mapping[str, str]) -> None:
+        if "original" in keys:
+            self._check(keys["original"], self._targets.table)
+            self.originals.add(keys["original"])
         if "rows" in keys or "whole" in keys:
             self._add_rows(target, stem, keys)
-        if set(keys) <= {"rows", "whole"}:
+        if set(keys) <= {"original", "rows", "whole"}:
             return
         is_embedding = target == self._targets.embedding
         for role, name in zip("ab", list(_TABLE if is_embedding else _LINEAR)[:2], strict=True):

@@ -251,6 +251,7 @@ def with_tied_rows(adapter: Adapter, embedding: str, head: str) -> Adapter:
         pairs=adapter.pairs,
         rows={**adapter.rows, head: shared},
         headers=adapter.headers,
+        originals=adapter.originals,
     )
 
 

@@ -298,3 +298,18 @@ def test_a_copy_of_a_matrix_that_the_adapter_does_not_change(tmp_path: Path) -> 
     copy = f"base_model.model.{Q}.base_layer.weight"
     write_adapter(tmp_path, {Q: (16, 32)}, tensors={copy: torch.ones(32, 16)})
     assert refusal(tmp_path) == f"tensor {copy} belongs to no layer that takes adapters"
+
+
+@pytest.mark.parametrize("infix", ["modules_to_save", "modules_to_save.default"])
+def test_saved_modules_by_the_names_of_training(infix: str, tmp_path: Path) -> None:
+    saved, original = (f"base_model.model.lm_head.{name}.weight" for name in (infix, "original_module"))
+    tensors = {saved: torch.ones(100, 16), original: torch.zeros(100, 16)}
+    adapter = read(write_adapter(tmp_path, {Q: (16, 32)}, tensors=tensors))
+    assert adapter.rows[HEAD].key == saved and adapter.originals == {original}
+    without = read(write_adapter(tmp_path, {Q: (16, 32)}, tensors={saved: torch.ones(100, 16)}))
+    assert adapter.num_kept == without.num_kept
+    plain = "base_model.model.lm_head.weight"
+    write_adapter(tmp_path, {Q: (16, 32)}, tensors={**tensors, plain: torch.ones(100, 16)})
+    assert "is the same as base_model.model.lm_head" in refusal(tmp_path)
+    write_adapter(tmp_path, {Q: (16, 32)}, tensors={original: torch.zeros(101, 16)})
+    assert refusal(tmp_path) == f"tensor {original} has shape [101, 16]; [100, 16] is expected"
