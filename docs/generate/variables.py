@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from docs.generate import tgi
 from docs.generate.markdown import cell, code, table
 from launcher.config import LauncherConfig
+from launcher.planning.commands import DECIDED
 from model_server.config import ServeConfig
 from router.config import RouterConfig
 from wire.cli.options import Option, options_of
@@ -149,13 +150,10 @@ WITHOUT_EFFECT = {
 }
 """Variables of TGI that are not read here."""
 
-SET_BY_LAUNCHER = frozenset({"MASTER_SHARD_UDS_PATH", "TOKENIZER_NAME", "RANK", "WORLD_SIZE", "REQUEST_LOGPROBS"})
-"""Variables of a child that the launcher decides; the last one by `--enable-prefill-logprobs`."""
-
 
 def inherited() -> list[tuple[str, Option]]:
     """Options of the children that the launcher has not: their variables reach the child through the launcher."""
-    taken = {opt.env for opt in options_of(LauncherConfig)} | SET_BY_LAUNCHER
+    taken = {opt.env for opt in options_of(LauncherConfig)} | DECIDED
     found: dict[str, tuple[str, Option]] = {}
     for child, config_type in (("router", RouterConfig), ("shard", ServeConfig)):
         for opt in options_of(config_type):

@@ -29,6 +29,12 @@ from wire.log.console import REQUESTS
 from wire.log.levels import level_from_filter
 from wire.processes.python_child import child_environment, module_command
 
+DECIDED = frozenset({
+    "COLLECTIVE_TIMEOUT", "ENDPOINTS", "MASTER_SHARD_UDS_PATH", "NODE_ENDPOINT", "NUM_NODES", "RANK",
+    "REQUEST_LOGPROBS", "STORE_KEY_PREFIX", "TOKENIZER_NAME", "WORLD_SIZE",
+})  # fmt: skip
+"""Variables of children that the launcher sets, or leaves unset: what is inherited under these names is of another
+program, or of another launch."""
 _LEAST_PREFILL = 256
 """A prefill budget that no option sets may be halved down to this where memory is short."""
 _FOR_LIBRARIES = {
@@ -188,7 +194,7 @@ def _model_server_environment(config: LauncherConfig, environ: Environment) -> d
 
 
 def _inherited(environ: Environment, *, without: Iterable[str]) -> dict[str, str]:
-    removed = set(without)
+    removed = DECIDED | set(without)
     env = {name: value for name, value in child_environment(environ).items() if name not in removed}
     if env.get("HF_API_TOKEN"):
         env["HF_TOKEN"] = env["HF_API_TOKEN"]

@@ -165,7 +165,7 @@ def test_an_inherited_variable_reaches_its_process(child: str, opt: Option) -> N
 
 
 def test_what_the_launcher_decides_is_not_inherited() -> None:
-    environ = dict.fromkeys(variables.SET_BY_LAUNCHER, "9") | {"REQUEST_LOGPROBS": "0"}
+    environ = dict.fromkeys(commands.DECIDED, "9") | {"REQUEST_LOGPROBS": "0"}
     plan = _plan()
     router, shard = commands.router(plan, environ), commands.shard(plan, 0, environ)
     served = parse(RouterConfig, router.argv[router.argv.index("-m") + 2 :], router.env)

@@ -284,6 +284,17 @@ def test_a_shard_of_one_node_knows_of_no_group() -> None:
     assert not {"NUM_NODES", "ENDPOINTS", "GROUP_TOKEN", "GLOO_SOCKET_IFNAME"} & env.keys()
 
 
+@pytest.mark.parametrize("name", ["NUM_NODES", "ENDPOINTS", "NODE_ENDPOINT", "COLLECTIVE_TIMEOUT", "STORE_KEY_PREFIX"])
+def test_variables_of_something_else_reach_no_child(name: str) -> None:
+    made, inherited = plan(), {name: "2", "REQUEST_LOGPROBS": "1", "NCCL_DEBUG": "INFO"}
+    for command in (
+        commands.shard(made, 0, inherited),
+        commands.router(made, inherited),
+        commands.download(made.asked, "demo", inherited),
+    ):
+        assert not {name, "REQUEST_LOGPROBS"} & command.env.keys() and command.env["NCCL_DEBUG"] == "INFO"
+
+
 def test_the_plan_shows_the_part_of_the_node() -> None:
     rows = dict(group_plan().rows())
     assert rows["node"] == "1 of 2, with ranks 2 to 3"
