@@ -60,7 +60,9 @@ def test_closed_streams() -> None:
 def test_a_server_that_does_not_start_says_why() -> None:
     done = in_pipe("demo", "--", "--num-shard", "3", prompts="Hi\n")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == ("error: --num-shard 3 does not divide the model's 4 attention heads and 2 KV heads; try 2\n")
+    assert done.stderr == (
+        "error: --num-shard 3 does not divide the model's 4 attention heads and 2 KV heads; use 1, 2 or 4\n"
+    )
 
 
 class Terminal:

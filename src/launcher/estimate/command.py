@@ -19,7 +19,7 @@ from launcher.estimate.table import NEW_GPU, Row, rows
 from launcher.planning import hardware, hub, model_info, weight_files
 from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import ModelInfo, shown_bytes
-from launcher.planning.plan import check_model
+from launcher.planning.plan import check_model, undivided
 from wire.host import kv_memory
 from wire.text.escape import as_error
 
@@ -41,7 +41,7 @@ def run_estimate(config: EstimateConfig, environ: Mapping[str, str]) -> int:
             available=available, kv_cache_memory=config.kv_cache_memory,
         )  # fmt: skip
         if not found:
-            raise ArgumentValidation(f"--num-shard {config.num_shard} does not divide the model's heads")
+            raise ArgumentValidation(f"--num-shard {undivided(config.num_shard or 1, info)}")
     except LauncherError as error:
         sys.stderr.write(as_error(str(error)) + "\n")
         return 1

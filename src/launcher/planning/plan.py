@@ -343,9 +343,7 @@ def _asked_num_shard(asked: int, sharded: bool | None, available: int, info: Mod
             f"`--num-shard` {asked} is too many: {counted(available, 'GPU')} visible (see CUDA_VISIBLE_DEVICES)"
         )
     if not fits(info, asked):
-        raise ArgumentValidation(
-            f"`--num-shard` {asked} does not divide the model's {_heads(info)}; try {_largest_fitting(info, asked)}"
-        )
+        raise ArgumentValidation(f"`--num-shard` {undivided(asked, info, available)}")
     contradicts = sharded is False and asked > 1
     notes = (f"`--sharded false` contradicts `--num-shard` {asked}; using {asked} shards",) if contradicts else ()
     return Resolved(asked, "`--num-shard`", notes)
@@ -357,6 +355,14 @@ def fits(info: ModelInfo | None, count: int) -> bool:
         return True
     kv_heads = info.num_kv_heads or info.num_heads
     return info.num_heads % count == 0 and (kv_heads % count == 0 or count % kv_heads == 0)
+
+
+def undivided(asked: int, info: ModelInfo | None, available: int = 0) -> str:
+    """That so many shards cannot serve it, and how many can. available: GPUs; 0: shards are on CPUs."""
+    most = available or (info.num_heads if info is not None and info.num_heads else asked)
+    fitting = [str(count) for count in range(1, most + 1) if fits(info, count)]
+    numbers = " or ".join(filter(None, (", ".join(fitting[:-1]), fitting[-1])))
+    return f"{asked} does not divide the model's {_heads(info)}; use {numbers}"
 
 
 def _largest_fitting(info: ModelInfo | None, limit: int) -> int:

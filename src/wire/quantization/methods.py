@@ -79,6 +79,8 @@ def choose(flag: str | None, said: Mapping[str, Any] | None, model: str, error: 
     status = said.get("quantization_status")
     if status not in _FINISHED:
         raise error(f"the quantization of {model} was not finished (status {status})")
+    if flag is not None and method == "gguf":  # no word of the flag names it
+        raise error(f"`--quantize {flag}`: {model} is a GGUF file, which is served as it is stored; leave it out")
     if flag is None or flag == _word_of(method, said) or (flag not in FOUR_BITS and method in _SAME.get(flag, ())):
         return Choice(method)
     if flag not in NAMES_STORED and method not in _SAME.get(flag, ()):

@@ -191,12 +191,14 @@ def check_sharding(hf: HfModel, world_size: int) -> None:
     if not any(name.endswith(("k_proj", "qkv_proj", "query_key_value", "Wqkv")) for name in plan):
         return  # attention is replicated, only the rest is divided
     heads = getattr(config, "num_attention_heads", None)
-    for name in ("num_key_value_heads", "num_attention_heads"):
-        count = getattr(config, name, None) or heads
-        if isinstance(count, int) and count % world_size:
+    counts = {name: getattr(config, name, None) or heads for name in ("num_key_value_heads", "num_attention_heads")}
+    counts = {name: count for name, count in counts.items() if isinstance(count, int)}
+    for name, count in counts.items():
+        if count % world_size:
+            fitting = [n for n in range(1, count + 1) if not any(one % n for one in counts.values())]
             raise StartupError(
                 f"{hf.model_type}: `{name}` ({count}) cannot be divided among {world_size} shards; "
-                "choose another --num-shard"
+                f"use --num-shard {' or '.join(map(str, fitting))}"
             )
 
 

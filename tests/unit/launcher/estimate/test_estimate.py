@@ -150,7 +150,11 @@ def test_a_table_on_a_terminal_has_whole_numbers(
     [
         ("dmeo", {}, "did you mean demo?"),
         ("demo", {"device": "gpu"}, "this machine has no GPU that torch can use; give --memory"),
-        ("demo", {"num_shard": 3, "memory": GIB}, "--num-shard 3 does not divide the model's heads"),
+        (
+            "demo",
+            {"num_shard": 3, "memory": GIB},
+            "--num-shard 3 does not divide the model's 4 attention heads and 2 KV heads; use 1, 2 or 4",
+        ),
         ("./nowhere", {}, "no such directory"),
         ("./nowhere.gguf", {}, "./nowhere.gguf: no such file"),
         ("org/repo/model.gguf", {}, "org/repo/model.gguf is not on this machine"),

@@ -120,8 +120,8 @@ def test_num_shard(sharded: bool | None, num_shard: int | None, gpus: int, heads
         (True, None, 1, None, NotEnoughCUDADevices, ["only 1"]),
         (True, None, 3, 7, ArgumentValidation, ["divides", "7"]),
         (None, 4, 2, None, ArgumentValidation, ["--num-shard", "4", "2 GPUs visible"]),
-        (None, 3, 0, 4, ArgumentValidation, ["--num-shard", "3", "4 attention heads", "try 2"]),
-        (None, 8, 0, 4, ArgumentValidation, ["8", "try 4"]),
+        (None, 3, 0, 4, ArgumentValidation, ["--num-shard", "3", "4 attention heads", "use 1, 2 or 4"]),
+        (None, 8, 0, 4, ArgumentValidation, ["8", "use 1, 2 or 4"]),
     ],
 )
 def test_num_shard_refused(
@@ -132,6 +132,14 @@ def test_num_shard_refused(
     with pytest.raises(error) as caught:
         resolve_num_shard(config, machine(gpus), ModelInfo(num_heads=heads))
     assert all(word in str(caught.value) for word in words)
+
+
+def test_the_numbers_that_work_are_named() -> None:
+    """Not only lower ones; of the GPUs that there are."""
+    info = ModelInfo(num_heads=9, num_kv_heads=3)
+    for gpus, numbers in ((0, "1, 3 or 9"), (8, "1 or 3"), (2, "1")):
+        with pytest.raises(ArgumentValidation, match=rf"9 attention heads and 3 KV heads; use {numbers}$"):
+            resolve_num_shard(LauncherConfig(num_shard=2), machine(gpus), info)
 
 
 @pytest.mark.parametrize(

@@ -190,3 +190,10 @@ def test_a_quantization_that_was_not_finished(status: str) -> None:
         assert chosen(None, said).method == CT
     else:
         assert refusal(None, said) == f"the quantization of org/m was not finished (status {status})"
+
+
+@pytest.mark.parametrize("flag", get_args(Quantize))
+def test_no_flag_names_what_a_gguf_file_holds(flag: str) -> None:
+    assert refusal(flag, {"quant_method": "gguf"}) == (
+        f"`--quantize {flag}`: org/m is a GGUF file, which is served as it is stored; leave it out"
+    )
