@@ -144,14 +144,14 @@ def _download_speculator(value: str) -> None:
 
 def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:
     """What cannot be served as it is quantized, or in stages, by the configs in `directory`. Raises StartupError."""
-    from model_server.weights.locate import INDEX, weight_map
+    from model_server.weights.locate import index_of, weight_map
 
     if heads_of(directory, StartupError) is not None:
         return  # what their base is
     fields = read_object(directory / "config.json", StartupError)
     said = said_of(directory, fields, StartupError)
-    if said is None and (directory / INDEX).exists():
-        said = by_tensors(dict.fromkeys(weight_map(directory / INDEX), ()))
+    if said is None and (index := index_of(directory)) is not None:
+        said = by_tensors(dict.fromkeys(weight_map(index), ()))
     choice = choose(config.quantize, said, config.model_id, StartupError)
     if choice.method is not None or config.num_stage > 1:
         # Imported here: torch takes seconds.

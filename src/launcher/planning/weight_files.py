@@ -74,6 +74,8 @@ def has_all_weights(path: Path) -> bool:
         files = read_object(path / "model.safetensors.index.json", ValueError).get("weight_map")
     except ValueError:
         return True
+    if (path / "model.safetensors").is_file():  # the whole model, or the shards refuse it
+        return True
     names = {str(name) for name in files.values()} if isinstance(files, dict) else set()
     return all((path / name).is_file() for name in names)
 

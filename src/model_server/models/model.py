@@ -91,9 +91,9 @@ def describe(
         )
     if rope_factor is not None:
         spec = with_linear_rope(spec, rope_factor)
-    if config.model_type in TEXT_TYPES:
+    if config.model_type in TEXT_TYPES or _lies_deeper(spec, checkpoint):
         spec, checkpoint = _text_part(spec, checkpoint, config)
-        if vision_family(checkpoint.fields) is None:
+        if config.model_type in TEXT_TYPES and vision_family(checkpoint.fields) is None:
             warnings.append(f"Only the text model of {config.model_type} is loaded: images are not served")
     spec, warning = with_stored_head(spec, checkpoint, config)
     warnings += [] if warning is None else [warning]
@@ -128,7 +128,19 @@ def _merging(model: Model, spec: Spec, folder: Path) -> Model:
 
 def _bases(model: Model, spec: Spec) -> tuple[str, ...]:
     """What names of modules may begin with."""
-    return (spec.names.base, *BASES) if model.config.model_type in TEXT_TYPES else (spec.names.base,)
+    return (spec.names.base, *(base for base in BASES if spec.names.base in BASES and base != spec.names.base))
+
+
+def _lies_deeper(spec: Spec, checkpoint: Checkpoint) -> bool:
+    """Whether the files are those of a vision model, with the config of its text model alone."""
+    embedding = spec.names.embedding.removeprefix(spec.names.base) + ".weight"
+    stored = {name for header in checkpoint.headers.values() for name in header.tensors}
+    own = ("", spec.names.base)
+    return (
+        spec.names.base in BASES
+        and not any(base + embedding in stored for base in own)
+        and any(base + embedding in stored for base in BASES)
+    )
 
 
 def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple[Spec, Checkpoint]:

@@ -15,7 +15,7 @@ from typing import Any
 from model_server.errors import StartupError
 from model_server.weights.gguf.names import read_named
 from model_server.weights.header import Header, read_headers, stored_type
-from model_server.weights.locate import INDEX, weight_files, weight_map
+from model_server.weights.locate import index_of, weight_files, weight_map
 from wire.model_files import read_object
 from wire.quantization.gguf import SUFFIX
 
@@ -76,8 +76,8 @@ def examine(directory: Path, merged: Path | None = None) -> Checkpoint:
     files = weight_files(directory)
     headers = {file: read_named(file) for file in files} if files[0].suffix == SUFFIX else read_headers(files)
     _check_sizes(fields, sum(len(header.tensors) for header in headers.values()))
-    if (directory / INDEX).exists():
-        _check_index(directory / INDEX, {file.name: header for file, header in headers.items()})
+    if (index := index_of(directory)) is not None:
+        _check_index(index, {file.name: header for file, header in headers.items()})
     return Checkpoint(
         directory=directory,
         fields=fields,

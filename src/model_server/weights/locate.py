@@ -13,6 +13,7 @@ from wire.quantization import gguf
 
 EMBEDDED = "demo"
 INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
 
 # By-products that TGI does not take for weights, and adapters.
 SKIPPED_WORDS = ("arguments", "args", "training", "adapter_model")
@@ -90,15 +91,17 @@ def is_local(model_id: str) -> bool:
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of the model in `directory`, sorted by name; or the GGUF file for which it was made.
 
-    With `model.safetensors.index.json` those it lists, else all at depth 1 except the by-products that TGI skips and
+    With an index (`index_of`) those it lists, else all at depth 1 except the by-products that TGI skips and
     second copies of the same weights. Raises StartupError if there are none, if one that is listed, or that belongs to
     a numbered set, is missing, or if a link leads to something else.
     """
-    index = directory / INDEX
-    if index.exists():
+    index = index_of(directory)
+    if index is not None:
         return indexed_files(directory, index, (".safetensors",))
     if (directory / gguf.WEIGHTS).is_file():
         return [directory / gguf.WEIGHTS]
+    if (directory / INDEX).exists():
+        return [_checked(directory, WHOLE)]
     if names := _safetensors_names(directory):
         return [_checked(directory, name) for name in _without_copies(directory, names)]
     found = sorted(f.name for f in directory.iterdir())
@@ -111,9 +114,18 @@ def weight_files(directory: Path) -> list[Path]:
     raise StartupError(f"directory {directory} has no *.safetensors (found: {', '.join(found[:8]) or 'nothing'})")
 
 
+def index_of(directory: Path) -> Path | None:
+    """`model.safetensors.index.json`; None: there is none, or it is left from other files, since it does not list the
+    `model.safetensors` beside it, which transformers reads as the whole model then, too. Raises StartupError."""
+    index = directory / INDEX
+    if not index.exists() or ((directory / WHOLE).is_file() and WHOLE not in weight_map(index).values()):
+        return None
+    return index
+
+
 def has_safetensors(directory: Path) -> bool:
     """Whether there are weights that need no conversion, whole or not."""
-    return (directory / INDEX).exists() or bool(_safetensors_names(directory))
+    return index_of(directory) is not None or bool(_safetensors_names(directory))
 
 
 def _safetensors_names(directory: Path) -> list[str]:

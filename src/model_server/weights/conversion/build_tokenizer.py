@@ -64,6 +64,8 @@ def convert(folder: Path, target: Path) -> None:
         raise
     except Exception as error:  # whatever a stranger's files lead to
         raise Refused(_explained(folder, error)) from error
+    if not _has_vocabulary(reference):
+        raise Refused(f"the files of {folder} hold no vocabulary of a tokenizer of its type: add its tokenizer.json")
     if differing is not None:
         raise Refused(f"the tokenizer of {folder} has no equal tokenizer.json: ids differ for {differing!r:.80}")
 
@@ -100,6 +102,12 @@ def _backend_of(tokenizer: Any) -> Any:
     from transformers.convert_slow_tokenizer import convert_slow_tokenizer
 
     return convert_slow_tokenizer(tokenizer)
+
+
+def _has_vocabulary(tokenizer: Any) -> bool:
+    """Whether some sample has a token other than the unknown one: made of the wrong file, all are that one."""
+    unknown = tokenizer.unk_token_id
+    return any(set(tokenizer(text, add_special_tokens=False).input_ids) - {unknown} for text in SAMPLES)
 
 
 def _differing(reference: Any, target: Path) -> str | None:

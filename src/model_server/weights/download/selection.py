@@ -7,7 +7,7 @@ from pathlib import Path
 
 from model_server.errors import StartupError
 from model_server.weights.conversion.weights import pickled_names
-from model_server.weights.locate import SKIPPED_WORDS, weight_map
+from model_server.weights.locate import SKIPPED_WORDS, WHOLE, weight_map
 
 _SIDE_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _CODE_SUFFIXES = (".py",)
@@ -51,8 +51,14 @@ def _safetensors(names: Collection[str]) -> list[str]:
 
 
 def _listed(names: Collection[str], index: Path | None) -> list[str]:
-    """The files that an index lists and the repository has."""
-    return [] if index is None else sorted(set(weight_map(index).values()) & set(_top(names)))
+    """The files that an index lists and the repository has; none of one that is left from other files, see `index_of`.
+
+    There the whole model is one file.
+    """
+    listed = set() if index is None else set(weight_map(index).values())
+    if listed and WHOLE in names and WHOLE not in listed:
+        return [WHOLE]
+    return sorted(listed & set(_top(names)))
 
 
 def _top(names: Collection[str]) -> Sequence[str]:

@@ -32,6 +32,8 @@ _PATTERNS: Mapping[str, str | None] = {
     "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "smaug-bpe": _LLAMA3, "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2, "tekken": _TEKKEN, "gpt-2": None, "mpt": None, "olmo": None, "phi-2": None,
 }  # fmt: skip
+_PATTERN_OF = {"qwen2": "qwen2", "qwen3": "qwen2"}
+"""Of architectures that have one pattern only, for files that do not name it."""
 _DIGITS_FIRST = ("smollm",)
 """Each digit is a word of its own; else as GPT-2's."""
 _NORMALISED = ("qwen2", "deepseek-r1-qwen")
@@ -69,7 +71,12 @@ def tokenizer_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _byte_pairs(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) -> Tokenizer:
-    pre = metadata.get(_KEY + "pre", "gpt-2")
+    pre = metadata.get(_KEY + "pre", _PATTERN_OF.get(metadata.get("general.architecture", "")))
+    if pre is None:
+        raise StartupError(
+            f"{path} lacks the metadata `{_KEY}pre`, which says how texts are divided into words: write it again with "
+            "a newer converter of llama.cpp"
+        )
     if pre not in _PATTERNS and pre not in _DIGITS_FIRST:
         served = ", ".join((*_PATTERNS, *_DIGITS_FIRST))
         raise StartupError(f"{path} divides words by the pattern {pre!r:.80}, which is not served; served are {served}")

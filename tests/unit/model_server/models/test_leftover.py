@@ -233,3 +233,13 @@ def test_a_head_that_is_stored_quantized_is_no_copy(native: Path, tmp_path: Path
     )
     assert len(warnings_of(folder)) == 1
     load(folder)
+
+
+@pytest.mark.parametrize("base", ["model.language_model.", "language_model.model."])
+def test_the_text_model_of_a_vision_model_with_a_config_of_its_own(base: str, native: Path, tmp_path: Path) -> None:
+    def move(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[name.replace("model.", base, 1)] = tensors.pop(name)
+        tensors["model.visual.patch_embed.weight"] = torch.ones(3)
+
+    same_logits(changed(native, tmp_path / "m", move), native)

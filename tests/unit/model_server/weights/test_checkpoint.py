@@ -95,6 +95,18 @@ def test_index_of_another_form(tmp_path: Path, weight_map: object) -> None:
         examine(with_index(tmp_path, weight_map))
 
 
+def test_an_index_that_is_left_from_other_files(tmp_path: Path) -> None:
+    """transformers reads the whole file beside it, too."""
+    folder = with_index(tmp_path, {"a": "model-7.safetensors"})
+    (folder / "model-1.safetensors").rename(folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert [path.name for path in examine(folder).headers] == ["model.safetensors"]
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-7.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(StartupError, match=r"lacks 1 of 2 weight files, first model-7\.safetensors"):
+        examine(folder)
+
+
 def test_links(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("x")

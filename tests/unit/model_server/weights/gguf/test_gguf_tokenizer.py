@@ -28,7 +28,8 @@ def byte_pairs(**fields: Any) -> dict[str, Any]:
     tokens = [*BYTES, "Ġt", "he", "Ġthe", "<|end|>", "<own>"]
     kinds = [1] * (len(tokens) - 2) + [3, 4]
     merges = ["Ġ t", "h e", "Ġt he"]
-    return of(model="gpt2", tokens=tokens, merges=merges, token_type=kinds, **{"pre": "gpt-2", **fields})
+    found = of(model="gpt2", tokens=tokens, merges=merges, token_type=kinds, **{"pre": "gpt-2", **fields})
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,12 @@ def test_ids_that_only_the_embedding_has_have_no_text(
         assert tokenizer.decode([count]) == "" and tokenizer.encode("[PAD]the").ids == own.encode("[PAD]the").ids
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_an_architecture_with_one_pattern_need_not_name_it(architecture: str) -> None:
+    silent = tokenizer_of({"general.architecture": architecture, **byte_pairs(pre=None)}, FILE)
+    assert silent.to_str() == tokenizer_of(byte_pairs(pre="qwen2"), FILE).to_str()
+
+
 def test_named_tokens_and_the_template() -> None:
     metadata = byte_pairs(bos_token_id=0, eos_token_id=len(BYTES) + 3, padding_token_id=10**9)
     found = tokenizer_config_of({**metadata, "tokenizer.chat_template": "{{ messages }}"})
@@ -117,6 +124,7 @@ def test_named_tokens_and_the_template() -> None:
     ("metadata", "message"),
     [
         (byte_pairs(pre="joyai"), "divides words by the pattern 'joyai', which is not served; served are llama-bpe"),
+        (byte_pairs(pre=None), "lacks the metadata `tokenizer.ggml.pre`, which says how texts are divided into words"),
         (of(model="bert", tokens=["a"]), "a tokenizer of the kind 'bert'; served are 'gpt2' and 'llama'"),
         (of(model="gpt2"), "has no usable `tokenizer.ggml.tokens`"),
         (of(model="gpt2", tokens=["a"], pre="qwen2", merges=["a b"]), "merges tokens that its vocabulary lacks"),
