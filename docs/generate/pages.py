@@ -14,6 +14,7 @@ from launcher import errors as launcher_errors
 from launcher.bench.config import BenchConfig
 from launcher.chat.config import ChatConfig
 from launcher.chat.conversation import COMMANDS
+from launcher.chat.settings import DEFAULTS, PARAMETERS
 from launcher.config import LauncherConfig
 from launcher.doctor.config import DoctorConfig
 from launcher.estimate.config import EstimateConfig
@@ -124,14 +125,20 @@ def _bench() -> str:
 
 
 def _chat() -> str:
-    commands = "; ".join(f"`{usage}`: {meaning}" for usage, meaning in COMMANDS.items())
+    settings = ", ".join(f"`{name}`" for name in PARAMETERS)
+    defaults = ", ".join(f"`{name}` {value}" for name, value in DEFAULTS.items())
     return page(
         "# launcher chat",
         "`launcher chat [MODEL] [OPTIONS]`: a chat in the terminal with a server that runs already (`--url`), or with "
         "MODEL, which is served on a free port of this machine as long as the chat lasts. Options for serving it "
         "follow `--`: `launcher chat demo -- --num-shard 2`.",
-        "Answers are shown as they come, and each prompt is sent with the conversation before it. Ctrl-C stops an "
-        f"answer; at an empty prompt it ends the chat. Commands: {commands}.",
+        "Answers are shown as they come, and each prompt is sent with the conversation before it. A terminal shows "
+        "Markdown, and reasoning dimmed before the answer. Below each answer are its tokens and their rate. Ctrl-C "
+        "stops an answer; at an empty prompt it ends the chat.",
+        table(["Command", "Meaning"], [[code(usage), cell(meaning)] for usage, meaning in COMMANDS.items()]),
+        f"`/set` knows {settings}. Where a model of this server brings no sampling parameters of its own, the chat "
+        f"takes {defaults} and says so; another server uses its own defaults.",
+        "A model without a chat template is refused before the first prompt.",
         "Where standard input or output is not a terminal, every line of the input is a prompt, commands are not read, "
         "and only the answers are written: `launcher chat demo < prompts.txt > answers.txt`. The first prompt "
         "without an answer ends the chat with status 1 and an error.",

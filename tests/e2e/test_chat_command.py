@@ -124,6 +124,15 @@ def test_a_conversation(server: RunningServer, tmp_path: Path) -> None:
         chat.until("\n  ")
         chat.type("What is 2 plus 3?\n")
         assert "5" in chat.until("\n> ")
+        chat.type("/set max_tokens 2\n")
+        chat.until("max_tokens 2")
+        chat.until("\n> ")
+        chat.type("/retry\n")
+        assert "[cut: the answer has reached its maximum length]\r\n[2 tokens, " in chat.until("\n> ")
+        chat.type("/set max_tokens\n")
+        chat.until("\n> ")
+        chat.type("/edit Hello! What is 2 plus 3?\n")
+        assert "tokens/s, first after" in chat.until("\n> ")
         chat.type(f"/save {tmp_path}/chat.txt\n")
         chat.until("Written")
         chat.until("> ")
@@ -131,7 +140,7 @@ def test_a_conversation(server: RunningServer, tmp_path: Path) -> None:
         assert chat.end() == 0
     text = (tmp_path / "chat.txt").read_text()
     assert text.startswith("user: What is Tercet?\n\nassistant: Tercet is")
-    assert "user: Hello! \nWhat is 2 plus 3?\n\nassistant: " in text
+    assert "user: Hello! What is 2 plus 3?\n\nassistant: " in text
 
 
 async def test_ctrl_c_stops_an_answer() -> None:

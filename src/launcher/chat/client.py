@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -13,8 +15,8 @@ from launcher.chat.conversation import Message
 from launcher.http_stream import BadAnswerError, Connection, event_object, message_of, reason_of, server_url
 
 _GREETING_TIMEOUT_S = 30.0
-_NO_TEMPLATE = "Template error: template not found"
-"""What TGI answers."""
+_NO_TEMPLATE = "template not found"
+"""What TGI answers where a model has no chat template."""
 _NAMELESS = "tgi"
 """The model's name for a server that lists none, as TGI's clients have it."""
 
@@ -23,55 +25,104 @@ class ChatError(Exception):
     """There is no answer; the text says why, and what to do."""
 
 
+class Piece(NamedTuple):
+    """A part of an answer, or of the reasoning before it."""
+
+    text: str
+    is_reasoning: bool = False
+
+
+@dataclass
+class Figures:
+    """What is known of an answer while it comes, and at its end."""
+
+    started: float = 0.0  # seconds of `time.monotonic`
+    first: float | None = None  # as `started`, of the first piece
+    last: float = 0.0  # as `started`, of the last piece
+    pieces: int = 0
+    tokens: int | None = None  # as the server says
+    was_cut: bool = False  # it is as long as it may be
+
+    def see(self, text: str) -> None:
+        """Take note of a piece."""
+        self.last = time.monotonic()
+        self.first = self.first or self.last
+        self.pieces += bool(text)
+
+    def __str__(self) -> str:
+        count = self.pieces if self.tokens is None else self.tokens
+        if self.first is None or not count:
+            return ""
+        said = [f"{count} {'token' if count == 1 else 'tokens'}"]
+        if count > 1 and self.last > self.first:
+            said.append(f"{(count - 1) / (self.last - self.first):.1f} tokens/s")
+        return ", ".join([*said, f"first after {self.first - self.started:.2f} s"])
+
+
 class ChatClient:
     """Opens a connection for each request, so that one that is given up ends on the server, too."""
 
-    def __init__(self, url: str, api_key: str | None, model: str | None, sampling: Mapping[str, float]) -> None:
+    def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
         """url: the server's, with `http://` before it and `/v1` at its end or without. Raises ChatError if it is
         not a URL."""
         self.url = server_url(url)
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        self._sampling = sampling
         self._model = model
-        self.was_cut = False
-        """Whether the last answer ended because it was as long as it may be."""
+        self.figures = Figures()
+        """Of the last answer."""
+        self.info: dict[str, Any] = {}
+        """What /info answers; empty for a server without it."""
         try:
             self._connect()
         except ValueError as error:
             raise ChatError(f"--url {error}") from None
 
     async def greet(self) -> str:
-        """The model that will answer. Raises ChatError if the server does not."""
+        """The model that will answer. Raises ChatError if the server does not, and if its model does not chat."""
         if self._model is None:
-            connection = self._connect()
+            listed = await self._get("/v1/models")
             try:
-                async with asyncio.timeout(_GREETING_TIMEOUT_S):
-                    listed = orjson.loads(await connection.get("/v1/models"))
                 self._model = str(listed["data"][0]["id"])
-            except BadAnswerError as error:
-                if error.status != 404:
-                    raise ChatError(self._explained(error)) from None
+            except (LookupError, TypeError):
                 self._model = _NAMELESS
-            except (orjson.JSONDecodeError, LookupError, TypeError):
-                self._model = _NAMELESS
-            except OSError as error:
-                raise ChatError(self._unreachable(error)) from None
-            finally:
-                connection.close()
+            info = await self._get("/info")
+            self.info = info if isinstance(info, dict) else {}
+            if self.info.get("has_chat_template") is False:
+                raise ChatError(self._has_no_template())
         return self._model
 
-    async def answer(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
-        """Pieces of the answer as they come. Raises ChatError."""
-        model = await self.greet()
-        body = {"model": model, "messages": messages, "stream": True, **self._sampling}
-        self.was_cut = False
+    async def _get(self, path: str) -> Any:
+        """What a GET route answers; None if the server has no such route, or answers something else than JSON."""
         connection = self._connect()
         try:
-            async with aclosing(connection.events("/v1/chat/completions", orjson.dumps(body))) as parts:
+            async with asyncio.timeout(_GREETING_TIMEOUT_S):
+                return orjson.loads(await connection.get(path))
+        except BadAnswerError as error:
+            if error.status != 404:
+                raise ChatError(self._explained(error)) from None
+        except orjson.JSONDecodeError:
+            pass
+        except OSError as error:
+            raise ChatError(self._unreachable(error)) from None
+        finally:
+            connection.close()
+        return None
+
+    async def answer(
+        self, messages: Sequence[Message], sampling: Mapping[str, Any] | None = None
+    ) -> AsyncGenerator[Piece, None]:
+        """Pieces of the answer as they come. Raises ChatError."""
+        model = await self.greet()
+        body = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+        self.figures = Figures(started=time.monotonic())
+        connection = self._connect()
+        try:
+            data = orjson.dumps({**body, **(sampling or {})})
+            async with aclosing(connection.events("/v1/chat/completions", data)) as parts:
                 async for events in parts:
-                    for data in events:
-                        if text := self._text_of(event_object(data)):
-                            yield text
+                    for event in events:
+                        for piece in self._pieces_of(event_object(event)):
+                            yield piece
         except BadAnswerError as error:
             raise ChatError(self._explained(error)) from None
         except OSError as error:
@@ -82,14 +133,22 @@ class ChatClient:
     def _connect(self) -> Connection:
         return Connection(self.url, self._headers)
 
-    def _text_of(self, event: dict[str, Any]) -> str:
+    def _pieces_of(self, event: dict[str, Any]) -> list[Piece]:
         if event.get("error"):
             raise BadAnswerError(message_of(event))
-        text = ""
+        pieces = []
         for choice in event.get("choices") or ():
-            text += (choice.get("delta") or {}).get("content") or ""
-            self.was_cut = self.was_cut or choice.get("finish_reason") == "length"
-        return text
+            delta = choice.get("delta") or {}
+            pieces.append(Piece(delta.get("reasoning") or delta.get("reasoning_content") or "", is_reasoning=True))
+            pieces.append(Piece(delta.get("content") or ""))
+            self.figures.was_cut = self.figures.was_cut or choice.get("finish_reason") == "length"
+        usage = event.get("usage")
+        if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
+            self.figures.tokens = usage["completion_tokens"]
+        found = [piece for piece in pieces if piece.text]
+        if found:
+            self.figures.see("".join(piece.text for piece in found))
+        return found
 
     def _explained(self, error: BadAnswerError) -> str:
         if error.status == 401:
@@ -97,12 +156,18 @@ class ChatClient:
             return f"{self.url} {refused}; give its key with --api-key or the variable API_KEY"
         if error.status == 404:
             return f"{self.url} has no OpenAI chat API: {error}"
-        if error.message == _NO_TEMPLATE:
-            return (
-                f"{self._model} has no chat template: take a model made for chats, or ask this one with POST /generate"
-            )
+        if error.message.endswith(_NO_TEMPLATE):
+            return self._has_no_template()
         return error.message or f"{self.url}: {error}"
+
+    def _has_no_template(self) -> str:
+        return no_template(str(self._model), "ask this one with POST /generate")
 
     def _unreachable(self, error: OSError) -> str:
         remedy = "give another --url, or a model to serve: launcher chat demo"
         return f"no server answers at {self.url} ({reason_of(error)}); {remedy}"
+
+
+def no_template(model: str, otherwise: str) -> str:
+    """The refusal of a model that continues texts and does not chat."""
+    return f"{model} has no chat template: take a model made for chats (-Instruct, -it, -chat), or {otherwise}"

@@ -17,8 +17,10 @@ from rich.text import Text
 from launcher.chat import prompt
 from launcher.chat.client import ChatClient, ChatError
 from launcher.chat.config import DEFAULT_URL, ChatConfig
-from launcher.chat.conversation import ChatEndedError, Conversation
+from launcher.chat.conversation import ChatEndedError, Conversation, Message, text_of
+from launcher.chat.display import Display, MarkdownDisplay, PlainDisplay
 from launcher.chat.server import Server, served
+from launcher.chat.settings import DEFAULTS, Settings
 from wire.text.escape import as_error, escape, one_line
 
 _SPINNER_WIDTH = 3
@@ -50,10 +52,12 @@ def run_chat(config: ChatConfig, environ: Mapping[str, str]) -> int:
 
 def _chat(config: ChatConfig, server: Server) -> None:
     """Raises ChatError."""
-    client = ChatClient(server.url, config.api_key, config.model, config.sampling)
+    client = ChatClient(server.url, config.api_key, config.model)
     model = uvloop.run(client.greet())
-    conversation = Conversation(config.system)
+    conversation = Conversation(config.system, settings=Settings(config.sampling))
     if sys.stdin.isatty() and sys.stdout.isatty():
+        if client.info.get("has_chat_template") and not client.info.get("sampling_defaults"):
+            conversation.settings.defaults = dict(DEFAULTS)
         _talk(server, client, conversation, model)
     else:
         _answer_lines(client, conversation)
@@ -93,16 +97,23 @@ def _server_of(config: ChatConfig, environ: Mapping[str, str]) -> Iterator[Serve
 def _talk(server: Server, client: ChatClient, conversation: Conversation, model: str) -> None:
     """Raises ChatError if a server of our own has ended."""
     _say(f"{model} at {client.url}. /help lists the commands, Ctrl-D ends the chat.")
+    if defaults := conversation.settings.defaults:
+        values = ", ".join(f"{name} {value}" for name, value in defaults.items())
+        _say(f"Sampling: {values} (the model brings none); /set changes it.")
     while True:
+        before = list(conversation.turns)
         try:
             line = prompt.ask()
             if line.startswith("/") and not line.startswith("//"):
-                _say(conversation.obey(line))
-            elif line:
-                _answer_at_terminal(client, conversation, line.removeprefix("/") if line.startswith("//") else line)
+                asked = _obey(conversation, line)
+            else:
+                asked = conversation.prompt(line.removeprefix("/") if line.startswith("//") else line) if line else None
+            if asked is not None and not _answer_at_terminal(client, conversation, asked):
+                conversation.turns = before
         except ChatEndedError:
             return
         except ChatError as error:
+            conversation.turns = before
             if server.failure() is not None:
                 raise
             # Mostly the conversation has outgrown the model.
@@ -110,19 +121,48 @@ def _talk(server: Server, client: ChatClient, conversation: Conversation, model:
             _say(as_error(str(error)) + hint + "\n")
 
 
-def _answer_at_terminal(client: ChatClient, conversation: Conversation, line: str) -> None:
-    """An answer that Ctrl-C stops is kept as far as it came; a prompt without one is not. Raises ChatError."""
+def _obey(conversation: Conversation, line: str) -> Message | None:
+    """The prompt that a command wants to be answered. Raises ChatEndedError."""
+    outcome = conversation.obey(line)
+    if outcome.said:
+        _say(outcome.said)
+    if outcome.edits is not None:
+        text = prompt.ask(text_of(outcome.edits))
+        return conversation.obey(f"/edit {text}").asks if text else None
+    return outcome.asks
+
+
+def _answer_at_terminal(client: ChatClient, conversation: Conversation, asked: Message) -> bool:
+    """An answer that Ctrl-C stops is kept as far as it came; a prompt without one is not: then False.
+
+    Raises ChatError.
+    """
     parts: list[str] = []
+    ending = ""
+    console = Console()
+    is_plain = console.is_dumb_terminal or not console.is_terminal
+    display: Display = (
+        MarkdownDisplay(console)
+        if conversation.settings.renders_markdown and not is_plain
+        else PlainDisplay(shows_reasoning=True, dims=not is_plain)
+    )
     try:
-        uvloop.run(_show_answer(client, conversation, line, parts))
+        uvloop.run(_show_answer(client, conversation, asked, parts, display))
     except KeyboardInterrupt:
-        sys.stdout.write(" [stopped]")
+        ending = " [stopped]"
     except ChatError:
         sys.stdout.write("\n" if parts else "")
         raise
     if parts:
-        conversation.add(line, "".join(parts))
-    _say(" [cut: the answer has reached its maximum length]\n" if client.was_cut else "\n")
+        conversation.add(asked, "".join(parts))
+    if client.figures.was_cut:
+        ending = " [cut: the answer has reached its maximum length]"
+    figures = f"[{client.figures}]" if str(client.figures) else ""
+    if isinstance(display, PlainDisplay):
+        _say(f"{ending}\n{figures}\n" if figures else f"{ending}\n")
+    else:
+        console.print(Text(f"{figures}{ending}".strip(), style="dim"), end="\n\n")
+    return bool(parts)
 
 
 def _answer_lines(client: ChatClient, conversation: Conversation) -> None:
@@ -131,18 +171,23 @@ def _answer_lines(client: ChatClient, conversation: Conversation) -> None:
         if not (text := line.strip()):
             continue
         parts: list[str] = []
-        uvloop.run(_show_answer(client, conversation, text, parts))
+        asked = conversation.prompt(text)
+        display = PlainDisplay(shows_reasoning=False, dims=False)
+        uvloop.run(_show_answer(client, conversation, asked, parts, display))
         _say("")
-        conversation.add(text, "".join(parts))
+        conversation.add(asked, "".join(parts))
 
 
-async def _show_answer(client: ChatClient, conversation: Conversation, text: str, parts: list[str]) -> None:
-    """Writes the answer as it comes, and adds its pieces to `parts`. Raises ChatError."""
-    async with aclosing(client.answer(conversation.messages(text))) as answer:
-        async for part in answer:
-            parts.append(part)
-            sys.stdout.write(escape(part))  # what a model says must not steer the terminal
-            sys.stdout.flush()
+async def _show_answer(
+    client: ChatClient, conversation: Conversation, asked: Message, parts: list[str], display: Display
+) -> None:
+    """Shows the answer as it comes, and adds its pieces to `parts`. Raises ChatError."""
+    with display:
+        async with aclosing(client.answer(conversation.messages(asked), conversation.settings.sampling)) as answer:
+            async for piece in answer:
+                if not piece.is_reasoning:
+                    parts.append(piece.text)
+                display.show(piece)
 
 
 def _say(line: str) -> None:

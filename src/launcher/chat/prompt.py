@@ -16,11 +16,15 @@ except ImportError:  # a Python that was built without it
     readline = None  # type: ignore[assignment]
 
 
-def ask() -> str:
+def ask(begun: str = "") -> str:
     """What was typed, without blanks around it; empty if Ctrl-C has thrown it away. Raises ChatEndedError at the end
-    of the input, and for Ctrl-C where nothing was typed."""
+    of the input, and for Ctrl-C where nothing was typed.
+
+    Args:
+        begun: A text that is there already and can be changed, where readline is there; else it is shown.
+    """
     lines: list[str] = []
-    with _interrupts() as interrupted_text:
+    with _interrupts() as interrupted_text, _begun(begun):
         try:
             while True:
                 line = input("  " if lines else "> ")
@@ -36,6 +40,23 @@ def ask() -> str:
                 return ""
             raise ChatEndedError from None
     return "\n".join([*lines, line]).strip()
+
+
+@contextlib.contextmanager
+def _begun(text: str) -> Iterator[None]:
+    if not text:
+        yield
+        return
+    one_line = text.replace("\n", " ")
+    if readline is None:
+        sys.stdout.write(f"{one_line}\n")
+        yield
+        return
+    readline.set_startup_hook(lambda: readline.insert_text(one_line))
+    try:
+        yield
+    finally:
+        readline.set_startup_hook(None)
 
 
 @contextlib.contextmanager

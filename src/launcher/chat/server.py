@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from launcher.chat.client import ChatError
+from launcher.chat.client import ChatError, no_template
 from launcher.command import Command, url_of
 from launcher.config import ServeConfig
 from launcher.processes.child import Child, Guard
 from wire.cli.parsing import UsageError, parse
+from wire.model_files import read_optional_object
 from wire.processes.python_child import child_environment, module_command
 
 _POLL_S = 0.05
@@ -48,8 +51,11 @@ def served(
 ) -> Iterator[Server]:
     """A server for `model_id`, which ends with the block. `show` gets what it says while it starts.
 
-    Raises ChatError if it does not start. A KeyboardInterrupt while it ends kills it.
+    Raises ChatError if it does not start, and before that for a folder whose model has no chat template.
+    A KeyboardInterrupt while it ends kills it.
     """
+    if not {"CHAT_TEMPLATE", "TOKENIZER_CONFIG_PATH"} & environ.keys() and _lacks_template(model_id):
+        raise ChatError(no_template(model_id, f"serve this one for single prompts: launcher serve {model_id}"))
     logger = logging.getLogger("text_generation_launcher.server")
     logger.addHandler(logging.NullHandler())
     logger.propagate = False  # its log would run through the conversation
@@ -64,6 +70,17 @@ def served(
             yield _OwnServer(child.command.url or "", child)
         finally:
             _end(child)
+
+
+def _lacks_template(model_id: str) -> bool:
+    """Whether a model id is a folder with a tokenizer and without a chat template."""
+    folder = Path(os.path.expanduser(model_id))
+    if not (folder / "tokenizer.json").is_file() or (folder / "adapter_config.json").exists():
+        return False
+    if (folder / "chat_template.jinja").exists() or (folder / "additional_chat_templates").exists():
+        return False
+    configs = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
+    return not any(read_optional_object(folder / name, ChatError).get("chat_template") for name in configs)
 
 
 def _command(model_id: str, options: Sequence[str], environ: Mapping[str, str]) -> Command:

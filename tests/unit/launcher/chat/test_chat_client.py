@@ -9,7 +9,7 @@ import orjson
 import pytest
 from support.scripted_http import ScriptedServer
 
-from launcher.chat.client import ChatClient, ChatError
+from launcher.chat.client import ChatClient, ChatError, Figures, Piece
 from launcher.chat.config import ChatConfig
 from wire.cli.parsing import UsageError, parse
 
@@ -26,45 +26,72 @@ def body_of(request: bytes) -> Any:
     return orjson.loads(request.partition(b"\r\n\r\n")[2])
 
 
+NO_INFO = b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}"
+SAMPLING = {"temperature": 0, "max_tokens": 5}
+
+
 async def answer_of(client: ChatClient) -> list[str]:
-    return [part async for part in client.answer(MESSAGES)]
+    return [piece.text async for piece in client.answer(MESSAGES, SAMPLING)]
 
 
 async def test_an_answer_in_pieces(server: ScriptedServer, answer: Build, events: Build) -> None:
     server.answers = [
         answer(MODELS),
+        NO_INFO,
         events(b'{"choices": []}', delta("Hel"), delta("lo"), delta(None, "stop"), b"[DONE]"),
     ]
-    client = ChatClient(server.url + "/v1/", "k3y", None, {"temperature": 0, "max_tokens": 5})
+    client = ChatClient(server.url + "/v1/", "k3y", None)
     assert await answer_of(client) == ["Hel", "lo"]
-    assert not client.was_cut
-    assert body_of(server.requests[1]) == {
-        "model": "some/model", "messages": MESSAGES, "stream": True, "temperature": 0, "max_tokens": 5,
+    assert not client.figures.was_cut
+    assert body_of(server.requests[2]) == {
+        "model": "some/model", "messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True},
+        "temperature": 0, "max_tokens": 5,
     }  # fmt: skip
-    assert server.requests[1].startswith(b"POST /v1/chat/completions ")
+    assert server.requests[2].startswith(b"POST /v1/chat/completions ")
     assert all(b"\r\nauthorization: Bearer k3y\r\n" in request for request in server.requests)
 
 
+async def test_reasoning_comes_apart_and_tokens_are_the_servers(server: ScriptedServer, events: Build) -> None:
+    thought = b'{"choices": [{"delta": {"reasoning": "Hm", "reasoning_content": "Hm"}}]}'
+    usage = b'{"choices": [], "usage": {"completion_tokens": 7}}'
+    server.answers = [events(thought, delta("Yes"), usage)]
+    client = ChatClient(server.url, None, "m")
+    assert [piece async for piece in client.answer(MESSAGES)] == [Piece("Hm", is_reasoning=True), Piece("Yes")]
+    assert client.figures.tokens == 7 and str(client.figures).startswith("7 tokens, ")
+
+
+def test_figures() -> None:
+    assert str(Figures()) == ""
+    assert str(Figures(started=1.0, first=1.5, last=1.5, pieces=1)) == "1 token, first after 0.50 s"
+    assert str(Figures(started=1.0, first=1.5, last=2.5, pieces=11)) == "11 tokens, 10.0 tokens/s, first after 0.50 s"
+
+
+async def test_a_base_model_is_refused_at_once(server: ScriptedServer, answer: Build) -> None:
+    server.answers = [answer(MODELS), answer(b'{"has_chat_template": false}')]
+    with pytest.raises(ChatError, match="some/model has no chat template: take a model made for chats"):
+        await ChatClient(server.url, None, None).greet()
+
+
 async def test_the_model_is_looked_up_once(server: ScriptedServer, answer: Build, events: Build) -> None:
-    server.answers = [answer(MODELS), events(delta("a")), events(delta("b", "length"))]
-    client = ChatClient(server.url, None, None, {})
+    server.answers = [answer(MODELS), NO_INFO, events(delta("a")), events(delta("b", "length"))]
+    client = ChatClient(server.url, None, None)
     assert await client.greet() == "some/model"
     assert [await answer_of(client), await answer_of(client)] == [["a"], ["b"]]
-    assert client.was_cut
-    assert len(server.requests) == 3
+    assert client.figures.was_cut
+    assert len(server.requests) == 4
     assert b"authorization" not in b"".join(server.requests)
 
 
 async def test_a_model_of_several(server: ScriptedServer, events: Build) -> None:
     server.answers = [events(delta("a"))]
-    assert await answer_of(ChatClient(server.url, None, "other", {})) == ["a"]
+    assert await answer_of(ChatClient(server.url, None, "other")) == ["a"]
     assert body_of(server.requests[0])["model"] == "other"
 
 
 @pytest.mark.parametrize(("body", "status"), [(b"{}", "404 Not Found"), (b"[]", "200 OK"), (b"<html>", "200 OK")])
 async def test_a_server_that_lists_no_model(server: ScriptedServer, answer: Build, body: bytes, status: str) -> None:
-    server.answers = [answer(body, status)]
-    assert await ChatClient(server.url, None, None, {}).greet() == "tgi"
+    server.answers = [answer(body, status), NO_INFO]
+    assert await ChatClient(server.url, None, None).greet() == "tgi"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +122,7 @@ async def test_refusals(
 ) -> None:
     server.answers = [answer(body, status)]
     with pytest.raises(ChatError) as caught:
-        await answer_of(ChatClient(server.url, key, "m", {}))
+        await answer_of(ChatClient(server.url, key, "m"))
     assert str(caught.value).startswith(message.format(url=server.url))
 
 
@@ -103,28 +130,28 @@ async def test_an_error_in_the_stream(server: ScriptedServer, events: Build) -> 
     server.answers = [events(delta("Hel"), b'{"error": {"message": "the shard failed"}}')]
     parts = []
     with pytest.raises(ChatError, match="the shard failed"):
-        async for part in ChatClient(server.url, None, "m", {}).answer(MESSAGES):
-            parts.append(part)
-    assert parts == ["Hel"]
+        async for piece in ChatClient(server.url, None, "m").answer(MESSAGES):
+            parts.append(piece)
+    assert parts == [Piece("Hel")]
 
 
 async def test_an_answer_that_breaks_off(server: ScriptedServer, events: Build) -> None:
     server.answers = [events(delta("Hel"))[:-5]]
     server.close_after_each = True
     with pytest.raises(ChatError, match="closed in the middle"):
-        await answer_of(ChatClient(server.url, None, "m", {}))
+        await answer_of(ChatClient(server.url, None, "m"))
 
 
 async def test_no_server() -> None:
     with pytest.raises(ChatError, match=r"no server answers at http://127\.0\.0\.1:1 \(Connection refused\); give"):
-        await ChatClient("http://127.0.0.1:1", None, None, {}).greet()
+        await ChatClient("http://127.0.0.1:1", None, None).greet()
 
 
 def test_no_url() -> None:
     for url in ("ftp://localhost", "", "http:///v1"):
         with pytest.raises(ChatError, match="is not an http:// or https:// URL"):
-            ChatClient(url, None, None, {})
-    assert ChatClient("localhost:80/v1/", None, None, {}).url == "http://localhost:80"
+            ChatClient(url, None, None)
+    assert ChatClient("localhost:80/v1/", None, None).url == "http://localhost:80"
 
 
 def test_options_for_the_server_stand_behind_dashes() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import psutil
 import pytest
@@ -52,6 +54,29 @@ def children() -> list[psutil.Process]:
 
 def nothing(said: str) -> None:
     pass
+
+
+@pytest.mark.parametrize(
+    ("files", "is_refused"),
+    [
+        ({"tokenizer_config.json": "{}"}, True),
+        ({}, True),
+        ({"tokenizer_config.json": '{"chat_template": "x"}'}, False),
+        ({"chat_template.jinja": "x"}, False),
+        ({"chat_template.json": '{"chat_template": "x"}'}, False),
+        ({"adapter_config.json": "{}"}, False),
+    ],
+)
+def test_a_base_model_is_refused_before_it_starts(tmp_path: Path, files: dict[str, str], is_refused: bool) -> None:
+    for name, text in {"tokenizer.json": "{}", **files}.items():
+        (tmp_path / name).write_text(text)
+    with contextlib.ExitStack() as stack:
+        if is_refused:
+            stack.enter_context(pytest.raises(ChatError, match=r"has no chat template: take .* launcher serve"))
+        stack.enter_context(served(str(tmp_path), [], dict(os.environ), nothing))
+    with served(str(tmp_path), [], {**os.environ, "CHAT_TEMPLATE": "x"}, nothing):
+        pass
+    assert not children()
 
 
 def test_it_runs_as_long_as_the_block(capfd: pytest.CaptureFixture[str]) -> None:
