@@ -191,8 +191,9 @@ def check_sharding(hf: HfModel, world_size: int) -> None:
     if not any(name.endswith(("k_proj", "qkv_proj", "query_key_value", "Wqkv")) for name in plan):
         return  # attention is replicated, only the rest is divided
     heads = getattr(config, "num_attention_heads", None)
-    counts = {name: getattr(config, name, None) or heads for name in ("num_key_value_heads", "num_attention_heads")}
-    counts = {name: count for name, count in counts.items() if isinstance(count, int)}
+    names = ("num_key_value_heads", "num_attention_heads")
+    said = {name: getattr(config, name, None) or heads for name in names}
+    counts = {name: count for name, count in said.items() if isinstance(count, int)}
     for name, count in counts.items():
         if count % world_size:
             fitting = [n for n in range(1, count + 1) if not any(one % n for one in counts.values())]
