@@ -37,7 +37,8 @@ def http_page() -> str:
         "With `--kserve-api`:",
         table(("Route", "What it does", "Body", "Answer", "Refusals"), _routes(paths[num_always:])),
         "## Refusals",
-        'Every refusal is `{"error": text, "error_type": type}`. Unknown paths get 404, wrong methods 405.',
+        "Of TGI's routes; OpenAI's and Anthropic's have 400 and 500 for 422 and 424, and bodies of their own: "
+        "[all cases](../compatibility.md#errors). Unknown paths get 404, wrong methods 405.",
         table(("Status", "`error_type`", "When"), _refusals()),
         "## Headers of answers",
         table(("Header", "Meaning"), _headers()),

@@ -151,8 +151,8 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, Text
 
     max_concurrent_requests: int = option(Preset(128), panel=_REQUEST, help="Requests at once; of embeddings 512.")
     max_best_of: int = option(2, panel=_REQUEST, help="Largest `best_of`.")
-    max_stop_sequences: int = option(4, panel=_REQUEST, help="Largest number of stop texts in a request.")
-    max_top_n_tokens: int = option(5, panel=_REQUEST, maximum=_U32, help="Largest `top_n_tokens`.")
+    max_stop_sequences: int = option(4, panel=_REQUEST, help="Largest number of stop texts on TGI's routes.")
+    max_top_n_tokens: int = option(5, panel=_REQUEST, maximum=_U32, help="Largest `top_n_tokens` of TGI's routes.")
     max_input_tokens: int | None = option(
         None, panel=_REQUEST, unit="tokens", minimum=1, maximum=_U32, help="Longest prompt. Default: what fits."
     )
@@ -163,7 +163,7 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, Text
         None, panel=_REQUEST, unit="tokens", minimum=2, maximum=_U32,
         help="Prompt and generated tokens of one request. Default: what fits.",
     )  # fmt: skip
-    max_client_batch_size: int = option(Preset(4), panel=_REQUEST, help="Most inputs of a request; to embed 2048.")
+    max_client_batch_size: int = option(Preset(4), panel=_REQUEST, help="Most prompts of a request; to embed 2048.")
     payload_limit: int = option(
         2_000_000, panel=_REQUEST, unit="bytes", minimum=1,
         help="Largest request body. The default becomes 32 MiB for models that read images.",
@@ -272,7 +272,7 @@ ROUTER_FLAGS = (
     "cors_allow_origin", "served_model_name", "ssl_certfile", "ssl_keyfile",
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
-    *IMAGE_FLAGS, "lora_root", "lora_host_memory", "task", "pooling", *TEXT_FLAGS,
+    *IMAGE_FLAGS, "lora_root", "lora_host_memory", "task", "pooling", *TEXT_FLAGS, "error_format",
 )  # fmt: skip
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token", "lora_adapters")
 """Secrets are not in argv, which every user of the machine can read."""

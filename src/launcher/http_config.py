@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from launcher.errors import ArgumentValidation
 from wire import tls
@@ -40,6 +40,9 @@ class HttpConfig:
     )
     no_playground: bool = option(
         False, panel=_HTTP, help="Answer browsers at / as any other client, without the page to try the model."
+    )
+    error_format: Literal["auto", "tgi"] = option(
+        "auto", panel=_HTTP, help="Form of errors on OpenAI's routes: OpenAI's with `auto`, or TGI's."
     )
     compute_type: str | None = option(
         None, panel=_HTTP, header=True, help="Value of the response header x-compute-type. Default: from the GPUs."

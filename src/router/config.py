@@ -44,8 +44,8 @@ class RouterConfig(ImageOptions, TextOptions):
         help="Requests served or queued at once; more are refused with 429. For embeddings and scores 512 if unset.",
     )  # fmt: skip
     max_best_of: int = option(2, panel=_LIMITS, help="Largest `best_of`; 1 turns the parameter off.")
-    max_stop_sequences: int = option(4, panel=_LIMITS, help="Largest number of `stop` texts in a request.")
-    max_top_n_tokens: int = option(5, panel=_LIMITS, maximum=_U32, help="Largest `top_n_tokens` and `top_logprobs`.")
+    max_stop_sequences: int = option(4, panel=_LIMITS, help="Largest number of `stop` texts on TGI's routes.")
+    max_top_n_tokens: int = option(5, panel=_LIMITS, maximum=_U32, help="Largest `top_n_tokens` of TGI's routes.")
     max_input_tokens: int | None = option(
         None,
         unit="tokens",
@@ -64,7 +64,7 @@ class RouterConfig(ImageOptions, TextOptions):
     )
     max_client_batch_size: int = option(
         Preset(4), panel=_LIMITS,
-        help="Largest number of prompts or choices in a request. For embeddings and scores 2048 texts if unset.",
+        help="Largest number of prompts in a request. For embeddings and scores 2048 texts if unset.",
     )  # fmt: skip
     payload_limit: int = option(
         DEFAULT_PAYLOAD_LIMIT, panel=_LIMITS, unit="bytes", minimum=1,
@@ -174,6 +174,11 @@ class RouterConfig(ImageOptions, TextOptions):
     no_playground: bool = option(
         False, panel=_HTTP, help="Answer browsers at / as any other client, without the page to try the model."
     )
+    error_format: Literal["auto", "tgi"] = option(
+        "auto", panel=_HTTP,
+        help="Form of errors on OpenAI's routes: `auto` is OpenAI's, with status 400 for what a request does wrong; "
+        "`tgi` is TGI's, with 422. Anthropic's routes and /v1/responses have their own in either case.",
+    )  # fmt: skip
     kserve_api: bool = option(False, panel=_HTTP, help="Serve KServe's v2 routes below /v2 too.")
     aip_http_port: int | None = option(
         None, panel=_HTTP, help="Vertex AI's name for the port; overrides --port.", maximum=65535

@@ -1,15 +1,18 @@
-"""The router's exceptions. Each carries TGI's stable `error_type`; `router.api.errors` maps it to a status.
+"""The router's exceptions: what is wrong, apart from how an API says it. `router.api.errors` words them.
 
 RouterError
-├── ValidationError       422  validation
-│   ├── BatchSizeError    422  batch size exceeded
-│   └── SuffixError       422  suffix not supported
-├── TemplateError         422  template_error
-├── ToolError             422  tool_error
-├── OverloadedError       429  overloaded
-├── GenerationError       424  generation
-├── IncompleteError       500  incomplete_generation
-├── UnhealthyError        503  healthcheck
+├── ValidationError       the request itself is at fault
+│   ├── ContextLengthError    its prompt, or that and what is asked for, does not fit
+│   ├── GrammarError          a grammar that cannot be compiled
+│   ├── ImageError            an image that cannot be fetched or read
+│   ├── BatchSizeError        more prompts, choices or instances than one request may hold
+│   └── SuffixError           a completion with a `suffix`
+├── TemplateError         the chat template could not be rendered
+├── ToolError             tools or tool output that cannot be honoured
+├── OverloadedError       no permit is free
+├── GenerationError       the shards failed
+├── IncompleteError       the generation ended without a last token
+├── UnhealthyError        a shard does not answer, or the server is stopping
 └── StartupError          (never reaches a client: ends the process with one line)
     ├── ArgumentValidation    options that contradict each other or the shards
     └── BackendError          the shards cannot be reached, or not warmed up
@@ -17,58 +20,166 @@ RouterError
 
 from __future__ import annotations
 
+from typing import Literal
+
 from wire.text.escape import quoted
+
+Reason = Literal[
+    "body_too_large", "cache_too_small", "conflict", "content_type", "draining", "invalid_grammar",
+    "invalid_image", "invalid_type", "invalid_value", "malformed_json", "missing_field", "overloaded",
+    "prompt_empty", "prompt_too_long", "template", "too_many_generations", "tools", "unauthorized", "unknown_adapter",
+    "unknown_field", "unknown_model", "unknown_response", "unknown_route", "unsupported", "wrong_method",
+]  # fmt: skip
+"""Why a request is refused, in the log and in `tgi_request_refused`."""
 
 
 class RouterError(Exception):
-    """An error with a public message, `str(error)`."""
+    """An error with a public message, `str(error)`.
+
+    Attributes:
+        error_type: TGI's stable word for the kind of error.
+        reason: Why the request is refused; None: it is not, it has failed.
+        detail: The message without the prefix that TGI puts before it.
+        param: The field of the request that is at fault, as the client wrote it.
+        code: OpenAI's word for the fault, where it is not the usual one of the reason.
+        given: The number at fault.
+        limit: What it must not exceed, or fall below.
+    """
 
     error_type = "internal"
+    reason: Reason | None = None
+    prefix = ""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        param: str | None = None,
+        reason: Reason | None = None,
+        code: str | None = None,
+        given: float | None = None,
+        limit: float | None = None,
+    ) -> None:
+        super().__init__(self.prefix + detail)
+        self.detail = detail
+        self.param = param
+        self.code = code
+        self.given = given
+        self.limit = limit
+        if reason is not None:
+            self.reason = reason
+
+
+class FieldError(ValueError):
+    """What is wrong with a field, in words for the client; pydantic hands it on to `router.api.http.faults`.
+
+    Attributes:
+        param: The path of the field from the object on that raised it.
+        code: OpenAI's word, where it is not the usual one of the reason.
+    """
+
+    def __init__(
+        self, text: str, *, param: str | None = None, reason: Reason = "invalid_value", code: str | None = None
+    ) -> None:
+        super().__init__(text)
+        self.param = param
+        self.reason = reason
+        self.code = code
+
+    def below(self, place: str) -> FieldError:
+        """The fault of a body in which the object that raised it is at `place`; empty: it is the body."""
+        if not place:
+            return self
+        param = place if self.param is None else f"{place}.{self.param}"
+        return FieldError(f"{place}: {self}", param=param, reason=self.reason, code=self.code)
 
 
 class ValidationError(RouterError):
-    """The request itself is at fault. Takes the detail; the public message gets TGI's prefix."""
+    """The request itself is at fault."""
 
     error_type = "validation"
+    reason: Reason | None = "invalid_value"
+    prefix = "Input validation error: "
 
-    def __init__(self, detail: str) -> None:
-        super().__init__(f"Input validation error: {detail}")
+
+class ContextLengthError(ValidationError):
+    """The prompt is too long, or nothing is left for the tokens that the request asks for.
+
+    Attributes:
+        num_tokens: Tokens of the prompt.
+        asked: Tokens to generate, as far as they count; None where the prompt alone does not fit.
+        asked_in: The client's name of the field that asks for them.
+        or_more: Whether `num_tokens` is only the least that the prompt can have.
+    """
+
+    reason: Reason | None = "prompt_too_long"
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        param: str,
+        num_tokens: int,
+        limit: int,
+        asked: int | None = None,
+        asked_in: str = "",
+        or_more: bool = False,
+    ) -> None:
+        super().__init__(detail, param=param, given=num_tokens + (asked or 0), limit=limit)
+        self.num_tokens = num_tokens
+        self.num_limit = limit
+        self.asked = asked
+        self.asked_in = asked_in
+        self.or_more = or_more
+
+
+class GrammarError(ValidationError):
+    """A grammar that means nothing or cannot be compiled."""
+
+    reason: Reason | None = "invalid_grammar"
+
+
+class ImageError(ValidationError):
+    """An image that cannot be fetched or read."""
+
+    reason: Reason | None = "invalid_image"
 
 
 class BatchSizeError(ValidationError):
     """More prompts, choices or instances than one request may hold."""
 
     error_type = "batch size exceeded"
+    reason: Reason | None = "too_many_generations"
 
 
 class SuffixError(ValidationError):
     """A completion with a `suffix`."""
 
     error_type = "suffix not supported"
+    reason: Reason | None = "unsupported"
 
 
 class TemplateError(RouterError):
     """The chat template could not be rendered, or there is none."""
 
     error_type = "template_error"
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(f"Template error: {detail}")
+    reason: Reason | None = "template"
+    prefix = "Template error: "
 
 
 class ToolError(RouterError):
     """Tools or tool output that cannot be honoured."""
 
     error_type = "tool_error"
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(f"Tool error: {detail}")
+    reason: Reason | None = "tools"
+    prefix = "Tool error: "
 
 
 class OverloadedError(RouterError):
     """No permit is free. `retry_after_s` is an estimate from the observed drain of the queue."""
 
     error_type = "overloaded"
+    reason: Reason | None = "overloaded"
 
     def __init__(self, retry_after_s: int = 1) -> None:
         super().__init__("Model is overloaded")
@@ -76,12 +187,10 @@ class OverloadedError(RouterError):
 
 
 class GenerationError(RouterError):
-    """The shards failed while the request ran. Takes their message."""
+    """The shards failed while the request ran."""
 
     error_type = "generation"
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(f"Request failed during generation: {detail}")
+    prefix = "Request failed during generation: "
 
 
 class IncompleteError(RouterError):
@@ -97,6 +206,7 @@ class UnhealthyError(RouterError):
     """A shard does not answer, or the scheduler has stopped."""
 
     error_type = "healthcheck"
+    reason: Reason | None = "draining"
 
     def __init__(self) -> None:
         super().__init__("unhealthy")

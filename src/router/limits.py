@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from wire.extensions import Extension
 
+MAX_CHOICES = 128
+"""OpenAI's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServingLimits:
@@ -15,7 +18,7 @@ class ServingLimits:
     max_best_of: int
     max_stop_sequences: int
     max_top_n_tokens: int
-    max_client_batch_size: int
+    max_client_batch_size: int  # prompts of a request
     max_input_tokens: int
     max_total_tokens: int
     max_batch_prefill_tokens: int  # of one step
@@ -24,6 +27,11 @@ class ServingLimits:
     max_batch_size: int | None
     max_waiting_tokens: int  # answered decode steps
     waiting_served_ratio: float
+
+    @property
+    def max_choices(self) -> int:
+        """Generations that a request of OpenAI's routes may ask for."""
+        return min(MAX_CHOICES, self.max_concurrent_requests)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from router.errors import Reason
 from wire.step_phases import DRAFT_KINDS, OTHER_DRAFTS, PHASES, POOLING_PHASES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -63,6 +64,7 @@ DECLARED: dict[str, Declared] = {
         "requests",
         ("err", ("validation", "overloaded", "generation", "incomplete", "dropped", "template")),
     ),
+    "tgi_request_refused": _counter("Requests that were refused, by reason", "requests", ("reason", get_args(Reason))),
     "tgi_batch_inference_count": _counter("Calls that ran the model", "calls", _METHODS),
     "tgi_batch_inference_success": _counter("Calls that ran the model and succeeded", "calls", _METHODS),
     "tgi_batch_inference_failure": _counter("Calls that ran the model and failed", "calls", _METHODS),

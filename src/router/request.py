@@ -6,10 +6,11 @@ Knows nothing of HTTP bodies or protobuf; `router.api` builds these through `rou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from router.errors import ValidationError
 from router.generation_trace import GenerationTrace
 from wire.extensions import Extension
 from wire.images.prepared import ImagePlace, PreparedImage
@@ -39,19 +40,59 @@ class SamplingParameters:
     grammar_kind: GrammarKind = "none"
 
 
-SAMPLING_RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("temperature", lambda value: value > 0, "`temperature` must be > 0"),
-    ("repetition_penalty", lambda value: value > 0, "`repetition_penalty` must be > 0"),
-    ("frequency_penalty", lambda value: -2 <= value <= 2, "`frequency_penalty` must be in [-2, 2]"),
-    ("absolute_frequency_penalty", lambda value: -2 <= value <= 2, "`frequency_penalty` must be in [-2, 2]"),
-    ("presence_penalty", lambda value: -2 <= value <= 2, "`presence_penalty` must be in [-2, 2]"),
+@dataclass(frozen=True, kw_only=True)
+class ValueRange:
+    """What a number must be.
+
+    Attributes:
+        name: The field of `SamplingParameters`.
+        says: The rule in words, behind the field's name.
+        excludes_low: Whether the number must be above `low`.
+    """
+
+    name: str
+    says: str
+    low: float = -math.inf
+    high: float = math.inf
+    excludes_low: bool = False
+    excludes_high: bool = False
+
+    @property
+    def field(self) -> str:
+        """What clients call it."""
+        return self.name.removeprefix("absolute_")
+
+    def holds(self, value: float) -> bool:
+        return not (self._is_below(value) or self._is_above(value))
+
+    def fault(self, value: float) -> ValidationError:
+        """The refusal of a number that is out of the range."""
+        kind = "integer" if isinstance(value, int) else "decimal"
+        end, limit = ("below_min", self.low) if self._is_below(value) else ("above_max", self.high)
+        return ValidationError(
+            f"`{self.field}` {self.says}", param=self.field, code=f"{kind}_{end}_value", given=value, limit=limit
+        )
+
+    def _is_below(self, value: float) -> bool:
+        return value < self.low or (self.excludes_low and value == self.low)
+
+    def _is_above(self, value: float) -> bool:
+        return value > self.high or (self.excludes_high and value == self.high)
+
+
+SAMPLING_RANGES = (
+    ValueRange(name="temperature", says="must be > 0", low=0, excludes_low=True),
+    ValueRange(name="repetition_penalty", says="must be > 0", low=0, excludes_low=True),
+    ValueRange(name="frequency_penalty", says="must be in [-2, 2]", low=-2, high=2),
+    ValueRange(name="absolute_frequency_penalty", says="must be in [-2, 2]", low=-2, high=2),
+    ValueRange(name="presence_penalty", says="must be in [-2, 2]", low=-2, high=2),
     # 1.0 is TGI's own value for "off" and what OpenAI's clients send; TGI refuses it.
-    ("top_p", lambda value: 0 < value <= 1, "`top_p` must be in (0, 1]"),
-    ("typical_p", lambda value: 0 < value < 1, "`typical_p` must be in (0, 1)"),
-    ("min_p", lambda value: 0 <= value <= 1, "`min_p` must be in [0, 1]"),
-    ("top_k", lambda value: value > 0, "`top_k` must be > 0"),
+    ValueRange(name="top_p", says="must be in (0, 1]", low=0, high=1, excludes_low=True),
+    ValueRange(name="typical_p", says="must be in (0, 1)", low=0, high=1, excludes_low=True, excludes_high=True),
+    ValueRange(name="min_p", says="must be in [0, 1]", low=0, high=1),
+    ValueRange(name="top_k", says="must be > 0", low=0, excludes_low=True),
 )
-"""What a given value must be, in the order in which TGI checks, and TGI's words for a value that is not."""
+"""What a given value must be, in the order in which TGI checks, and in TGI's words."""
 
 FILTERS_OFF = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
 """What removes candidates before one is sampled: switched off where temperature 0 asks for the likeliest token."""

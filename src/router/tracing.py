@@ -39,12 +39,24 @@ _current: ContextVar[RequestSpan | None] = ContextVar("request", default=None)
 class RequestSpan:
     """The span of one HTTP request. `scope` is the server's own, in which the router enters who answers."""
 
-    __slots__ = ("_scope", "began_at", "fields", "inference_s", "queue_s", "span", "tokens_in", "tokens_out", "tracing")
+    __slots__ = (
+        "_scope",
+        "began_at",
+        "fields",
+        "inference_s",
+        "queue_s",
+        "refused",
+        "span",
+        "tokens_in",
+        "tokens_out",
+        "tracing",
+    )
 
     def __init__(self, scope: Mapping[str, Any], tracing: Tracing | None, traceparent: str = "") -> None:
         self._scope = scope
         self.began_at = time.monotonic()
         self.fields: dict[str, str] = {}
+        self.refused = ""  # why, in the words of the log
         self.tokens_in = self.tokens_out = 0  # of all finished generations
         self.queue_s = self.inference_s = 0.0  # the longest wait; the sum
         self.tracing = tracing
@@ -97,6 +109,8 @@ class RequestSpan:
         if method in ("GET", "HEAD", "OPTIONS") and status < 400:
             return
         parts = [f"{status} {method} {one_line(str(self._scope['path'])[:_MOST_SHOWN])}"]
+        if self.refused:
+            parts.append(self.refused)
         if self.tokens_out:
             parts.append(f"{counted(self.tokens_in, 'token')} in, {self.tokens_out} out")
         parts.append(f"{time.monotonic() - self.began_at:.2f} s")

@@ -75,7 +75,7 @@ async def test_what_there_are_no_slots_for_is_refused_with_what_to_do(
 ) -> None:
     key = {"authorization": "Bearer secret"}
     answer = await router.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": folder}, **key)
-    error = answer.json()["error"]
+    error = answer.json()["error"]["message"]
     assert answer.status_code == 400 and error.startswith("LoRA adapter `x`: "), error
     assert all(text in error for text in texts), error
     asked = {"inputs": "Hi", "parameters": {"adapter_id": "x"}}

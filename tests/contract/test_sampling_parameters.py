@@ -65,5 +65,5 @@ def test_a_shard_without_the_extension_is_sent_nothing_of_it() -> None:
 
 def test_tables_name_parameters_that_there_are() -> None:
     names = {one.name for one in fields(SamplingParameters)}
-    assert set(SAMPLING_EXTENSIONS) <= names and {name for name, _, _ in SAMPLING_RANGES} <= names
+    assert set(SAMPLING_EXTENSIONS) <= names and {one.name for one in SAMPLING_RANGES} <= names
     assert set(CommonParameters.model_fields) - names == {"ignore_eos"}

@@ -9,10 +9,11 @@ import httpx
 from hostile.target import KEY
 
 REFUSALS = frozenset({400, 413, 415, 422, 429})
-"""Statuses of requests that are wrong or too many."""
+"""Statuses of requests that are wrong or too many; 422 is of TGI's routes only."""
 _INTERNALS = ("Traceback", "site-packages", ".py", "/proc/", "/tmp/", KEY)
 _LONGEST_ERROR = 4096
-_SHAPES = {"/v1/messages": {"type", "error", "request_id"}, "/v1/responses": {"error"}}
+_NAMED = ("/v1/messages", "/v1/responses")
+"""Routes whose streams have named events."""
 _ENDS = ("message_stop", "response.completed", "response.incomplete")
 """Of streams that do not fail."""
 
@@ -31,8 +32,15 @@ def check(answer: httpx.Response, refusals: frozenset[int] = REFUSALS) -> None:
 def check_error(text: str, path: str = "") -> None:
     """Of a refusal: the shape of the API that `path` belongs to, TGI's by default, and no word about where or how we
     run."""
-    shape = next((shape for begin, shape in _SHAPES.items() if path.startswith(begin)), {"error", "error_type"})
-    assert set(json.loads(text)) == shape, text[:500]
+    body = json.loads(text)
+    if path.startswith("/v1/messages"):
+        assert set(body) == {"type", "error", "request_id"} and set(body["error"]) == {"type", "message"}, text[:500]
+    else:
+        assert set(body) == {"error", "error_type"}, text[:500]
+        is_object = path.startswith("/v1/")
+        assert (set(body["error"]) == {"message", "type", "param", "code"}) if is_object else (
+            isinstance(body["error"], str)
+        ), text[:500]  # fmt: skip
     assert len(text) < _LONGEST_ERROR, text[:500]
     assert not any(word in text for word in _INTERNALS), text[:500]
 
@@ -41,7 +49,7 @@ def check_stream(text: str, path: str = "") -> None:
     """Exactly one end, and nothing after it."""
     events = [line[5:].strip() for line in text.split("\n") if line.startswith("data:")]
     assert events, text[:500]
-    if path.startswith(tuple(_SHAPES)):
+    if path.startswith(_NAMED):
         ends = [json.loads(event)["type"] in _ENDS for event in events]
         assert ends == [False] * (len(ends) - 1) + [True], text[-500:]
     elif events[-1] == "[DONE]":

@@ -15,11 +15,14 @@ def ok(answer: httpx.Response) -> Any:
 
 
 def refused(answer: httpx.Response, status: int, error_type: str, words: str = "") -> str:
+    """The message, in the form of the API that the route belongs to."""
     assert answer.status_code == status, answer.text
     body = answer.json()
     assert list(body) == ["error", "error_type"] and body["error_type"] == error_type, body
-    assert words in body["error"], body
-    return str(body["error"])
+    is_openai = answer.request.url.path.startswith("/v1/")
+    message = body["error"]["message"] if is_openai else body["error"]
+    assert words in message, body
+    return str(message)
 
 
 def events_of(client: httpx.Client, path: str, body: dict[str, Any]) -> tuple[list[Any], str]:

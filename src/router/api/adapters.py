@@ -27,7 +27,7 @@ routes.models += [LoadAdapterBody, UnloadAdapterBody]
 async def load_lora_adapter(request: Request) -> Response:
     """Register the adapter in a folder below --lora-root under a name. It is loaded when a request needs it."""
     state = state_of(request)
-    body = await state.read(request, LoadAdapterBody)
+    body = await state.read(request, LoadAdapterBody, counts=False)
     name, path = body.lora_name, body.lora_path
     if not name or not path:
         raise _refused("Both 'lora_name' and 'lora_path' must be provided.")
@@ -53,14 +53,15 @@ async def load_lora_adapter(request: Request) -> Response:
 async def unload_lora_adapter(request: Request) -> Response:
     """Forget a registered adapter. Requests that have it run to their end."""
     state = state_of(request)
-    body = await state.read(request, UnloadAdapterBody)
+    body = await state.read(request, UnloadAdapterBody, counts=False)
     if not body.lora_name:
         raise _refused("'lora_name' needs to be provided to unload a LoRA adapter.")
     adapters = state.inference.adapters
     if body.lora_name in adapters and adapters.path_of(body.lora_name) is None:
         raise _refused(f"The lora adapter '{body.lora_name}' is of --lora-adapters, and stays.")
     if not adapters.remove(body.lora_name):
-        raise BodyError(404, "not_found", f"The lora adapter '{body.lora_name[:200]}' cannot be found.")
+        text = f"The lora adapter '{body.lora_name[:200]}' cannot be found."
+        raise BodyError(404, "not_found", text, reason="unknown_adapter", param="lora_name")
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
@@ -73,7 +74,8 @@ def _below_root(state: AppState, path: str) -> str:
         if not folder.is_relative_to(root):
             raise _refused(f"'lora_path' {path[:200]} leads out of the server's folder of adapters.")
         if not folder.is_dir():
-            raise BodyError(404, "not_found", f"There is no folder {path[:200]} among the server's adapters.")
+            text = f"There is no folder {path[:200]} among the server's adapters."
+            raise BodyError(404, "not_found", text, reason="unknown_adapter", param="lora_path")
     except (OSError, ValueError):
         raise _refused(f"'lora_path' {path[:200]!r} is not a path.") from None
     return str(folder.relative_to(root))

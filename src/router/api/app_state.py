@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 
+from router.api.errors import COUNTED, ErrorAnswers, event_of
 from router.api.http.body import LARGE_BODY, BodyType, LargeBodies, read_body, read_one_of
 from router.config import RouterConfig
 from router.generation.inference import Inference
@@ -22,6 +23,9 @@ from router.responses.store import ResponseStore
 from router.schemas.base import Body
 from router.worker.lane import Lanes
 from wire.text.model_name import short_name
+
+StreamFailure = Callable[[Exception], bytes]
+"""From what has ended a stream to its error event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +69,40 @@ class AppState:
     def large_bodies(self) -> LargeBodies:
         return LargeBodies(self.bodies.large, self.parsed_bodies)
 
-    async def read(self, request: Request, body_type: type[BodyType]) -> BodyType:
-        """The checked body, within `--payload-limit`. Raises BodyError and ClientDisconnect."""
+    async def read(self, request: Request, body_type: type[BodyType], *, counts: bool = True) -> BodyType:
+        """The checked body, within `--payload-limit`. Raises BodyError and ClientDisconnect.
+
+        Args:
+            counts: Whether the request is one of `tgi_request_count`.
+        """
+        if counts:
+            self._count(request)
         return await read_body(request, body_type, limit=self.config.payload_limit, large=self.large_bodies)
 
     async def read_one_of(self, request: Request, *body_types: type[Body]) -> Body:
         """The checked body as the first of several types that fits."""
+        self._count(request)
         return await read_one_of(request, *body_types, limit=self.config.payload_limit, large=self.large_bodies)
 
-    def count_request(self) -> None:
-        """Each request for a generation, once its body is read."""
+    def _count(self, request: Request) -> None:
+        request.scope[COUNTED] = True
         self.inference.metrics.count("tgi_request_count")
 
 
 def state_of(request: Request) -> AppState:
     state: AppState = request.app.state.app_state
     return state
+
+
+def errors_of(request: Request) -> ErrorAnswers:
+    errors: ErrorAnswers = request.app.state.errors
+    return errors
+
+
+def stream_failure(request: Request) -> StreamFailure:
+    """What makes the error event of a stream of chats or completions."""
+    errors, family, request_id = errors_of(request), errors_of(request).family(request.url.path), request_id_of(request)
+    return lambda error: event_of(errors.of_stream(error, request_id), family)
 
 
 def request_id_of(request: Request) -> str:

@@ -11,16 +11,16 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from router.api.app_state import AppState, request_id_of, state_of
-from router.api.errors import openai_event_body, public_error
+from router.api.app_state import AppState, StreamFailure, request_id_of, state_of, stream_failure
 from router.api.http import sse
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import json_headers, stream_headers
 from router.api.json_out import JsonResponse, dumps
 from router.api.openapi.answers import JSON_HEADERS
 from router.api.routes import Routes
-from router.errors import RouterError, ToolError, ValidationError
+from router.errors import ToolError, ValidationError
 from router.events import Finished, Predicted, Prefilled
+from router.generation.api_rules import CHAT, ApiRules
 from router.generation.asked import GenerateRequest
 from router.generation.collect import GenerationResult, collect_all, interleaved, start_all
 from router.generation.permits import HeldPermits
@@ -78,13 +78,12 @@ async def chat_completions(request: Request) -> Response:
 
 async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
     """The answer to a chat body, whichever route it came by."""
-    state.count_request()
     chat = Chat(state, body)
     head = ChatHead.new("chatcmpl", model_name(body.model, state.model_names[0]))
     with state.inference.take_permits(chat.number, request_id=request_id_of(request)) as permits:
         if body.stream:
             running = await cancel_on_disconnect(request.receive, chat.start(permits))
-            return _stream(chat, head, running)
+            return _stream(chat, head, running, stream_failure(request))
         generations = await cancel_on_disconnect(request.receive, chat.generate(permits))
     whole = completion(
         head,
@@ -97,15 +96,20 @@ async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
     return JsonResponse(whole, headers=json_headers(generations[0], state.config.compute_type))
 
 
-async def first_request(state: AppState, body: ChatBody) -> GenerateRequest:
+async def first_request(state: AppState, body: ChatBody, api: ApiRules = CHAT) -> GenerateRequest:
     """The generation of one choice; its `inputs` are the rendered chat. With tools it is the call of one."""
-    return await Chat(state, body).request()
+    return await Chat(state, body, api).request()
 
 
 class Chat:
     """A chat body on its way to its generations. Raises RouterError for what can be refused before there are any."""
 
-    def __init__(self, state: AppState, body: ChatBody) -> None:
+    def __init__(self, state: AppState, body: ChatBody, api: ApiRules = CHAT) -> None:
+        """
+        Args:
+            api: The rules of the API that the body came by.
+        """
+        self._api = api
         self._inference = state.inference
         self._template = state.chat_template
         self.state = state
@@ -115,17 +119,14 @@ class Chat:
             body = with_marked_images(body, images.reader.max_images)
         self.body = body
         self._images = images_of(body)
-        try:
-            if images is not None:
-                images.reader.check_number(len(self._images))
-            self.number = _number_of_choices(state, body)
-            self.tools = offered_tools(body)
-            is_disabled = state.config.disable_grammar_support
-            self._has_frames = Extension.LARK_GRAMMAR in state.info.extensions and not is_disabled
-            self._is_native = self._speaks_natively()
-            self._check_constraint()
-        except RouterError as error:
-            raise state.inference.refused(error) from None
+        if images is not None:
+            images.reader.check_number(len(self._images))
+        self.number = _number_of_choices(state, body)
+        self.tools = offered_tools(body)
+        is_disabled = state.config.disable_grammar_support
+        self._has_frames = Extension.LARK_GRAMMAR in state.info.extensions and not is_disabled
+        self._is_native = self._speaks_natively()
+        self._check_constraint()
 
     async def request(self) -> GenerateRequest:
         """The message of one choice: the call of a tool if there are any."""
@@ -185,14 +186,15 @@ class Chat:
             return
         can_call = self._is_native and format.can_force(self.tools.schemas)
         if not (can_call and self._has_frames and constraint.type not in ("regex", "grammar") and format.takes_forms):
-            raise ToolError("Grammar and tools are mutually exclusive")
+            raise ToolError("Grammar and tools are mutually exclusive", param=self._api.grammar, reason="conflict")
 
     def _own_grammar(self, tools: OfferedTools | None, asked: AskedGrammar | None) -> AskedGrammar | None:
         """The grammar in the model's own format instead of the one that was asked for, if there is one."""
         format, budget = self.state.model_format, self.body.thinking_budget
         if not self._has_frames:
             if budget is not None and asked is None and format.may_think(self._prompt):
-                raise ValidationError("a budget of reasoning tokens is not supported by the model server in use")
+                text = "a budget of reasoning tokens is not supported by the model server in use"
+                raise ValidationError(text, reason="unsupported")
             return asked
         schemas = tools.schemas if tools is not None and format.can_force(tools.schemas) else {}
         if asked is not None:
@@ -210,28 +212,32 @@ class Chat:
     async def _request(self, tools: OfferedTools | None) -> GenerateRequest:
         body = self.body
         prepare = partial(
-            _prepared, body, tools, self._image_prompts, self.state.model_format, is_native=self._is_native
+            _prepared,
+            body,
+            tools,
+            self._image_prompts,
+            self.state.model_format,
+            field=self._api.prompt,
+            is_native=self._is_native,
         )
-        try:
-            # Schemas and long chats may take a tenth of a second to go through.
-            if tools is not None or len(body.messages) > _MANY_MESSAGES:
-                turns, listed, grammar = await self.state.bodies.run(_cost(body), prepare)
-            else:
-                turns, listed, grammar = prepare()
-            prompt = self._prompt = await self._template.render(
-                turns,
-                listed,
-                tool_prompt=body.tool_prompt,
-                variables={**self.state.template_defaults, **variables_of(body)},
-                ending=ending_of(body),
-                documents=body.documents,
-            )
-            grammar = self._own_grammar(tools, grammar)
-            if grammar is not None and tools is not None and self.state.model_format.has_json_arguments:
-                grammar = replace(grammar, loose=tools.loose)
-        except RouterError as error:
-            raise self._inference.refused(error) from None
-        return replace(request_of(body, prompt, grammar, self._images), adapter_id=self.state.adapter_of(body.model))
+        # Schemas and long chats may take a tenth of a second to go through.
+        if tools is not None or len(body.messages) > _MANY_MESSAGES:
+            turns, listed, grammar = await self.state.bodies.run(_cost(body), prepare)
+        else:
+            turns, listed, grammar = prepare()
+        prompt = self._prompt = await self._template.render(
+            turns,
+            listed,
+            tool_prompt=body.tool_prompt,
+            variables={**self.state.template_defaults, **variables_of(body)},
+            ending=ending_of(body),
+            documents=body.documents,
+        )
+        grammar = self._own_grammar(tools, grammar)
+        if grammar is not None and tools is not None and self.state.model_format.has_json_arguments:
+            grammar = replace(grammar, loose=tools.loose)
+        request = request_of(body, prompt, grammar, self._images, self._api)
+        return replace(request, adapter_id=self.state.adapter_of(body.model))
 
 
 def _cost(body: ChatBody) -> int:
@@ -241,10 +247,16 @@ def _cost(body: ChatBody) -> int:
 
 
 def _prepared(
-    body: ChatBody, tools: OfferedTools | None, images: ImagePrompts | None, format: ModelFormat, *, is_native: bool
+    body: ChatBody,
+    tools: OfferedTools | None,
+    images: ImagePrompts | None,
+    format: ModelFormat,
+    *,
+    field: str,
+    is_native: bool,
 ) -> tuple[list[Turn], list[dict[str, Any]] | None, AskedGrammar | None]:
     """What goes into the template, and the grammar; native calls are read, without a grammar."""
-    turns = turns_of(body, images)
+    turns = turns_of(body, images, field)
     if format.ids is IdKind.COUNTED:
         turns = with_counted_ids(turns)
     if tools is not None:
@@ -253,26 +265,30 @@ def _prepared(
 
 
 def _number_of_choices(state: AppState, body: ChatBody) -> int:
-    number, limit = 1 if body.n is None else body.n, state.inference.limits.max_client_batch_size
+    number, limit = 1 if body.n is None else body.n, state.inference.limits.max_choices
     if not 1 <= number <= limit:
-        raise ValidationError(f"`n` must be > 0 and <= {limit}. Given: {number}")
+        code = "integer_below_min_value" if number < 1 else "integer_above_max_value"
+        text = f"`n` must be > 0 and <= {limit}. Given: {number}"
+        raise ValidationError(text, param="n", code=code, given=number, limit=limit)
     return number
 
 
-def _stream(chat: Chat, head: ChatHead, running: Sequence[Run]) -> Response:
+def _stream(chat: Chat, head: ChatHead, running: Sequence[Run], failure: StreamFailure) -> Response:
     def close() -> None:
         for one in running:
             one.close()
 
     return sse.EventStream(
-        _events(chat, head, running),
+        _events(chat, head, running, failure),
         headers=stream_headers(running[0], compute_type=chat.state.config.compute_type),
         close=close,
         stalled_s=chat.state.config.stalled_client_seconds,
     )
 
 
-async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGenerator[bytes, None]:
+async def _events(
+    chat: Chat, head: ChatHead, running: Sequence[Run], failure: StreamFailure
+) -> AsyncGenerator[bytes, None]:
     choices: dict[int, AnyStream] = {}
     num_unfinished, num_tokens = len(running), 0
     cached: list[int] = []
@@ -306,7 +322,7 @@ async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGe
                 if piece:
                     yield piece
     except Exception as error:
-        yield sse.frame(openai_event_body(public_error(error, running[0].request_id))) + sse.DONE
+        yield sse.frame(failure(error)) + sse.DONE
 
 
 def _reasoning_tokens(choices: Mapping[int, AnyStream]) -> int | None:

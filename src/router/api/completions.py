@@ -9,17 +9,16 @@ from dataclasses import replace
 from fastapi import Request
 from starlette.responses import Response
 
-from router.api.app_state import AppState, request_id_of, state_of
-from router.api.errors import openai_event_body, public_error
+from router.api.app_state import AppState, StreamFailure, request_id_of, state_of, stream_failure
 from router.api.http import sse
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import stream_headers, summed_headers
 from router.api.json_out import JsonResponse
 from router.api.openapi.answers import SUMMED_HEADERS
 from router.api.routes import Routes
-from router.errors import ValidationError
 from router.events import Finished, Predicted, Prefilled
 from router.generation.asked import GenerateRequest
+from router.generation.checks import check_best_of
 from router.generation.collect import GenerationResult, arrivals
 from router.generation.permits import HeldPermits
 from router.generation.running import Running
@@ -48,13 +47,12 @@ async def completions(request: Request) -> Response:
 async def answer(request: Request, state: AppState, body: CompletionBody) -> Response:
     """The answer to a completion body, whichever route it came by."""
     inference = state.inference
-    state.count_request()
     counts = _counts(state, body)
     head = CompletionHead.new("cmpl", state.adapter_of(body.model) or state.model_names[0])
     with inference.take_permits(counts.generations, request_id=request_id_of(request)) as permits:
         if body.stream:
             running = await cancel_on_disconnect(request.receive, _start(state, body, counts, permits))
-            return _stream(state, body, counts, head, running)
+            return _stream(state, body, counts, head, running, stream_failure(request))
         groups, offsets = await cancel_on_disconnect(request.receive, _generate(state, body, counts, permits))
     return JsonResponse(
         completion(head, body, groups, offsets), headers=summed_headers(groups, state.config.compute_type)
@@ -63,23 +61,17 @@ async def answer(request: Request, state: AppState, body: CompletionBody) -> Res
 
 def _counts(state: AppState, body: CompletionBody) -> Counts:
     """What can be refused without a look at the prompts."""
-    inference = state.inference
-    try:
-        counts = counts_of(body, inference.limits)
-        check_served(body, counts, inference.limits, prompt_logprobs=state.config.request_logprobs)
-    except ValidationError as error:
-        raise inference.refused(error) from None
+    limits = state.inference.limits
+    counts = counts_of(body, limits)
+    check_served(body, counts, prompt_logprobs=state.config.request_logprobs)
     if counts.best_of > counts.n:
-        inference.check_best_of(counts.best_of)
+        check_best_of(counts.best_of, limits)
     return counts
 
 
 def _requests(state: AppState, body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
-    try:
-        adapter = state.adapter_of(body.model)
-        return [replace(request, adapter_id=adapter) for request in requests_of(body, counts)]
-    except ValidationError as error:
-        raise state.inference.refused(error) from None
+    adapter = state.adapter_of(body.model)
+    return [replace(request, adapter_id=adapter) for request in requests_of(body, counts)]
 
 
 async def _generate(
@@ -105,14 +97,19 @@ async def _start(state: AppState, body: CompletionBody, counts: Counts, permits:
 
 
 def _stream(
-    state: AppState, body: CompletionBody, counts: Counts, head: CompletionHead, running: Sequence[Running]
+    state: AppState,
+    body: CompletionBody,
+    counts: Counts,
+    head: CompletionHead,
+    running: Sequence[Running],
+    failure: StreamFailure,
 ) -> Response:
     def close() -> None:
         for one in running:
             one.close()
 
     return sse.EventStream(
-        _events(body, counts, head, running),
+        _events(body, counts, head, running, failure),
         headers=stream_headers(*running[:: counts.n], compute_type=state.config.compute_type),
         close=close,
         stalled_s=state.config.stalled_client_seconds,
@@ -120,7 +117,7 @@ def _stream(
 
 
 async def _events(
-    body: CompletionBody, counts: Counts, head: CompletionHead, running: Sequence[Running]
+    body: CompletionBody, counts: Counts, head: CompletionHead, running: Sequence[Running], failure: StreamFailure
 ) -> AsyncGenerator[bytes, None]:
     """The tokens of all choices as they come. A choice that fails says so; the others continue."""
     choices = [
@@ -140,7 +137,7 @@ async def _events(
                 if isinstance(item, Exception):
                     num_unfinished -= 1
                     generated[index] = 0
-                    piece = sse.frame(openai_event_body(public_error(item, running[index].request_id)))
+                    piece = sse.frame(failure(item))
                 else:
                     generated[index] += 1
                     chunk = choices[index].chunk(item)
@@ -159,4 +156,4 @@ async def _events(
                     piece += sse.DONE
                 yield piece
     except Exception as error:  # of ours, not of a generation
-        yield sse.frame(openai_event_body(public_error(error, running[0].request_id))) + sse.DONE
+        yield sse.frame(failure(error)) + sse.DONE

@@ -1,33 +1,63 @@
-"""One table: exception → status and body. JSON answers are flat on every route; OpenAI streams nest the error."""
+"""One table for every error: its status and its body in the form of the API whose route it answers.
+
+OpenAI's form on /v1, Anthropic's on /v1/messages, TGI's everywhere else. docs/compatibility.md shows the table.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from starlette.responses import Response
 
 from router.api.json_out import JsonResponse, dumps
 from router.errors import (
+    ContextLengthError,
     GenerationError,
     IncompleteError,
     OverloadedError,
+    Reason,
     RouterError,
     TemplateError,
     ToolError,
     UnhealthyError,
     ValidationError,
 )
+from router.metrics import Metrics
+from router.tracing import entered
 from wire.text.escape import shown
 
 logger = logging.getLogger(__name__)
 
+Family = Literal["tgi", "openai", "anthropic"]
+ErrorFormat = Literal["auto", "tgi"]
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+
 
 class BodyError(RouterError):
-    """A body that never becomes a request: content type, size, syntax, shape."""
+    """A request that never becomes one: its route, content type, size, syntax or shape."""
 
-    def __init__(self, status: int, error_type: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        status: int,
+        error_type: str,
+        message: str,
+        *,
+        reason: Reason = "invalid_value",
+        param: str | None = None,
+        code: str | None = None,
+        prefix: str = "",
+    ) -> None:
+        """
+        Args:
+            status: On TGI's routes.
+            prefix: What TGI's routes say before the message.
+        """
+        self.prefix = prefix
+        super().__init__(message, reason=reason, param=param, code=code)
         self.status = status
         self.error_type = error_type
 
@@ -36,6 +66,7 @@ class UnauthorizedError(RouterError):
     """No key, or not the right one."""
 
     error_type = "unauthorized"
+    reason: Reason | None = "unauthorized"
 
     def __init__(self) -> None:
         super().__init__("invalid or missing API key")
@@ -48,109 +79,112 @@ class InternalError(RouterError):
         super().__init__("internal error")
 
 
-class UnknownModelError(RouterError):
-    """No model of that name is served."""
-
-    error_type = "not_found"
-
-
 class NotServedError(RouterError):
-    """A route that other servers have; the message says what to use."""
+    """There is no such route, model or response here; the message says what to use."""
 
     error_type = "not_found"
+    reason: Reason | None = "unknown_route"
 
 
-_STATUS: dict[type[RouterError], int] = {
-    ValidationError: 422,
-    TemplateError: 422,
-    ToolError: 422,
-    OverloadedError: 429,
-    GenerationError: 424,
-    IncompleteError: 500,
-    UnhealthyError: 503,
-    UnauthorizedError: 401,
-    UnknownModelError: 404,
-    NotServedError: 404,
+@dataclass(frozen=True)
+class _Row:
+    """`failure`: the label of `tgi_request_failure`; empty where the failure is counted where it happens."""
+
+    tgi_status: int
+    status: int
+    failure: str = ""
+
+
+_TABLE: dict[type[RouterError], _Row] = {
+    ValidationError: _Row(422, 400, "validation"),
+    TemplateError: _Row(422, 400, "template"),
+    ToolError: _Row(422, 400, "template"),
+    OverloadedError: _Row(429, 429, "overloaded"),
+    GenerationError: _Row(424, 500),
+    IncompleteError: _Row(500, 500),
+    UnhealthyError: _Row(503, 503, "overloaded"),
+    UnauthorizedError: _Row(401, 401),
+    NotServedError: _Row(404, 404),
+    InternalError: _Row(500, 500),
 }
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
-"""How the paths begin whose errors have the form of another API."""
-_MESSAGES_TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
-    405: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error",
+_OPENAI_CODES: dict[Reason, str | None] = {
+    "body_too_large": "request_too_large",
+    "cache_too_small": "context_length_exceeded",
+    "content_type": "unsupported_content_type",
+    "draining": None,
+    "invalid_type": "invalid_type",
+    "malformed_json": None,
+    "missing_field": "missing_required_parameter",
+    "overloaded": "overloaded",
+    "prompt_too_long": "context_length_exceeded",
+    "unauthorized": "invalid_api_key",
+    "unknown_adapter": "model_not_found",
+    "unknown_field": "unknown_parameter",
+    "unknown_model": "model_not_found",
+    "unknown_route": "unknown_url",
+    "unsupported": "unsupported_parameter",
+    "wrong_method": "method_not_supported",
+}
+"""Every other reason is `invalid_value`."""
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error",
 }  # fmt: skip
-# Statuses that the framework finds by itself.
-_HTTP_TYPES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}
+_FIELD = re.compile(r"[a-z_]{1,40}")
 
 
-def status_of(error: RouterError) -> int:
+def family_of(path: str, error_format: ErrorFormat = "auto") -> Family:
+    """The API that a path belongs to."""
+    if path.startswith(MESSAGES):
+        return "anthropic"
+    if path.startswith(RESPONSES) or (path.startswith("/v1/") and error_format == "auto"):
+        return "openai"
+    return "tgi"
+
+
+def status_of(error: RouterError, family: Family = "tgi") -> int:
     if isinstance(error, BodyError):
-        return error.status
-    return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
+        return 400 if error.status == 422 and family != "tgi" else error.status
+    row = _row(error)
+    return row.tgi_status if family == "tgi" else row.status
 
 
 def error_body(message: str, error_type: str) -> dict[str, str]:
+    """The form of TGI's routes."""
     return {"error": shown(message), "error_type": error_type}
 
 
-def error_response(error: RouterError, path: str = "", request_id: str = "") -> Response:
-    """The refusal of a request, in the form of the API that `path` belongs to."""
-    if path.startswith(MESSAGES):
-        response = JsonResponse(messages_error(error, request_id), status_code=_status_there(error))
-    elif path.startswith(RESPONSES):
-        response = JsonResponse({"error": responses_error(error)}, status_code=_status_there(error))
-    else:
-        response = JsonResponse(error_body(str(error), error.error_type), status_code=status_of(error))
-    if isinstance(error, OverloadedError):
-        response.headers["retry-after"] = str(error.retry_after_s)
-    if isinstance(error, UnauthorizedError):
-        response.headers["www-authenticate"] = "Bearer"
-    if isinstance(error, UnhealthyError):
-        response.headers["connection"] = "close"
-    return response
+def body_of(error: RouterError, family: Family, request_id: str = "") -> dict[str, Any]:
+    """The JSON answer to a request that is refused or has failed."""
+    if family == "tgi":
+        return error_body(str(error), error.error_type)
+    if family == "openai":
+        return {"error": openai_error(error), "error_type": error.error_type}
+    kind = _ANTHROPIC_TYPES.get(status_of(error, family), "api_error")
+    text = shown(_message(error, family))
+    return {"type": "error", "error": {"type": kind, "message": text}, "request_id": request_id}
 
 
-def framework_response(
-    status: int, detail: str, headers: dict[str, str] | None = None, path: str = "", request_id: str = ""
-) -> Response:
-    """An answer for what the framework refuses: an unknown path, a wrong method."""
-    error_type = _HTTP_TYPES.get(status, "http_error")
-    error = BodyError(status, error_type, detail)
-    if path.startswith(MESSAGES):
-        return JsonResponse(messages_error(error, request_id), status_code=status, headers=headers)
-    if path.startswith(RESPONSES):
-        return JsonResponse({"error": responses_error(error)}, status_code=status, headers=headers)
-    return JsonResponse(error_body(detail, error_type), status_code=status, headers=headers)
-
-
-def public_error(error: Exception, request_id: str) -> RouterError:
-    """The error that a failed stream ends with; an unforeseen one is logged and becomes InternalError."""
-    if isinstance(error, RouterError):
-        return error
-    logger.error("a stream has failed", exc_info=error, extra={"request_id": request_id})
-    return InternalError()
-
-
-def messages_error(error: RouterError, request_id: str) -> dict[str, Any]:
-    """The error as Anthropic's API has it."""
-    kind = _MESSAGES_TYPES.get(_status_there(error), "api_error")
-    return {"type": "error", "error": {"type": kind, "message": shown(str(error))}, "request_id": request_id}
-
-
-def responses_error(error: RouterError) -> dict[str, Any]:
-    """The error as OpenAI's Responses API has it; its object `error`."""
-    status = _status_there(error)
+def openai_error(error: RouterError) -> dict[str, Any]:
+    """OpenAI's object `error`."""
+    status = status_of(error, "openai")
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
-    return {"message": shown(str(error)), "type": kind, "param": None, "code": error.error_type}
+    usual = None if error.reason is None else _OPENAI_CODES.get(error.reason, "invalid_value")
+    code = error.code or usual
+    return {"message": shown(_message(error, "openai")), "type": kind, "param": error.param, "code": code}
 
 
-def _status_there(error: RouterError) -> int:
-    """Statuses of the Messages and Responses APIs: a request that cannot be served is 400, a failure 500."""
+def event_of(error: RouterError, family: Family) -> bytes:
+    """The event by which a stream of chats or completions reports an error."""
+    if family == "openai":
+        return dumps(body_of(error, family))
     status = status_of(error)
-    return {422: 400, 424: 500}.get(status, status)
+    nested = {"message": shown(str(error)), "http_status_code": status, "type": error.error_type, "code": status}
+    return dumps({"error": nested, "error_type": error.error_type})
 
 
-def tgi_event_body(error: RouterError) -> bytes:
-    """The error as an event of a stream of TGI's own routes."""
+def tgi_event_of(error: RouterError) -> bytes:
+    """The event by which a stream of TGI's own routes reports an error."""
     is_incomplete = isinstance(error, IncompleteError)
     message, kind = ("Incomplete generation stream", "incomplete_generation_stream") if is_incomplete else (
         str(error), error.error_type
@@ -158,8 +192,92 @@ def tgi_event_body(error: RouterError) -> bytes:
     return dumps(error_body(message, kind))
 
 
-def openai_event_body(error: RouterError) -> bytes:
-    """The error as an event of an OpenAI stream: openai's clients read `error.message`, hub's read `error_type`."""
-    status = status_of(error)
-    nested: dict[str, Any] = {"message": shown(str(error)), "http_status_code": status, "type": error.error_type}
-    return dumps({"error": nested | {"code": status}, "error_type": error.error_type})
+class ErrorAnswers:
+    """Answers requests with their errors; counts and logs each refusal."""
+
+    def __init__(self, error_format: ErrorFormat, metrics: Metrics) -> None:
+        self._format = error_format
+        self._metrics = metrics
+
+    def family(self, path: str) -> Family:
+        return family_of(path, self._format)
+
+    def answer(
+        self, error: RouterError, scope: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """The answer to a request of which nothing has been answered yet."""
+        if scope["method"] == "POST":
+            self._count(error, is_request=scope.get(COUNTED, False))
+        family, request_id = self.family(scope["path"]), scope.get("request_id", "")
+        status = status_of(error, family)
+        response = JsonResponse(body_of(error, family, request_id), status_code=status, headers=headers)
+        if isinstance(error, OverloadedError):
+            response.headers["retry-after"] = str(error.retry_after_s)
+        if isinstance(error, UnauthorizedError):
+            response.headers["www-authenticate"] = "Bearer"
+        if isinstance(error, UnhealthyError):
+            response.headers["connection"] = "close"
+        return response
+
+    def of_stream(self, error: Exception, request_id: str) -> RouterError:
+        """The error that a failed stream ends with; an unforeseen one is logged and becomes InternalError."""
+        if isinstance(error, RouterError):
+            self._count(error, is_request=True)
+            return error
+        logger.error("a stream has failed", exc_info=error, extra={"request_id": request_id})
+        return InternalError()
+
+    def _count(self, error: RouterError, *, is_request: bool) -> None:
+        """The log has no text of a client: neither values nor names that it has made up."""
+        if error.reason is None:  # a failure, which is counted and logged where it happens
+            return
+        self._metrics.count("tgi_request_refused", reason=error.reason)
+        if is_request and (failure := _row(error).failure):
+            self._metrics.count("tgi_request_failure", err=failure)
+        if error.reason in ("unknown_route", "wrong_method"):  # what the line of the request says, too
+            return
+        asked, text = entered(), described(error)
+        if asked is not None:
+            asked.refused = text
+        extra = {} if asked is None else asked.log_fields()
+        logger.error("Refused: %s", text, extra=extra)
+        logger.debug("%s", error, extra=extra)
+
+
+COUNTED = "tercet.counted"
+"""Member of a request's scope: it is one of `tgi_request_count`."""
+
+
+def described(error: RouterError) -> str:
+    """An error in the words of the log."""
+    parts = [error.error_type, f"reason={error.reason}"]
+    if error.param is not None and (field := _FIELD.match(error.param)) and error.reason != "unknown_field":
+        parts.append(f"field={field[0]}")
+    if error.given is not None:
+        parts.append(f"given={error.given:g}" if isinstance(error.given, float) else f"given={error.given}")
+    if error.limit is not None:
+        parts.append(f"limit={error.limit:g}" if isinstance(error.limit, float) else f"limit={error.limit}")
+    return " ".join(parts)
+
+
+def _row(error: RouterError) -> _Row:
+    if isinstance(error, BodyError):
+        return _Row(error.status, error.status, "validation")
+    return next((_TABLE[kind] for kind in type(error).__mro__ if kind in _TABLE), _TABLE[InternalError])
+
+
+def _message(error: RouterError, family: Family) -> str:
+    """What OpenAI's and Anthropic's routes say: agents know a prompt that is too long by these words."""
+    if not isinstance(error, ContextLengthError):
+        return error.detail if isinstance(error, ValidationError | ToolError | BodyError) else str(error)
+    tokens, limit = error.num_tokens, error.num_limit
+    if family == "anthropic":
+        if error.asked is None:
+            return f"prompt is too long: {tokens} tokens > {limit} maximum"
+        return (
+            f"input length and `{error.asked_in}` exceed context limit: {tokens} + {error.asked} > {limit}, "
+            f"decrease input length or `{error.asked_in}` and try again"
+        )
+    has = f"`{error.param}` has {tokens}{' or more' if error.or_more else ''} tokens"
+    asks = "" if error.asked is None else f" and `{error.asked_in}` asks for {error.asked}"
+    return f"{has}{asks}: the maximum context length is {limit} tokens"

@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from router.api.app_state import AppState, request_id_of, state_of
-from router.api.errors import public_error, tgi_event_body
+from router.api.app_state import AppState, errors_of, request_id_of, state_of
+from router.api.errors import ErrorAnswers, tgi_event_of
 from router.api.http import sse
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import json_headers, stream_headers
@@ -18,6 +18,7 @@ from router.api.openapi.answers import JSON_HEADERS
 from router.api.routes import Routes
 from router.events import Finished, Prefilled, Token, TokenGenerated
 from router.generation.asked import GenerateRequest
+from router.generation.checks import check_best_of, check_streamed
 from router.generation.collect import GenerationResult
 from router.generation.running import Running
 from router.schemas.generate import (
@@ -36,7 +37,6 @@ async def generate(request: Request) -> Response:
     """Generate tokens; answer when the last one is there."""
     state = state_of(request)
     body = await state.read(request, GenerateBody)
-    state.count_request()
     generation = await _generate(request, state, body)
     prefix = body.inputs if body.parameters.return_full_text else ""
     answer = generation_json(generation, body.parameters, prefix=prefix)
@@ -48,7 +48,6 @@ async def generate_stream(request: Request) -> Response:
     """Generate tokens; one server-sent event for each."""
     state = state_of(request)
     body = await state.read(request, GenerateBody)
-    state.count_request()
     return await _stream(request, state, body, full_text=bool(body.parameters.return_full_text))
 
 
@@ -63,7 +62,6 @@ async def compat_generate(request: Request) -> Response:
 
 async def answer_compat(request: Request, state: AppState, body: CompatBody) -> Response:
     """The answer of `POST /`, whichever route the body came by."""
-    state.count_request()
     # The default of this route only: the prompt is repeated (the model's task is taken to be text generation).
     full_text = body.parameters.return_full_text is not False
     if body.stream:
@@ -76,7 +74,7 @@ async def answer_compat(request: Request, state: AppState, body: CompatBody) -> 
 async def _generate(request: Request, state: AppState, body: GenerateBody) -> GenerationResult:
     inference, asked = state.inference, request_of(body)
     best_of = asked.best_of or 1
-    inference.check_best_of(best_of)
+    check_best_of(best_of, inference.limits)
 
     async def work() -> GenerationResult:
         with inference.take_permits(best_of, request_id=request_id_of(request)) as permits:
@@ -89,18 +87,23 @@ async def _generate(request: Request, state: AppState, body: GenerateBody) -> Ge
 
 async def _stream(request: Request, state: AppState, body: GenerateBody, *, full_text: bool) -> Response:
     inference, asked = state.inference, request_of(body)
-    inference.check_streamed(asked)
+    check_streamed(asked)
     with inference.take_permits(request_id=request_id_of(request)) as permits:
         running = await cancel_on_disconnect(request.receive, inference.start(asked, permits))
     return sse.EventStream(
-        _events(running, details=body.parameters.details, prefix=asked.inputs if full_text else ""),
+        _events(
+            running,
+            errors_of(request),
+            details=body.parameters.details,
+            prefix=asked.inputs if full_text else "",
+        ),
         headers=stream_headers(running, compute_type=state.config.compute_type),
         close=running.close,
         stalled_s=state.config.stalled_client_seconds,
     )
 
 
-async def _events(running: Running, *, details: bool, prefix: str) -> AsyncGenerator[bytes, None]:
+async def _events(running: Running, errors: ErrorAnswers, *, details: bool, prefix: str) -> AsyncGenerator[bytes, None]:
     index = 0
     try:
         while True:
@@ -112,7 +115,7 @@ async def _events(running: Running, *, details: bool, prefix: str) -> AsyncGener
             if isinstance(event, Finished):
                 return
     except Exception as error:
-        yield sse.frame(tgi_event_body(public_error(error, running.request_id)))
+        yield sse.frame(tgi_event_of(errors.of_stream(error, running.request_id)))
 
 
 def token_event(

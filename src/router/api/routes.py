@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from router.api.openapi.answers import ERRORS
+from router.api.errors import family_of
 from router.api.openapi.openapi import documented
-from router.schemas.service import ErrorBody
 from router.tracing import name_span
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
@@ -37,24 +36,19 @@ class Routes(APIRouter):
         span: str,
         event: type[BaseModel] | None = None,
         headers: Sequence[str] = (),
-        errors: Sequence[int] = tuple(ERRORS),
-        refusal: type[BaseModel] = ErrorBody,
+        generates: bool = True,
     ) -> Callable[[Handler], Handler]:
         """A POST route. `response`: the JSON answer, None if it only streams; `event`: of its stream if it has one.
 
-        `span` is TGI's name; `headers` are those of the JSON answer, `errors` the statuses of refusals, which
-        have the form `refusal`.
+        `span` is TGI's name; `headers` are those of the JSON answer.
         """
         accepted = bodies if isinstance(bodies, tuple) else (bodies,)
-        self.models += [
-            *accepted,
-            *([event] if event is not None else []),
-            *([refusal] if refusal is not ErrorBody else []),
-        ]
+        self.models += [*accepted, *([event] if event is not None else [])]
 
         def register(handler: Handler) -> Handler:
             name_span(handler, span)
-            options = documented(accepted, response, event=event, headers=headers, errors=errors, refusal=refusal)
+            family = family_of(path)
+            options = documented(accepted, response, event=event, headers=headers, generates=generates, family=family)
             self.add_api_route(path, handler, methods=["POST"], **options)
             return handler
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from router import metrics
 from router.api.app_state import AppState, state_of
-from router.api.errors import UnknownModelError
+from router.api.errors import NotServedError
 from router.api.json_out import JsonResponse
 from router.api.pages import pages
 from router.api.routes import Routes
@@ -116,7 +116,8 @@ async def model(request: Request, model_id: str) -> Response:
     state = state_of(request)
     names = (state.model_id, BASE_MODEL)
     if model_id not in (*state.model_names, *names) and state.adapter_of(model_id) is None:
-        raise UnknownModelError(f"The model does not exist; this server serves {', '.join(state.model_names)}")
+        text = f"The model does not exist; this server serves {', '.join(state.model_names)}"
+        raise NotServedError(text, param="model", reason="unknown_model")
     card = _card(state, state.model_names[0] if model_id in names else model_id)
     return JsonResponse(card.model_dump(exclude_none=True))
 

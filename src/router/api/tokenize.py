@@ -13,9 +13,8 @@ from router.api.app_state import AppState, state_of
 from router.api.chat import first_request
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.json_out import JsonResponse, dumps
-from router.api.openapi.answers import READS_ONLY
 from router.api.routes import Routes
-from router.errors import RouterError, ValidationError
+from router.errors import ValidationError
 from router.generation import parsed_bodies
 from router.generation.asked import GenerateRequest
 from router.schemas.chat import ChatBody
@@ -29,16 +28,16 @@ routes = Routes("Tokenization", is_fast=True)
 _PIECE = 1000
 
 
-@routes.answers("/tokenize", TokenizeBody, list[TokenSpan], span="tokenize", errors=READS_ONLY)
+@routes.answers("/tokenize", TokenizeBody, list[TokenSpan], span="tokenize", generates=False)
 async def tokenize(request: Request) -> Response:
     """The tokens of `inputs`, special tokens included, with byte offsets. The parameters are ignored.
 
     Offsets are into the text that the model reads: in it each image is written out as its tokens.
     """
     state = state_of(request)
-    body = await state.read(request, TokenizeBody)
+    body = await state.read(request, TokenizeBody, counts=False)
     if not body.inputs:
-        raise ValidationError("`inputs` cannot be empty")
+        raise ValidationError("`inputs` cannot be empty", param="inputs", reason="prompt_empty")
     asked = GenerateRequest(inputs=body.inputs)
     _, spans = await cancel_on_disconnect(request.receive, _spans(state, asked))
     if len(spans) <= _PIECE:
@@ -46,7 +45,7 @@ async def tokenize(request: Request) -> Response:
     return StreamingResponse(_pieces(state, spans), media_type="application/json")
 
 
-@routes.answers("/chat_tokenize", ChatBody, ChatTokenizeResponse, span="chat_tokenize", errors=READS_ONLY)
+@routes.answers("/chat_tokenize", ChatBody, ChatTokenizeResponse, span="chat_tokenize", generates=False)
 async def chat_tokenize(request: Request) -> Response:
     """The chat as the template renders it, images written out as their tokens, and its tokens.
 
@@ -54,7 +53,6 @@ async def chat_tokenize(request: Request) -> Response:
     """
     state = state_of(request)
     body = await state.read(request, ChatBody)
-    state.count_request()
     prompt, spans = await cancel_on_disconnect(request.receive, _chat_spans(state, body))
     if len(spans) <= _PIECE:
         return JsonResponse({"tokenize_response": _listed(spans), "templated_text": prompt})
@@ -69,10 +67,7 @@ async def _chat_spans(state: AppState, body: ChatBody) -> tuple[str, TokenSpans]
 async def _spans(state: AppState, asked: GenerateRequest) -> tuple[str, TokenSpans]:
     """The text that the model reads, and its tokens."""
     asked = await state.inference.prompt_of(asked)
-    try:
-        spans = await state.inference.tokenizer.spans(asked.text, add_special_tokens=asked.add_special_tokens)
-    except RouterError as error:
-        raise state.inference.refused(error) from None
+    spans = await state.inference.tokenizer.spans(asked.text, add_special_tokens=asked.add_special_tokens)
     parsed_bodies.leave()  # the client may take its time to read them
     return asked.text, spans
 

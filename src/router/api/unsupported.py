@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from router.api.errors import NotServedError, framework_response
+from router.api.errors import BodyError, NotServedError
 from wire.cli.spelling import closest
 
 routes = APIRouter()
@@ -50,10 +50,12 @@ class ServedRoutes:
         self._routes = [route for route in routes if isinstance(route, Route) and route.endpoint is not _refuse]
         self._fixed = sorted({route.path for route in self._routes if "{" not in route.path}, key=len)
 
-    def refusal(self, status: int, path: str, method: str, request_id: str = "") -> Response:
-        """Of a 404 or a 405, in the form of the API that `path` belongs to."""
+    def refusal(self, status: int, path: str, method: str) -> tuple[BodyError, dict[str, str]]:
+        """What is wrong with a request that the framework answers with 404 or 405, and headers of the answer."""
         text, headers = self.advice(status, path, method)
-        return framework_response(405 if headers else 404, text, headers, path, request_id)
+        if headers is not None:
+            return BodyError(405, "method_not_allowed", text, reason="wrong_method"), headers
+        return BodyError(404, "not_found", text, reason="unknown_route"), {}
 
     def advice(self, status: int, path: str, method: str) -> tuple[str, dict[str, str] | None]:
         """What a 404 or a 405 says; headers of the latter."""
@@ -62,7 +64,7 @@ class ServedRoutes:
             return text, {"allow": ", ".join(sorted(methods))}
         meant = self._closest(path)
         hint = f"did you mean {meant}?" if meant else "GET /docs lists the routes"
-        return f"there is no route {path[:_MOST_COMPARED]}; {hint}", None
+        return f"route {path[:_MOST_COMPARED]} not found; {hint}", None
 
     def _methods(self, path: str) -> set[str]:
         return {method for route in self._routes if route.path_regex.match(path) for method in route.methods or ()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from router.generation.api_rules import TGI, ApiRules
 from router.grammar.checker import AskedGrammar
 from router.images.asked import AskedImage
 from router.images.prompt import SharedPrompt
@@ -24,8 +25,10 @@ class GenerateRequest:
     `input_ids`: the prompt instead of `inputs`, which is then empty. It cannot be combined with `truncate`.
     `images`: of a rendered chat, in the order of its placeholders; None: `inputs` may have markers.
     `image_prompt`: shared by the copies of a request, which differ in other fields only.
+    `api`: the rules of the API that it came by.
     """
 
+    api: ApiRules = TGI
     inputs: str = ""
     input_ids: tuple[int, ...] | None = None
     add_special_tokens: bool = True

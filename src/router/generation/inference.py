@@ -9,16 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
-from router.errors import (
-    BatchSizeError,
-    GenerationError,
-    OverloadedError,
-    RouterError,
-    TemplateError,
-    ToolError,
-    UnhealthyError,
-    ValidationError,
-)
+from router.errors import BatchSizeError, GenerationError, OverloadedError, UnhealthyError
 from router.generation import parsed_bodies
 from router.generation.asked import GenerateRequest
 from router.generation.collect import GenerationResult, collect, collect_all, start_all
@@ -70,23 +61,19 @@ class Inference:
         if self.is_draining:
             raise UnhealthyError
         if number > self.permit_pool.limit:
-            # Waiting would not help: no 429.
-            raise self.refused(
-                BatchSizeError(f"the server runs up to {self.permit_pool.limit} generations at once. Given: {number}")
-            )
+            limit = self.permit_pool.limit  # waiting would not help: no 429
+            text = f"the server runs up to {limit} generations at once. Given: {number}"
+            raise BatchSizeError(text, given=number, limit=limit)
         if not self.permit_pool.take(number):
             wait_s = self._scheduler.estimated_wait_s
-            raise self.refused(OverloadedError(max(1, min(math.ceil(wait_s), _MAX_RETRY_AFTER_S))))
+            raise OverloadedError(max(1, min(math.ceil(wait_s), _MAX_RETRY_AFTER_S)))
         return HeldPermits(self.permit_pool, number, request_id, entered())
 
     async def start(self, request: GenerateRequest, permits: HeldPermits) -> Running:
         """Validates and queues. The generation takes over one of the permits."""
         validation = self.validator.validate(request)
         asked = permits.request_span
-        try:
-            valid = await (validation if asked is None else asked.around_validation(validation))
-        except (TemplateError, ValidationError, OverloadedError) as error:
-            raise self.refused(error) from None
+        valid = await (validation if asked is None else asked.around_validation(validation))
         parsed_bodies.leave()
         logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
         self.metrics.observe("tgi_request_input_length", valid.input_length)
@@ -96,8 +83,6 @@ class Inference:
         self.metrics.count("tgi_lora_requests", adapter=self.metrics.adapter_label(request.adapter_id))
         try:
             use = await self.adapters.use(request.adapter_id)
-        except ValidationError as error:
-            raise self.refused(error) from None
         except GenerationError as error:
             self.metrics.count("tgi_request_failure", err="generation")
             logger.error("%s", error, extra={"request_id": permits.request_id} if asked is None else asked.log_fields())
@@ -117,17 +102,10 @@ class Inference:
     async def prompt_of(self, request: GenerateRequest) -> GenerateRequest:
         """The request with its `text` as the model reads it, for routes that generate nothing.
 
-        While images are fetched and prepared it holds a permit, as a generation does. Counts the refusal.
+        While images are fetched and prepared it holds a permit, as a generation does.
         """
-        try:
-            needs_permit = await self.validator.names_images(request)
-        except (TemplateError, ValidationError) as error:
-            raise self.refused(error) from None
-        with self.take_permits() if needs_permit else nullcontext():
-            try:
-                return await self.validator.with_images(request)
-            except (TemplateError, ValidationError, OverloadedError) as error:
-                raise self.refused(error) from None
+        with self.take_permits() if await self.validator.names_images(request) else nullcontext():
+            return await self.validator.with_images(request)
 
     async def generate(self, request: GenerateRequest, permits: HeldPermits) -> GenerationResult:
         """One generation, to its end. Cancelling the caller ends the generation."""
@@ -159,34 +137,6 @@ class Inference:
             "running_lora_adapters": ",".join(sorted(running)),
             "waiting_lora_adapters": ",".join(sorted(queued | self.adapters.loading)),
         }
-
-    def refused(self, error: RouterError) -> RouterError:
-        """Counts and logs a refusal. The log names its kind only: the text may quote the client."""
-        asked = entered()
-        extra = {} if asked is None else asked.log_fields()
-        logger.error("Refused: %s", error.error_type, extra=extra)
-        logger.debug("%s", error, extra=extra)
-        if isinstance(error, TemplateError | ToolError):
-            self.metrics.count("tgi_request_failure", err="template")
-        elif isinstance(error, ValidationError):
-            self.metrics.count("tgi_request_failure", err="validation")
-        elif isinstance(error, OverloadedError):
-            self.metrics.count("tgi_request_failure", err="overloaded")
-        return error
-
-    def check_best_of(self, best_of: int) -> None:
-        """See Validator; counts the refusal."""
-        try:
-            self.validator.check_best_of(best_of)
-        except ValidationError as error:
-            raise self.refused(error) from None
-
-    def check_streamed(self, request: GenerateRequest) -> None:
-        """See Validator; counts the refusal."""
-        try:
-            self.validator.check_streamed(request)
-        except ValidationError as error:
-            raise self.refused(error) from None
 
     async def is_healthy(self) -> bool:
         return not self.is_draining and await self._scheduler.check_health()

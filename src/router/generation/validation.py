@@ -13,8 +13,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from router.errors import ValidationError
+from router.errors import ContextLengthError, GrammarError, ValidationError
 from router.generation.asked import GenerateRequest
+from router.generation.checks import check_logit_bias, check_parameters, check_stop_tokens
 from router.grammar.checker import GrammarChecker, read_grammar
 from router.images.prompt import ImagePrompts
 from router.limits import ServingLimits, ShardInfo
@@ -22,7 +23,6 @@ from router.lora.registry import unknown
 from router.request import (
     FILTERS_OFF,
     SAMPLING_EXTENSIONS,
-    SAMPLING_RANGES,
     GrammarKind,
     PlacedImage,
     SamplingParameters,
@@ -36,12 +36,8 @@ logger = logging.getLogger(__name__)
 
 # TGI checks long generations in slices of this many tokens; only the check has remained.
 _CHECKED_NEW_TOKENS = 1024
-_MAX_LOGIT_BIASES = 1024
-_MAX_STOP_TOKENS = 64
-_MAX_BIAS = 100.0
 # Characters of a prompt from which images are looked for in a thread: those in data URLs have megabytes.
 _LARGE_PROMPT = 1 << 16
-_SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "typical_p")
 
 
 class _Extras(NamedTuple):
@@ -79,32 +75,17 @@ class Validator:
         self._grammars = grammars
         self.images = images
 
-    def check_streamed(self, request: GenerateRequest) -> None:
-        """What only a stream refuses; comes before the permit."""
-        if request.best_of is not None and request.best_of != 1:
-            raise ValidationError("`best_of` other than 1 is not supported with streaming")
-        if request.decoder_input_details:
-            raise ValidationError("`decoder_input_details` is not supported with streaming")
-
-    def check_best_of(self, best_of: int) -> None:
-        """The ceiling of `best_of`; comes before the permits."""
-        limit = self._limits.max_best_of
-        if limit == 1 and best_of != 1:
-            raise ValidationError("`best_of` other than 1 is not supported on this server")
-        if best_of > limit:
-            raise ValidationError(f"`best_of` must be > 0 and <= {limit}. Given: {best_of}")
-
     async def names_images(self, request: GenerateRequest) -> bool:
         """Whether files are to be fetched and prepared for it. Raises TemplateError and ValidationError."""
         if self.images is None:
             return False
         if request.input_ids is not None:
-            self.images.check_ids(request.input_ids)
+            self.images.check_ids(request.input_ids, request.api.prompt)
             return False
         shared = request.image_prompt
         if shared.asked is None and shared.prompt is None:
             if request.images is None:
-                read = partial(self.images.of_text, request.inputs)
+                read = partial(self.images.of_text, request.inputs, request.api.prompt)
             else:
                 read = partial(self.images.of_chat, request.inputs, request.images)
             is_large = len(request.inputs) > _LARGE_PROMPT
@@ -127,15 +108,20 @@ class Validator:
 
     async def validate(self, request: GenerateRequest) -> ValidRequest:
         """The request that the scheduler gets. Raises ValidationError at the first check that fails."""
-        self._check_parameters(request)
-        self._check_extensions(request.sampling)
-        self._check_logit_bias(request.sampling.logit_bias)
-        self._check_stop_tokens(request.stop_token_ids)
+        check_parameters(request, self._limits, max_stop_bytes=self._max_stop_bytes)
+        self._check_extensions(request)
+        check_logit_bias(request.sampling.logit_bias, self._tokenizer.vocab_size)
+        check_stop_tokens(request.stop_token_ids, self._tokenizer.vocab_size)
         limits = self._limits
         if not (request.inputs if request.input_ids is None else request.input_ids):
-            raise ValidationError("`inputs` cannot be empty")
+            raise _empty(request)
         if request.truncate is not None and not 1 <= request.truncate <= limits.max_input_tokens:
-            raise ValidationError(f"`truncate` must be in 1..={limits.max_input_tokens}. Given: {request.truncate}")
+            raise ValidationError(
+                f"`truncate` must be in 1..={limits.max_input_tokens}. Given: {request.truncate}",
+                param="truncate",
+                given=request.truncate,
+                limit=limits.max_input_tokens,
+            )
         extras = await self._checked_before_images(request) if await self.names_images(request) else None
         request = await self.with_images(request)
         inputs, input_ids = request.text, request.input_ids
@@ -144,13 +130,17 @@ class Validator:
             input_ids = await self._encode(request)
         shown = request.image_prompt.prompt
         num_images = 0 if shown is None else len(shown.images)
-        max_new_tokens = self._max_new_tokens(len(input_ids), request.max_new_tokens, num_images)
+        max_new_tokens = self._max_new_tokens(request, len(input_ids), num_images)
         if request.sampling.min_tokens > max_new_tokens:
             raise ValidationError(
-                f"`min_tokens` must be <= `max_new_tokens`. Given: {request.sampling.min_tokens} and {max_new_tokens}"
+                f"`min_tokens` must be <= `{request.api.max_new_tokens}`. "
+                f"Given: {request.sampling.min_tokens} and {max_new_tokens}",
+                param="min_tokens",
+                given=request.sampling.min_tokens,
+                limit=max_new_tokens,
             )
         if request.input_ids is not None:
-            inputs = await self._text_of(request.input_ids)
+            inputs = await self._text_of(request, request.input_ids)
         extras = extras or await self._extras(request)
         return ValidRequest(
             inputs=inputs,
@@ -179,7 +169,9 @@ class Validator:
         """What can be refused before files are fetched and decoded: whatever does not depend on the number of their
         tokens."""
         if request.decoder_input_details:
-            raise ValidationError("logprobs of the prompt are not supported for prompts with images")
+            raise ValidationError(
+                "logprobs of the prompt are not supported for prompts with images", reason="unsupported"
+            )
         if (asked := request.image_prompt.asked) is not None:
             self._check_fewest_tokens(request, asked.texts)
         return await self._extras(request)
@@ -197,30 +189,6 @@ class Validator:
             return ()
         return self.images.places(input_ids, prompt.images)
 
-    def _check_parameters(self, request: GenerateRequest) -> None:
-        best_of = request.best_of or 1
-        if best_of > 1 and not _samples(request):
-            raise ValidationError("`best_of` > 1 requires sampling")
-        for name, holds, detail in SAMPLING_RANGES:
-            if name in request.given and not holds(getattr(request.sampling, name)):
-                raise ValidationError(detail)
-        if request.max_new_tokens is not None and request.max_new_tokens <= 0:
-            raise ValidationError("`max_new_tokens` must be > 0")
-        self._check_stop(request.stop)
-        if "seed" in request.given and best_of > 1:
-            raise ValidationError("`seed` cannot be combined with `best_of` > 1")
-        limit = self._limits.max_top_n_tokens
-        if (request.top_n_tokens or 0) > limit:
-            raise ValidationError(f"`top_n_tokens` must be >= 0 and <= {limit}. Given: {request.top_n_tokens}")
-
-    def _check_stop(self, stop: tuple[str, ...]) -> None:
-        limit = self._limits.max_stop_sequences
-        if len(stop) > limit:
-            raise ValidationError(f"`stop` supports up to {limit} stop sequences. Given: {len(stop)}")
-        num_bytes = sum(len(text.encode()) for text in stop)
-        if num_bytes > self._max_stop_bytes:
-            raise ValidationError(f"`stop` supports up to {self._max_stop_bytes} bytes in all. Given: {num_bytes}")
-
     def _sampling(self, request: GenerateRequest, kind: GrammarKind, grammar: str) -> SamplingParameters:
         """The parameters as the shards get them."""
         sampling = request.sampling
@@ -237,29 +205,33 @@ class Validator:
             changed |= {"frequency_penalty": relative, "absolute_frequency_penalty": 0.0}
         return replace(sampling, **changed) if changed else sampling
 
-    def _check_extensions(self, sampling: SamplingParameters) -> None:
+    def _check_extensions(self, request: GenerateRequest) -> None:
         """What the shards cannot do is refused, never ignored."""
+        sampling = request.sampling
         for name, extension in SAMPLING_EXTENSIONS.items():
             if getattr(sampling, name) and extension not in self._extensions:
                 if name == "absolute_frequency_penalty":  # goes as TGI's own, see `_sampling`
                     continue
-                raise ValidationError(f"`{name}` is not supported by the model server in use")
-
-    def _check_logit_bias(self, biases: tuple[tuple[int, float], ...]) -> None:
-        if len(biases) > _MAX_LOGIT_BIASES:
-            raise ValidationError(f"`logit_bias` supports up to {_MAX_LOGIT_BIASES} tokens. Given: {len(biases)}")
-        for token_id, bias in biases:
-            if not 0 <= token_id < self._tokenizer.vocab_size:
-                raise ValidationError(f"`logit_bias` names token {token_id}, which is not in the vocabulary")
-            if not -_MAX_BIAS <= bias <= _MAX_BIAS:
-                raise ValidationError(f"`logit_bias` values must be in [-100, 100]. Given: {bias}")
+                raise ValidationError(
+                    f"`{name}` is not supported by the model server in use", param=name, reason="unsupported"
+                )
+        if request.stop_token_ids and Extension.STOP_TOKEN_IDS not in self._extensions:
+            raise ValidationError(
+                "`stop_token_ids` is not supported by the model server in use",
+                param="stop_token_ids",
+                reason="unsupported",
+            )
 
     async def _prediction(self, text: str) -> tuple[int, ...]:
         """Its tokens. What is longer than any answer is refused, by its bytes alone where they tell."""
         if not text:
             return ()
         if Extension.PREDICTION not in self._extensions:
-            raise ValidationError("`prediction` needs a server that drafts tokens: start it with `--speculate`")
+            raise ValidationError(
+                "`prediction` needs a server that drafts tokens: start it with `--speculate`",
+                param="prediction",
+                reason="unsupported",
+            )
         limit = self._limits.max_total_tokens
         num_tokens, or_more = self._tokenizer.fewest_tokens(text), " or more"
         ids: list[int] = []
@@ -267,17 +239,13 @@ class Validator:
             ids = await self._tokenizer.encode(text, add_special_tokens=False, truncate=None)
             num_tokens, or_more = len(ids), ""
         if num_tokens > limit:
-            raise ValidationError(f"`prediction` must have at most {limit} tokens. Given: {num_tokens}{or_more}")
+            raise ValidationError(
+                f"`prediction` must have at most {limit} tokens. Given: {num_tokens}{or_more}",
+                param="prediction",
+                given=num_tokens,
+                limit=limit,
+            )
         return tuple(ids)
-
-    def _check_stop_tokens(self, token_ids: tuple[int, ...]) -> None:
-        if token_ids and Extension.STOP_TOKEN_IDS not in self._extensions:
-            raise ValidationError("`stop_token_ids` is not supported by the model server in use")
-        if len(token_ids) > _MAX_STOP_TOKENS:
-            raise ValidationError(f"`stop_token_ids` supports up to {_MAX_STOP_TOKENS} tokens. Given: {len(token_ids)}")
-        for token_id in token_ids:
-            if token_id >= self._tokenizer.vocab_size:
-                raise ValidationError(f"`stop_token_ids` names token {token_id}, which is not in the vocabulary")
 
     def _check_fewest_tokens(self, request: GenerateRequest, texts: Iterable[str]) -> None:
         """Refuses a prompt whose texts have too many bytes to fit, before they are cut: cutting megabytes takes
@@ -286,41 +254,59 @@ class Validator:
             return  # what is kept depends on how all of it is cut
         fewest = sum(map(self._tokenizer.fewest_tokens, texts))
         if fewest > self._limits.max_input_tokens:
-            self._max_new_tokens(fewest, request.max_new_tokens, or_more=" or more")
+            self._max_new_tokens(request, fewest, or_more=True)
 
     async def _encode(self, request: GenerateRequest) -> tuple[int, ...]:
         input_ids = await self._tokenizer.encode(
             request.text, add_special_tokens=request.add_special_tokens, truncate=request.truncate
         )
         if not input_ids:
-            raise ValidationError("`inputs` cannot be empty")
+            raise _empty(request)
         return tuple(input_ids)
 
-    async def _text_of(self, input_ids: tuple[int, ...]) -> str:
+    async def _text_of(self, request: GenerateRequest, input_ids: tuple[int, ...]) -> str:
         """The text of ids that shards can be given: as they are; TGI's own get a text that has just these tokens."""
         unknown = self._tokenizer.first_unknown(input_ids)
         if unknown is not None:
-            raise ValidationError(f"the token ids name token {unknown}, which is not in the vocabulary")
+            raise ValidationError(
+                f"the token ids name token {unknown}, which is not in the vocabulary", param=request.api.prompt
+            )
         text, is_exact = await self._tokenizer.text_of(input_ids)
         if not is_exact and Extension.TOKEN_IDS not in self._extensions:
             raise ValidationError(
-                "the token ids are not the tokenizer's own for their text, and the model server accepts only text"
+                "the token ids are not the tokenizer's own for their text, and the model server accepts only text",
+                param=request.api.prompt,
+                reason="unsupported",
             )
         return text
 
-    def _max_new_tokens(self, input_length: int, asked: int | None, num_images: int = 0, *, or_more: str = "") -> int:
-        """The exact number of tokens that the request may generate. `or_more` qualifies a length in what is said."""
-        limits = self._limits
+    def _max_new_tokens(
+        self, request: GenerateRequest, input_length: int, num_images: int = 0, *, or_more: bool = False
+    ) -> int:
+        """The exact number of tokens that the request may generate. `or_more`: the prompt may have more tokens."""
+        limits, api, asked = self._limits, request.api, request.max_new_tokens
         room = max(limits.max_total_tokens - input_length, 0)
         checked = min(room if asked is None else asked, _CHECKED_NEW_TOKENS)
+        shown = f"{input_length} or more" if or_more else str(input_length)
+        is_too_long = input_length > limits.max_input_tokens
         if input_length + checked > limits.max_total_tokens:
-            raise ValidationError(
-                f"`inputs` tokens + `max_new_tokens` must be <= {limits.max_total_tokens}. "
-                f"Given: {input_length}{or_more} `inputs` tokens and {checked} `max_new_tokens`"
+            raise ContextLengthError(
+                f"`{api.prompt}` tokens + `{api.max_new_tokens}` must be <= {limits.max_total_tokens}. "
+                f"Given: {shown} `{api.prompt}` tokens and {checked} `{api.max_new_tokens}`",
+                param=api.prompt,
+                num_tokens=input_length,
+                asked=None if is_too_long else checked,
+                asked_in=api.max_new_tokens,
+                limit=limits.max_input_tokens if is_too_long else limits.max_total_tokens,
+                or_more=or_more,
             )
-        if input_length > limits.max_input_tokens:
-            raise ValidationError(
-                f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {input_length}{or_more}"
+        if is_too_long:
+            raise ContextLengthError(
+                f"`{api.prompt}` must have less than {limits.max_input_tokens} tokens. Given: {shown}",
+                param=api.prompt,
+                num_tokens=input_length,
+                limit=limits.max_input_tokens,
+                or_more=or_more,
             )
         granted, most = room if asked is None else min(asked, room), self._most_new_tokens(input_length, num_images)
         if asked is None and num_images and most > 0:
@@ -328,32 +314,41 @@ class Validator:
         if granted > most:
             beside = " besides its images" if num_images else ""
             raise ValidationError(
-                f"{input_length} `inputs` tokens and {granted} `max_new_tokens`{beside} do not fit "
-                f"the server's cache of {limits.max_batch_total_tokens} tokens"
+                f"{input_length} `{api.prompt}` tokens and {granted} `{api.max_new_tokens}`{beside} do not fit "
+                f"the server's cache of {limits.max_batch_total_tokens} tokens",
+                param=api.prompt,
+                reason="cache_too_small",
+                given=input_length + granted,
+                limit=limits.max_batch_total_tokens,
             )
         return granted
 
     async def _grammar(self, request: GenerateRequest) -> tuple[GrammarKind, str]:
-        asked = None if request.grammar is None else read_grammar(request.grammar)
-        if asked is None:
-            return "none", ""
-        if self._grammars is None:
-            raise ValidationError("grammar is not supported: it is disabled on this server")
-        kind, text = asked
-        if kind == "json" and Extension.RUN_AHEAD not in self._extensions:
-            # An upstream TGI shard enforces regular expressions only.
-            raise ValidationError("a JSON grammar is not supported by the model server in use")
-        if kind == "lark" and Extension.LARK_GRAMMAR not in self._extensions:
-            raise ValidationError("a grammar in Lark or EBNF is not supported by the model server in use")
+        asked = request.grammar
         try:
-            return kind, await self._grammars.check(kind, text, request.grammar.loose if request.grammar else ())
-        except ValidationError as error:
-            if request.grammar is None or not request.grammar.is_optional:
-                raise
-            logger.info("calls of a request are not held to their schemas: %s", error)
-            return "none", ""
+            read = None if asked is None else read_grammar(asked)
+            if asked is None or read is None:
+                return "none", ""
+            if (grammars := self._grammars) is None:
+                raise GrammarError("grammar is not supported: it is disabled on this server", reason="unsupported")
+            self._check_grammar_kind(read[0])
+            return read[0], await grammars.check(*read, asked.loose)
+        except GrammarError as error:
+            if asked is not None and asked.is_optional and error.reason == "invalid_grammar":
+                logger.info("calls of a request are not held to their schemas: %s", error)
+                return "none", ""
+            error.param = error.param or request.api.grammar
+            raise
+
+    def _check_grammar_kind(self, kind: GrammarKind) -> None:
+        """Refuses what a shard of upstream TGI, which enforces regular expressions only, cannot enforce."""
+        if kind == "json" and Extension.RUN_AHEAD not in self._extensions:
+            raise GrammarError("a JSON grammar is not supported by the model server in use", reason="unsupported")
+        if kind == "lark" and Extension.LARK_GRAMMAR not in self._extensions:
+            text = "a grammar in Lark or EBNF is not supported by the model server in use"
+            raise GrammarError(text, reason="unsupported")
 
 
-def _samples(request: GenerateRequest) -> bool:
-    """Whether a sampling option was given, as TGI reads it: a temperature of 1.0 counts, whatever its value."""
-    return request.sampling.do_sample or not request.given.isdisjoint(_SAMPLING_OPTIONS)
+def _empty(request: GenerateRequest) -> ValidationError:
+    name = request.api.prompt
+    return ValidationError(f"`{name}` cannot be empty", param=name, reason="prompt_empty")

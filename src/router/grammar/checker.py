@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import orjson
 
-from router.errors import ValidationError
+from router.errors import GrammarError
 from router.grammar.listed import listed
 from router.worker.pair import LARGE_BYTES, WorkerPair
 from wire.worker.process import WorkerEndedError
@@ -56,22 +56,22 @@ def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:
         return "lark", value
     if asked.type == "regex":
         if not isinstance(value, str) or not value:
-            raise ValidationError("grammar is not valid: a `regex` grammar needs a string that is not empty")
+            raise GrammarError("grammar is not valid: a `regex` grammar needs a string that is not empty")
         return "regex", value
     if asked.type == "grammar":
         if not isinstance(value, str) or not value:
-            raise ValidationError("grammar is not valid: Lark or EBNF must be a string that is not empty")
+            raise GrammarError("grammar is not valid: Lark or EBNF must be a string that is not empty")
         return "lark", listed("start: @answer", {"name": "answer", "text_grammar": value})
     if asked.type == "json_schema":
         if not isinstance(value, dict) or "schema" not in value:
-            raise ValidationError("grammar is not valid: a `json_schema` grammar needs an object with `schema`")
+            raise GrammarError("grammar is not valid: a `json_schema` grammar needs an object with `schema`")
         value = value["schema"]
     elif asked.type == "json_object" and value is None:
         return "json", _ANY_OBJECT
     if isinstance(value, str):
         return "json", value
     if not isinstance(value, dict):
-        raise ValidationError("grammar is not valid: a JSON schema must be an object, or a string that holds one")
+        raise GrammarError("grammar is not valid: a JSON schema must be an object, or a string that holds one")
     return "json", orjson.dumps(value).decode()
 
 
@@ -118,7 +118,7 @@ class GrammarChecker:
         else:
             outcome = await self._shared(key, orjson.dumps([kind, text, loose]))
         if outcome.grammar is None:
-            raise ValidationError(f"grammar is not valid: {outcome.fault}")
+            raise GrammarError(f"grammar is not valid: {outcome.fault}")
         if outcome.fault:
             logger.info("calls of a request may have any arguments instead of their schema's: %s", outcome.fault)
         return outcome.grammar

@@ -6,7 +6,7 @@ import binascii
 import re
 from dataclasses import dataclass, field
 
-from router.errors import ValidationError
+from router.errors import ImageError
 from wire.images.prepared import Detail, PreparedImage
 
 _BEGIN = "![]("
@@ -26,9 +26,9 @@ class AskedImage:
     prepared: PreparedImage | None = field(default=None, repr=False)
 
 
-def invalid(reason: str) -> ValidationError:
+def invalid(reason: str) -> ImageError:
     """The refusal of a file that cannot be used as an image, in TGI's words."""
-    return ValidationError(f"invalid image: {reason}")
+    return ImageError(f"invalid image: {reason}")
 
 
 def split_markers(text: str, most: int) -> tuple[list[str], list[str]]:
@@ -69,7 +69,7 @@ def data_of(url: str, max_bytes: int) -> bytes | None:
     separator = url.find(";")
     begin = separator + 1 + len(_BASE64)
     if separator < 0 or not url.startswith(_BASE64, separator + 1) or url.find(";", begin) >= 0:
-        raise ValidationError(f"invalid image content: {url[:50]}")
+        raise ImageError(f"invalid image content: {url[:50]}")
     num_padding = url[max(begin, len(url) - 2) :].count("=")
     end = len(url) - num_padding
     check_size((end - begin) * 3 // 4, max_bytes)
@@ -82,11 +82,11 @@ def data_of(url: str, max_bytes: int) -> bytes | None:
             piece = url[place : min(place + _PIECE, end)]
             data += binascii.a2b_base64(piece + "=" * (-len(piece) % 4), strict_mode=True)
     except ValueError:  # binascii.Error is one
-        raise ValidationError("base64 encoding is invalid: it has other characters, or not their number") from None
+        raise ImageError("base64 encoding is invalid: it has other characters, or not their number") from None
     return bytes(data)
 
 
 def check_size(num_bytes: int, max_bytes: int) -> None:
     """Raises ValidationError, in TGI's words."""
     if num_bytes > max_bytes:
-        raise ValidationError(f"Image size {num_bytes} bytes exceeds maximum allowed size of {max_bytes} bytes")
+        raise ImageError(f"Image size {num_bytes} bytes exceeds maximum allowed size of {max_bytes} bytes")

@@ -76,24 +76,26 @@ class ImagePrompts:
         self._shown = family.placeholder if upstream is None else family.marker
         self._reserved = tuple(dict.fromkeys((family.image_token, family.placeholder)))
 
-    def check_text(self, text: str) -> None:
-        """Refuses what a client writes to stand for an image. Raises ValidationError."""
+    def check_text(self, text: str, field: str) -> None:
+        """Refuses what a client writes in a field to stand for an image. Raises ValidationError."""
         for token in self._reserved:
             if token in text:
-                raise ValidationError(f"`inputs` contains {token}, which stands for an image")
+                raise ValidationError(f"`{field}` contains {token}, which stands for an image", param=field)
 
-    def check_ids(self, ids: Sequence[int]) -> None:
+    def check_ids(self, ids: Sequence[int], field: str) -> None:
         """As `check_text`, for a prompt of token ids."""
         if self._upstream == "paligemma":
-            raise ValidationError("prompts of token ids are not supported by the model server in use")
+            text = "prompts of token ids are not supported by the model server in use"
+            raise ValidationError(text, param=field, reason="unsupported")
         if self._token_id in ids:
-            raise ValidationError(f"`inputs` contains {self.family.image_token}, which stands for an image")
+            text = f"`{field}` contains {self.family.image_token}, which stands for an image"
+            raise ValidationError(text, param=field)
 
-    def of_text(self, text: str) -> AskedPrompt:
-        """A native prompt, with markers. Reads no image. Raises ValidationError."""
+    def of_text(self, text: str, field: str) -> AskedPrompt:
+        """A native prompt, with markers, from a field of that name. Reads no image. Raises ValidationError."""
         texts, urls = split_markers(text, self.reader.max_images)
         for one in texts:
-            self.check_text(one)
+            self.check_text(one, field)
         self.reader.check_number(len(urls))
         return AskedPrompt(texts, [AskedImage(url) for url in urls], self.family.marker)
 
@@ -128,7 +130,7 @@ class ImagePrompts:
         try:
             places = places_of(ids, self._token_id, self.family.image_token, images)
         except ValueError as error:
-            raise ValidationError(str(error)) from None
+            raise ValidationError(str(error), reason="invalid_image") from None
         if self._upstream is not None:
             return ()
         placed = zip(images, places, strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from router.errors import ValidationError
+from router.errors import ImageError
 from router.images.asked import AskedImage, data_of
 from router.images.store import ImageStore
 from router.images.workers import ImageWorkers
@@ -57,7 +57,7 @@ class ImageReader:
     def check_number(self, number: int) -> None:
         """Raises ValidationError."""
         if number > self._limits.max_images:
-            raise ValidationError(f"a request may have up to {self._limits.max_images} images. Given: {number}")
+            raise ImageError(f"a request may have up to {self._limits.max_images} images. Given: {number}")
 
     async def read(self, asked: Sequence[AskedImage]) -> tuple[PreparedImage, ...]:
         """The images, in order. Raises ValidationError and OverloadedError."""
@@ -70,7 +70,7 @@ class ImageReader:
             left -= one.prepared.num_pixels
             if left < 0:
                 most = _PIXELS_OF_A_REQUEST * self._limits.max_pixels
-                raise ValidationError(f"invalid image: the images of a request may have {most} pixels in all")
+                raise ImageError(f"invalid image: the images of a request may have {most} pixels in all")
             images.append(one.prepared)
         return tuple(images)
 
@@ -104,7 +104,7 @@ class ImageReader:
         clients ask again."""
         most = self._store.memory_bytes
         if sum({image.key: image.num_bytes for image in images}.values()) > most:
-            raise ValidationError(
+            raise ImageError(
                 f"the images of the request take more than {most >> 20} MiB once they are prepared "
                 "(--max-image-memory-mib): send fewer or smaller ones"
             )
@@ -120,7 +120,7 @@ class ImageReader:
             data = await self._fetcher.fetch(url, max_bytes)
             self._metrics.observe("tgi_image_fetch_duration", time.monotonic() - began)
         else:
-            raise ValidationError(f"invalid image content: {url[:50]}")
+            raise ImageError(f"invalid image content: {url[:50]}")
         return data, await asyncio.to_thread(self._workers.key, data, asked.detail)
 
 
@@ -128,4 +128,4 @@ class NoFetcher:
     """Where images come in data URLs only."""
 
     async def fetch(self, url: str, max_bytes: int) -> bytes:
-        raise ValidationError("Could not fetch image: this server fetches no images; send it as a data URL")
+        raise ImageError("Could not fetch image: this server fetches no images; send it as a data URL")

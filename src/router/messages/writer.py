@@ -59,9 +59,9 @@ class MessageWriter:
         self._usage["cache_read_input_tokens"] = ending.cached_tokens
         return [*events, _event("message_delta", delta=self._ended, usage=self._usage), _event("message_stop")]
 
-    def fail(self, error: dict[str, Any]) -> list[Event]:
-        """What ends a stream that has begun."""
-        return [("error", error)]
+    def fail(self, body: dict[str, Any]) -> list[Event]:
+        """What ends a stream that has begun. `body`: of the API's answer to such an error."""
+        return [("error", body)]
 
     def _text(self, kind: str, text: str) -> list[Event]:
         events = []

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 from router.errors import ValidationError
 from router.generation.asked import GenerateRequest
 from router.schemas.openai import OpenAIBody
+
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+_LIKELIEST = 1e-6
+"""A `top_p` that leaves the likeliest token alone, as 0 means."""
 
 
 def request_of(body: OpenAIBody, **others: Any) -> GenerateRequest:
@@ -16,6 +21,9 @@ def request_of(body: OpenAIBody, **others: Any) -> GenerateRequest:
     greedy = body.temperature == 0
     sampling = {
         "temperature": None if greedy else body.temperature,
+        "top_k": None if body.top_k in (-1, 0) else body.top_k,
+        "top_p": _LIKELIEST if body.top_p == 0 else body.top_p,
+        "seed": None if body.seed == -1 else None if body.seed is None else body.seed % 2**64,
         "do_sample": not greedy,
         "frequency_penalty": None,
         "absolute_frequency_penalty": body.frequency_penalty,
@@ -27,6 +35,11 @@ def request_of(body: OpenAIBody, **others: Any) -> GenerateRequest:
         "prediction": "" if body.prediction is None else body.prediction.text,
     }
     return GenerateRequest.of(body, sampling, greedy=greedy, **others)
+
+
+def most_tokens(asked: int | None) -> int | None:
+    """The number of tokens to generate; None, for -1 too: as many as fit."""
+    return None if asked == -1 else asked
 
 
 def choices_of(request: GenerateRequest, number: int) -> list[GenerateRequest]:
@@ -47,10 +60,10 @@ def _logit_bias_of(bias: dict[str, float] | list[float] | None) -> tuple[tuple[i
     """OpenAI's map of token ids to biases, as pairs. Raises ValidationError."""
     if not bias:
         return ()
-    if isinstance(bias, list):
-        raise ValidationError("`logit_bias` must be an object of token ids and biases")
-    try:
-        # Ten digits hold every token id; more would be a number to parse for its own sake.
-        return tuple((int(token_id[:11]), value) for token_id, value in bias.items())
-    except ValueError:
-        raise ValidationError("`logit_bias` must be an object of token ids and biases") from None
+    if isinstance(bias, list):  # TGI's form, which its server ignores: nothing is asked for by zeros
+        if not any(bias):
+            return ()
+        raise ValidationError("`logit_bias` must be an object of token ids and biases", param="logit_bias")
+    if not all(map(_TOKEN_ID.fullmatch, bias)):
+        raise ValidationError("the names in `logit_bias` must be token ids, in digits", param="logit_bias")
+    return tuple((int(token_id), value) for token_id, value in bias.items())

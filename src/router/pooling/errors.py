@@ -25,13 +25,10 @@ class PoolingError(RouterError):
         retry_after_s: int | None = None,
     ) -> None:
         self.kind = kind
-        self.detail = detail
         self.failure = failure
-        self.param = param
-        self.code = code
         self.retry_after_s = retry_after_s
-        prefix = {"Validation": "Input validation error: ", "Empty": "Input validation error: "}.get(kind, "")
-        super().__init__(prefix + detail)
+        self.prefix = {"Validation": "Input validation error: ", "Empty": "Input validation error: "}.get(kind, "")
+        super().__init__(detail, param=param, code=code)
 
 
 def invalid(detail: str, *, param: str | None = None, code: str | None = None) -> PoolingError:

@@ -43,13 +43,13 @@ class History:
         if (previous := body.previous_response_id) is not None:
             stored = None if store is None else store.get(previous)
             if stored is None:
-                raise _absent("`previous_response_id`", previous, store)
+                raise _absent("`previous_response_id`", "previous_response_id", previous, store)
             self._earlier = stored.items
         for item in self._given:
             if isinstance(item, ItemReference):
                 found = None if store is None else store.item(item.id)
                 if found is None:
-                    raise _absent("`item_reference`", item.id, store)
+                    raise _absent("`item_reference`", "input", item.id, store)
                 self._named[item.id] = found
 
     @property
@@ -83,9 +83,10 @@ def _with_id(item: Item) -> dict[str, Any]:
     return {"id": f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}", **fields}
 
 
-def _absent(subject: str, name: str, store: ResponseStore | None) -> ValidationError:
+def _absent(subject: str, param: str, name: str, store: ResponseStore | None) -> ValidationError:
     if store is None:
-        return ValidationError(
-            f"{subject} is refused: nothing is stored here: {_INSTEAD}, or start the server with `--response-store`"
-        )
-    return ValidationError(f"{subject} names {name[:100]}, which is not stored here or not any more: {_INSTEAD}")
+        text = f"{subject} is refused: nothing is stored here: {_INSTEAD}, or start the server with `--response-store`"
+    else:
+        text = f"{subject} names {name[:100]}, which is not stored here or not any more: {_INSTEAD}"
+    code = "previous_response_not_found" if param == "previous_response_id" else None
+    return ValidationError(text, param=param, reason="unknown_response", code=code)

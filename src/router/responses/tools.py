@@ -55,7 +55,8 @@ class ServedTools:
         if isinstance(name, str) and isinstance(namespace, str):
             name = self.name_of(name, namespace)
         if asked.get("type") not in ("function", "custom") or not isinstance(name, str):
-            raise ToolError('`tool_choice` must be auto, none, required or {"type": "function", "name": ...}')
+            text = '`tool_choice` must be auto, none, required or {"type": "function", "name": ...}'
+            raise ToolError(text, param="tool_choice")
         return {"tool_choice": {"type": "function", "function": {"name": name}}}
 
     def _add(self, tool: ResponsesTool, outside: Collection[str | None], namespace: str | None = None) -> None:

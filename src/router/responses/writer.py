@@ -68,8 +68,10 @@ class ResponseWriter:
             self._keep(self.whole)
         return [*events, self._lifecycle(status)]
 
-    def fail(self, error: dict[str, Any]) -> list[Event]:
-        """What ends a stream that has begun: the error, and the response with it."""
+    def fail(self, body: dict[str, Any]) -> list[Event]:
+        """What ends a stream that has begun: the error, and the response with it. `body`: of the API's answer to such
+        an error."""
+        error = body["error"]
         events = self._close("incomplete")
         self._fields |= {"status": "failed", "error": {"code": "server_error", "message": error["message"]}}
         shown = {"code": error["code"], "message": error["message"], "param": error["param"]}

@@ -50,6 +50,8 @@ Float32 = Annotated[
 ]
 UInt32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+"""Of either kind, with a sign or without."""
 UInt64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
 
 

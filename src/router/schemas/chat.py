@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from router.errors import FieldError
 from router.schemas.base import Body, Items, TextOrItems
 from router.schemas.guided import Constrained
 from router.schemas.openai import TemplateBody, TextPart
-from router.schemas.parameters import MaxTokens, PositiveInt, TopN
+from router.schemas.parameters import MostTokens, OpenAIMaxTokens, TopLogprobs
 
 
 class ImageUrl(Body):
@@ -134,12 +135,12 @@ class ChatBody(TemplateBody, Constrained):
         examples=[[{"role": "user", "content": "Hello! What is 2 plus 3?"}]],
         json_schema_extra={"minItems": 1},
     )
-    max_tokens: MaxTokens = None
-    max_completion_tokens: PositiveInt | None = Field(
+    max_tokens: OpenAIMaxTokens = None
+    max_completion_tokens: MostTokens | None = Field(
         default=None, description="As `max_tokens`, which it overrides.", examples=[20]
     )
     logprobs: bool = Field(default=False, description="Report the logprob of each token.", examples=[True])
-    top_logprobs: TopN | None = Field(
+    top_logprobs: TopLogprobs | None = Field(
         default=None,
         description="With `logprobs`: report this many of the most likely tokens at each step.",
         examples=[2],
@@ -166,7 +167,7 @@ class ChatBody(TemplateBody, Constrained):
     @model_validator(mode="after")
     def _has_messages(self) -> ChatBody:
         if not self.messages:
-            raise ValueError("`messages` must hold at least one message")
+            raise FieldError("`messages` must hold at least one message", param="messages", code="empty_array")
         return self
 
 

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
+from router.errors import FieldError
 from router.schemas.chat import Usage
 from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIBody
-from router.schemas.parameters import MaxTokens, Number, TopN
+from router.schemas.parameters import Number, OpenAIMaxTokens, TopLogprobs
 
 _TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 _PROMPT_SCHEMA = {
@@ -34,7 +35,8 @@ def _prompts(value: Any) -> list[str | list[int]]:
             return [value]
         if all(isinstance(prompt, list) and prompt and _are_ids(prompt) for prompt in value):
             return value
-    raise ValueError("expected a string, a non-empty array of strings, or non-empty arrays of token ids")
+    text = "expected a string, a non-empty array of strings, or non-empty arrays of token ids"
+    raise FieldError(text, reason="invalid_type")
 
 
 def _are_ids(values: list[Any]) -> bool:
@@ -47,14 +49,14 @@ class CompletionBody(OpenAIBody, Constrained):
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = Field(
         examples=["The capital of France is"]
     )
-    max_tokens: MaxTokens = None
+    max_tokens: OpenAIMaxTokens = None
     best_of: Number | None = Field(
         default=None,
         description="Generate this many choices per prompt and return the `n` most likely. Must not be less than `n`; "
         "more needs sampling, is limited by `max_best_of` of `/info`, and cannot be streamed. Absent: `n`.",
         examples=[1],
     )
-    logprobs: TopN | None = Field(
+    logprobs: TopLogprobs | None = Field(
         default=None, description="Report logprobs, and this many of the most likely tokens at each step.", examples=[2]
     )
     add_special_tokens: bool = Field(

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from router.errors import FieldError
 from router.grammar.checker import AskedGrammar
 from router.schemas.base import Body
 
@@ -41,7 +42,8 @@ class Grammar(Body):
     @model_validator(mode="after")
     def _has_its_own_schema(self) -> Grammar:
         if self.json_schema is not None and self.type != "json_schema":
-            raise ValueError(f"`json_schema` belongs to the type `json_schema`, not to `{self.type}`")
+            text = f"`json_schema` belongs to the type `json_schema`, not to `{self.type}`"
+            raise FieldError(text, param="json_schema", reason="conflict")
         return self
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from router.errors import FieldError
 from router.grammar.checker import AskedGrammar
 from router.schemas.base import Body, Items
 from router.schemas.grammar import Grammar
@@ -38,7 +39,8 @@ class StructuredOutputs(Body):
         if isinstance(data, dict):
             for name in ("structural_tag", "whitespace_pattern"):
                 if data.get(name):
-                    raise ValueError(f"`{name}` is not served here: use `json`, `regex`, `choice` or `grammar`")
+                    text = f"`{name}` is not served here: use `json`, `regex`, `choice` or `grammar`"
+                    raise FieldError(text, param=name, reason="unsupported")
         return data
 
     @property
@@ -54,7 +56,7 @@ def guided(schema: Any, regex: str | None, choice: list[str] | None, grammar: st
     asked += [] if regex is None else [AskedGrammar("regex", regex)]
     asked += [] if grammar is None else [AskedGrammar("grammar", grammar)]
     if choice == []:
-        raise ValueError("a choice needs at least one text")
+        raise FieldError("a choice needs at least one text")
     return asked + ([] if choice is None else [one_of(choice)])
 
 
@@ -110,7 +112,8 @@ class Constrained(Body):
     @model_validator(mode="after")
     def _has_one_constraint(self) -> Constrained:
         if len(self._constraints()) > 1:
-            raise ValueError(
-                "more than one of `response_format`, `guided_…`, `structured_outputs` constrains the answer"
+            raise FieldError(
+                "more than one of `response_format`, `guided_…`, `structured_outputs` constrains the answer",
+                reason="conflict",
             )
         return self

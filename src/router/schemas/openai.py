@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
+from router.errors import FieldError
 from router.schemas.base import Body, Items, UInt32
 from router.schemas.parameters import (
     UNSERVED,
@@ -14,8 +15,11 @@ from router.schemas.parameters import (
     FrequencyPenalty,
     LogitBias,
     Model,
+    OpenAISeed,
     OpenAIStop,
     OpenAITemperature,
+    OpenAITopK,
+    OpenAITopP,
     PresencePenalty,
     Stream,
 )
@@ -57,6 +61,9 @@ class OpenAIBody(CommonParameters):
 
     model: Model = None
     temperature: OpenAITemperature = None
+    top_p: OpenAITopP = None
+    top_k: OpenAITopK = None
+    seed: OpenAISeed = None
     frequency_penalty: FrequencyPenalty = None
     presence_penalty: PresencePenalty = None
     logit_bias: LogitBias = None
@@ -96,7 +103,7 @@ class OpenAIBody(CommonParameters):
             for name in data.keys() & UNSERVED.keys() - cls.model_fields.keys():
                 neutral, remedy = UNSERVED[name]
                 if data[name] is not None and not any(_is_same(data[name], value) for value in neutral):
-                    raise ValueError(f"`{name}` is not served here: {remedy}")
+                    raise FieldError(f"`{name}` is not served here: {remedy}", param=name, reason="unsupported")
         return data
 
 
@@ -176,7 +183,11 @@ class TemplateBody(OpenAIBody):
     @model_validator(mode="after")
     def _has_one_ending(self) -> TemplateBody:
         if self.add_generation_prompt and self.continue_final_message:
-            raise ValueError("`add_generation_prompt` and `continue_final_message` exclude each other")
+            raise FieldError(
+                "`add_generation_prompt` and `continue_final_message` exclude each other",
+                param="continue_final_message",
+                reason="conflict",
+            )
         return self
 
     @model_validator(mode="after")
@@ -187,10 +198,10 @@ class TemplateBody(OpenAIBody):
 
 
 def _one_of(name: str, *asked: T | None) -> T | None:
-    """The value that several fields give. Raises ValueError for two."""
+    """The value that several fields give. Raises FieldError for two."""
     given = [value for value in asked if value is not None]
     if any(value != given[0] for value in given):
-        raise ValueError(f"`{name}` is given twice, with two values")
+        raise FieldError(f"`{name}` is given twice, with two values", param=name, reason="conflict")
     return given[0] if given else None
 
 

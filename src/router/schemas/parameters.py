@@ -11,14 +11,15 @@ from typing import Annotated
 
 from pydantic import Field, WithJsonSchema
 
-from router.schemas.base import FLOAT32_MAX, Body, Float32, Int32, Items, UInt32, UInt64
+from router.limits import MAX_CHOICES
+from router.schemas.base import FLOAT32_MAX, Body, Float32, Int32, Int64, Items, TextOrItems, UInt32, UInt64
 
 _INT32_MAX = 2**31 - 1
 _UINT32_MAX = 2**32 - 1
 _STOP_TEXTS = {"type": "array", "items": {"type": "string"}, "x-limits": {"maxItems": "max_stop_sequences"}}
 _BIASES = {
     "type": "object",
-    "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+    "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     "maxProperties": 1024,
 }
@@ -29,12 +30,20 @@ PositiveFloat = Annotated[
 NonNegativeFloat = Annotated[Float32, WithJsonSchema({"type": "number", "minimum": 0, "maximum": FLOAT32_MAX})]
 PenaltyValue = Annotated[Float32, WithJsonSchema({"type": "number", "minimum": -2, "maximum": 2})]
 PositiveInt = Annotated[UInt32, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _UINT32_MAX})]
+MostTokens = Annotated[
+    Annotated[int, Field(ge=-1, le=_UINT32_MAX)],
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": _UINT32_MAX}, {"enum": [-1]}]}),
+]
 TopN = Annotated[
     UInt32, WithJsonSchema({"type": "integer", "minimum": 0, "x-limits": {"maximum": "max_top_n_tokens"}})
 ]  # fmt: skip
-Number = Annotated[
-    UInt32, WithJsonSchema({"type": "integer", "minimum": 1, "x-limits": {"maximum": "max_client_batch_size"}})
+TopLogprobs = Annotated[
+    UInt32, WithJsonSchema({"type": "integer", "minimum": 0, "maximum": 20})
 ]  # fmt: skip
+Number = Annotated[
+    UInt32,
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_CHOICES, "x-limits": {"maximum": "max_choices"}}),
+]
 
 RepetitionPenalty = Annotated[
     PositiveFloat | None,
@@ -54,6 +63,20 @@ PresencePenalty = Annotated[
 TopK = Annotated[
     Annotated[Int32, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _INT32_MAX})] | None,
     Field(description="Sample only among this many of the most likely tokens. Absent: among all.", examples=[10]),
+]
+OpenAITopK = Annotated[
+    Annotated[Int32, WithJsonSchema({"type": "integer", "minimum": -1, "maximum": _INT32_MAX})] | None,
+    Field(
+        description="Sample only among this many of the most likely tokens. 0, -1 or absent: among all.", examples=[10]
+    ),
+]
+OpenAITopP = Annotated[
+    Annotated[Float32, WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})] | None,
+    Field(
+        description="Sample among the most likely tokens that together have this probability; 1 is off, 0 leaves the "
+        "most likely one.",
+        examples=[0.95],
+    ),
 ]
 TopP = Annotated[
     Annotated[Float32, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})] | None,
@@ -92,11 +115,26 @@ Seed = Annotated[
         description="The same seed gives the same tokens for the same request. Absent: a random seed.", examples=[42]
     ),
 ]
+OpenAISeed = Annotated[
+    Int64 | None,
+    Field(
+        description="The same seed gives the same tokens for the same request. -1 or absent: a random seed.",
+        examples=[42],
+    ),
+]
 MaxTokens = Annotated[
     PositiveInt | None,
     Field(
         description="Most tokens to generate. With the prompt they must fit `max_total_tokens` of `/info`, where not "
         "more than 1024 are counted; what fits is generated. Absent: as many as fit.",
+        examples=[20],
+    ),
+]
+OpenAIMaxTokens = Annotated[
+    MostTokens | None,
+    Field(
+        description="Most tokens to generate. With the prompt they must fit `max_total_tokens` of `/info`, where not "
+        "more than 1024 are counted; what fits is generated. -1 or absent: as many as fit.",
         examples=[20],
     ),
 ]
@@ -109,10 +147,11 @@ Stop = Annotated[
         examples=[["\n\n"]],
     ),
 ]
+_OPENAI_STOP_TEXTS = {"type": "array", "items": {"type": "string"}, "maxItems": 64}
 OpenAIStop = Annotated[
-    Annotated[str | Items[str], WithJsonSchema({"anyOf": [{"type": "string"}, _STOP_TEXTS]})] | None,
+    Annotated[TextOrItems[str], WithJsonSchema({"anyOf": [{"type": "string"}, _OPENAI_STOP_TEXTS]})] | None,
     Field(
-        description="One or more texts at which the answer ends; the text itself is left out. "
+        description="One or more texts at which the answer ends, 64 at most; the text itself is left out. "
         "Their total bytes are limited.",
         examples=[["\n\n"], "END"],
     ),
@@ -120,7 +159,7 @@ OpenAIStop = Annotated[
 LogitBias = Annotated[
     Annotated[
         dict[str, Float32] | Items[Float32],
-        WithJsonSchema({"anyOf": [_BIASES, {"type": "array", "maxItems": 0}]}),
+        WithJsonSchema({"anyOf": [_BIASES, {"type": "array", "items": {"enum": [0]}}]}),
     ]
     | None,
     Field(description="Added to the logits of tokens, by id; ids must be in the vocabulary.", examples=[{"17": -5}]),

@@ -1,4 +1,4 @@
-"""Bodies of the routes that describe the server, and the error body of every route."""
+"""Bodies of the routes that describe the server, and the bodies of errors."""
 
 from __future__ import annotations
 
@@ -10,26 +10,39 @@ from router.schemas.base import Body
 
 
 class ErrorBody(BaseModel):
-    """`error` is a text for people, `error_type` a word for programs."""
+    """A refusal or failure in the form of TGI: `error` is a text for people, `error_type` a word for programs."""
 
     error: str
     error_type: str
 
 
-class StreamErrorDetail(BaseModel):
-    """`code` and `http_status_code` are the status that the request would have had before the first event."""
+class OpenAIErrorDetail(BaseModel):
+    """`param` is the field that is at fault, `code` a word for the fault, where there are some."""
 
     message: str
-    http_status_code: int
-    type: str
-    code: int
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None
+    code: str | None
 
 
-class StreamError(BaseModel):
-    """The event of an OpenAI stream that reports an error."""
+class OpenAIError(BaseModel):
+    """A refusal or failure in the form of OpenAI's API; `error_type` is TGI's word for it."""
 
-    error: StreamErrorDetail
+    error: OpenAIErrorDetail
     error_type: str
+
+
+class MessagesErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class MessagesError(BaseModel):
+    """A refusal or failure in the form of Anthropic's API."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+    request_id: str
 
 
 class Info(BaseModel):

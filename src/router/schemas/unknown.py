@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable
 
+from router.errors import FieldError
 from wire.cli.spelling import closest
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class UnknownNames:
 
     def __init__(self) -> None:
         self._seen: set[tuple[frozenset[str], str]] = set()
-        self.fault: str | None = None
+        self.fault: FieldError | None = None
         """What is wrong with the first misspelt name."""
 
     def found(self, names: Iterable[str], known: frozenset[str], elsewhere: frozenset[str] = frozenset()) -> None:
@@ -44,7 +45,8 @@ class UnknownNames:
             if meant is None:
                 _log_once(name, "; its place is in `parameters`" if name in elsewhere else "")
             else:
-                self.fault = f"unknown parameter `{name}`: did you mean `{meant}`?"
+                text = f"unknown parameter `{name}`: did you mean `{meant}`?"
+                self.fault = FieldError(text, param=name, reason="unknown_field")
 
 
 def _log_once(name: str, hint: str) -> None:

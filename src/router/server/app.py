@@ -17,10 +17,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api import adapters, chat, completions, generate, service, tokenize, unsupported
-from router.api.app_state import AppState, request_id_of
+from router.api.app_state import AppState, errors_of
 from router.api.conversations import messages, responses
 from router.api.embeddings.state import PooledState
-from router.api.errors import MESSAGES, RESPONSES, InternalError, UnauthorizedError, error_response, framework_response
+from router.api.errors import MESSAGES, RESPONSES, BodyError, ErrorAnswers, InternalError, UnauthorizedError
 from router.api.http.fast_path import Application, endpoints_of
 from router.api.openapi import openapi
 from router.api.pages.pages import add_pages
@@ -30,6 +30,7 @@ from router.api.unsupported import ServedRoutes
 from router.config import RouterConfig
 from router.errors import RouterError
 from router.generation import parsed_bodies
+from router.metrics import Metrics
 from router.tracing import RequestSpan, enter
 from wire.tracing import Tracing
 
@@ -60,6 +61,11 @@ def create_app(
         redirect_slashes=False, telemetry=_NO_TELEMETRY,
     )  # fmt: skip
     app.state.app_state = state
+    app.state.errors = errors = (
+        ErrorAnswers("auto", Metrics())
+        if state is None
+        else ErrorAnswers(state.config.error_format, state.inference.metrics)
+    )
     if state is not None:
         _add_optional_routes(app, state.config)
     for routes in (*_FAMILIES, unsupported.routes):
@@ -83,12 +89,13 @@ def create_app(
     app.add_exception_handler(Exception, _internal_error)
     # The last one added is the outermost.
     if api_key is not None:
-        app.add_middleware(ApiKeyMiddleware, api_key=api_key)
+        app.add_middleware(ApiKeyMiddleware, api_key=api_key, answer=errors.answer)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(allow_origins) or ["*"],
         allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["content-type", "authorization", "x-api-key", "anthropic-version", "anthropic-beta"],
+        allow_headers=["*"],
+        expose_headers=["*"],  # clients read x-request-id and retry-after
     )
     app.add_middleware(RequestIdMiddleware, tracing=tracing, state=state)
     return app
@@ -157,19 +164,18 @@ class ApiKeyMiddleware:
     """Every POST needs the key, on known and unknown paths alike, and so do stored responses; what describes the server
     stays open."""
 
-    def __init__(
-        self, app: ASGIApp, *, api_key: str, answer: Callable[[RouterError, str], Response] | None = None
-    ) -> None:
-        """answer: makes the refusal of a path; None: as for text generation."""
+    def __init__(self, app: ASGIApp, *, api_key: str, answer: Callable[[RouterError, Scope], Response]) -> None:
+        """
+        Args:
+            answer: Makes the answer to a request that is refused.
+        """
         self._app = app
         self._key = api_key.encode()
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _needs_key(scope) and not self._is_allowed(scope):
-            error, path = UnauthorizedError(), scope["path"]
-            refusal = self._answer(error, path) if self._answer else error_response(error, path, request_id(scope))
-            await refusal(scope, receive, send)
+            await self._answer(UnauthorizedError(), scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -180,11 +186,6 @@ class ApiKeyMiddleware:
         return hmac.compare_digest(key, self._key) and scheme.lower() == b"bearer"
 
 
-def request_id(scope: Scope) -> str:
-    found: str = scope.get("request_id", "")
-    return found
-
-
 def _needs_key(scope: Scope) -> bool:
     path: str = scope["path"]
     return scope["method"] == "POST" or path.startswith(RESPONSES + "/")
@@ -192,16 +193,18 @@ def _needs_key(scope: Scope) -> bool:
 
 async def _router_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RouterError)
-    return error_response(error, request.url.path, request_id_of(request))
+    return errors_of(request).answer(error, request.scope)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
     if error.status_code in (404, 405):
         served: ServedRoutes = request.app.state.served_routes
-        return served.refusal(error.status_code, request.url.path, request.method, request_id_of(request))
-    headers = dict(error.headers) if error.headers else None
-    return framework_response(error.status_code, str(error.detail), headers)
+        found, headers = served.refusal(error.status_code, request.url.path, request.method)
+    else:
+        found = BodyError(error.status_code, "http_error", str(error.detail))
+    return errors_of(request).answer(found, request.scope, headers)
 
 
 async def _client_left(request: Request, error: Exception) -> Response:
@@ -210,4 +213,4 @@ async def _client_left(request: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     # The server logs the traceback; a client learns nothing of it.
-    return error_response(InternalError(), request.url.path, request_id_of(request))
+    return errors_of(request).answer(InternalError(), request.scope)

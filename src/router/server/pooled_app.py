@@ -52,12 +52,14 @@ def create_pooled_app(
     app.add_exception_handler(Exception, _internal_error)
     # The last one added is the outermost.
     if api_key is not None:
-        app.add_middleware(ApiKeyMiddleware, api_key=api_key, answer=error_answer)
+        answer = lambda error, scope: error_answer(error, scope["path"])  # noqa: E731
+        app.add_middleware(ApiKeyMiddleware, api_key=api_key, answer=answer)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(allow_origins) or ["*"],
         allow_methods=["GET", "POST"],
-        allow_headers=["content-type", "authorization"],
+        allow_headers=["*"],
+        expose_headers=["*"],  # clients read x-request-id and retry-after
     )
     app.add_middleware(RequestIdMiddleware, state=state)
     return app

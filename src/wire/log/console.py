@@ -18,8 +18,8 @@ from wire.text.escape import shown
 ATTRIBUTE = "on_console"
 REQUESTS = "router.requests"
 """The router's logger of finished requests. Its level DEBUG switches them on; the records themselves are INFO."""
-_REFUSALS = "router.generation.inference"
-"""Where it names the kind of a refusal, which the request's own line has as its status."""
+_REFUSALS = "router.api.errors"
+"""Where it says why a request is refused, which the request's own line says, too."""
 _NOTES = "router.schemas.unknown"
 """Where the router says, once for each name, which parameters it ignores."""
 

@@ -130,7 +130,7 @@ def _asked(base: str, **options: Any) -> None:
 
 
 def test_errors(url: str, faulty_url: str) -> None:
-    with pytest.raises(openai.UnprocessableEntityError):
+    with pytest.raises(openai.BadRequestError, match="temperature"):
         _asked(url, temperature=-1)
     with pytest.raises(openai.AuthenticationError):
         _asked(faulty_url)

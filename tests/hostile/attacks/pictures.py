@@ -27,7 +27,7 @@ _URLS = (
 
 
 _STATUSES = {"sound": (200, 429), "rare": (200, 400, 422, 429), "harmful": (400, 422, 429)}
-"""400: what /v1/messages says for 422. 429: too many others wait."""
+"""400: what OpenAI's and Anthropic's routes say for 422. 429: too many others wait."""
 
 
 async def random_pictures(target: Target, source: random.Random, count: int) -> Counter[str]:

@@ -30,7 +30,7 @@ VARIABLES = [row for row in rows(section(TEXT, "Options")) if row[0].startswith(
 FIELDS = rows(section(TEXT, "Fields of a request"))
 BODIES: dict[str, type[BaseModel]] = {"chat": ChatBody, "text": CompletionBody}
 DEFAULTS = {
-    "--max-num-queued-reqs": "128", "--gpu-memory-utilization": "1", "--max-logprobs": "5", "--port": "3000",
+    "--max-num-queued-reqs": "128", "--gpu-memory-utilization": "1", "--port": "3000",
     "--shutdown-timeout": "90", "--host": "0.0.0.0",
 }  # fmt: skip
 """Rows that name our default."""
@@ -95,7 +95,7 @@ def test_our_route_is_there() -> None:
                 answer = client.request(method, path, json={} if method == "POST" else None)
                 assert answer.status_code == 404, path
                 if "names the chat route" in row[3]:
-                    assert "/v1/chat/completions" in answer.json()["error"]
+                    assert "/v1/chat/completions" in answer.text
             else:
                 assert tuple(ours.split()) in served
                 assert (row[2] == "same") <= (bare(row[0]) == ours)
@@ -115,7 +115,7 @@ def test_a_field_is_read_where_it_is_said(row: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "bound"),
-    [("--max-client-batch-size", 4), ("--max-stop-sequences", 4), ("--max-top-n-tokens", 5)],
+    [("--max-client-batch-size", 4)],
 )
 def test_the_bounds_are_those(flag: str, bound: int) -> None:
     assert f"`{flag}` ({bound})" in TEXT and LAUNCHER[flag].default == bound

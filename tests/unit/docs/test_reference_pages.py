@@ -205,4 +205,4 @@ def test_the_whole_document_is_on_the_page() -> None:
     for field in ("`max_new_tokens` | integer ≥ 1", "`top_p` | number > 0, ≤ 1", "`stop` | list of string, at most 4"):
         assert f"| {field} |" in text
     assert "any JSON" in text and '`"regex"`' in text
-    assert "| `logit_bias` | object of number ≥ -100, ≤ 100 or empty list | – |" in text
+    assert "| `logit_bias` | object of number ≥ -100, ≤ 100 or list of `0` | – |" in text

@@ -245,15 +245,16 @@ class Router:
         return await self.request("GET", path)
 
     async def refused(self, path: str, raw: bytes, *statuses: int) -> dict[str, str]:
-        """The error that a body is answered with, which must have one of these statuses."""
+        """The message and TGI's type of the error that a body is answered with, which must have one of these
+        statuses; without any that of a request that is invalid."""
         answer = await self.post(path, raw=raw)
-        assert answer.status_code in statuses, (raw[:200], answer.status_code, answer.text)
-        body = answer.json()
-        assert list(body) == ["error", "error_type"] and all(isinstance(value, str) for value in body.values())
-        assert len(body["error"]) < 1000
+        is_right = answer.status_code in statuses if statuses else is_invalid(answer)
+        assert is_right, (raw[:200], answer.status_code, answer.text)
+        body = {"error": message_of(answer), "error_type": answer.json()["error_type"]}
+        assert isinstance(body["error_type"], str) and len(body["error"]) < 1000
         assert self.scheduler.submitted == []
         self.assert_idle()
-        return dict(body)
+        return body
 
     def assert_idle(self) -> None:
         """Every permit is back and every entry closed."""
@@ -309,6 +310,26 @@ class Router:
             finally:
                 server.should_exit = True
                 await task
+
+
+def message_of(answer: httpx.Response) -> str:
+    """What a refusal says, whose form must be that of its route's API."""
+    body, path = answer.json(), answer.request.url.path
+    if path.startswith("/v1/messages"):
+        assert list(body) == ["type", "error", "request_id"] and list(body["error"]) == ["type", "message"]
+    elif path.startswith("/v1/"):
+        assert list(body) == ["error", "error_type"]
+        assert list(body["error"]) == ["message", "type", "param", "code"]
+    else:
+        assert list(body) == ["error", "error_type"] and isinstance(body["error"], str)
+        return str(body["error"])
+    return str(body["error"]["message"])
+
+
+def is_invalid(answer: httpx.Response) -> bool:
+    """Whether the request is refused for what it asks for."""
+    message_of(answer)
+    return answer.status_code == (400 if answer.request.url.path.startswith("/v1/") else 422)
 
 
 def failing(*texts: str, error: Exception) -> list[Event]:

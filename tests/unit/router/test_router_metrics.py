@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from prometheus_client.metrics_core import Metric
@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router_fakes import Router, failing, says
 
 from router import metrics
-from router.errors import IncompleteError
+from router.errors import IncompleteError, Reason
 from router.metrics import DECLARED, Metrics
 
 MakeRouter = Callable[..., Router]
@@ -22,6 +22,7 @@ MakeRouter = Callable[..., Router]
 DURATION, TOKENS, NEXT_SIZE, SKIPPED = "duration", "hundredths", "1..1024", "skipped"
 ERRORS = {"err": {"validation", "overloaded", "generation", "incomplete", "dropped", "template"}}
 METHODS = {"method": {"prefill", "decode"}}
+REFUSALS = set(get_args(Reason))
 REASONS = {"reason": {"backpressure", "wait_exceeded", "chunking"}}
 # Name, type, label and its values, buckets: as TGI 3.3 has them, but for the histogram of skipped tokens.
 OF_TGI: list[tuple[str, str, dict[str, set[str]], str]] = [
@@ -62,6 +63,7 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
         DURATION,
     ),
     ("tgi_request_preempted", "counter", {}, ""),
+    ("tgi_request_refused", "counter", {"reason": REFUSALS}, ""),
     ("tgi_lora_requests", "counter", {"adapter": {"other"}}, ""),
     ("tgi_encoder_cache_hits", "counter", {}, ""),
     ("tgi_encoder_cache_misses", "counter", {}, ""),
@@ -234,7 +236,7 @@ def test_what_is_written_is_declared_and_the_other_way_round() -> None:
     package = Path(metrics.__file__).parent
     written = "".join(path.read_text() for path in package.rglob("*.py") if path.name != "metrics.py")
     assert set(re.findall(r'"(tgi_[a-z_]+)"', written)) == set(DECLARED)
-    for label, values in (ERRORS | METHODS | REASONS).items():
+    for label, values in (ERRORS | METHODS | {"reason": REASONS["reason"] | REFUSALS}).items():
         assert set(re.findall(rf'\b{label}="([a-z_]+)"', written)) <= values
 
 

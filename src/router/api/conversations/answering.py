@@ -9,15 +9,15 @@ from typing import Any, Protocol, TypeVar
 from fastapi import Request
 from starlette.responses import Response
 
-from router.api.app_state import AppState, request_id_of
+from router.api.app_state import AppState, errors_of, request_id_of
 from router.api.chat import AnyStream, Chat, choice_stream
-from router.api.errors import public_error
+from router.api.errors import ErrorAnswers, Family, body_of, family_of
 from router.api.http import sse
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import stream_headers
 from router.api.json_out import JsonResponse, dumps
-from router.errors import RouterError
 from router.events import Finished, Prefilled
+from router.generation.api_rules import ApiRules
 from router.generation.collect import interleaved
 from router.generation.permits import HeldPermits
 from router.generation.running import Run
@@ -32,8 +32,6 @@ _BYTES_OF_AN_ITEM = 100  # at least, and what takes time is their number
 T = TypeVar("T")
 Event = tuple[str, dict[str, Any]]
 """Its name and its data."""
-ErrorBody = Callable[[RouterError, str], dict[str, Any]]
-"""From an error and the request's id to what the API says of it."""
 
 
 class Writer(Protocol):
@@ -48,33 +46,30 @@ class Writer(Protocol):
 
     def end(self, ending: Ending) -> list[Event]: ...
 
-    def fail(self, error: dict[str, Any]) -> list[Event]: ...
+    def fail(self, body: dict[str, Any]) -> list[Event]: ...
 
 
 async def as_chat(state: AppState, num_items: int, make: Callable[[], T], *, num_bytes: int = 0) -> T:
     """What `make` returns; off the event loop where it has many items to go through, or bytes of stored ones. Raises
     RouterError."""
     cost = num_items * _BYTES_OF_AN_ITEM + num_bytes
-    try:
-        return make() if cost <= _MANY_ITEMS * _BYTES_OF_AN_ITEM else await state.bodies.run(cost, make)
-    except RouterError as error:
-        raise state.inference.refused(error) from None
+    return make() if cost <= _MANY_ITEMS * _BYTES_OF_AN_ITEM else await state.bodies.run(cost, make)
 
 
-async def answer(request: Request, state: AppState, body: ChatBody, writer: Writer, error_body: ErrorBody) -> Response:
-    """The answer to `body`, a stream if it asks for one, whose errors `error_body` words.
+async def answer(request: Request, state: AppState, body: ChatBody, writer: Writer, api: ApiRules) -> Response:
+    """The answer to `body`, a stream if it asks for one. Raises RouterError and ClientDisconnect.
 
-    Raises RouterError and ClientDisconnect.
+    Args:
+        api: The rules of the API that the body came by.
     """
-    state.count_request()
-    chat = Chat(state, body)
+    chat = Chat(state, body, api)
     with state.inference.take_permits(1, request_id=request_id_of(request)) as permits:
         if not body.stream:
             await cancel_on_disconnect(request.receive, _read(chat, permits, writer))
             return JsonResponse(writer.whole)
         (running,) = await cancel_on_disconnect(request.receive, chat.start(permits))
     return sse.EventStream(
-        _stream(chat, running, writer, error_body),
+        _stream(chat, running, writer, errors_of(request), family_of(request.url.path)),
         headers=stream_headers(running, compute_type=state.config.compute_type),
         close=running.close,
         stalled_s=state.config.stalled_client_seconds,
@@ -91,13 +86,16 @@ async def _read(chat: Chat, permits: HeldPermits, writer: Writer) -> None:
         running.close()
 
 
-async def _stream(chat: Chat, running: Run, writer: Writer, error_body: ErrorBody) -> AsyncGenerator[bytes, None]:
+async def _stream(
+    chat: Chat, running: Run, writer: Writer, errors: ErrorAnswers, family: Family
+) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(_events(chat, running, writer)) as events:
             async for some in events:
                 yield _framed(some)
     except Exception as error:
-        yield _framed(writer.fail(error_body(public_error(error, running.request_id), running.request_id)))
+        failure = body_of(errors.of_stream(error, running.request_id), family, running.request_id)
+        yield _framed(writer.fail(failure))
 
 
 async def _events(chat: Chat, running: Run, writer: Writer) -> AsyncGenerator[list[Event], None]:

@@ -11,11 +11,10 @@ from starlette.responses import Response
 from router.api.app_state import state_of
 from router.api.chat import first_request
 from router.api.conversations.answering import answer, as_chat
-from router.api.errors import messages_error
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.json_out import JsonResponse
-from router.api.openapi.answers import READS_ONLY
 from router.api.routes import Routes
+from router.generation.api_rules import MESSAGES
 from router.messages.conversation import chat_of
 from router.messages.writer import MessageWriter
 from router.openai.chat.prompt import model_name
@@ -24,42 +23,31 @@ from router.schemas.conversations.messages import (
     CountTokensBody,
     MessageEvent,
     MessagesBody,
-    MessagesError,
     TokenCount,
 )
 
 routes = Routes("Messages", is_fast=True)
 
-_REFUSALS = (400, 401, 413, 415, 429, 500, 503)
 
-
-@routes.answers(
-    "/v1/messages", MessagesBody, AnsweredMessage, span="messages", event=MessageEvent, errors=_REFUSALS,
-    refusal=MessagesError,
-)  # fmt: skip
+@routes.answers("/v1/messages", MessagesBody, AnsweredMessage, span="messages", event=MessageEvent)
 async def messages(request: Request) -> Response:
     """Answer a conversation in the form of Anthropic's Messages API; with `stream`, as its named events."""
     state = state_of(request)
     body = await state.read(request, MessagesBody)
     writer = MessageWriter(f"msg_{uuid.uuid4().hex}", model_name(body.model, state.model_names[0]))
-    return await answer(
-        request, state, await as_chat(state, len(body.messages), partial(chat_of, body)), writer, messages_error
-    )
+    chat = await as_chat(state, len(body.messages), partial(chat_of, body))
+    return await answer(request, state, chat, writer, MESSAGES)
 
 
-@routes.answers(
-    "/v1/messages/count_tokens", CountTokensBody, TokenCount, span="count_tokens",
-    errors=tuple(status for status in READS_ONLY if status != 422), refusal=MessagesError,
-)  # fmt: skip
+@routes.answers("/v1/messages/count_tokens", CountTokensBody, TokenCount, span="count_tokens", generates=False)
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of a conversation has."""
     state = state_of(request)
     body = await state.read(request, CountTokensBody)
     chat = await as_chat(state, len(body.messages), partial(chat_of, body))
-    state.count_request()
 
     async def count() -> int:
-        prompt = await state.inference.prompt_of(await first_request(state, chat))
+        prompt = await state.inference.prompt_of(await first_request(state, chat, MESSAGES))
         tokenizer = state.inference.tokenizer
         return len(await tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens, truncate=None))
 

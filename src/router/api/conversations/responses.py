@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from router.api.app_state import AppState, state_of
 from router.api.conversations.answering import answer, as_chat
-from router.api.errors import NotServedError, responses_error
+from router.api.errors import NotServedError
 from router.api.json_out import JsonResponse
 from router.api.routes import Routes
-from router.errors import RouterError, ValidationError
+from router.errors import ValidationError
+from router.generation.api_rules import RESPONSES
 from router.openai.chat.prompt import model_name
 from router.responses.conversation import chat_of
 from router.responses.history import Conversation, History
@@ -28,45 +29,41 @@ from router.schemas.conversations.responses import (
     ResponseEvent,
     ResponseObject,
     ResponsesBody,
-    ResponsesError,
 )
+from router.schemas.service import OpenAIError
 
 routes = Routes("Responses", is_fast=True)
 
 _ONE = "/v1/responses/{response_id}"
 _PAGE, _LARGEST_PAGE = 20, 100
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    401: {"model": ResponsesError, "description": "The request lacks the server's API key"},
-    404: {"model": ResponsesError, "description": "No such response is stored"},
+    401: {"model": OpenAIError, "description": "The request lacks the server's API key"},
+    404: {"model": OpenAIError, "description": "No such response is stored"},
 }
 
 
-@routes.answers(
-    "/v1/responses", ResponsesBody, ResponseObject, span="responses", event=ResponseEvent,
-    errors=(400, 401, 413, 415, 429, 500, 503), refusal=ResponsesError,
-)  # fmt: skip
+@routes.answers("/v1/responses", ResponsesBody, ResponseObject, span="responses", event=ResponseEvent)
 async def responses(request: Request) -> Response:
     """Answer a conversation in the form of OpenAI's Responses API; with `stream`, as its named events."""
     state = state_of(request)
     body = await state.read(request, ResponsesBody)
     tools = ServedTools.of(body.tools)
-    try:
-        history = History(body, state.responses)
-    except RouterError as error:
-        raise state.inference.refused(error) from None
+    history = History(body, state.responses)
     num_items = 0 if isinstance(body.input, str) else len(body.input)
     make = partial(_read, body, tools, history)
     chat, conversation = await as_chat(state, num_items, make, num_bytes=history.cost)
     keep = _keep(state, body, conversation)
     writer = ResponseWriter(body, tools, model_name(body.model, state.model_names[0]), keep)
-    return await answer(request, state, chat, writer, _error_body)
+    return await answer(request, state, chat, writer, RESPONSES)
 
 
 @routes.get(_ONE, response_model=ResponseObject, responses=_REFUSALS)
 async def stored_response(request: Request, response_id: str) -> Response:
     """A response that is stored."""
     if request.query_params.get("stream", "").lower() == "true":
-        raise ValidationError("a stored response is not streamed: leave `stream` out")
+        raise ValidationError(
+            "a stored response is not streamed: leave `stream` out", param="stream", reason="unsupported"
+        )
     return Response(_stored(request, response_id).response, media_type="application/json")
 
 
@@ -94,7 +91,7 @@ async def input_items(request: Request, response_id: str) -> Response:
     except ValueError:
         limit = 0
     if not 1 <= limit <= _LARGEST_PAGE:
-        raise ValidationError(f"`limit` must be in 1..={_LARGEST_PAGE}")
+        raise ValidationError(f"`limit` must be in 1..={_LARGEST_PAGE}", param="limit", limit=_LARGEST_PAGE)
     page = items[:limit]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return JsonResponse({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
@@ -126,12 +123,10 @@ def _stored(request: Request, response_id: str) -> StoredResponse:
     if store is None:
         raise NotServedError(
             "responses are not stored here: send the whole conversation to /v1/responses, or start the server with "
-            "`--response-store`"
+            "`--response-store`",
+            reason="unknown_response",
         )
     if (stored := store.get(response_id)) is None:
-        raise NotServedError(f"no response {response_id[:100]} is stored here, or not any more")
+        text = f"no response {response_id[:100]} is stored here, or not any more"
+        raise NotServedError(text, reason="unknown_response")
     return stored
-
-
-def _error_body(error: RouterError, request_id: str) -> dict[str, Any]:
-    return responses_error(error)

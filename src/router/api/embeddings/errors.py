@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from router.api.errors import BodyError, UnauthorizedError
+from router.api.errors import BodyError, UnauthorizedError, openai_error, status_of
 from router.api.json_out import JsonResponse
 from router.errors import OverloadedError, RouterError, UnhealthyError
 from router.pooling.errors import PoolingError
@@ -50,13 +50,7 @@ def framework_answer(status: int, detail: str, path: str, headers: dict[str, str
 
 
 def _status(error: RouterError) -> int:
-    if isinstance(error, BodyError):
-        return error.status
-    if isinstance(error, PoolingError):
-        return _STATUS[error.kind]
-    if isinstance(error, UnauthorizedError):
-        return 401
-    return {OverloadedError: 429, UnhealthyError: 503}.get(type(error), 500)
+    return _STATUS[error.kind] if isinstance(error, PoolingError) else status_of(error)
 
 
 def _kind(error: RouterError) -> str:
@@ -71,18 +65,17 @@ def _kind(error: RouterError) -> str:
 
 def _openai_status(error: RouterError) -> int:
     """What the request does wrong is 400, a failure 500; a model of another kind is the request's mistake."""
-    if isinstance(error, PoolingError) and error.failure == "model_type":
+    if not isinstance(error, PoolingError):
+        return status_of(error, "openai")
+    if error.failure == "model_type":
         return 400
-    status = _status(error)
+    status = _STATUS[error.kind]
     return {422: 400, 424: 500}.get(status, status)
 
 
 def _object(error: RouterError) -> dict[str, Any]:
+    if not isinstance(error, PoolingError):
+        return openai_error(error)
     status = _openai_status(error)
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
-    message, param, code = str(error), None, None
-    if isinstance(error, PoolingError):
-        message, param, code = error.detail, error.param, error.code
-    elif isinstance(error, UnauthorizedError):
-        code = "invalid_api_key"
-    return {"message": shown(message), "type": kind, "param": param, "code": code}
+    return {"message": shown(error.detail), "type": kind, "param": error.param, "code": error.code}

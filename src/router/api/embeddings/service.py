@@ -13,7 +13,7 @@ from router import metrics
 from router.api.embeddings import routes as tei
 from router.api.embeddings.schema import EmbedBody, PooledCard, PooledInfo, PooledModels, PredictBody, RerankBody
 from router.api.embeddings.state import PooledState, state_of
-from router.api.errors import UnknownModelError
+from router.api.errors import NotServedError
 from router.api.json_out import JsonResponse
 from router.api.routes import Routes
 from router.errors import UnhealthyError
@@ -98,7 +98,8 @@ async def model(request: Request, model_id: str) -> Response:
     """The model of that name."""
     state = state_of(request)
     if model_id not in state.model_names:
-        raise UnknownModelError(f"The model does not exist; this server serves {', '.join(state.model_names)}")
+        text = f"The model does not exist; this server serves {', '.join(state.model_names)}"
+        raise NotServedError(text, param="model", reason="unknown_model")
     return JsonResponse(_card(state, model_id).model_dump())
 
 

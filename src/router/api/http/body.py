@@ -22,6 +22,8 @@ from starlette.requests import ClientDisconnect, Request
 from router.api.errors import BodyError
 from router.api.http.base64_runs import Base64Runs
 from router.api.http.disconnect import cancel_on_disconnect
+from router.api.http.faults import clean, first_fault, integer, number_out_of_range
+from router.errors import FieldError
 from router.generation.parsed_bodies import ParsedBodies
 from router.schemas.base import Body
 from router.schemas.unknown import UnknownNames
@@ -37,16 +39,18 @@ _JOINED_IN_A_THREAD = 2 << 20
 # Of objects and arrays. The garbage collector goes through all of them in one go, 20 ms for this many.
 _MAX_CONTAINERS = 200_000
 _MANY_CONTAINERS = 2_000
-_MAX_DIGITS = 20  # of 2**64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 # A string that never ends is one too: it would be looked for again at each of its escaped quotes otherwise.
 _BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
-_LINE = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 class _ShapeError(ValueError):
     """Valid syntax that no body can have; answered with 422."""
+
+
+class _NumberError(_ShapeError):
+    """A number that no field can hold."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,14 @@ async def read_one_of(request: Request, *body_types: type[Body], limit: int, lar
 async def _read_json(request: Request, limit: int) -> bytes:
     content_type = request.headers.get("content-type", "")
     if not _JSON_TYPE.fullmatch(content_type.strip()):
-        raise BodyError(415, "unsupported_media_type", "Expected request with `Content-Type: application/json`")
+        raise _unsupported("Expected request with `Content-Type: application/json`")
+    if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+        raise _unsupported("compressed bodies are not read: send the JSON without `Content-Encoding`")
     return await _read(request, limit)
+
+
+def _unsupported(message: str) -> BodyError:
+    return BodyError(415, "unsupported_media_type", message, reason="content_type")
 
 
 def _checked(raw: bytes, body_type: type[BodyType]) -> BodyType:
@@ -110,7 +120,7 @@ def _validated(value: Any, body_type: type[BodyType]) -> BodyType:
         fault = unknown.fault
     except pydantic.ValidationError as error:
         # A misspelt name may be why another is missing.
-        fault = unknown.fault or _first_fault(error)
+        fault = unknown.fault or first_fault(error, value)
     if fault is None:
         return body
     # Out here, so that pydantic's error is not the context of ours: it hides what it refers to from the garbage
@@ -128,20 +138,30 @@ def _checked_one_of(raw: bytes, body_types: Sequence[type[Body]]) -> Body:
                 return _validated(value, body_type)
             except BodyError as error:
                 fault = fault or error
-    raise fault or _misshapen(f"expected an object with one of {', '.join(f'`{mark}`' for mark in marks)}")
+    text = f"expected an object with one of {', '.join(f'`{mark}`' for mark in marks)}"
+    raise fault or _misshapen(FieldError(text, reason="missing_field"))
 
 
 def _mark(body_type: type[Body]) -> str:
     return next(name for name, field in body_type.model_fields.items() if field.is_required())
 
 
-def _misshapen(fault: str) -> BodyError:
-    return BodyError(422, "validation", f"Failed to deserialize the JSON body: {fault}")
+def _misshapen(fault: FieldError) -> BodyError:
+    return BodyError(
+        422,
+        "validation",
+        str(fault),
+        prefix="Failed to deserialize the JSON body: ",
+        reason=fault.reason,
+        param=fault.param,
+        code=fault.code,
+    )
 
 
 async def _read(request: Request, limit: int) -> bytes:
     """At most `limit` bytes, whatever Content-Length promises."""
-    too_large = BodyError(413, "payload_too_large", f"The body must not exceed {limit} bytes")
+    text = f"The body must not exceed {limit} bytes"
+    too_large = BodyError(413, "payload_too_large", text, reason="body_too_large")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and len(announced) < 20 and int(announced) > limit:
         raise too_large
@@ -160,17 +180,21 @@ def parse_json(raw: bytes) -> Any:
     """Raises BodyError 400 for wrong syntax, 422 for what JSON allows and no request may hold."""
     files = Base64Runs(raw)
     raw = files.rest
+    prefix = "Failed to parse the request body as JSON: "
     try:
         if _num_brackets(raw) > _MAX_DEPTH:
             _check_structure(raw)
         if _SURROGATE.search(raw):
             orjson.loads(raw)  # refuses half pairs, which Python's parser lets through
         return files.put_back(_DECODER.decode(raw.decode().removeprefix("\ufeff")))
+    except _NumberError as error:
+        place = number_out_of_range(raw.decode())
+        raise _misshapen(FieldError(f"{place}: {error}" if place else str(error), param=place)) from None
     except _ShapeError as error:
-        raise BodyError(422, "validation", f"Failed to deserialize the JSON body: {error}") from None
+        raise _misshapen(FieldError(str(error))) from None
     except (ValueError, RecursionError) as error:
         detail = "invalid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise BodyError(400, "bad_request", f"Failed to parse the request body as JSON: {_clean(detail)}") from None
+        raise BodyError(400, "bad_request", clean(detail), reason="malformed_json", prefix=prefix) from None
 
 
 def _check_structure(raw: bytes) -> None:
@@ -194,49 +218,31 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise _ShapeError(f"duplicate field `{_clean(twice)}`")
+        raise _ShapeError(f"duplicate field `{clean(twice)}`")
     return members
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > _MAX_DIGITS:
-        raise _ShapeError("number out of range")
-    value = int(digits)
-    if not -(2**63) <= value < 2**64:
-        raise _ShapeError("number out of range")
+    if (value := integer(digits)) is None:
+        raise _NumberError("number out of range")
     return value
 
 
 def _float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise _ShapeError("number out of range")
+        raise _NumberError("number out of range")
     return value
 
 
 def _constant(name: str) -> Any:
     # Not JSON in the strict sense; answered like every other number that no field can hold.
-    raise _ShapeError(f"{name} is not a valid JSON number")
+    raise _NumberError(f"{name} is not a valid JSON number")
 
 
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant, strict=True
 )
-
-
-def _first_fault(error: pydantic.ValidationError) -> str:
-    """`field.path: what is wrong`, without the value."""
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(str(part) for part in fault["loc"])
-    # pydantic would name a class of ours, and call an object what Python calls it.
-    is_no_object = fault["type"] in ("model_type", "dict_type")
-    message = "Input should be a JSON object" if is_no_object else fault["msg"].removeprefix("Value error, ")
-    return f"{_clean(place)}: {message}" if place else message
-
-
-def _clean(text: str) -> str:
-    """For names that come from the client."""
-    return _LINE.sub(" ", text)[:200]
 
 
 __all__ = ["BodyError", "ClientDisconnect", "parse_json", "read_body", "read_one_of"]

@@ -57,13 +57,11 @@ ERRORS: dict[int, Refusal] = {
     500: Refusal("The generation ended without a last token", {"incomplete_generation": "Incomplete generation"}),
     503: Refusal("Too many connections, or the server is stopping", {"healthcheck": "unhealthy"}),
 }
-READS_ONLY = (400, 401, 413, 415, 422, 429, 503)
-"""Refusals of a route that generates nothing."""
+GENERATING = (424, 500)
+"""Statuses of failures that only a route that generates has."""
+OTHER_APIS = {400: "The body is not JSON, or the request is invalid", 500: "Generation failed"}
+"""Descriptions of statuses on the routes of OpenAI and Anthropic, which have neither 422 nor 424."""
 
-NOT_FOUND: dict[str, Any] = {
-    "description": "Not found",
-    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
-}
 REQUEST_ID = {"x-request-id": _header("As in the request, or a new one", "string")}
 STREAM_HEADERS = {
     "x-compute-type": _header("Device on which the answer was computed", "string"),

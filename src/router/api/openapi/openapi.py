@@ -10,14 +10,25 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from router.api.openapi.answers import AUTHORIZATION, ERRORS, JSON_HEADERS, NOT_FOUND, REQUEST_ID, STREAM_HEADERS
+from router.api.errors import Family, family_of
+from router.api.openapi.answers import (
+    AUTHORIZATION,
+    ERRORS,
+    GENERATING,
+    JSON_HEADERS,
+    OTHER_APIS,
+    REQUEST_ID,
+    STREAM_HEADERS,
+)
 from router.config import TGI_VERSION
+from router.schemas.conversations.messages import MessageEvent
+from router.schemas.conversations.responses import ResponseEvent
 from router.schemas.generate import StreamEvent
-from router.schemas.service import ErrorBody, StreamError
+from router.schemas.service import ErrorBody, MessagesError, OpenAIError
 
 _REFERENCE = "#/components/schemas/{model}"
 # Answers that no handler's signature names.
-_MODELS: list[type[BaseModel]] = [ErrorBody, StreamError]
+_ERRORS: dict[str, type[BaseModel]] = {"tgi": ErrorBody, "openai": OpenAIError, "anthropic": MessagesError}
 _STREAMED = {
     "properties": {
         "parameters": {
@@ -47,12 +58,15 @@ def documented(
     *,
     event: type[BaseModel] | None,
     headers: Sequence[str],
-    errors: Sequence[int],
-    refusal: type[BaseModel],
+    generates: bool,
+    family: Family,
 ) -> dict[str, Any]:
     """Options of FastAPI's `add_api_route` for a route that `router.api.routes.Routes.answers` declares."""
-    answers: dict[int | str, dict[str, Any]] = {200: _ok(response, event, headers, refusal)}
-    answers |= {status: _refusal(status, refusal) for status in errors}
+    answers: dict[int | str, dict[str, Any]] = {200: _ok(response, event, headers, family)}
+    statuses = [status for status in ERRORS if generates or status not in GENERATING]
+    if family != "tgi":
+        statuses = [status for status in statuses if status not in (422, 424)]
+    answers |= {status: _refusal(status, family) for status in statuses}
     schema = _reference(bodies[0]) if len(bodies) == 1 else {"anyOf": [_reference(one) for one in bodies]}
     if response is None:
         schema = {"allOf": [schema, _STREAMED]}
@@ -77,7 +91,7 @@ def document(app: FastAPI, models: Sequence[type[BaseModel]], limits: object) ->
             routes=app.routes,
         )
         _, definitions = models_json_schema(
-            [(model, "validation") for model in dict.fromkeys([*models, *_MODELS])], ref_template=_REFERENCE
+            [(model, "validation") for model in dict.fromkeys([*models, *_ERRORS.values()])], ref_template=_REFERENCE
         )
         components = schema.setdefault("components", {})
         schemas = definitions["$defs"] | components.get("schemas", {})
@@ -90,12 +104,13 @@ def document(app: FastAPI, models: Sequence[type[BaseModel]], limits: object) ->
 
 
 def _finished(schema: dict[str, Any], limits: object) -> dict[str, Any]:
-    for path in schema["paths"].values():
-        for operation in path.values():
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
                 del answers["422"]
-                answers.setdefault("404", NOT_FOUND)
+                content = {"application/json": {"schema": _reference(_ERRORS[family_of(path)])}}
+                answers.setdefault("404", {"description": "Not found", "content": content})
             content = answers["200"].get("content", {})
             if content.get("application/json") == {"schema": {}}:
                 del content["application/json"]  # FastAPI's default: there are events only, or nothing
@@ -114,37 +129,37 @@ def _limited(value: Any, limits: object) -> Any:
         return value
     limited = {name: _limited(one, limits) for name, one in value.items() if name != "x-limits"}
     for keyword, name in value.get("x-limits", {}).items():
-        if (limit := getattr(limits, name)) is not None:
+        if (limit := getattr(limits, name, None)) is not None:
             limited[keyword] = limit
     return limited
 
 
-def _ok(
-    response: Any, event: type[BaseModel] | None, headers: Sequence[str], refusal: type[BaseModel]
-) -> dict[str, Any]:
+def _ok(response: Any, event: type[BaseModel] | None, headers: Sequence[str], family: Family) -> dict[str, Any]:
     ok: dict[str, Any] = {"description": "The answer"}
     described: dict[str, Any] = {name: JSON_HEADERS[name] for name in headers}
     if response is not None:
         ok["model"] = response
     if event is not None:
-        is_native = event is StreamEvent
-        ok["description"] = _EVENTS + (_ENDS if is_native else _DONE)
-        errors: list[type[BaseModel]] = [ErrorBody] if is_native else [StreamError]
-        if refusal is not ErrorBody:
-            ok["description"], errors = _NAMED_EVENTS, [refusal]
-        ok["content"] = {"text/event-stream": {"schema": {"anyOf": [_reference(one) for one in [event, *errors]]}}}
+        ok["description"] = _EVENTS + (_ENDS if event is StreamEvent else _DONE)
+        if event in (MessageEvent, ResponseEvent):
+            ok["description"] = _NAMED_EVENTS
+        events = [_reference(event), _reference(_ERRORS[family])]
+        ok["content"] = {"text/event-stream": {"schema": {"anyOf": events}}}
         described = STREAM_HEADERS | described
     if described:
         ok["headers"] = described
     return ok
 
 
-def _refusal(status: int, shape: type[BaseModel]) -> dict[str, Any]:
+def _refusal(status: int, family: Family) -> dict[str, Any]:
     refusal = ERRORS[status]
-    content: dict[str, Any] = {"schema": _reference(shape)}
-    if shape is ErrorBody:
+    content: dict[str, Any] = {"schema": _reference(_ERRORS[family])}
+    description = refusal.description
+    if family == "tgi":
         content["examples"] = refusal.examples
-    answer: dict[str, Any] = {"description": refusal.description, "content": {"application/json": content}}
+    else:
+        description = OTHER_APIS.get(status, description)
+    answer: dict[str, Any] = {"description": description, "content": {"application/json": content}}
     return answer | ({"headers": refusal.headers} if refusal.headers else {})
 
 

@@ -11,6 +11,7 @@ from fastapi import Request
 from router.api.app_state import AppState, request_id_of
 from router.api.http.disconnect import cancel_on_disconnect
 from router.generation.asked import GenerateRequest
+from router.generation.checks import check_best_of
 from router.generation.collect import GenerationResult, collect_all, start_all
 from router.generation.inference import Inference, mean_logprob
 from router.generation.permits import HeldPermits
@@ -35,7 +36,7 @@ async def texts_of(request: Request, state: AppState, items: Sequence[BatchItem]
     """The answers in the order of the items, which run side by side; the first failure ends them all."""
     inference = state.inference
     for item in items:
-        inference.check_best_of(item.number)
+        check_best_of(item.number, inference.limits)
     with inference.take_permits(sum(item.number for item in items), request_id=request_id_of(request)) as permits:
         generations = iter(await cancel_on_disconnect(request.receive, _generate(items, permits)))
     return [item.text_of(max((next(generations) for _ in range(item.number)), key=mean_logprob)) for item in items]

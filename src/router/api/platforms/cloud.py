@@ -49,9 +49,9 @@ async def vertex(request: Request) -> Response:
     """One text for each instance, which is a body of `/generate` or a chat."""
     state = state_of(request)
     body = await state.read(request, VertexBody)
-    state.count_request()
     if not body.instances:
-        raise BodyError(422, "Input validation error", "Input validation error: `instances` cannot be empty")
+        text = "Input validation error: `instances` cannot be empty"
+        raise BodyError(422, "Input validation error", text, param="instances")
     items = [
         _chat_item(state, instance) if isinstance(instance, ChatBody) else _text_item(state, instance)
         for instance in body.instances
@@ -71,7 +71,7 @@ def _text_item(state: AppState, instance: GenerateBody) -> BatchItem:
 
 def _chat_item(state: AppState, instance: ChatBody) -> BatchItem:
     if instance.n is not None and instance.n != 1:
-        raise state.inference.refused(ValidationError("`n` other than 1 is not supported in an instance"))
+        raise ValidationError("`n` other than 1 is not supported in an instance", param="n", reason="unsupported")
     one = chat.Chat(state, instance)
 
     async def start(permits: HeldPermits) -> Run:

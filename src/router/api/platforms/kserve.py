@@ -44,7 +44,6 @@ async def infer(request: Request) -> Response:
     """Generates for each input, with the same parameters; the outputs are in the order of the inputs."""
     state = state_of(request)
     body = await state.read(request, InferBody)
-    state.count_request()
     if len(body.inputs) != len(body.outputs):
         raise BodyError(
             422,

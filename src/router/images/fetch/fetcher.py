@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpcore2
 
-from router.errors import ValidationError
+from router.errors import ImageError
 from router.images.asked import check_size
 from router.images.fetch.addresses import CheckedBackend, NotAllowedError, Resolve
 from router.images.fetch.places import FetchPlaces
@@ -91,7 +91,7 @@ class UrlFetcher:
         except (httpcore2.ProtocolError, httpcore2.UnsupportedProtocol, UnicodeError, ValueError):
             reason = "the answer is not HTTP, or the URL is not valid"
         logger.info("an image of the host %r was not fetched: %s", host[:100], reason)
-        raise ValidationError(f"Could not fetch image: {reason}")
+        raise ImageError(f"Could not fetch image: {reason}")
 
     async def _get(self, url: str, max_bytes: int) -> bytes | str:
         """The file, or where a redirect leads."""
@@ -113,7 +113,7 @@ class UrlFetcher:
                     data += piece
                     check_size(len(data), max_bytes)
             except (httpcore2.NetworkError, httpcore2.ProtocolError):
-                raise ValidationError("Failed to read image data: it ended too early") from None
+                raise ImageError("Failed to read image data: it ended too early") from None
             return bytes(data)
 
     def _checked_host(self, url: str) -> str:

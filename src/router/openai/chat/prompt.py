@@ -9,6 +9,7 @@ import orjson
 import pydantic
 
 from router.errors import StartupError, ValidationError
+from router.generation.api_rules import CHAT, ApiRules
 from router.generation.asked import GenerateRequest
 from router.grammar.checker import AskedGrammar
 from router.images.asked import AskedImage, split_markers
@@ -31,12 +32,17 @@ TAKEN_NAMES = frozenset(
 """Variables and functions of every template."""
 
 
-def turns_of(body: ChatBody, images: ImagePrompts | None) -> list[Turn]:
-    """The messages as the template module takes them. `images`: None where the model reads text only.
+def turns_of(body: ChatBody, images: ImagePrompts | None, field: str) -> list[Turn]:
+    """The messages as the template module takes them.
 
-    Raises ValidationError for images that it cannot read, and for texts that would stand for one.
+    Args:
+        images: None where the model reads text only.
+        field: What the client calls the messages.
+
+    Raises:
+        ValidationError: For images that it cannot read, and for texts that would stand for one.
     """
-    return [_turn(message, images) for message in body.messages]
+    return [_turn(message, images, field) for message in body.messages]
 
 
 def with_counted_ids(turns: list[Turn]) -> list[Turn]:
@@ -96,14 +102,19 @@ def images_of(body: ChatBody) -> tuple[AskedImage, ...]:
 
 
 def request_of(
-    body: ChatBody, prompt: str, grammar: AskedGrammar | None, images: tuple[AskedImage, ...] = ()
+    body: ChatBody, prompt: str, grammar: AskedGrammar | None, images: tuple[AskedImage, ...], api: ApiRules
 ) -> GenerateRequest:
     """The generation that a chat body asks for. Raises ValidationError."""
+    if api is CHAT and body.max_completion_tokens is not None:
+        api = replace(api, max_new_tokens="max_completion_tokens")
     return parameters.request_of(
         body,
+        api=api,
         inputs=prompt,
         add_special_tokens=False,
-        max_new_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        max_new_tokens=parameters.most_tokens(
+            body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        ),
         top_n_tokens=body.top_logprobs,
         grammar=grammar,
         images=images,
@@ -114,10 +125,12 @@ def variables_of(body: ChatBody) -> dict[str, Any]:
     """What the client gives the template by name. Raises ValidationError for names that are not its to give."""
     variables = dict(body.chat_template_kwargs)
     if taken := variables.keys() & TAKEN_NAMES:
-        raise ValidationError(f"`chat_template_kwargs` cannot set `{min(taken)}`")
+        text = f"`chat_template_kwargs` cannot set `{min(taken)}`"
+        raise ValidationError(text, param="chat_template_kwargs")
     effort = body.effort
     if effort is not None and variables.setdefault("reasoning_effort", effort) != effort:
-        raise ValidationError("`reasoning_effort` is given twice, with two values")
+        text = "`reasoning_effort` is given twice, with two values"
+        raise ValidationError(text, param="reasoning_effort", reason="conflict")
     enabled = None if body.reasoning is None else body.reasoning.enabled
     return _with_switches(variables, enabled=enabled)
 
@@ -153,13 +166,13 @@ def model_name(asked: str | None, served: str) -> str:
     return served if asked is None or asked == BASE_MODEL else asked
 
 
-def _turn(message: Message, images: ImagePrompts | None) -> Turn:
+def _turn(message: Message, images: ImagePrompts | None, field: str) -> Turn:
     content = message.content
     parts: str | list[dict[str, Any]] | None = content if content is None or isinstance(content, str) else []
     if isinstance(content, list):
-        parts = [_part(part, images) for part in content]
+        parts = [_part(part, images, field) for part in content]
     elif content is not None and images is not None:
-        images.check_text(content)
+        images.check_text(content, field)
     return Turn(
         role=message.role,
         parts=parts,
@@ -170,13 +183,14 @@ def _turn(message: Message, images: ImagePrompts | None) -> Turn:
     )
 
 
-def _part(part: TextPart | ImagePart, images: ImagePrompts | None) -> dict[str, Any]:
+def _part(part: TextPart | ImagePart, images: ImagePrompts | None, field: str) -> dict[str, Any]:
     if isinstance(part, TextPart):
         if images is not None:
-            images.check_text(part.text)
+            images.check_text(part.text, field)
         return part.model_dump()
     if images is None:
-        raise ValidationError("`image_url` is not supported: the model reads text only")
+        text = "`image_url` is not supported: the model reads text only"
+        raise ValidationError(text, param=field, reason="unsupported")
     return {"type": "image", "marker": images.family.marker}
 
 

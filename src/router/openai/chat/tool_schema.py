@@ -120,7 +120,7 @@ class _Tool:
             raise self._error(f"cannot have a property `{NAME_KEY}`, which is reserved for the function's name")
 
     def _error(self, detail: str) -> ToolError:
-        return ToolError(f"the parameters of the function `{self._name}` {detail}")
+        return ToolError(f"the parameters of the function `{self._name}` {detail}", param="tools")
 
 
 def _call(name: str, parameters: Schema) -> Schema:

@@ -67,7 +67,7 @@ def offered_tools(body: ChatBody) -> OfferedTools | None:
     if choice in ("auto", "none") and not functions:
         return None
     if not functions:
-        raise ToolError("`tool_choice` asks for a tool, but `tools` is empty")
+        raise ToolError("`tool_choice` asks for a tool, but `tools` is empty", param="tool_choice")
     if choice == "none":
         return None
     if choice == "auto":
@@ -78,7 +78,9 @@ def offered_tools(body: ChatBody) -> OfferedTools | None:
     name = choice if isinstance(choice, str) else choice[0]
     named = tuple(function for function in functions if function.name == name)
     if not named:
-        raise ToolError(f"`tool_choice` names the function `{name[:_MAX_NAME]}`, which is not in `tools`")
+        raise ToolError(
+            f"`tool_choice` names the function `{name[:_MAX_NAME]}`, which is not in `tools`", param="tool_choice"
+        )
     return OfferedTools(named, or_none=False)
 
 
@@ -86,11 +88,17 @@ def _allowed(given: Any, functions: tuple[FunctionDefinition, ...]) -> OfferedTo
     """OpenAI's `allowed_tools`: the template shows all tools, and only those of its list may be called."""
     mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (None, None)
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
-        raise ToolError(f"`{_ALLOWED}` must have the `mode` auto or required, and a list of functions in `tools`")
+        raise ToolError(
+            f"`{_ALLOWED}` must have the `mode` auto or required, and a list of functions in `tools`",
+            param="tool_choice",
+        )
     names = {_choice(tool)[0] for tool in tools if isinstance(tool, dict)}
     allowed = tuple(function for function in functions if function.name in names)
     if unknown := names - {function.name for function in allowed}:
-        raise ToolError(f"`tool_choice` names the function `{min(unknown)[:_MAX_NAME]}`, which is not in `tools`")
+        raise ToolError(
+            f"`tool_choice` names the function `{min(unknown)[:_MAX_NAME]}`, which is not in `tools`",
+            param="tool_choice",
+        )
     if mode == "auto":
         _check_no_tool(allowed)
     return OfferedTools(allowed, or_none=mode == "auto", listed=functions)
@@ -98,22 +106,22 @@ def _allowed(given: Any, functions: tuple[FunctionDefinition, ...]) -> OfferedTo
 
 def _check_no_tool(functions: tuple[FunctionDefinition, ...]) -> None:
     if any(function.name == NO_TOOL for function in functions):
-        raise ToolError(f"a function cannot be called `{NO_TOOL}` where `tool_choice` is auto")
+        raise ToolError(f"a function cannot be called `{NO_TOOL}` where `tool_choice` is auto", param="tool_choice")
 
 
 def _check(body: ChatBody, functions: tuple[FunctionDefinition, ...]) -> None:
     if len(functions) > _MAX_TOOLS:
-        raise ToolError(f"`tools` supports up to {_MAX_TOOLS} tools. Given: {len(functions)}")
+        raise ToolError(f"`tools` supports up to {_MAX_TOOLS} tools. Given: {len(functions)}", param="tools")
     for tool in body.tools or ():
         if tool.type != "function":
-            raise ToolError("only tools of type `function` are supported")
+            raise ToolError("only tools of type `function` are supported", param="tools")
     names = set()
     for function in functions:
         name = function.name
         if not (0 < len(name) <= _MAX_NAME and name.isprintable() and name.strip() == name):
-            raise ToolError(f"function names must have 1 to {_MAX_NAME} printable characters")
+            raise ToolError(f"function names must have 1 to {_MAX_NAME} printable characters", param="tools")
         if name in names:
-            raise ToolError(f"the function `{name}` is listed twice")
+            raise ToolError(f"the function `{name}` is listed twice", param="tools")
         names.add(name)
         _check_parameters(name, function.schema_of_parameters)
 
@@ -121,7 +129,7 @@ def _check(body: ChatBody, functions: tuple[FunctionDefinition, ...]) -> None:
 def _check_parameters(name: str, schema: Any) -> None:
     kind = schema.get("type", "object") if isinstance(schema, dict) else "object" if schema is None else None
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        raise ToolError(f"the parameters of the function `{name}` must be a JSON schema of an object")
+        raise ToolError(f"the parameters of the function `{name}` must be a JSON schema of an object", param="tools")
 
 
 def _choice(given: str | dict[str, Any] | None) -> str | tuple[str]:
@@ -133,11 +141,16 @@ def _choice(given: str | dict[str, Any] | None) -> str | tuple[str]:
     kind = given.get("type", "function")
     if kind != "function":
         subject = f"`{kind[:_MAX_NAME]}` is" if isinstance(kind, str) else "its type is"
-        raise ToolError(f"`tool_choice`: {subject} not supported; name a function, or use auto, none or required")
+        raise ToolError(
+            f"`tool_choice`: {subject} not supported; name a function, or use auto, none or required",
+            param="tool_choice",
+        )
     function = given.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise ToolError('`tool_choice` must name a function: {"type": "function", "function": {"name": ...}}')
+        raise ToolError(
+            '`tool_choice` must name a function: {"type": "function", "function": {"name": ...}}', param="tool_choice"
+        )
     return (name,)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from router.errors import BatchSizeError, SuffixError, ValidationError
+from router.generation.api_rules import COMPLETIONS
 from router.generation.asked import GenerateRequest
 from router.limits import ServingLimits
-from router.openai.parameters import choices_of, request_of
+from router.openai.parameters import choices_of, most_tokens, request_of
 from router.schemas.completion import CompletionBody
 
 
@@ -26,39 +27,47 @@ class Counts:
 
 def counts_of(body: CompletionBody, limits: ServingLimits) -> Counts:
     """Refuses more generations than one client may ask for. Raises BatchSizeError or ValidationError."""
-    limit, prompts = limits.max_client_batch_size, len(body.prompt)
-    if prompts > limit:
-        raise BatchSizeError(f"`prompt` supports up to {limit} prompts. Given: {prompts}")
+    most, prompts, limit = limits.max_client_batch_size, len(body.prompt), limits.max_choices
+    if prompts > most:
+        text = f"`prompt` supports up to {most} prompts. Given: {prompts}"
+        raise BatchSizeError(text, param="prompt", code="array_above_max_length", given=prompts, limit=most)
     n = 1 if body.n is None else body.n
     if not 1 <= n <= limit:
-        raise ValidationError(f"`n` must be > 0 and <= {limit}. Given: {n}")
+        code = "integer_below_min_value" if n < 1 else "integer_above_max_value"
+        raise ValidationError(f"`n` must be > 0 and <= {limit}. Given: {n}", param="n", code=code, given=n, limit=limit)
     best_of = n if body.best_of is None else body.best_of
     if best_of < n:
-        raise ValidationError(f"`best_of` must be >= `n`. Given: {best_of} and {n}")
+        text = f"`best_of` must be >= `n`. Given: {best_of} and {n}"
+        raise ValidationError(text, param="best_of", code="integer_below_min_value", given=best_of, limit=n)
     counts = Counts(prompts=prompts, n=n, best_of=best_of)
     if counts.generations > limit:
         raise BatchSizeError(
-            f"a request supports up to {limit} generations. Given: {prompts} prompts with {best_of} generations each"
+            f"a request supports up to {limit} generations. Given: {prompts} prompts with {best_of} generations each",
+            param="n",
+            given=counts.generations,
+            limit=limit,
         )
     return counts
 
 
-def check_served(body: CompletionBody, counts: Counts, limits: ServingLimits, *, prompt_logprobs: bool) -> None:
+def check_served(body: CompletionBody, counts: Counts, *, prompt_logprobs: bool) -> None:
     """Refuses what cannot be honoured. `prompt_logprobs`: whether the model server computes them."""
     if body.suffix is not None:
-        raise SuffixError("`suffix` is not supported: put the text around the gap into the prompt in the model's form")
+        text = "`suffix` is not supported: put the text around the gap into the prompt in the model's form"
+        raise SuffixError(text, param="suffix")
     if counts.best_of > counts.n:
         if body.stream:
-            raise ValidationError("`best_of` > `n` is not supported with streaming")
+            text = "`best_of` > `n` is not supported with streaming"
+            raise ValidationError(text, param="best_of", reason="conflict")
         if body.temperature == 0:
-            raise ValidationError("`best_of` > `n` requires sampling")
-    if (body.logprobs or 0) > limits.max_top_n_tokens:
-        raise ValidationError(f"`logprobs` must be >= 0 and <= {limits.max_top_n_tokens}. Given: {body.logprobs}")
+            raise ValidationError("`best_of` > `n` requires sampling", param="best_of", reason="conflict")
     if body.echo and body.logprobs is not None:
         if body.stream:
-            raise ValidationError("`echo` with `logprobs` is not supported with streaming")
+            text = "`echo` with `logprobs` is not supported with streaming"
+            raise ValidationError(text, param="echo", reason="conflict")
         if not prompt_logprobs:
-            raise ValidationError("`echo` with `logprobs` needs a server started with `--enable-prefill-logprobs`")
+            text = "`echo` with `logprobs` needs a server started with `--enable-prefill-logprobs`"
+            raise ValidationError(text, param="echo", reason="unsupported")
 
 
 def requests_of(body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
@@ -69,10 +78,11 @@ def requests_of(body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
 def _request_of(body: CompletionBody, prompt: str | list[int]) -> GenerateRequest:
     return request_of(
         body,
+        api=COMPLETIONS,
         inputs=prompt if isinstance(prompt, str) else "",
         input_ids=None if isinstance(prompt, str) else tuple(prompt),
         add_special_tokens=body.add_special_tokens,
-        max_new_tokens=body.max_tokens,
+        max_new_tokens=most_tokens(body.max_tokens),
         decoder_input_details=body.echo and body.logprobs is not None,
         top_n_tokens=body.logprobs,
         grammar=body.constraint,

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from router.errors import FieldError
 from router.schemas.base import Body, Items, TextOrItems, UInt32
-from router.schemas.parameters import OpenAITemperature, PositiveInt, Stream, TopK, TopP
+from router.schemas.parameters import OpenAITemperature, OpenAITopK, OpenAITopP, PositiveInt, Stream
 
 
 class TextBlock(Body):
@@ -28,7 +29,9 @@ class ImageSource(Body):
     @model_validator(mode="after")
     def _has_an_image(self) -> ImageSource:
         if (self.data if self.type == "base64" else self.url) is None:
-            raise ValueError(f"a source of the type `{self.type}` needs `{'data' if self.type == 'base64' else 'url'}`")
+            name = "data" if self.type == "base64" else "url"
+            text = f"a source of the type `{self.type}` needs `{name}`"
+            raise FieldError(text, param=name, reason="missing_field")
         return self
 
 
@@ -109,7 +112,8 @@ class MessagesToolChoice(Body):
     @model_validator(mode="after")
     def _has_its_name(self) -> MessagesToolChoice:
         if self.type == "tool" and self.name is None:
-            raise ValueError("`tool_choice` of the type `tool` needs `name`")
+            text = "`tool_choice` of the type `tool` needs `name`"
+            raise FieldError(text, param="name", reason="missing_field")
         return self
 
 
@@ -178,13 +182,14 @@ class CountTokensBody(Body):
         if isinstance(data, dict):
             for name in ("container", "mcp_servers"):
                 if data.get(name):
-                    raise ValueError(f"`{name}` is not served here: run the tools in the client")
+                    text = f"`{name}` is not served here: run the tools in the client"
+                    raise FieldError(text, param=name, reason="unsupported")
         return data
 
     @model_validator(mode="after")
     def _has_messages(self) -> CountTokensBody:
         if not self.messages:
-            raise ValueError("`messages` must hold at least one message")
+            raise FieldError("`messages` must hold at least one message", param="messages", code="empty_array")
         return self
 
 
@@ -197,8 +202,8 @@ class MessagesBody(CountTokensBody):
     )
     stream: Stream = False
     temperature: OpenAITemperature = None
-    top_p: TopP = None
-    top_k: TopK = None
+    top_p: OpenAITopP = None
+    top_k: OpenAITopK = None
 
 
 class MessagesUsage(BaseModel):
@@ -244,16 +249,3 @@ class MessageEvent(BaseModel):
 
 class TokenCount(BaseModel):
     input_tokens: int
-
-
-class MessagesErrorDetail(BaseModel):
-    type: str
-    message: str
-
-
-class MessagesError(BaseModel):
-    """A refusal in the form of Anthropic's API."""
-
-    type: Literal["error"]
-    error: MessagesErrorDetail
-    request_id: str

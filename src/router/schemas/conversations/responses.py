@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
+from router.errors import FieldError
 from router.schemas.base import Body, Items, TextOrItems
-from router.schemas.parameters import Model, OpenAITemperature, PositiveInt, Stream, TopP
+from router.schemas.parameters import Model, MostTokens, OpenAITemperature, OpenAITopP, Stream
 
 
 class InputText(Body):
@@ -136,7 +137,8 @@ class ResponsesTool(Body):
     @model_validator(mode="after")
     def _has_its_name(self) -> ResponsesTool:
         if self.type in ("function", "custom", "namespace") and not self.name:
-            raise ValueError(f"a tool of the type `{self.type}` needs `name`")
+            text = f"a tool of the type `{self.type}` needs `name`"
+            raise FieldError(text, param="name", reason="missing_field")
         return self
 
 
@@ -156,7 +158,7 @@ class TextFormat(Body):
     @model_validator(mode="after")
     def _has_its_schema(self) -> TextFormat:
         if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("`schema` belongs to the type `json_schema`, which needs it")
+            raise FieldError("`schema` belongs to the type `json_schema`, which needs it", param="schema")
         return self
 
 
@@ -216,11 +218,13 @@ class ResponsesBody(Body):
         "ignored.",
         examples=[["reasoning.encrypted_content"]],
     )
-    max_output_tokens: PositiveInt | None = Field(
-        default=None, description="Most tokens to generate, reasoning included. Absent: as many as fit.", examples=[20]
+    max_output_tokens: MostTokens | None = Field(
+        default=None,
+        description="Most tokens to generate, reasoning included. -1 or absent: as many as fit.",
+        examples=[20],
     )
     temperature: OpenAITemperature = None
-    top_p: TopP = None
+    top_p: OpenAITopP = None
     stream: Stream = False
     previous_response_id: str | None = Field(
         default=None,
@@ -241,13 +245,13 @@ class ResponsesBody(Body):
             for name in data.keys() & _UNSERVED.keys():
                 neutral, remedy = _UNSERVED[name]
                 if data[name] is not None and data[name] not in neutral:
-                    raise ValueError(f"`{name}` {remedy}")
+                    raise FieldError(f"`{name}` {remedy}", param=name, reason="unsupported")
         return data
 
     @model_validator(mode="after")
     def _is_whole(self) -> ResponsesBody:
         if not self.input and isinstance(self.input, list):
-            raise ValueError("`input` must hold at least one item")
+            raise FieldError("`input` must hold at least one item", param="input", code="empty_array")
         return self
 
 
@@ -284,19 +288,6 @@ class ResponseEvent(BaseModel):
 
     type: str
     sequence_number: int
-
-
-class ResponsesErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ResponsesError(BaseModel):
-    """A refusal in the form of OpenAI's API."""
-
-    error: ResponsesErrorDetail
 
 
 class DeletedResponse(BaseModel):

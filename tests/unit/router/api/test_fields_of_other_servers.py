@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from router_fakes import INFO, Router, data_of, says
+from router_fakes import INFO, Router, data_of, is_invalid, message_of, says
 from test_native_calls import ANSWER, make_native, model_format, with_tokens
 from test_native_calls import OWN as WITH_GRAMMARS
 from tool_chats import PATH
@@ -81,7 +81,7 @@ async def test_usage_says_what_the_prefix_cache_had(make_router: MakeRouter, pat
 async def test_the_class_of_service(router: Router, tier: str) -> None:
     assert (await router.post(PATH, HELLO | {"service_tier": tier})).status_code == 200
     refused = await router.post(PATH, HELLO | {"service_tier": "flex"})
-    assert refused.status_code == 422 and "`service_tier`" in refused.json()["error"]
+    assert is_invalid(refused) and "`service_tier`" in message_of(refused)
 
 
 LAST = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes, "}]
@@ -117,7 +117,7 @@ async def test_how_the_prompt_ends(make_router: MakeRouter, fields: dict[str, An
 )
 async def test_what_makes_no_sense_is_refused(make_router: MakeRouter, fields: dict[str, Any], says_so: str) -> None:
     answer = await make_router(templates={"default": TURNS}).post(PATH, HELLO | fields)
-    assert answer.status_code == 422 and says_so in answer.json()["error"], answer.text
+    assert is_invalid(answer) and says_so in message_of(answer), answer.text
 
 
 async def test_documents_go_to_a_template_that_reads_them(make_router: MakeRouter) -> None:
@@ -184,12 +184,12 @@ async def test_a_prediction_goes_to_shards_that_draft(make_router: MakeRouter, p
     await router.post(path, body | {"prediction": None})
     assert router.scheduler.last.prediction_ids == ()
     answer = await router.post(path, body | {"prediction": {"type": "content", "content": "a " * 9000}})
-    assert answer.status_code == 422 and "`prediction` must have at most 2048 tokens" in answer.text
+    assert is_invalid(answer) and "`prediction` must have at most 2048 tokens" in answer.text
     answer = await router.post(path, body | {"prediction": {"type": "text", "content": "a"}})
-    assert answer.status_code == 422
+    assert is_invalid(answer)
     plain = make_router(info=dataclasses.replace(INFO, extensions=INFO.extensions - {Extension.PREDICTION}))
     answer = await plain.post(path, body | {"prediction": {"type": "content", "content": "One"}})
-    assert answer.status_code == 422 and "start it with `--speculate`" in answer.text
+    assert is_invalid(answer) and "start it with `--speculate`" in answer.text
 
 
 @pytest.mark.parametrize(("path", "body"), [(PATH, HELLO), (TEXT, {"prompt": "Hello"})])

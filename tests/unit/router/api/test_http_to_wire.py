@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from router_fakes import INFO, Router
+from router_fakes import INFO, Router, is_invalid
 
 from router.config import RouterConfig
 from router.shards import convert
@@ -103,7 +103,7 @@ async def test_what_is_let_in_can_be_sent(make_router: Callable[..., Router], ex
     for _ in range(300):
         path, body = source.choice(ROUTES)
         answer = await router.post(path, raw=orjson.dumps(body(source)))
-        assert answer.status_code in (200, 422), answer.text
+        assert answer.status_code == 200 or is_invalid(answer), answer.text
     assert len(router.scheduler.submitted) > 60
     for number, request in enumerate(router.scheduler.submitted):
         new = NewRequest(number, request, blocks=[1], slots=range(1, 17), cache_len=0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from router_fakes import INFO, Router, says
+from router_fakes import INFO, Router, is_invalid, message_of, says
 
 from router.config import RouterConfig
 from router.events import Prefilled, Token
@@ -55,7 +55,7 @@ async def test_token_ids_that_no_text_has(make_router: MakeRouter) -> None:
     assert router.scheduler.submitted[0].inputs == "dog"
     stock = make_router(info=replace(INFO, extensions=frozenset()))
     answer = await stock.post(PATH, body(pieces))
-    assert answer.status_code == 422 and "token ids" in answer.json()["error"]
+    assert is_invalid(answer) and "token ids" in message_of(answer)
     stock.assert_idle()
 
 
@@ -64,7 +64,7 @@ async def test_token_ids_outside_of_the_vocabulary_are_refused(make_router: Make
     for extensions in (frozenset[str](), frozenset({"token_ids"})):
         router = make_router(info=replace(INFO, extensions=extensions))
         answer = await router.post(PATH, body(ids))
-        assert answer.status_code == 422 and "token ids name token" in answer.json()["error"]
+        assert is_invalid(answer) and "token ids name token" in message_of(answer)
         assert router.scheduler.submitted == []
         router.assert_idle()
 

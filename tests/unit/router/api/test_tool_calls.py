@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from router_fakes import Router, data_of, says
+from router_fakes import Router, data_of, is_invalid, says
 from tool_chats import ARGUMENTS, CALL, NO_TOOL, OTHER, PARAMETERS, PATH, TOOL, body, deltas, script, tool
 
 from router.events import Token
@@ -114,9 +114,9 @@ async def test_a_call_that_was_cut(
 async def test_a_text_that_is_no_call_is_an_error(make_router: MakeRouter) -> None:
     router = make_router(script(["Hello", "</s>"], ["Hello", "</s>"]))
     answer = await router.post(PATH, body(tool_choice="required"))
-    assert answer.status_code == 422 and answer.json()["error_type"] == "tool_error" and "Hello" in answer.text
+    assert is_invalid(answer) and answer.json()["error_type"] == "tool_error" and "Hello" in answer.text
     events = data_of((await router.post(PATH, body(tool_choice="required", stream=True))).content)
-    assert events[-2]["error"]["type"] == "tool_error" and events[-1] == "[DONE]"
+    assert events[-2]["error_type"] == "tool_error" and events[-1] == "[DONE]"
     router.assert_idle()
 
 
@@ -227,7 +227,7 @@ async def test_no_tool_body_gives_a_server_error(make_router: MakeRouter, seed: 
         tool_choice={"type": "function", "function": {"name": "get_weather"}},
         chat_template_kwargs={"a": 1}, parallel_tool_calls=False, tool_prompt="x", reasoning_effort="low",
     )  # fmt: skip
-    statuses: dict[int, int] = {}
+    num_served = 0
     for _ in range(150):
         asked = whole
         for _ in range(source.randint(1, 3)):
@@ -236,7 +236,7 @@ async def test_no_tool_body_gives_a_server_error(make_router: MakeRouter, seed: 
         if isinstance(asked, dict) and source.random() < 0.3:
             asked = asked | {"stream": True}
         answer = await router.post(path, asked)
-        statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
-        assert answer.status_code in (200, 422), (path, asked, answer.text)
+        assert answer.status_code == 200 or is_invalid(answer), (path, asked, answer.text)
+        num_served += answer.status_code == 200
         router.assert_idle()
-    assert min(statuses[200], statuses[422]) > 10, "the bodies reach every layer"
+    assert 10 < num_served < 140, "the bodies reach every layer"

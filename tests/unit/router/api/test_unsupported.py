@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from router_fakes import Router
+from router_fakes import Router, message_of
 
 from router.config import RouterConfig
 
@@ -28,7 +28,7 @@ async def test_what_is_not_served_says_what_is(router: Router, path: str, instea
     for method in ("POST", "GET"):
         answer = await router.request(method, path)
         assert answer.status_code == 404 and answer.json()["error_type"] == "not_found"
-        assert instead in answer.json()["error"]
+        assert instead in message_of(answer)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,8 @@ async def test_what_is_not_served_says_what_is(router: Router, path: str, instea
 async def test_a_misspelt_path_gets_the_nearest_route(router: Router, path: str, meant: str | None) -> None:
     answer = await router.request("POST", path)
     hint = "GET /docs lists the routes" if meant is None else f"did you mean {meant}?"
-    assert answer.json() == {"error": f"there is no route {path[:128]}; {hint}", "error_type": "not_found"}
+    assert message_of(answer) == f"route {path[:128]} not found; {hint}"
+    assert answer.json()["error_type"] == "not_found"
     assert answer.status_code == 404
 
 
@@ -71,7 +72,8 @@ async def test_a_wrong_method_gets_the_right_ones(
 ) -> None:
     answer = await router.request(method, path)
     assert answer.status_code == 405 and answer.headers["allow"] == allowed
-    assert answer.json() == {"error": f"{path} takes {takes}, not {method}", "error_type": "method_not_allowed"}
+    assert message_of(answer) == f"{path} takes {takes}, not {method}"
+    assert answer.json()["error_type"] == "method_not_allowed"
 
 
 async def test_routes_of_options_are_suggested_too(make_router: MakeRouter) -> None:

@@ -69,10 +69,10 @@ async def test_every_way_out_gives_the_place_back(router: Router, monkeypatch: p
         (chat, many_messages(role="")),
         (chat, many_messages(max_tokens=limit)),
         (tokens, many_messages()),
-        (chat, many_messages(n=100)),
+        (chat, many_messages(n=200)),
     ]
     answers = await asyncio.gather(*(router.post(path, body) for path, body in bodies))
-    assert {answer.status_code for answer in answers} <= {200, 422}
+    assert {answer.status_code for answer in answers} <= {200, 400}
     assert len(taken) == 5 and set(taken) == {0, 1}
     assert router.app.state.app_state.parsed_bodies._places._value == 2
     router.assert_idle()

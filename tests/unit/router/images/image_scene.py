@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from router_fakes import Router
+from router_fakes import Router, message_of
 from support.image_fakes import Images
 from support.pictures import picture
 
@@ -41,4 +41,4 @@ class Scene:
     async def refusal(self, path: str, **body: Any) -> tuple[int, str]:
         answer = await self.router.post(path, body)
         self.router.assert_idle()
-        return answer.status_code, answer.json()["error"]
+        return answer.status_code, message_of(answer)

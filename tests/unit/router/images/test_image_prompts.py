@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from image_scene import ITERATES, PER_IMAGE, Scene, data_url
-from router_fakes import Router
+from router_fakes import Router, is_invalid
 from support.metrics_text import metrics_of
 from support.pictures import picture
 
@@ -161,16 +161,16 @@ async def test_texts_and_token_ids_of_clients_name_no_image(make_scene: MakeScen
     for content in contents:
         messages = [{"role": "user", "content": content}]
         status, error = await scene.refusal("/v1/chat/completions", messages=messages)
-        assert status == 422 and "contains <image>" in error
+        assert status == 400 and "`messages` contains <image>" in error
     status, error = await scene.refusal("/v1/completions", model="m", prompt=[5, scene.token_id])
-    assert status == 422 and "contains <image>" in error
+    assert status == 400 and "`prompt` contains <image>" in error
 
 
 async def test_a_template_that_shows_another_number_of_images_is_refused(make_scene: MakeScene) -> None:
     scene = make_scene(templates={"default": "{% for part in messages[0].content %}{% endfor %}hello"})
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(8, 8)}}]}]
     answer = await scene.post("/v1/chat/completions", messages=messages)
-    assert answer.status_code == 422 and "shows 0 images of a chat that has 1" in answer.text
+    assert is_invalid(answer) and "shows 0 images of a chat that has 1" in answer.text
 
 
 async def test_prompt_logprobs_of_images_are_refused(make_scene: MakeScene) -> None:
@@ -185,4 +185,4 @@ async def test_a_text_model_keeps_markers_as_text_and_refuses_parts(router: Rout
     assert router.scheduler.last.inputs == "a ![](http://x/y.png) <image>" and router.scheduler.last.images == ()
     part = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
     answer = await router.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]})
-    assert answer.status_code == 422 and "the model reads text only" in answer.text
+    assert is_invalid(answer) and "the model reads text only" in answer.text

@@ -71,9 +71,9 @@ async def test_an_answer_of_no_given_length_gets_the_room_that_images_leave(scen
     answer = await scene.post("/v1/completions", model="m", prompt=PROMPT)
     assert answer.status_code == 200 and scene.last.stopping.max_new_tokens == 50
     status, error = await scene.refusal("/v1/completions", model="m", prompt=PROMPT, max_tokens=51)
-    assert status == 422 and "51 `max_new_tokens` besides its images do not fit the server's cache" in error
+    assert status == 400 and "51 `max_tokens` besides its images do not fit the server's cache" in error
     status, _ = await scene.refusal("/v1/completions", model="m", prompt=PROMPT * 3)
-    assert status == 422
+    assert status == 400
 
 
 @pytest.mark.parametrize("seed", [None, 7])
@@ -127,9 +127,9 @@ async def test_images_of_a_large_prompt_are_looked_for_beside_the_event_loop(
     threads: list[threading.Thread] = []
     of_text = scene.images.prompts.of_text
 
-    def noted(text: str) -> AskedPrompt:
+    def noted(text: str, field: str) -> AskedPrompt:
         threads.append(threading.current_thread())
-        return of_text(text)
+        return of_text(text, field)
 
     monkeypatch.setattr(scene.images.prompts, "of_text", noted)
     file = "A" * (1 << 17 if is_large else 4)

@@ -52,17 +52,23 @@ async def test_every_numeric_field_refuses_what_is_no_such_number(router: Router
         ("/v1/completions", completion, COMPLETION_INTEGERS, CHAT_FLOATS),
     ):
         for field in integers:
-            for literal in [*bad_for_all, "20.0", "1.5", "-1" if field != "top_k" else "-0.0", "1e3"]:
-                await router.refused(path, build(field, literal), 422)
+            for literal in [
+                *bad_for_all,
+                "20.0",
+                "1.5",
+                "-2" if field != "seed" or not path.startswith("/v1") else "0.0",
+                "1e3",
+            ]:
+                await router.refused(path, build(field, literal))
         for field in floats:
             for literal in [*bad_for_all, "1e39", "-1e39"]:
-                await router.refused(path, build(field, literal), 422)
+                await router.refused(path, build(field, literal))
 
 
 async def test_what_is_zero_in_32_bits_is_zero(router: Router) -> None:
     """It would be one on the wire too, where zero means "not given"."""
     for field in ("temperature", "repetition_penalty", "top_p", "typical_p"):
-        await router.refused("/generate", native(field, "1e-60"), 422)
+        await router.refused("/generate", native(field, "1e-60"))
     assert (await router.post("/v1/chat/completions", raw=chat("temperature", "1e-60"))).status_code == 200
     assert not router.scheduler.last.sampling.do_sample
 
@@ -70,14 +76,14 @@ async def test_what_is_zero_in_32_bits_is_zero(router: Router) -> None:
 async def test_every_boolean_and_text_field_refuses_other_types(router: Router) -> None:
     for field in BOOLEANS:
         for literal in ("1", "0", '"true"', "[]", "{}"):
-            await router.refused("/generate", native(field, literal), 422)
+            await router.refused("/generate", native(field, literal))
     for field, literals in {
         "stop": ('"x"', "[1]", "[null]", "{}", "1"),
         "adapter_id": ("1", "[]", "true"),
         "grammar": ('"x"', "1", '{"type":"bnf","value":"x"}', "{}"),
     }.items():
         for literal in literals:
-            await router.refused("/generate", native(field, literal), 422)
+            await router.refused("/generate", native(field, literal))
     for field, literals in {
         "stop": ("1", "[1]", "{}"),
         "stream": ("1", '"true"'),
@@ -90,7 +96,7 @@ async def test_every_boolean_and_text_field_refuses_other_types(router: Router) 
         "response_format": ('"json"', '{"type":"yaml"}', "[]"),
     }.items():
         for literal in literals:
-            await router.refused("/v1/chat/completions", chat(field, literal), 422)
+            await router.refused("/v1/chat/completions", chat(field, literal))
     for field, literals in {
         "stop": ("1", "[1]", "{}"),
         "stream": ("1", '"true"'),
@@ -100,7 +106,7 @@ async def test_every_boolean_and_text_field_refuses_other_types(router: Router) 
         "logit_bias": ('"x"', '{"1":"x"}', "1"),
     }.items():
         for literal in literals:
-            await router.refused("/v1/completions", completion(field, literal), 422)
+            await router.refused("/v1/completions", completion(field, literal))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,7 @@ async def test_every_boolean_and_text_field_refuses_other_types(router: Router) 
 )  # fmt: skip
 async def test_malformed_messages(router: Router, messages: str) -> None:
     raw = f'{{"messages":{messages}}}'.encode()
-    body = await router.refused("/v1/chat/completions", raw, 422)
+    body = await router.refused("/v1/chat/completions", raw)
     assert "messages" in body["error"]
 
 
@@ -130,7 +136,7 @@ async def test_what_other_servers_have_and_would_change_the_answer_is_refused_by
         if name in body_type.model_fields:
             continue
         for literal in ('"x"', "7", "true" if True not in neutral else "false"):
-            body = await router.refused(path, build(name, literal), 422)
+            body = await router.refused(path, build(name, literal))
             assert f"`{name}` is not served here: {remedy}" in body["error"]
         for value in (None, *neutral):
             body_type.model_validate_json(build(name, json.dumps(value)))

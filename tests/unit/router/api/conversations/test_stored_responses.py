@@ -119,7 +119,7 @@ async def test_stored_responses_need_the_key(make_storing: MakeRouter) -> None:
     name = (await router.request("POST", PATH, json=body(), headers=key)).json()["id"]
     for method, path in (("GET", name), ("GET", f"{name}/input_items"), ("DELETE", name)):
         answer = await router.request(method, f"{PATH}/{path}")
-        assert answer.status_code == 401 and answer.json()["error"]["code"] == "unauthorized"
+        assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
         assert (await router.request(method, f"{PATH}/{path}", headers=key)).status_code == 200
 
 

@@ -253,7 +253,7 @@ async def test_bounds_are_those_of_the_code(router: Router, served_document: Sch
             await check(field, value, 200)
         for value in bad:
             if not (is_ignored(path, field) and of_the_right_type(served_document, of_field, value)):
-                await check(field, value, 422)
+                await check(field, value, 400 if path.startswith("/v1/") else 422)
     assert not faults, "\n".join(map(str, faults))
     assert checked > 100
 
@@ -335,11 +335,12 @@ async def test_refusals_fit_their_schemas(router: Router, document: Schema) -> N
             (b"{}", "text/plain", 415),
             (b"{}", "application/json", 422),
         ):
+            status = 400 if status == 422 and path.startswith("/v1/") else status
             answer = await router.request("POST", path, content=raw, headers={"content-type": kind})
             assert answer.status_code == status
             content = responses[str(status)]["content"]["application/json"]
             jsonschema.validate(answer.json(), content["schema"] | {"components": document["components"]})
-            if status != 422:
+            if status != 422 and not path.startswith("/v1/"):
                 assert answer.json()["error_type"] in content["examples"]
 
 

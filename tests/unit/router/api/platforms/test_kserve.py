@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from router_fakes import Router, says
+from router_fakes import Router, is_invalid, says
 
 from router.config import RouterConfig
 
@@ -68,7 +68,7 @@ async def test_kserve(make_router: MakeRouter) -> None:
 async def test_kserve_refusals(make_router: MakeRouter, body: Any, error_type: str) -> None:
     router = make_router(config=RouterConfig(kserve_api=True))
     answer = await router.post(INFER, body)
-    assert answer.status_code == 422 and answer.json()["error_type"] == error_type, answer.text
+    assert is_invalid(answer) and answer.json()["error_type"] == error_type, answer.text
     router.assert_idle()
 
 

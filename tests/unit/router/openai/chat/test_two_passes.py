@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from router_fakes import Router, data_of, failing, says
+from router_fakes import Router, data_of, failing, is_invalid, says
 from tool_chats import CALL, NO_TOOL, PATH, body, deltas, script
 
 from router.errors import GenerationError
@@ -134,7 +134,7 @@ async def test_an_answer_in_words_whose_prompt_cannot_be_rendered(make_router: M
     template = "{% if not tools %}{{ raise_exception('tools only') }}{% endif %}x"
     router = make_router(script(NO_TOOL, NO_TOOL), templates={"default": template})
     answer = await router.post(PATH, body())
-    assert answer.status_code == 422 and answer.json()["error_type"] == "template_error"
+    assert is_invalid(answer) and answer.json()["error_type"] == "template_error"
     events = data_of((await router.post(PATH, body(stream=True))).content)
     assert events[0]["error"]["type"] == "template_error"
     router.assert_idle()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from router_fakes import LIMITS, Router, data_of, says
+from router_fakes import LIMITS, Router, data_of, is_invalid, message_of, says
 
 from router.config import RouterConfig
 from router.events import Finished, Prefilled, Token
@@ -128,7 +128,7 @@ async def test_echo_with_logprobs_of_the_prompt(make_router: MakeRouter) -> None
     assert offsets[:2] == [0, 0] and offsets == sorted(offsets) and offsets[-2:] == [len(prompt), len(prompt) + 4]
     assert {len(values) for values in logprobs.values()} == {length + 2}
     answer = await router.post(PATH, body(prompt, echo=True, logprobs=1, stream=True))
-    assert answer.status_code == 422 and "streaming" in answer.json()["error"]
+    assert is_invalid(answer) and "streaming" in message_of(answer)
     router.scheduler.script = lambda request: says(" one")
     answer = await router.post(PATH, body(prompt, echo=True, logprobs=1))
     assert answer.status_code == 424, "a model server that computes none"
@@ -136,7 +136,7 @@ async def test_echo_with_logprobs_of_the_prompt(make_router: MakeRouter) -> None
 
 async def test_echo_with_logprobs_needs_a_server_that_has_them(router: Router) -> None:
     answer = await router.post(PATH, body(echo=True, logprobs=0))
-    assert answer.status_code == 422 and "--enable-prefill-logprobs" in answer.json()["error"]
+    assert is_invalid(answer) and "--enable-prefill-logprobs" in message_of(answer)
 
 
 async def test_best_of_answers_with_the_likeliest(make_router: MakeRouter) -> None:

@@ -126,7 +126,7 @@ def ours(source: str, chat: list[dict[str, Any]], tools: Any, **variables: Any) 
     body = ChatBody.model_validate({"messages": chat, "tools": tools, "chat_template_kwargs": variables})
     offered: OfferedTools | None = offered_tools(body)
     listed = None if offered is None else offered.for_template()
-    return compiled(source).render(turns_of(body, None), listed, None, TOKENS | variables_of(body))
+    return compiled(source).render(turns_of(body, None, "messages"), listed, None, TOKENS | variables_of(body))
 
 
 def test_there_are_many() -> None:

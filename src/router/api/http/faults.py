@@ -1,0 +1,103 @@
+"""What is wrong with a body: the field in the client's words, and what it must be."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pydantic
+from pydantic_core import ErrorDetails
+
+from router.errors import FieldError, Reason
+
+_MAX_DIGITS = 20  # of 2**64
+_LINE = re.compile(r"[\x00-\x1f\x7f]+")
+# pydantic's types of errors, and OpenAI's codes.
+_CODES = {
+    "greater_than_equal": "below_min_value", "greater_than": "below_min_value", "less_than_equal": "above_max_value",
+    "less_than": "above_max_value", "too_long": "array_above_max_length", "string_too_long": "string_above_max_length",
+    "string_too_short": "string_below_min_length", "too_short": "array_below_min_length",
+}  # fmt: skip
+_OBJECTS = ("model_type", "dict_type", "model_attributes_type")
+_OUT_OF_RANGE = object()
+
+
+def first_fault(error: pydantic.ValidationError, value: Any) -> FieldError:
+    """The first fault of a body, `value` as it was parsed; without the value at fault."""
+    fault = error.errors(include_url=False, include_input=False)[0]
+    place = _place(fault, value)
+    raised = fault.get("ctx", {}).get("error")
+    if isinstance(raised, FieldError):
+        return raised.below(place)
+    # pydantic would name a class of ours, and call an object what Python calls it.
+    message = "Input should be a JSON object" if fault["type"] in _OBJECTS else fault["msg"]
+    message = message.removeprefix("Value error, ")
+    text = f"{clean(place)}: {message}" if place else message
+    return FieldError(text, param=clean(place) or None, reason=_reason(fault["type"]), code=_code(fault, value))
+
+
+def _reason(kind: str) -> Reason:
+    if kind == "missing":
+        return "missing_field"
+    return "invalid_type" if kind.endswith("_type") or kind == "int_from_float" else "invalid_value"
+
+
+def _code(fault: ErrorDetails, value: Any) -> str | None:
+    code = _CODES.get(fault["type"])
+    if code is None or "_value" not in code:
+        return code
+    limit = next(iter(fault.get("ctx", {}).values()), 0)
+    return f"{'integer' if isinstance(limit, int) else 'decimal'}_{code}"
+
+
+def _place(fault: ErrorDetails, value: Any) -> str:
+    """The path to the field, as `messages[0].content`: only what is in the body, none of pydantic's own steps."""
+    place = ""
+    for step in fault["loc"]:
+        if isinstance(value, list) and isinstance(step, int) and step < len(value):
+            place, value = f"{place}[{step}]", value[step]
+        elif isinstance(value, dict) and step in value:
+            place, value = f"{place}.{step}" if place else str(step), value[step]
+    if fault["type"] == "missing":
+        place = f"{place}.{fault['loc'][-1]}" if place else str(fault["loc"][-1])
+    return place
+
+
+def integer(digits: str) -> int | None:
+    """The number; None for one that 64 bits cannot hold."""
+    if len(digits) > _MAX_DIGITS:
+        return None
+    value = int(digits)
+    return value if -(2**63) <= value < 2**64 else None
+
+
+def number_out_of_range(text: str) -> str | None:
+    """The path to the first number of a JSON text that no field can hold."""
+
+    def read(digits: str) -> object:
+        return _OUT_OF_RANGE if integer(digits) is None else 0
+
+    def read_float(number: str) -> object:
+        return _OUT_OF_RANGE if float(number) in (float("inf"), float("-inf")) else 0
+
+    decoder = json.JSONDecoder(parse_int=read, parse_float=read_float, parse_constant=lambda name: _OUT_OF_RANGE)
+    return _path_to_number(decoder.decode(text.removeprefix("\ufeff")))
+
+
+def _path_to_number(value: Any) -> str | None:
+    steps: list[tuple[str, Any]] = [("", value)]
+    while steps:
+        place, value = steps.pop()
+        if value is _OUT_OF_RANGE:
+            return clean(place) or None
+        if isinstance(value, dict):
+            steps += [(f"{place}.{name}" if place else name, one) for name, one in reversed(value.items())]
+        elif isinstance(value, list):
+            steps += [(f"{place}[{number}]", one) for number, one in reversed(list(enumerate(value)))]
+    return None
+
+
+def clean(text: str) -> str:
+    """For names that come from the client."""
+    return _LINE.sub(" ", text)[:200]

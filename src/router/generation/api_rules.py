@@ -1,0 +1,59 @@
+"""What each API calls the fields that are checked after a body has been read, and what it allows in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from router.request import SAMPLING_RANGES, ValueRange
+
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_TEXTS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiRules:
+    """The rules of TGI's own routes, unless others are given.
+
+    Attributes:
+        prompt: Name of the field that holds the prompt; so are the others names of fields.
+        most_top_n_tokens: The most alternatives of a token; None: as `--max-top-n-tokens` says.
+        most_stops: The most stop texts; None: as `--max-stop-sequences` says.
+        new_tokens_rule: What the number of tokens to generate must be.
+    """
+
+    prompt: str = "inputs"
+    max_new_tokens: str = "max_new_tokens"
+    top_n_tokens: str = "top_n_tokens"
+    stop: str = "stop"
+    grammar: str = "grammar"
+    ranges: tuple[ValueRange, ...] = SAMPLING_RANGES
+    most_top_n_tokens: int | None = None
+    most_stops: int | None = None
+    new_tokens_rule: str = "must be > 0"
+
+
+def _openai_ranges() -> tuple[ValueRange, ...]:
+    changed = {
+        "temperature": ValueRange(name="temperature", says="must be >= 0", low=0),
+        "top_p": ValueRange(name="top_p", says="must be in [0, 1]", low=0, high=1),
+        "top_k": ValueRange(name="top_k", says="must be > 0, or 0 or -1 for no limit", low=0, excludes_low=True),
+    }
+    return tuple(changed.get(one.name, one) for one in SAMPLING_RANGES)
+
+
+TGI = ApiRules()
+CHAT = ApiRules(
+    prompt="messages",
+    max_new_tokens="max_tokens",
+    top_n_tokens="top_logprobs",
+    grammar="response_format",
+    ranges=_openai_ranges(),
+    most_top_n_tokens=MAX_TOP_LOGPROBS,
+    most_stops=MAX_STOP_TEXTS,
+    new_tokens_rule="must be > 0, or -1 for as many as fit",
+)
+COMPLETIONS = replace(CHAT, prompt="prompt", top_n_tokens="logprobs")
+RESPONSES = replace(CHAT, prompt="input", max_new_tokens="max_output_tokens", grammar="text.format")
+MESSAGES = replace(
+    CHAT, stop="stop_sequences", grammar="output_config.format", new_tokens_rule="must be > 0"
+)  # fmt: skip
