@@ -21,7 +21,7 @@ from torch import Tensor
 from model_server.attention.choice import AttentionChoice
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.placement import Placement
-from model_server.engine.calls import DecodeCall, PrefillCall, Session
+from model_server.engine.calls import DecodeCall, PrefillCall
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.load import load_runner
@@ -32,7 +32,6 @@ from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 from wire import demo_model
-from wire.extensions import Extension
 
 BLOCK = 16
 PROMPT_TOKENS = 40
@@ -76,7 +75,6 @@ def start(runner: Runner, tokenizer: Tokenizer, rows: int, steps: int, sampling:
     """An engine with a batch 0 of `rows` requests, prefilled."""
     options = EngineOptions(device=CPU, block_size=BLOCK, prompt_logprobs_allowed=False, chunking=True)
     engine = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options)
-    engine.begin(Session(extensions=frozenset(Extension)))
     tokens = PROMPT_TOKENS + steps
     blocks = -(-tokens // BLOCK)
     engine.set_cache(KvCache(runner.kv_shapes, rows * blocks + 1, BLOCK, torch.float32, CPU))
@@ -85,20 +83,19 @@ def start(runner: Runner, tokenizer: Tokenizer, rows: int, steps: int, sampling:
         table = 1 + i * blocks + np.arange(blocks)
         requests.append(
             NewRequest(
-                id=i, text="", truncate=0, add_special_tokens=False, sampling=sampling,
+                id=i, input_ids=tuple(20 + (i + j) % 200 for j in range(PROMPT_TOKENS)), sampling=sampling,
                 stopping=StoppingParameters(max_new_tokens=steps, ignore_eos_token=True),
                 prefill_logprobs=False, top_n_tokens=0, blocks=table.astype(np.int32),
-                slots=(table[:, None] * BLOCK + np.arange(BLOCK)).ravel(), cache_len=0, chunk_len=None,
+                cache_len=0, chunk_len=None,
             )
         )  # fmt: skip
-    prompts = [[20 + (i + j) % 200 for j in range(PROMPT_TOKENS)] for i in range(rows)]
-    engine.submit_prefill(PrefillCall(batch_id=0), requests, prompts)()
+    engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), requests)()
     return engine
 
 
 def measure(engine: Engine, steps: int) -> tuple[float, float]:
     """Medians of submitting and of collecting a step, in microseconds of this thread, which leaves out waiting."""
-    step = DecodeCall(batch_ids=(0,))
+    step = DecodeCall(batch_ids=(0,), sequence=1)
     halves: tuple[list[float], list[float]] = ([], [])
     for _ in range(steps):
         begun = time.thread_time()

@@ -32,7 +32,7 @@ from model_server.device import enter, tune
 from model_server.distributed.group import connect
 from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
-from model_server.engine.calls import DecodeCall, PrefillCall, Session
+from model_server.engine.calls import DecodeCall, PrefillCall
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
@@ -42,7 +42,6 @@ from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 from wire import demo_model
-from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
 CPU = torch.device("cpu")
@@ -126,19 +125,17 @@ def load(model_dir: Path) -> Engine:
     block_size = runner.traits.block_size
     options = EngineOptions(device=CPU, block_size=block_size, prompt_logprobs_allowed=False)
     engine = Engine(runner, Tokenizer.load(model_dir), Sampler(runner.vocab_size, CPU), options)
-    engine.begin(Session(extensions=frozenset(Extension)))
     blocks = 1 + BATCH * -(-(len(PROMPT) + STEPS + 1) // block_size)
     engine.set_cache(KvCache(runner.kv_shapes, blocks, block_size, torch.float32, CPU))
     return engine
 
 
-def batch_of(case: Case, block_size: int, vocab_size: int) -> pb.Batch:
+def batch_of(case: Case, prompt: list[int], block_size: int, vocab_size: int) -> pb.Batch:
     """16 requests of which the first ones have a grammar."""
     num_blocks = -(-(len(PROMPT) + STEPS + 1) // block_size)
     requests = []
     for number in range(BATCH):
         blocks = np.arange(1 + number * num_blocks, 1 + (number + 1) * num_blocks)
-        slots = (blocks[:, None] * block_size + np.arange(block_size)).ravel()[: len(PROMPT) + STEPS]
         parameters = pb.NextTokenChooserParameters(
             temperature=1.0, top_p=1.0, typical_p=1.0, repetition_penalty=1.0, do_sample=True, seed=number
         )
@@ -149,21 +146,23 @@ def batch_of(case: Case, block_size: int, vocab_size: int) -> pb.Batch:
         stopping = pb.StoppingCriteriaParameters(max_new_tokens=STEPS, ignore_eos_token=True)
         requests.append(
             pb.Request(
-                id=number, inputs=PROMPT, truncate=len(PROMPT), parameters=parameters, stopping_parameters=stopping,
-                blocks=blocks.tolist(), slots=slots.tolist(),
+                id=number, input_ids=prompt, parameters=parameters, stopping_parameters=stopping,
+                blocks=blocks.tolist(),
             )
         )  # fmt: skip
-    return pb.Batch(id=0, requests=requests, size=BATCH)
+    return pb.Batch(id=0, requests=requests)
 
 
 def decode_times(engine: Engine, case: Case) -> list[float]:
     """CPU seconds of each decode step of a batch that runs to its length limit."""
-    requests = requests_from(batch_of(case, engine.options.block_size, engine.runner.vocab_size))
-    result = engine.submit_prefill(PrefillCall(batch_id=0), requests, engine.encode(requests))()
+    prompt = engine.tokenizer.encode(PROMPT, truncate=len(PROMPT), add_special_tokens=True)
+    requests = requests_from(batch_of(case, prompt, engine.options.block_size, engine.runner.vocab_size))
+    engine.compile_grammars(requests)
+    result = engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), requests)()
     times = []
     while result.batch is not None:
         started = time.process_time()
-        result = engine.submit_decode(DecodeCall(batch_ids=(0,)))()
+        result = engine.submit_decode(DecodeCall(batch_ids=(0,), sequence=1))()
         times.append(time.process_time() - started)
         assert len(result.generations) == BATCH and not any(g.error for g in result.generations)
     return times[:-1]

@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.engine.steps import CPU, clock_of, dtype_of, loaded
 from benchmarks.peers.machine import processor
 from model_server.batch.sequence import NewRequest, number_blocks
-from model_server.engine.calls import DecodeCall, PrefillCall, Session
+from model_server.engine.calls import DecodeCall, PrefillCall
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
 from model_server.models.hf.loading import quiet
@@ -42,7 +42,6 @@ from model_server.vision.families import FAMILIES
 from model_server.vision.image import Feature, Image, ImagePlace
 from model_server.vision.tower import load_tower
 from wire import demo_model
-from wire.extensions import Extension
 
 OUT = Path(__file__).parent / "results" / "image_prefill.json"
 FOLDER = Path(__file__).parent / "out" / "images"
@@ -103,7 +102,6 @@ class Bench:
         options = EngineOptions(device=CPU, block_size=BLOCK, prompt_logprobs_allowed=False)
         tokenizer = Tokenizer.load(demo_model.path())
         self.engine = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options, encoder=encoder)
-        self.engine.begin(Session(extensions=frozenset(Extension)))
         self.engine.set_cache(KvCache(runner.kv_shapes, 256, BLOCK, dtype, CPU))
         *_, self._side, self._rows = MODELS[name]
         self._dtype = str(dtype).removeprefix("torch.")
@@ -127,14 +125,14 @@ class Bench:
         numbered = number_blocks([len(ids) + new_tokens] * rows, BLOCK)
         requests = [
             NewRequest(
-                id=i, text="", truncate=0, add_special_tokens=False, sampling=SamplingParameters(),
+                id=i, input_ids=tuple(ids), sampling=SamplingParameters(),
                 stopping=StoppingParameters(max_new_tokens=new_tokens, ignore_eos_token=True), prefill_logprobs=False,
-                top_n_tokens=0, blocks=blocks, slots=slots, cache_len=0, chunk_len=None, images=places,
+                top_n_tokens=0, blocks=blocks, cache_len=0, chunk_len=None, images=places,
             )
-            for i, (blocks, slots) in enumerate(numbered)
+            for i, blocks in enumerate(numbered)
         ]  # fmt: skip
         self.engine.clear(None)
-        self.engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), requests, [ids] * rows)()
+        self.engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), requests)()
 
     def decode(self, number: int) -> None:
         """A step of the batch of text that was prefilled."""

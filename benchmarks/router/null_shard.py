@@ -2,11 +2,10 @@
 
 Steps are executed one after another in the router's order. A step that takes time is slept through on one thread, as a
 device would work: a call that has arrived before the step ahead of it ends leaves no gap, whatever the sleep overshot.
-Speaks to our own router only (numbered calls, columns). With the argument `chunks` a Prefill computes the next tokens
-of the running batch too. With `ranks=4` it is four ranks, each on a socket of its own: a step begins when its call has
-come to all of them, and each answers for its share of the requests. With `endpoints=2` the router reaches them through
-two endpoints, each of which passes calls on to half of them. With `stages=2` a step passes through two stages, each of
-which may work on another step meanwhile.
+With the argument `chunks` a Prefill computes the next tokens of the running batch too. With `ranks=4` it is four ranks,
+each on a socket of its own: a step begins when its call has come to all of them, and each answers for its share of the
+requests. With `endpoints=2` the router reaches them through two endpoints, each of which passes calls on to half of
+them. With `stages=2` a step passes through two stages, each of which may work on another step meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import grpc.aio
 
 from benchmarks.router.child import Handler, free_port, run_child
 from model_server.rpc.endpoint import Endpoint, EndpointPlan
-from wire.extensions import Extension
+from wire.protocol import PROTOCOL
 from wire.v3 import generate_pb2 as pb
 
 SERVICE = "generate.v3.TextGenerationService"
@@ -79,12 +78,12 @@ class Rows:
                 new.ends[r.id] = max_new_tokens
         new.changed()
         self.batches[new.batch_id] = new
-        if request.HasField("cached_batch"):
-            return self._step(self._merged([request.cached_batch.id, new.batch_id]), request.chunk_tokens)
+        if request.HasField("cached_id"):
+            return self._step(self._merged([request.cached_id, new.batch_id]), request.chunk_tokens)
         return self._step(new, request.chunk_tokens)
 
     def decode(self, request: pb.DecodeRequest) -> bytes:
-        return self._step(self._merged([batch.id for batch in request.batches]), request.chunk_tokens)
+        return self._step(self._merged(list(request.batch_ids)), request.chunk_tokens)
 
     def filter(self, request: pb.FilterBatchRequest) -> bytes:
         batch = self.batches.get(request.batch_id)
@@ -183,9 +182,7 @@ def _compute_chunks(batch: Batch, chunk_tokens: int) -> None:
 def _kept(batch: Batch) -> pb.CachedBatch:
     ids = [*batch.ends, *batch.prompts]
     current_tokens = len(batch.ends) + sum(prompt.chunk for prompt in batch.prompts.values())
-    return pb.CachedBatch(
-        id=batch.batch_id, request_ids=ids, size=len(ids), max_tokens=len(ids) * 256, current_tokens=current_tokens
-    )
+    return pb.CachedBatch(id=batch.batch_id, request_ids=ids, max_tokens=len(ids) * 256, current_tokens=current_tokens)
 
 
 @dataclass
@@ -332,10 +329,10 @@ class NullShard:
 
     def _info(self, request: pb.InfoRequest) -> pb.InfoResponse:
         return pb.InfoResponse(
-            dtype="torch.float32", device_type="cuda", attention_impl="paged", block_size=BLOCK_SIZE,
+            protocol=PROTOCOL, dtype="torch.float32", device_type="cuda", attention_impl="paged", block_size=BLOCK_SIZE,
             pipeline_depth=2, support_chunking=self._chunks,
             micro_batches=1 if self._num_stages == 1 else self._num_stages + 1,
-            use_prefix_caching=True, extensions=Extension,
+            prefix_caching=True, grows=True, loads_adapters=True,
         )  # fmt: skip
 
     def _warm_up(self, request: pb.WarmupRequest) -> bytes:

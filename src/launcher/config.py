@@ -274,7 +274,7 @@ ROUTER_FLAGS = (
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
     *IMAGE_FLAGS, "lora_root", "lora_host_memory", "task", "pooling", *TEXT_FLAGS, "error_format",
 )  # fmt: skip
-ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token", "lora_adapters")
+ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
 """Secrets are not in argv, which every user of the machine can read."""
 SHARD_FLAGS = (
     "revision", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name",

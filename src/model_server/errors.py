@@ -1,8 +1,7 @@
 """The model server's exceptions.
 
 ModelServerError
-├── RequestError          the call is invalid; the shard continues (INTERNAL, as in TGI)
-│   ├── UnknownBatchError     a batch that is not cached here
+├── RequestError          the call is invalid; the shard continues
 │   └── BatchGoneError        a batch that was dropped because an earlier step of it failed
 ├── StepFailedError       another stage failed in a step; its batch is dropped, the shard continues
 ├── OutOfMemoryError      a step did not fit; its batch is dropped, the shard continues
@@ -33,13 +32,6 @@ def public_text(error: BaseException) -> str:
 
 class RequestError(ModelServerError):
     """The call asks for something that cannot be done. Batches that it named may be lost (`BatchStore`)."""
-
-
-class UnknownBatchError(RequestError):
-    """Text as TGI's: its clients match it."""
-
-    def __init__(self, batch_id: int) -> None:
-        super().__init__(f"Batch ID {batch_id} not found in cache.")
 
 
 class BatchGoneError(RequestError):
@@ -75,3 +67,11 @@ class FatalError(ModelServerError):
 
 class LostPeerError(FatalError):
     """Never the cause: the rank that is named in it is, or has said why it left."""
+
+
+def parts_ranks(error: BaseException) -> bool:
+    """Whether a call failed for lack of something that only this rank lacks: the others have continued without it.
+
+    Other exceptions come of what is asked, which is the same everywhere: the call fails alike on all ranks.
+    """
+    return isinstance(error, (MemoryError, OSError))

@@ -22,7 +22,7 @@ from model_server.engine.device_thread import LOOK_EVERY_S, DeviceThread
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.engine.profile import StepProfiler
 from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
-from model_server.errors import LostPeerError, StartupError
+from model_server.errors import LostPeerError, StartupError, parts_ranks
 from model_server.memory.budget import CudaMemory
 from model_server.models.hf.stateful import StatefulRunner
 from model_server.models.load import load_runner, resident_adapters
@@ -234,13 +234,11 @@ def _engine(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
     )
     options = EngineOptions(
-        device=device,
-        layout=layout,
-        block_size=runner.traits.block_size,
+        device=device, layout=layout, block_size=runner.traits.block_size,
         prompt_logprobs_allowed=config.request_logprobs,
-        chunking=config.prefill_chunking and not runner.traits.keeps_state,
+        chunking=config.prefill_chunking and not runner.traits.keeps_state, grows=_grows(config, runner),
         residents=residents,
-    )
+    )  # fmt: skip
     return Engine(runner, tokenizer, sampler, options, links, speculator, encoder)
 
 
@@ -260,9 +258,12 @@ def _encoder(
     raise_open_files(_OPEN_FILES)
     quiet()
     whole = runner.tower(family, tokenizer) if isinstance(runner, StatefulRunner) else None
-    return load_encoder(
-        model.checkpoint, name, family, placement, tokenizer, tower=whole, capacity=config.encoder_cache_tokens
-    )
+    return load_encoder(model.checkpoint, name, family, placement, tower=whole, capacity=config.encoder_cache_tokens)
+
+
+def _grows(config: ServeConfig, runner: Runner) -> bool:
+    """Say whether running requests get more blocks as they need them."""
+    return not runner.traits.keeps_state and not config.batch_invariant
 
 
 def announce(
@@ -284,7 +285,7 @@ def announce(
         block_size=traits.block_size,
         chunking=config.prefill_chunking and not traits.keeps_state,
         prefix_caching=config.prefix_caching and not traits.keeps_state,
-        grows=not traits.keeps_state and not config.batch_invariant,
+        grows=_grows(config, runner),
         kv_cache_dtype=str(cache_dtype or dtype),
         quantize=quantize,
         adapters=traits.adapters,
@@ -306,15 +307,11 @@ def _memory_plan(config: ServeConfig, engine: Engine, cache_dtype: torch.dtype, 
     if default is None:
         default = kv_memory.default_bytes(free_memory() or 0) // local_size
     return MemoryPlan(
-        dtype=cache_dtype,
-        max_batch_total_tokens=config.max_batch_total_tokens,
-        cache_bytes=config.kv_cache_memory,
-        default_cache_bytes=default,
-        cuda_memory_fraction=config.cuda_memory_fraction,
-        model_max_length=engine.tokenizer.model_max_length,
-        memory=CudaMemory(device) if is_cuda else None,
+        dtype=cache_dtype, max_batch_total_tokens=config.max_batch_total_tokens, cache_bytes=config.kv_cache_memory,
+        default_cache_bytes=default, cuda_memory_fraction=config.cuda_memory_fraction,
+        model_max_length=engine.tokenizer.model_max_length, memory=CudaMemory(device) if is_cuda else None,
         weight_bytes=torch.cuda.memory_allocated(device) if is_cuda else engine.runner.traits.weight_bytes,
-    )
+    )  # fmt: skip
 
 
 def _tracing(config: ServeConfig) -> Tracing | None:
@@ -384,8 +381,6 @@ async def _serve(
     try:
         await server.serve()
     finally:
-        if engine.encoder is not None and engine.encoder.files is not None:
-            engine.encoder.files.close()  # the device thread, and the interpreter's end, would wait for an image
         ended = device.stop(STOP_LIMIT_S)
     return ended
 
@@ -398,11 +393,3 @@ def leave(runner: Runner | None, world: ProcessGroup, *, orderly: bool) -> None:
             runner.release()
     finally:
         world.close(orderly=orderly)
-
-
-def parts_ranks(error: BaseException) -> bool:
-    """Whether a call failed for lack of something that only this rank lacks: the others have continued without it.
-
-    Other exceptions come of what is asked, which is the same everywhere: the call fails alike on all ranks.
-    """
-    return isinstance(error, (MemoryError, OSError))

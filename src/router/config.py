@@ -12,7 +12,6 @@ from typing import Literal
 
 from router.errors import ArgumentValidation
 from wire import tls
-from wire.adapters import upstream_names
 from wire.cli.image_options import ImageOptions
 from wire.cli.options import option
 from wire.cli.pooling_options import Preset, TextOptions, check_prompts
@@ -232,11 +231,6 @@ class RouterConfig(ImageOptions, TextOptions):
         None, panel=_MODEL,
         help="Variables of every chat's template, a JSON object; a request's `chat_template_kwargs` win.",
     )  # fmt: skip
-    lora_adapters: str | None = option(
-        None, panel=_MODEL,
-        help="LoRA adapters that shards of upstream TGI were started with, which do not say so themselves: the list "
-        "that they were given. Our own shards say theirs, whatever this list is.",
-    )  # fmt: skip
     lora_root: str | None = option(
         None, panel=_MODEL,
         help="Folder of LoRA adapters: its sub-folders can be asked for, and others loaded and unloaded by "
@@ -332,7 +326,6 @@ def check(config: RouterConfig) -> None:
         raise ArgumentValidation("`--image-hosts` has no effect with `--image-fetch off`: leave one of them out")
     if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:
         raise ArgumentValidation("ngrok tunnels are not served; remove `--ngrok*`")
-    upstream_names(config.lora_adapters, ArgumentValidation)
     if config.lora_root is not None and config.api_key is None:
         raise ArgumentValidation("`--lora-root` lets clients load adapters: it needs `--api-key`")
     for flag, route in (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wire.extensions import Extension
-
 MAX_CHOICES = 128
 """OpenAI's."""
 
@@ -38,13 +36,11 @@ class ServingLimits:
 class ShardInfo:
     """What the shards say of themselves (Info), the same on every rank."""
 
-    requires_padding: bool
     dtype: str
     device_type: str
-    window_size: int | None
-    speculate: int
-    support_chunking: bool
-    use_prefix_caching: bool
+    speculate: int  # tokens that a step may draft for a request
+    chunks: bool  # prompts may be split, and newcomers share a step with the running requests
+    shares_prefixes: bool  # KV blocks of equal prompt beginnings may be shared
     attention_impl: str
     block_size: int
     pipeline_depth: int  # Decodes of one batch that may be in flight
@@ -56,12 +52,10 @@ class ShardInfo:
     adapter_slots: int | None = None  # most adapters among the requests of all batches; None: any number
     task: str = "generate"  # or what the shards compute instead: "embed", "rerank" or "classify"
     image_reserve: int = 0  # positions that a request needs for each of its images besides those of its tokens
-    extensions: frozenset[Extension]
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Numbered calls are executed in order, and a request leaves its batch the moment it ends."""
-        return Extension.RUN_AHEAD in self.extensions
+    grows: bool = False  # a running request may get more KV blocks
+    loads_adapters: bool = False  # LoRA adapters come and go while the shards serve
+    images: bool = False  # prompts may have images
+    shares_memory: bool = False  # the shards open memory of this process
 
     @property
     def overlaps(self) -> bool:
@@ -69,21 +63,6 @@ class ShardInfo:
         return self.device_type != "cpu"
 
     @property
-    def reserved_draft_tokens(self) -> int:
-        """Positions that a request needs beyond its own for drafts: our shards cut drafts to what there is."""
-        return 0 if Extension.WINDOWS in self.extensions else self.speculate
-
-    @property
-    def chunks(self) -> bool:
-        """Prompts may be split, and newcomers share a step with the running requests."""
-        return self.support_chunking and not self.requires_padding and self.reserved_draft_tokens == 0
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """KV blocks of equal prompt beginnings may be shared; a window would overwrite them."""
-        return self.use_prefix_caching and not self.requires_padding and self.window_size is None
-
-    @property
     def can_grow(self) -> bool:
-        """A running request may get more KV blocks, so it need not reserve all that it can come to need."""
-        return Extension.GROW in self.extensions and self.runs_ahead and self.chunks
+        """A running request need not reserve all that it can come to need."""
+        return self.grows and self.chunks

@@ -12,7 +12,6 @@ from typing import Literal
 
 from router.errors import ValidationError
 from router.generation_trace import GenerationTrace
-from wire.extensions import Extension
 from wire.images.prepared import ImagePlace, PreparedImage
 
 GrammarKind = Literal["none", "json", "regex", "lark"]
@@ -97,15 +96,6 @@ SAMPLING_RANGES = (
 FILTERS_OFF = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
 """What removes candidates before one is sampled: switched off where temperature 0 asks for the likeliest token."""
 
-SAMPLING_EXTENSIONS: dict[str, Extension] = {
-    "absolute_frequency_penalty": Extension.OPENAI_PENALTIES,
-    "presence_penalty": Extension.OPENAI_PENALTIES,
-    "min_p": Extension.OPENAI_PENALTIES,
-    "logit_bias": Extension.LOGIT_BIAS,
-    "min_tokens": Extension.MIN_TOKENS,
-}
-"""Parameters that go to shards only if those announced the extension; all others are in TGI's protocol."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingParameters:
@@ -114,7 +104,6 @@ class StoppingParameters:
     max_new_tokens: int
     stop_sequences: tuple[str, ...] = ()
     ignore_eos_token: bool = False
-    stop_anywhere: bool = True
     stop_token_ids: tuple[int, ...] = ()
 
 
@@ -132,27 +121,23 @@ class ValidRequest:
     """A request that the scheduler may run as it is.
 
     `inputs` is the prompt as the model reads it, `num_characters` how long the client's own was: with images they
-    differ. `input_ids` are the router's own token ids of the prompt after truncation, `input_length` their number.
-    `truncate` is the largest number of prompt tokens the shard may keep (the user's value, else the server's limit).
-    `adapter_id` names a LoRA adapter, `adapter` is its load id where it came while the shards serve.
+    differ. `input_ids` are the prompt's token ids after truncation, `input_length` their number. `adapter_id` names a
+    LoRA adapter, `adapter` is its load id where it came while the shards serve.
     `prediction_ids` are the tokens of what the answer will probably be, for shards that draft tokens. `images` are in
-    the order of their places in `input_ids`. `chunks`: texts and files of images, for shards of upstream TGI: what they
-    are sent instead of `inputs`, if there are any.
+    the order of their places in `input_ids`.
     """
 
     inputs: str
     num_characters: int
     input_ids: tuple[int, ...]
     input_length: int
-    truncate: int
-    add_special_tokens: bool = True
+    truncate: int  # the most prompt tokens that were kept: the user's value, else the server's limit; for the log
     decoder_input_details: bool = False
     top_n_tokens: int = 0
     adapter_id: str | None = None
     adapter: int | None = None
     prediction_ids: tuple[int, ...] = ()
     images: tuple[PlacedImage, ...] = field(default=(), repr=False)
-    chunks: tuple[str | bytes, ...] = field(default=(), repr=False)
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stopping: StoppingParameters
     trace: GenerationTrace | None = field(default=None, compare=False, repr=False)  # only with a collector

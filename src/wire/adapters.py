@@ -47,18 +47,6 @@ def adapter_sources(value: str | None, error: type[Exception], *, taken: Collect
     return list(found.values())
 
 
-def upstream_names(value: str | None, error: type[Exception]) -> tuple[str, ...]:
-    """By which shards of upstream TGI know the adapters of `value`: what is before `=` or `@`, also of a path alone.
-
-    Raises `error` for an entry that cannot be read so.
-    """
-    names = []
-    for entry in _entries(value):
-        _source(entry, error)
-        names.append(re.split("[=@]", entry, maxsplit=1)[0])
-    return tuple(dict.fromkeys(names))
-
-
 def check_adapters(value: str | None, error: type[Exception], *, taken: Collection[str]) -> None:
     """`--lora-adapters`, as far as it can be known before anything is fetched. Raises `error`."""
     for source in adapter_sources(value, error, taken=taken):

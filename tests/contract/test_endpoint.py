@@ -42,8 +42,8 @@ def free_port() -> int:
 
 def batch_of(*names: str) -> NewBatch:
     blocks = [list(range(1 + 10 * i, 5 + 10 * i)) for i in range(len(names))]
-    requests = [NewRequest(i, make_request(name, 1, 4), blocks[i], blocks[i]) for i, name in enumerate(names)]
-    return NewBatch(0, requests, max_tokens=len(names), max_blocks=4)
+    requests = [NewRequest(i, make_request(name, 1, 4), blocks[i]) for i, name in enumerate(names)]
+    return NewBatch(0, requests)
 
 
 @asynccontextmanager

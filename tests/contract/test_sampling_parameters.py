@@ -5,22 +5,19 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-import pytest
-
 from model_server.rpc import convert as shard
 from model_server.sampling.parameters import Grammar
 from model_server.sampling.parameters import SamplingParameters as ShardParameters
-from router.request import SAMPLING_EXTENSIONS, SAMPLING_RANGES, SamplingParameters, StoppingParameters, ValidRequest
+from router.request import SAMPLING_RANGES, SamplingParameters, StoppingParameters, ValidRequest
 from router.schemas.parameters import CommonParameters
 from router.shards import convert as router
-from router.shards.interface import NewBatch, NewRequest
-from wire.extensions import Extension
+from router.shards.interface import NewBatch, NewRequest, PrefillCall
 
 # Representable as float32, and in no field the default.
 OTHER_VALUES = {bool: True, int: 3, float: 0.5, tuple: ((7, -0.5), (9, 1.5)), str: '{"type":"object"}'}
 
 
-def received(sampling: SamplingParameters, extensions: frozenset[Extension] = frozenset(Extension)) -> ShardParameters:
+def received(sampling: SamplingParameters) -> ShardParameters:
     valid = ValidRequest(
         inputs="a",
         num_characters=1,
@@ -30,9 +27,9 @@ def received(sampling: SamplingParameters, extensions: frozenset[Extension] = fr
         sampling=sampling,
         stopping=StoppingParameters(max_new_tokens=1),
     )
-    new = NewRequest(request_id=1, request=valid, blocks=[1], slots=[16], cache_len=0, chunk_len=None, resume_ids=[])
-    message = router.batch_to(NewBatch(batch_id=1, requests=[new], max_tokens=2, max_blocks=1), extensions)
-    [request] = shard.requests_from(message)
+    new = NewRequest(request_id=1, request=valid, blocks=[1])
+    message = router.prefill_to(PrefillCall(NewBatch(batch_id=1, requests=[new])))
+    [request] = shard.requests_from(message.batch)
     return request.sampling
 
 
@@ -49,21 +46,11 @@ def test_every_parameter_arrives() -> None:
     assert arrived.grammar == Grammar("json", OTHER_VALUES[str])
 
 
-@pytest.mark.parametrize("extensions", [frozenset(Extension), frozenset()])
-def test_what_is_off_is_off_on_both_sides(extensions: frozenset[Extension]) -> None:
-    assert (
-        values(received(SamplingParameters(), extensions)) == values(SamplingParameters()) == values(ShardParameters())
-    )
-
-
-def test_a_shard_without_the_extension_is_sent_nothing_of_it() -> None:
-    asked: dict[str, Any] = {
-        name: OTHER_VALUES[type(getattr(SamplingParameters(), name))] for name in SAMPLING_EXTENSIONS
-    }
-    assert values(received(SamplingParameters(**asked), frozenset())) == values(ShardParameters())
+def test_what_is_off_is_off_on_both_sides() -> None:
+    assert values(received(SamplingParameters())) == values(SamplingParameters()) == values(ShardParameters())
 
 
 def test_tables_name_parameters_that_there_are() -> None:
     names = {one.name for one in fields(SamplingParameters)}
-    assert set(SAMPLING_EXTENSIONS) <= names and {one.name for one in SAMPLING_RANGES} <= names
+    assert {one.name for one in SAMPLING_RANGES} <= names
     assert set(CommonParameters.model_fields) - names == {"ignore_eos"}

@@ -47,14 +47,14 @@ def _small_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def scheduler(socket: str, *, clever: bool, tokens: int, chunk: int) -> AsyncIterator[Scheduler]:
-    """clever: with prefix cache, chunks and growth; otherwise nothing but one request after the other."""
+    """clever: with prefix cache, chunks and blocks in place; otherwise nothing but one request after the other."""
     pool = await ShardPool.discover(socket)
     try:
         await pool.clear_all()
         info = await pool.info()
-        assert info.support_chunking and info.use_prefix_caching and {"grow", "token_ids"} <= info.extensions
+        assert info.chunks and info.shares_prefixes and info.grows
         if not clever:
-            info = dataclasses.replace(info, use_prefix_caching=False, support_chunking=False)
+            info = dataclasses.replace(info, shares_prefixes=False, chunks=False)
         plan = WarmUpPlan(max_input_tokens=None, max_prefill_tokens=chunk, max_total_tokens=None, max_batch_size=None)
         await pool.warm_up(plan)
         limits = make_limits(max_batch_total_tokens=tokens, max_batch_prefill_tokens=chunk, waiting_served_ratio=0.0)

@@ -1,10 +1,11 @@
-"""A real shard process, driven over its socket by a plain `generate.v3` client as a stock TGI router would do it."""
+"""A real shard process, driven call by call over its socket."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 
 import grpc
@@ -12,7 +13,9 @@ import pytest
 from support.running_server import free_port
 from support.shard_process import ShardProcess
 from support.tiny_models import tiny_checkpoint
+from tokenizers import Tokenizer
 
+from wire.protocol import PROTOCOL
 from wire.v3 import generate_pb2 as pb
 from wire.v3.generate_pb2_grpc import TextGenerationServiceStub
 
@@ -20,6 +23,96 @@ pytestmark = pytest.mark.e2e
 
 MAX_UINT64 = 2**64 - 1
 BLOCK = 16
+BLOCKS = 6  # of each request
+
+
+class Caller:
+    """Numbers the calls to one shard, as the router does."""
+
+    def __init__(self, stub: TextGenerationServiceStub) -> None:
+        self._stub = stub
+        self.begin()
+
+    def begin(self) -> None:
+        """As a router that has just started."""
+        self._numbers = itertools.count()
+        self._stub.ClearCache(pb.ClearCacheRequest(sequence=next(self._numbers)), timeout=120)
+
+    def info(self) -> pb.InfoResponse:
+        answer: pb.InfoResponse = self._stub.Info(pb.InfoRequest(), timeout=120)
+        return answer
+
+    def warm_up(self, folder: Path, **limits: int) -> pb.WarmupResponse:
+        request = asked(0, prompt(folder, "_test " * 200)[:200], 20)
+        request.parameters.MergeFrom(
+            pb.NextTokenChooserParameters(
+                temperature=0.9, top_k=10, top_p=0.9, typical_p=0.9, repetition_penalty=1.2, frequency_penalty=0.1,
+                watermark=True,
+            )
+        )  # fmt: skip
+        request.prefill_logprobs = True
+        request.top_n_tokens = 20
+        message = pb.WarmupRequest(
+            batch=pb.Batch(id=0, requests=[request]), max_prefill_tokens=512, sequence=next(self._numbers), **limits
+        )
+        answer: pb.WarmupResponse = self._stub.Warmup(message, timeout=120)
+        return answer
+
+    def prefill(self, batch_id: int, *requests: pb.Request, cached_id: int | None = None) -> pb.PrefillResponse:
+        message = pb.PrefillRequest(
+            batch=pb.Batch(id=batch_id, requests=requests), cached_id=cached_id, sequence=next(self._numbers)
+        )
+        answer: pb.PrefillResponse = self._stub.Prefill(message, timeout=120)
+        return answer
+
+    def decode(self, *batch_ids: int, new_blocks: Sequence[pb.BlockGrowth] = ()) -> pb.DecodeResponse:
+        message = pb.DecodeRequest(batch_ids=batch_ids, new_blocks=new_blocks, sequence=next(self._numbers))
+        answer: pb.DecodeResponse = self._stub.Decode(message, timeout=120)
+        return answer
+
+    def filter(self, batch_id: int, *request_ids: int) -> pb.FilterBatchResponse:
+        message = pb.FilterBatchRequest(batch_id=batch_id, request_ids=request_ids, sequence=next(self._numbers))
+        answer: pb.FilterBatchResponse = self._stub.FilterBatch(message, timeout=120)
+        return answer
+
+    def clear(self, batch_id: int) -> None:
+        self._stub.ClearCache(pb.ClearCacheRequest(id=batch_id, sequence=next(self._numbers)), timeout=120)
+
+    def run_out(self, batch_id: int, *requests: pb.Request) -> dict[int, list[int]]:
+        """All tokens of a batch, by request."""
+        response: pb.PrefillResponse | pb.DecodeResponse = self.prefill(batch_id, *requests)
+        tokens: dict[int, list[int]] = {request.id: [] for request in requests}
+        while True:
+            for request_id, ids in tokens_of(response).items():
+                tokens[request_id] += ids
+            if not response.HasField("batch"):
+                return tokens
+            response = self.decode(response.batch.id)
+
+
+def tokens_of(response: pb.PrefillResponse | pb.DecodeResponse) -> dict[int, list[int]]:
+    """Of rows with one token each."""
+    found = {g.request_id: list(g.tokens.ids) for g in response.generations}
+    columns = response.columns
+    return found | {request_id: [token] for request_id, token in zip(columns.request_ids, columns.ids, strict=True)}
+
+
+@lru_cache
+def prompt(folder: Path, text: str) -> list[int]:
+    return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
+
+
+def asked(request_id: int, ids: Sequence[int], new_tokens: int, first_block: int = 0) -> pb.Request:
+    """As the router writes it; `first_block` 0 leaves blocks to the shard."""
+    return pb.Request(
+        id=request_id,
+        input_ids=ids,
+        parameters=pb.NextTokenChooserParameters(
+            temperature=1.0, top_p=1.0, typical_p=1.0, repetition_penalty=1.0, seed=1
+        ),
+        stopping_parameters=pb.StoppingCriteriaParameters(max_new_tokens=new_tokens, ignore_eos_token=True),
+        blocks=range(first_block, first_block + BLOCKS) if first_block else (),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -28,342 +121,274 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shard(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardProcess]:
-    process = ShardProcess(model, tmp_path_factory.mktemp("socket") / "s")
+def process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardProcess]:
+    started = ShardProcess(model, tmp_path_factory.mktemp("socket") / "s")
     try:
-        process.wait_ready()
-        _warm_up(process.stub)
-        yield process
+        started.wait_ready()
+        yield started
     finally:
-        process.stop()
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def warm(process: ShardProcess, model: Path) -> Caller:
+    caller = Caller(process.stub)
+    caller.warm_up(model)
+    return caller
 
 
 @pytest.fixture
-def stub(shard: ShardProcess) -> TextGenerationServiceStub:
-    shard.stub.ClearCache(pb.ClearCacheRequest(), timeout=120)
-    return shard.stub
+def shard(warm: Caller) -> Caller:
+    warm.begin()
+    return warm
 
 
-def _request(request_id: int, text: str, new_tokens: int, first_block: int = 0) -> pb.Request:
-    """As a stock router writes it; `first_block` 0 leaves blocks to the shard."""
-    request = pb.Request(
-        id=request_id, inputs=text, truncate=64, add_special_tokens=True,
-        input_chunks=pb.Input(chunks=[pb.InputChunk(text=text)]),
-        parameters=pb.NextTokenChooserParameters(
-            temperature=1.0, top_p=1.0, typical_p=1.0, repetition_penalty=1.0, seed=1
-        ),
-        stopping_parameters=pb.StoppingCriteriaParameters(max_new_tokens=new_tokens, ignore_eos_token=True),
-    )  # fmt: skip
-    if first_block:
-        blocks = list(range(first_block, first_block + 6))
-        request.blocks.extend(blocks)
-        request.slots.extend(b * BLOCK + o for b in blocks for o in range(BLOCK))
-    return request
+@pytest.fixture
+def hello(model: Path) -> pb.Request:
+    return asked(1, prompt(model, "Hello"), 5, 1)
 
 
-def _batch(batch_id: int, *requests: pb.Request) -> pb.Batch:
-    return pb.Batch(id=batch_id, requests=requests, size=len(requests), max_tokens=64, max_blocks=6)
+@pytest.fixture
+def day(model: Path) -> pb.Request:
+    return asked(2, prompt(model, "Good day"), 5, 7)
 
 
-def _warm_up(stub: TextGenerationServiceStub, extensions: Sequence[str] = (), **limits: int) -> pb.WarmupResponse:
-    request = _request(0, "_test " * 200, 20)
-    request.truncate = 200
-    request.parameters.MergeFrom(
-        pb.NextTokenChooserParameters(
-            temperature=0.9, top_k=10, top_p=0.9, typical_p=0.9, repetition_penalty=1.2, frequency_penalty=0.1,
-            watermark=True,
-        )
-    )  # fmt: skip
-    request.prefill_logprobs = True
-    request.top_n_tokens = 20
-    message = pb.WarmupRequest(batch=_batch(0, request), max_prefill_tokens=512, extensions=extensions, **limits)
-    response: pb.WarmupResponse = stub.Warmup(message, timeout=120)
-    return response
+@pytest.fixture
+def fox(model: Path) -> pb.Request:
+    return asked(1, prompt(model, "The quick brown fox jumps over the lazy dog."), 4, 1)
 
 
-def _run_out(stub: TextGenerationServiceStub, batch: pb.Batch) -> dict[int, list[int]]:
-    tokens: dict[int, list[int]] = {r.id: [] for r in batch.requests}
-    response = stub.Prefill(pb.PrefillRequest(batch=batch), timeout=120)
-    while True:
-        for generation in response.generations:
-            tokens[generation.request_id].extend(generation.tokens.ids)
-        if not response.HasField("batch"):
-            return tokens
-        going = [i for i in response.batch.request_ids if i not in _ended(response)]
-        kept = stub.FilterBatch(pb.FilterBatchRequest(batch_id=response.batch.id, request_ids=going), timeout=120)
-        response = stub.Decode(pb.DecodeRequest(batches=[kept.batch]), timeout=120)
-
-
-def _ended(response: pb.PrefillResponse | pb.DecodeResponse) -> set[int]:
-    return {g.request_id for g in response.generations if g.HasField("generated_text")}
-
-
-def test_info_and_discovery(shard: ShardProcess, stub: TextGenerationServiceStub) -> None:
-    info = stub.Info(pb.InfoRequest(), timeout=120)
-    assert (info.requires_padding, info.dtype, info.device_type) == (False, "torch.float32", "cpu")
-    assert (info.support_chunking, info.use_prefix_caching, info.speculate) == (True, True, 0)
-    assert {"token_ids", "grow"} <= set(info.extensions)
+def test_info_and_discovery(process: ShardProcess, shard: Caller) -> None:
+    info = shard.info()
+    assert (info.protocol, info.dtype, info.device_type) == (PROTOCOL, "torch.float32", "cpu")
+    assert (info.support_chunking, info.prefix_caching, info.grows, info.speculate) == (True, True, True, 0)
     assert info.attention_impl in {"paged", "flashdecoding", "flashinfer"}
-    assert info.block_size == BLOCK and not info.HasField("window_size")
-    urls = stub.ServiceDiscovery(pb.ServiceDiscoveryRequest(), timeout=120).urls
-    assert urls == [f"unix://{shard.socket}"]
+    assert info.block_size == BLOCK
+    urls = process.stub.ServiceDiscovery(pb.ServiceDiscoveryRequest(), timeout=120).urls
+    assert urls == [f"unix://{process.socket}"]
 
 
-def test_warm_up_echoes_limits_and_can_be_repeated(shard: ShardProcess) -> None:
-    asked = _warm_up(shard.stub, max_input_tokens=100, max_total_tokens=300)
-    assert (asked.max_input_tokens, asked.max_total_tokens) == (100, 300)
-    free = _warm_up(shard.stub)
+def test_warm_up_echoes_limits_and_can_be_repeated(shard: Caller, model: Path) -> None:
+    given = shard.warm_up(model, max_input_tokens=100, max_total_tokens=300)
+    assert (given.max_input_tokens, given.max_total_tokens) == (100, 300)
+    free = shard.warm_up(model)
     assert free.max_supported_total_tokens >= 16_000 and free.max_supported_total_tokens % BLOCK == 0
     assert free.max_total_tokens == 2048 and free.max_input_tokens == 2047, "the model's positions, not one prefill"
 
 
-def test_a_text_model_refuses_images(stub: TextGenerationServiceStub) -> None:
-    request = _request(5, "Hello", 1, 1)
-    request.input_chunks.chunks.add(image=pb.Image(data=b"x", mimetype="image/png"))
-    with pytest.raises(grpc.RpcError) as raised:
-        stub.Prefill(pb.PrefillRequest(batch=_batch(3, request)), timeout=120)
-    assert raised.value.details() == "request 5: this model takes text only, not images"
+def test_a_text_model_refuses_images(shard: Caller, hello: pb.Request) -> None:
+    hello.images.add(key=bytes(32), start=0, length=1)
+    (refused,) = shard.prefill(3, hello).generations
+    assert refused.error == "request 1: this model takes text only, not images"
 
 
-def test_one_token_leaves_nothing_cached(stub: TextGenerationServiceStub) -> None:
-    response = stub.Prefill(pb.PrefillRequest(batch=_batch(3, _request(5, "Hello", 1, 1))), timeout=120)
+def test_one_token_leaves_nothing_cached(shard: Caller, model: Path) -> None:
+    response = shard.prefill(3, asked(5, prompt(model, "Hello"), 1, 1))
     (generation,) = response.generations
     assert len(generation.tokens.ids) == 1
     assert generation.generated_text.generated_tokens == 1
     assert generation.generated_text.finish_reason == pb.FINISH_REASON_LENGTH
     assert not response.HasField("batch")
     assert response.forward_ns > 0 and response.total_ns >= response.forward_ns
-    with pytest.raises(grpc.RpcError) as raised:
-        stub.Decode(pb.DecodeRequest(batches=[pb.CachedBatch(id=3)]), timeout=120)
-    assert raised.value.code() is grpc.StatusCode.INTERNAL
-    assert "Batch ID 3 not found in cache." in raised.value.details()
+    assert not shard.decode(3).generations
 
 
-def test_an_ended_request_stays_listed_until_it_is_filtered(stub: TextGenerationServiceStub) -> None:
-    batch = _batch(0, _request(1, "Hello", 1, 1), _request(2, "Good day", 3, 7))
-    response = stub.Prefill(pb.PrefillRequest(batch=batch), timeout=120)
-    assert response.batch.size == 2 and list(response.batch.request_ids) == [1, 2]
-    assert not response.HasField("columns"), "a stock router knows no columns"
-    filtered = stub.FilterBatch(pb.FilterBatchRequest(batch_id=0, request_ids=[2]), timeout=120).batch
-    assert (filtered.id, filtered.size, list(filtered.request_ids)) == (0, 1, [2])
+def test_a_request_that_ends_leaves_its_batch(shard: Caller, model: Path, day: pb.Request) -> None:
+    response = shard.prefill(0, asked(1, prompt(model, "Hello"), 1, 1), day)
+    assert list(response.batch.request_ids) == [2] == list(response.columns.request_ids)
+    kept = shard.filter(0, 2).batch
+    assert (kept.id, list(kept.request_ids)) == (0, [2])
 
 
-def test_merged_batches(stub: TextGenerationServiceStub) -> None:
-    a, b = _batch(10, _request(1, "Hello", 5, 1)), _batch(11, _request(2, "Good day", 5, 7))
-    alone = {**_run_out(stub, a), **_run_out(stub, b)}
-    first = stub.Prefill(pb.PrefillRequest(batch=a), timeout=120)
-    second = stub.Prefill(pb.PrefillRequest(batch=b), timeout=120)
-    merged = stub.Decode(pb.DecodeRequest(batches=[first.batch, second.batch]), timeout=120)
-    assert merged.batch.id == 10 and list(merged.batch.request_ids) == [1, 2]
+def test_merged_batches(shard: Caller, hello: pb.Request, day: pb.Request) -> None:
+    alone = shard.run_out(10, hello) | shard.run_out(11, day)
+    first, second = shard.prefill(12, hello), shard.prefill(13, day)
+    merged = shard.decode(12, 13)
+    assert merged.batch.id == 12 and list(merged.batch.request_ids) == [1, 2]
     assert merged.HasField("concat_ns")
-    tokens = {g.request_id: list(g.tokens.ids) for r in (first, second) for g in r.generations}
-    for generation in merged.generations:
-        tokens[generation.request_id].extend(generation.tokens.ids)
-    assert tokens == {i: ids[:2] for i, ids in alone.items()}
-    with pytest.raises(grpc.RpcError, match="Batch ID 11 not found"):
-        stub.Decode(pb.DecodeRequest(batches=[pb.CachedBatch(id=11)]), timeout=120)
+    tokens = tokens_of(first) | tokens_of(second)
+    assert {i: tokens[i] + ids for i, ids in tokens_of(merged).items()} == {i: ids[:2] for i, ids in alone.items()}
+    assert not shard.decode(13).HasField("batch")
 
 
-def test_a_liveness_probe_changes_nobody(stub: TextGenerationServiceStub) -> None:
-    alone = _run_out(stub, _batch(1, _request(1, "The quick brown fox", 8, 1)))
-    probe = _request(MAX_UINT64, "liveness", 1)
-    probe.truncate, probe.add_special_tokens = 1, False
+def test_a_liveness_probe_changes_nobody(shard: Caller, fox: pb.Request) -> None:
+    alone = shard.run_out(1, fox)
+    probe = asked(MAX_UINT64, [0], 1)
     probe.blocks.append(0)
-    probe.slots.append(0)
-    response = stub.Prefill(pb.PrefillRequest(batch=_batch(2, _request(1, "The quick brown fox", 8, 1))), timeout=120)
-    tokens = list(response.generations[0].tokens.ids)
+    response: pb.PrefillResponse | pb.DecodeResponse = shard.prefill(2, fox)
+    tokens = tokens_of(response)[1]
     while response.HasField("batch"):
-        answer = stub.Prefill(pb.PrefillRequest(batch=_batch(MAX_UINT64, probe)), timeout=120)
-        assert not answer.HasField("batch")
-        response = stub.Decode(pb.DecodeRequest(batches=[response.batch]), timeout=120)
-        tokens.extend(response.generations[0].tokens.ids)
+        assert not shard.prefill(MAX_UINT64, probe).HasField("batch")
+        response = shard.decode(2)
+        tokens += tokens_of(response)[1]
     assert tokens == alone[1]
 
 
-def test_errors_answer_internal_and_leave_the_shard_alive(stub: TextGenerationServiceStub) -> None:
-    bad = _request(1, "Hello", 4, 1)
-    del bad.slots[2:]
-    calls = [
-        lambda: stub.Decode(pb.DecodeRequest(), timeout=120),
-        lambda: stub.FilterBatch(pb.FilterBatchRequest(batch_id=4, request_ids=[1]), timeout=120),
-        lambda: stub.Prefill(pb.PrefillRequest(batch=_batch(1, bad)), timeout=120),
-        lambda: stub.Prefill(pb.PrefillRequest(batch=pb.Batch(id=1)), timeout=120),
-    ]
-    for call in calls:
+def test_errors_answer_internal_and_leave_the_shard_alive(shard: Caller, hello: pb.Request) -> None:
+    for call in (shard.decode, lambda: shard.filter(4), lambda: shard.prefill(1)):
         with pytest.raises(grpc.RpcError) as raised:
             call()
         assert raised.value.code() is grpc.StatusCode.INTERNAL
         assert raised.value.details()
-    assert len(_run_out(stub, _batch(5, _request(1, "Hello", 4, 1)))[1]) == 4
+    bad = pb.Request()
+    bad.CopyFrom(hello)
+    del bad.blocks[:]
+    bad.blocks.append(2**20)
+    assert "outside the cache" in shard.prefill(1, bad).generations[0].error
+    assert len(shard.run_out(5, hello)[1]) == 5
 
 
-def test_prompt_logprobs_and_top_tokens(stub: TextGenerationServiceStub) -> None:
-    request = _request(1, "The quick brown fox", 1, 1)
-    request.prefill_logprobs, request.top_n_tokens = True, 3
-    (generation,) = stub.Prefill(pb.PrefillRequest(batch=_batch(1, request)), timeout=120).generations
-    prompt = generation.prefill_tokens
-    assert len(prompt.ids) == len(prompt.logprobs) == len(prompt.texts) and not prompt.is_special
-    assert prompt.logprobs[0] != prompt.logprobs[0], "the first token has no logprob"
-    assert all(value <= 0 for value in prompt.logprobs[1:])
+def test_prompt_logprobs_and_top_tokens(shard: Caller, fox: pb.Request) -> None:
+    fox.prefill_logprobs, fox.top_n_tokens = True, 3
+    (generation,) = shard.prefill(1, fox).generations
+    found = generation.prefill_tokens
+    assert list(found.ids) == list(fox.input_ids) and len(found.ids) == len(found.logprobs) == len(found.texts)
+    assert not found.is_special
+    assert found.logprobs[0] != found.logprobs[0], "the first token has no logprob"
+    assert all(value <= 0 for value in found.logprobs[1:])
     (top,) = generation.top_tokens
     assert len(top.ids) >= 3 and list(top.logprobs) == sorted(top.logprobs, reverse=True)
 
 
-def test_a_prompt_in_chunks(stub: TextGenerationServiceStub) -> None:
-    request = _request(1, "The quick brown fox jumps over the lazy dog.", 4, 1)
-    request.prefill_logprobs = True
-    whole = stub.Prefill(pb.PrefillRequest(batch=_batch(1, request)), timeout=120)
-    prompt = whole.generations[0].prefill_tokens
-    alone = _run_out(stub, _batch(1, request))[1]
-    request.chunk_len = 3
-    response = stub.Prefill(pb.PrefillRequest(batch=_batch(1, request)), timeout=120)
-    assert not response.generations
-    assert response.batch.current_tokens == len(prompt.ids) - 3, "the next chunk takes the rest"
-    assert (response.batch.size, list(response.batch.request_ids)) == (1, [1])
-    tokens = []
+def test_a_prompt_in_chunks(shard: Caller, fox: pb.Request) -> None:
+    fox.prefill_logprobs = True
+    whole = shard.prefill(1, fox).generations[0].prefill_tokens
+    alone = shard.run_out(2, fox)[1]
+    fox.chunk_len = 3
+    response: pb.PrefillResponse | pb.DecodeResponse = shard.prefill(3, fox)
+    assert not (response.generations or response.columns.ids)
+    assert response.batch.current_tokens == len(fox.input_ids) - 3, "the next chunk takes the rest"
+    response = shard.decode(3)
+    (first,) = response.generations
+    assert list(first.prefill_tokens.ids) == list(whole.ids)
+    assert first.prefill_tokens.logprobs[1:] == pytest.approx(whole.logprobs[1:], abs=1e-4)
+    tokens = list(first.tokens.ids)
     while response.HasField("batch"):
-        response = stub.Decode(pb.DecodeRequest(batches=[response.batch]), timeout=120)
-        (generation,) = response.generations
-        if not tokens:
-            assert list(generation.prefill_tokens.ids) == list(prompt.ids)
-            assert generation.prefill_tokens.logprobs[1:] == pytest.approx(prompt.logprobs[1:], abs=1e-4)
-        tokens += generation.tokens.ids
-        if generation.HasField("generated_text"):
-            break
+        response = shard.decode(3)
+        tokens += tokens_of(response)[1]
     assert tokens == alone
 
 
-def test_a_new_batch_joins_the_running_one(stub: TextGenerationServiceStub) -> None:
-    a, b = _batch(10, _request(1, "Hello", 5, 1)), _batch(11, _request(2, "Good day", 5, 7))
-    alone = {**_run_out(stub, a), **_run_out(stub, b)}
-    b.requests[0].chunk_len = 1
-    first = stub.Prefill(pb.PrefillRequest(batch=a), timeout=120)
-    second = stub.Prefill(pb.PrefillRequest(batch=b, cached_batch=first.batch), timeout=120)
-    assert second.batch.id == 10 and list(second.batch.request_ids) == [1, 2]
-    assert [g.request_id for g in second.generations] == [1], "the new one has only begun"
+def test_a_new_batch_joins_the_running_one(shard: Caller, hello: pb.Request, day: pb.Request) -> None:
+    alone = shard.run_out(10, hello) | shard.run_out(11, day)
+    day.chunk_len = 1
+    first = shard.prefill(12, hello)
+    second = shard.prefill(13, day, cached_id=12)
+    assert second.batch.id == 12 and list(second.batch.request_ids) == [1, 2]
+    assert list(tokens_of(second)) == [1], "the new one has only begun"
     assert second.HasField("concat_ns")
-    third = stub.Decode(pb.DecodeRequest(batches=[second.batch]), timeout=120)
-    assert [g.request_id for g in third.generations] == [1, 2]
-    tokens: dict[int, list[int]] = {1: [], 2: []}
-    for generation in (g for r in (first, second, third) for g in r.generations):
-        tokens[generation.request_id].extend(generation.tokens.ids)
+    third = shard.decode(12)
+    said = [tokens_of(one) for one in (first, second, third)]
+    tokens = {i: [token for one in said for token in one.get(i, [])] for i in (1, 2)}
     assert tokens == {1: alone[1][:3], 2: alone[2][:1]}
-    with pytest.raises(grpc.RpcError, match="Batch ID 77 not found"):
-        stub.Prefill(pb.PrefillRequest(batch=b, cached_batch=pb.CachedBatch(id=77)), timeout=120)
 
 
-def test_a_mixed_call_that_cannot_be_read_loses_the_running_batch(stub: TextGenerationServiceStub) -> None:
+def test_a_mixed_call_that_cannot_be_read_loses_the_running_batch(
+    shard: Caller, hello: pb.Request, day: pb.Request
+) -> None:
     """Its rows have not had their step, and the router has been told that the call failed."""
-    first = stub.Prefill(pb.PrefillRequest(batch=_batch(10, _request(1, "Hello", 5, 1))), timeout=120)
-    image = _request(2, "", 5, 7)
-    image.input_chunks.chunks.append(pb.InputChunk(image=pb.Image(data=b"x", mimetype="image/png")))
-    with pytest.raises(grpc.RpcError, match="text only"):
-        stub.Prefill(pb.PrefillRequest(batch=_batch(11, image), cached_batch=first.batch), timeout=120)
+    shard.prefill(10, hello)
+    day.stopping_parameters.max_new_tokens = 0
+    with pytest.raises(grpc.RpcError, match="max_new_tokens must be at least 1"):
+        shard.prefill(11, day, cached_id=10)
     with pytest.raises(grpc.RpcError, match="Batch ID 10 is gone"):
-        stub.Decode(pb.DecodeRequest(batches=[first.batch]), timeout=120)
+        shard.decode(10)
+    shard.clear(10)
+    assert not shard.decode(10).HasField("batch")
 
 
-def test_a_cached_prefix(stub: TextGenerationServiceStub) -> None:
-    request = _request(1, "The quick brown fox jumps over the lazy dog. " * 3, 4, 1)
-    alone = _run_out(stub, _batch(1, request))
-    again = _request(1, request.inputs, 4, 7)
-    again.blocks[0] = request.blocks[0]
-    again.slots[:BLOCK] = request.slots[:BLOCK]
+def test_a_cached_prefix(shard: Caller, model: Path) -> None:
+    ids = prompt(model, "The quick brown fox jumps over the lazy dog. " * 3)[:80]
+    alone = shard.run_out(1, asked(1, ids, 4, 1))
+    again = asked(1, ids, 4, 7)
+    again.blocks[0] = 1
     again.cache_len = BLOCK
-    assert _run_out(stub, _batch(2, again)) == alone
+    assert shard.run_out(2, again) == alone
 
 
-def test_ids_growth_and_resumption_for_a_router_that_knows_them(shard: ShardProcess) -> None:
+def test_blocks_in_place_and_resumption(shard: Caller) -> None:
     """A request that gets its blocks one by one, is preempted in the middle and goes on."""
-    stub = shard.stub
-    extensions = ["run_ahead", "row_errors", "token_ids", "grow"]
-    _warm_up(stub, extensions)
-    numbers = itertools.count(500)
-    stub.ClearCache(pb.ClearCacheRequest(sequence=next(numbers)), timeout=120)
 
     def run(request: pb.Request, last: int = 99) -> list[int]:
         blocks = iter(range(20, 30))
-        message = pb.PrefillRequest(batch=_batch(0, request), sequence=next(numbers))
-        response = stub.Prefill(message, timeout=120)
-        tokens = list(response.generations[0].tokens.ids)
-        written, covered = len(request.input_ids) + len(request.resume_ids), len(request.slots)
+        response: pb.PrefillResponse | pb.DecodeResponse = shard.prefill(0, request)
+        tokens = tokens_of(response)[4]
+        written = len(request.input_ids) + len(request.resume_ids)
+        covered = BLOCK * len(request.blocks)
         while response.HasField("batch") and len(tokens) < last:
-            growth = []
+            new_blocks = []
             if written == covered:
-                growth.append(pb.BlockGrowth(request_id=request.id, blocks=[next(blocks)]))
+                new_blocks.append(pb.BlockGrowth(request_id=request.id, blocks=[next(blocks)]))
                 covered += BLOCK
             written += 1
-            message = pb.DecodeRequest(batches=[response.batch], sequence=next(numbers), growth=growth)
-            response = stub.Decode(message, timeout=120)
-            (generation,) = response.generations
-            assert not generation.HasField("error"), generation.error
-            tokens += generation.tokens.ids
+            response = shard.decode(0, new_blocks=new_blocks)
+            tokens += tokens_of(response)[4]
         return tokens
 
     def request(num_blocks: int) -> pb.Request:
-        made = _request(4, "", 40, 1)
-        del made.blocks[num_blocks:], made.slots[num_blocks * BLOCK :]
-        made.input_ids.extend(range(20, 40))
+        made = asked(4, range(20, 40), 40, 1)
+        del made.blocks[num_blocks:]
         return made
 
-    try:
-        whole = run(request(6))
-        assert len(whole) == 40
-        assert run(request(2)) == whole
-        for count in (1, 12, 13, 39):
-            stub.ClearCache(pb.ClearCacheRequest(id=0, sequence=next(numbers)), timeout=120)
-            first = run(request(2), last=count)
-            stub.ClearCache(pb.ClearCacheRequest(id=0, sequence=next(numbers)), timeout=120)
-            again = request(4)
-            again.resume_ids.extend(first)
-            assert first + run(again) == whole
-        refused = request(2)
-        refused.input_ids.append(10**6)
-        message = pb.PrefillRequest(batch=_batch(0, refused), sequence=next(numbers))
-        (generation,) = stub.Prefill(message, timeout=120).generations
-        assert "outside the model's" in generation.error
-    finally:
-        _warm_up(stub)
+    whole = run(request(6))
+    assert len(whole) == 40
+    assert run(request(2)) == whole
+    for count in (1, 12, 13, 39):
+        shard.clear(0)
+        first = run(request(2), last=count)
+        shard.clear(0)
+        again = request(4)
+        again.resume_ids.extend(first)
+        assert first + run(again) == whole
+    refused = request(2)
+    refused.input_ids.append(10**6)
+    assert "outside the model's" in shard.prefill(0, refused).generations[0].error
 
 
-def test_a_shard_without_chunking_says_so_and_refuses_chunks(model: Path, tmp_path: Path) -> None:
+def test_a_shard_without_chunking_says_so_and_refuses_chunks(
+    model: Path, tmp_path: Path, hello: pb.Request, day: pb.Request
+) -> None:
     process = ShardProcess(model, tmp_path / "s", PREFILL_CHUNKING="0", PREFIX_CACHING="false")
     try:
         process.wait_ready()
-        info = process.stub.Info(pb.InfoRequest(), timeout=120)
-        assert (info.support_chunking, info.use_prefix_caching) == (False, False)
-        assert _warm_up(process.stub).max_total_tokens == 512
-        request = _request(1, "The quick brown fox", 4, 1)
-        first = process.stub.Prefill(pb.PrefillRequest(batch=_batch(1, request)), timeout=120)
-        other = _batch(2, _request(2, "Hello", 2, 7))
+        shard = Caller(process.stub)
+        info = shard.info()
+        assert (info.support_chunking, info.prefix_caching) == (False, False)
+        assert shard.warm_up(model).max_total_tokens == 512
+        shard.prefill(1, hello)
         with pytest.raises(grpc.RpcError, match="does not chunk"):
-            process.stub.Prefill(pb.PrefillRequest(batch=other, cached_batch=first.batch), timeout=120)
-        other.requests[0].chunk_len = 1
-        with pytest.raises(grpc.RpcError, match="does not chunk"):
-            process.stub.Prefill(pb.PrefillRequest(batch=other), timeout=120)
-        assert process.stub.Decode(pb.DecodeRequest(batches=[first.batch]), timeout=120).generations
+            shard.prefill(2, day, cached_id=1)
+        shard.clear(1)
+        shard.prefill(3, hello)
+        day.chunk_len = 1
+        assert "does not chunk" in shard.prefill(4, day).generations[0].error
+        assert tokens_of(shard.decode(3))
     finally:
         process.stop()
 
 
-def test_two_ranks_share_the_answers(model: Path, tmp_path: Path, shard: ShardProcess) -> None:
+def test_two_ranks_share_the_answers(model: Path, tmp_path: Path, shard: Caller) -> None:
     port = free_port()
     ranks = [ShardProcess(model, tmp_path / "s", rank, 2, port) for rank in (0, 1)]
-    batch = _batch(0, *(_request(i, text, 6, 1 + 6 * i) for i, text in enumerate(["Hello", "Good day", "Bye"])))
-    shard.stub.ClearCache(pb.ClearCacheRequest(), timeout=120)
-    alone = _run_out(shard.stub, batch)
+    texts = ["Hello", "Good day", "Bye"]
+    requests = [asked(i, prompt(model, text), 6, 1 + BLOCKS * i) for i, text in enumerate(texts)]
+    alone = shard.run_out(0, *requests)
+
+    def answers(rank: ShardProcess) -> dict[int, list[int]]:
+        rank.wait_ready()
+        caller = Caller(rank.stub)
+        caller.warm_up(model)
+        return caller.run_out(0, *requests)
+
     try:
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda r: r.wait_ready(), ranks))
-            assert len(ranks[0].stub.ServiceDiscovery(pb.ServiceDiscoveryRequest(), timeout=120).urls) == 2
-            list(pool.map(lambda r: _warm_up(r.stub), ranks))
-            answers = list(pool.map(lambda r: _run_out(r.stub, batch), ranks))
+            first, second = pool.map(answers, ranks)
+        assert len(ranks[0].stub.ServiceDiscovery(pb.ServiceDiscoveryRequest(), timeout=120).urls) == 2
     finally:
         for rank in ranks:
             rank.stop()
-    for request_id, tokens in alone.items():
-        assert answers[request_id % 2][request_id] == tokens
-        assert answers[1 - request_id % 2][request_id] == []
+    assert first == {i: ids if i % 2 == 0 else [] for i, ids in alone.items()}
+    assert second == {i: ids if i % 2 == 1 else [] for i, ids in alone.items()}
 
 
 def test_sigterm_ends_the_shard_and_its_socket(model: Path, tmp_path: Path) -> None:
@@ -374,7 +399,7 @@ def test_sigterm_ends_the_shard_and_its_socket(model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_a_dead_socket_is_replaced_and_a_live_one_is_not(model: Path, tmp_path: Path, shard: ShardProcess) -> None:
+def test_a_dead_socket_is_replaced_and_a_live_one_is_not(model: Path, tmp_path: Path) -> None:
     first = ShardProcess(model, tmp_path / "s")
     first.wait_ready()
     first.process.kill()

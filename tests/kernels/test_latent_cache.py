@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 import numpy_scalars
 
-from model_server.kernels.latent_cache import latent_write
+from model_server.kernels.cache_writes.latent import latent_write
 from model_server.layers.fused.fused import Fused
 from model_server.layers.fused.torch import TorchFused
 from model_server.layers.fused.triton import TritonFused

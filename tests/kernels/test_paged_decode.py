@@ -11,8 +11,8 @@ from paged_scene import SINKS, SLOPES, Scene, relative_error
 from torch import Tensor
 
 from model_server.attention.backend import Alibi, AttentionLayer
-from model_server.kernels.attention import decode as paged_decode
-from model_server.kernels.attention import decode_plan
+from model_server.kernels.attention import decode_config, decode_plan
+from model_server.kernels.attention.decode import paged_decode
 from model_server.kernels.attention.decode_plan import NO_LIMIT, SplitRule, plan_decode
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -22,20 +22,20 @@ LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 def few_processors(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """The interpreter runs one program after the other: no more than a small GPU would get."""
     if device.type == "cpu":
-        monkeypatch.setattr(paged_decode, "num_processors", lambda device: 2)
+        monkeypatch.setattr(decode_config, "num_processors", lambda device: 2)
 
 
 def decode(scene: Scene, layer: AttentionLayer, **options: Any) -> Tensor:
     """What the kernel makes of a scene of single queries; the output was NaN before."""
     rows = scene.cache.rows[0]
-    config = paged_decode.decode_config(
+    config = decode_config.decode_config(
         layer, value_in_key=scene.shape.value_in_key, cache_dtype=rows.dtype, device=rows.device, **options
     )
     metadata = scene.metadata
-    plan = paged_decode.plan_rows(config, layer, metadata.kv_lengths, metadata.cu_seqlens_q, len(scene.batch))
+    plan = decode_config.plan_rows(config, layer, metadata.kv_lengths, metadata.cu_seqlens_q, len(scene.batch))
     out = scene.query.new_full((len(scene.query), layer.num_heads * layer.value_dim), math.nan)
     keys, values = scene.cache.keys[0], scene.cache.values[0]
-    paged_decode.paged_decode(scene.query, keys, values, metadata.block_tables, plan, layer, config, out=out)
+    paged_decode(scene.query, keys, values, metadata.block_tables, plan, layer, config, out=out)
     assert not plan.arrivals.any(), "a layer must leave the counters as it found them"
     return out
 

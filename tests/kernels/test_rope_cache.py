@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.kernels import rope_cache
+from model_server.kernels.cache_writes import rope
 from model_server.layers.fused.fused import HeadLayout
 from model_server.layers.fused.torch import TorchFused
 from model_server.layers.rotary import Rope, Rotary, Rotations
@@ -59,7 +59,7 @@ class Given:
 
     def run(self, **scales: float) -> None:
         s = self.sizes
-        rope_cache.rotate_write(
+        rope.rotate_write(
             self.qkv, self.rows, self.slots,
             num_heads=s.num_heads, num_kv_heads=s.num_kv_heads, head_dim=s.dim,
             table=None if self.rotations is None else self.rotations.real_table,

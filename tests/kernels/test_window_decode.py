@@ -10,7 +10,8 @@ from paged_scene import SINKS, SLOPES, Scene, relative_error
 from torch import Tensor
 
 from model_server.attention.backend import Alibi, AttentionLayer
-from model_server.kernels.attention import decode as paged_decode
+from model_server.kernels.attention import decode_config
+from model_server.kernels.attention.decode import paged_decode
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -18,13 +19,13 @@ LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 @pytest.fixture(autouse=True)
 def few_processors(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     if device.type == "cpu":
-        monkeypatch.setattr(paged_decode, "num_processors", lambda device: 2)
+        monkeypatch.setattr(decode_config, "num_processors", lambda device: 2)
 
 
 def windows(scene: Scene, layer: AttentionLayer, places: int, valid: list[int], num_splits: int | None) -> Tensor:
     """What the kernel makes of a scene of sequences with `places` queries each, of which `valid` are no padding."""
     rows, metadata, device = scene.cache.rows[0], scene.metadata, scene.query.device
-    config = paged_decode.decode_config(
+    config = decode_config.decode_config(
         layer, value_in_key=scene.shape.value_in_key, cache_dtype=rows.dtype, device=rows.device,
         num_splits=num_splits, places=places,
     )  # fmt: skip
@@ -34,10 +35,10 @@ def windows(scene: Scene, layer: AttentionLayer, places: int, valid: list[int], 
     lengths = lengths.masked_fill(padding, 1).view(-1)
     tables = metadata.block_tables.repeat_interleave(places, 0).masked_fill(padding.view(-1, 1), 0)
     cu_seqlens = torch.arange(len(lengths) + 1, dtype=torch.int32, device=device)
-    plan = paged_decode.plan_rows(config, layer, lengths, cu_seqlens, len(lengths))
+    plan = decode_config.plan_rows(config, layer, lengths, cu_seqlens, len(lengths))
     out = scene.query.new_full((len(scene.query), layer.num_heads * layer.value_dim), math.nan)
     keys, values = scene.cache.keys[0], scene.cache.values[0]
-    paged_decode.paged_decode(scene.query, keys, values, tables, plan, layer, config, out=out, kv_lengths=lengths)
+    paged_decode(scene.query, keys, values, tables, plan, layer, config, out=out, kv_lengths=lengths)
     assert not plan.arrivals.any()
     return out
 

@@ -18,7 +18,7 @@ import torch
 from parity.protocol import CPU, prompts
 from support.loading import load
 
-from model_server.batch.extension import BlockExtension
+from model_server.batch.growth import BlockGrowth
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup, connect
@@ -30,7 +30,6 @@ from model_server.memory.kv_cache import KvCache
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
-from wire.extensions import Extension
 
 BLOCK = 4
 NEW_TOKENS = 10
@@ -45,16 +44,16 @@ LENGTHS = (13, 5, 21, 8, 16)
 
 
 def make_engine(checkpoint: Path, group: ProcessGroup, budget: int, num_stages: int = 1) -> Engine:
-    """An engine whose cache is full of NaN, with growth agreed."""
+    """An engine whose cache is full of NaN, with requests that grow."""
     ranks = Ranks.of(group, Layout.of(group.rank, group.size, num_stages=num_stages))
     runner = load(checkpoint, ranks=ranks)
     options = EngineOptions(
         device=CPU, layout=ranks.layout, block_size=BLOCK, prompt_logprobs_allowed=True,
-        chunking=True,
+        chunking=True, grows=True,
     )  # fmt: skip
     links = StageLinks(ranks, CPU) if num_stages > 1 else None
     engine = Engine(runner, Tokenizer.load(checkpoint), Sampler(runner.vocab_size, CPU), options, links)
-    engine.begin(Session(extensions=frozenset(Extension), max_prefill_tokens=budget))
+    engine.begin(Session(max_prefill_tokens=budget))
     cache = KvCache(runner.kv_shapes, 128, BLOCK, torch.float32, CPU)
     for rows in cache.rows:
         rows.fill_(math.nan)
@@ -70,11 +69,10 @@ def make_requests() -> list[NewRequest]:
         blocks = np.arange(1 + number, 1 + number + 5 * count, 5, dtype=np.int32)  # interleaved with the others
         requests.append(
             NewRequest(
-                id=number, text="", truncate=0, add_special_tokens=False, sampling=sampling,
+                id=number, input_ids=tuple(prompt.tolist()), sampling=sampling,
                 stopping=StoppingParameters(max_new_tokens=NEW_TOKENS, ignore_eos_token=True),
                 prefill_logprobs=number == 0, top_n_tokens=0, blocks=blocks,
-                slots=(blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel().astype(np.int64),
-                cache_len=0, chunk_len=None, input_ids=tuple(prompt.tolist()),
+                cache_len=0, chunk_len=None,
             )
         )  # fmt: skip
     return requests
@@ -104,29 +102,28 @@ class Router:
         return self._decode(result)
 
     def _prefill(self, batch_id: int, requests: Sequence[NewRequest], cached: int | None) -> StepResult:
-        extensions = self._extensions()
-        encoded = self.engine.encode(list(requests))
+        new_blocks = self._new_blocks()
         for request in requests:
-            self._lengths[request.id] = [len(request.input_ids) + len(request.resume_ids), len(request.slots)]
-        call = PrefillCall(batch_id=batch_id, cached_id=cached, sequence=0, extensions=tuple(extensions))
-        return self._take(self.engine.submit_prefill(call, list(requests), encoded)())
+            self._lengths[request.id] = [len(request.input_ids) + len(request.resume_ids), BLOCK * len(request.blocks)]
+        call = PrefillCall(batch_id=batch_id, cached_id=cached, sequence=0, new_blocks=tuple(new_blocks))
+        return self._take(self.engine.submit_prefill(call, list(requests))())
 
     def _decode(self, result: StepResult) -> dict[int, dict[str, Any]]:
         while result.batch is not None:
-            call = DecodeCall(batch_ids=(0,), sequence=0, extensions=tuple(self._extensions()))
+            call = DecodeCall(batch_ids=(0,), sequence=0, new_blocks=tuple(self._new_blocks()))
             result = self._take(self.engine.submit_decode(call)())
         return self.said
 
-    def _extensions(self) -> list[BlockExtension]:
+    def _new_blocks(self) -> list[BlockGrowth]:
         """A block for whoever might need one in the next step; all ranks count alike, whoever answers."""
-        extensions = []
+        new_blocks = []
         for request_id, lengths in self._lengths.items():
             if lengths[0] + 1 >= lengths[1]:
-                extensions.append(BlockExtension(request_id, np.array([self._next_block], np.int64)))
+                new_blocks.append(BlockGrowth(request_id, np.array([self._next_block], np.int64)))
                 self._next_block += 1
                 lengths[1] += BLOCK
             lengths[0] += 1
-        return extensions
+        return new_blocks
 
     def _take(self, result: StepResult) -> StepResult:
         for generation in result.generations:

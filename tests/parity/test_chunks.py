@@ -16,6 +16,7 @@ from parity.engine_run import BLOCK, NEW_TOKENS, Router, make_engine, make_reque
 from support.running_server import free_port
 from support.tiny_models import tiny_checkpoint
 
+from model_server.batch.sequence import slots_of
 from model_server.distributed.group import ProcessGroup
 
 Said = dict[int, dict[str, Any]]
@@ -58,9 +59,8 @@ def test_resumed_requests_give_the_same_tokens(checkpoint: Path, plain: Said, co
         length = len(request.input_ids) + count
         blocks = np.array([*request.blocks, *range(40 + 4 * request.id, 44 + 4 * request.id)], np.int32)
         blocks = blocks[: -(-length // BLOCK)]
-        slots = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel().astype(np.int64)
         ids = tuple(plain[request.id]["ids"][:count])
-        resumed.append(dataclasses.replace(request, blocks=blocks, slots=slots, resume_ids=ids, prefill_logprobs=False))
+        resumed.append(dataclasses.replace(request, blocks=blocks, resume_ids=ids, prefill_logprobs=False))
     with torch.inference_mode():
         said = Router(make_engine(checkpoint, ProcessGroup(), 6)).chunked(resumed)
     for request_id, expected in plain.items():
@@ -81,7 +81,7 @@ def test_a_cached_prefix_gives_the_same_tokens(checkpoint: Path, plain: Said, ch
             cached = (len(request.input_ids) - 1) // BLOCK * BLOCK
             again.append(dataclasses.replace(request, cache_len=cached, chunk_len=chunk_len, prefill_logprobs=False))
             for rows in router.engine.cache.rows:
-                rows[torch.from_numpy(request.slots[cached:])] = math.nan
+                rows[torch.from_numpy(slots_of(request.blocks, BLOCK)[cached:])] = math.nan
         for request in again:
             if request.chunk_len is not None:
                 rest = len(request.input_ids) - request.cache_len

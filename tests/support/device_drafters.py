@@ -94,9 +94,7 @@ def drafting_on_a_gpu(
     whole = DraftedRunner(runner, drafter)
     graphed: Any = GraphedRunner(whole, (16, 4, 1), PlainGraphCapture(), {3: (4, 1), 2: (4, 1)}, keeps=drafter.keeps)
     rank = {} if group is None else {"rank": group.rank, "world_size": group.size}
-    shard = EngineShard(
-        tokenizer, budget=budget, extends_blocks=True, num_blocks=NUM_BLOCKS, runner=graphed, **rank, **options
-    )
+    shard = EngineShard(tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS, runner=graphed, **rank, **options)
     graphed.capture(shard.engine.cache, 96, ranks)
     shard.engine._stepper._staging = copying_staging()
     made = DiceDrafts(most, random.Random(seed), device_drafter(drafter), alone=ranks.size == 1)

@@ -65,7 +65,7 @@ def on_a_gpu(
     inner = runner or CapturableRunner(vocab_size=tokenizer.vocab_size)
     graphed = GraphedRunner(inner, (64, 16, 4, 1), PlainGraphCapture(), {6: (4, 1), 3: (4, 2), 2: (8, 3)})
     shard = EngineShard(
-        tokenizer, budget=budget, extends_blocks=True, num_blocks=NUM_BLOCKS, runner=graphed, **options,  # type: ignore[arg-type]
+        tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS, runner=graphed, **options,  # type: ignore[arg-type]
     )  # fmt: skip
     graphed.capture(shard.engine.cache, 96, ProcessGroup())
     shard.engine._stepper._staging = copying_staging()

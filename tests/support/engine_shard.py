@@ -13,7 +13,7 @@ import torch
 from support.fake_model import FakeRunner, FakeStateRunner, greedy
 from support.logprobs import logprobs_of
 
-from model_server.batch.extension import BlockExtension
+from model_server.batch.growth import BlockGrowth
 from model_server.batch.results import Generation, StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.layout import Layout
@@ -25,7 +25,6 @@ from model_server.sampling.parameters import Grammar, SamplingParameters, Stoppi
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
 from model_server.vision.encoder import ImageEncoder
-from wire.extensions import Extension
 
 BLOCK = 4
 NUM_BLOCKS = 64
@@ -45,9 +44,8 @@ class EngineShard:
         *,
         rank: int = 0,
         world_size: int = 1,
-        upstream: bool = False,
         budget: int | None = None,
-        extends_blocks: bool = False,
+        grows: bool = False,
         num_blocks: int = NUM_BLOCKS,
         runner: FakeRunner | FakeStateRunner | None = None,
         links: StageLinks | None = None,
@@ -57,11 +55,11 @@ class EngineShard:
         layout = Layout.of(rank, world_size, num_stages=1 if links is None else links.num_stages)
         options = EngineOptions(
             device=CPU, layout=layout, block_size=BLOCK, prompt_logprobs_allowed=True,
-            chunking=budget is not None,
+            chunking=budget is not None, grows=grows,
         )  # fmt: skip
         sampler = Sampler(self.runner.vocab_size, CPU)
         self.engine = Engine(self.runner, tokenizer, sampler, options, links, encoder=encoder)
-        self.engine.begin(session(upstream=upstream, extends_blocks=extends_blocks, budget=budget))
+        self.engine.begin(Session() if budget is None else Session(max_prefill_tokens=budget))
         cache = KvCache(self.runner.kv_shapes, num_blocks, BLOCK, torch.float32, CPU)
         for rows in cache.rows:
             rows.fill_(float("nan"))
@@ -79,23 +77,19 @@ class EngineShard:
     ) -> NewRequest:
         """A request that will not end on its own.
 
-        tokens: how many it has slots for, in whole blocks; None: exactly as many as it can ever need.
+        tokens: how many it has blocks for; None: as many as it can ever need.
         """
         request_id = next(self._ids)
         blocks = self.blocks(tokens or len(prompt) + new_tokens - 1)
-        slots = slots_of(blocks)
         self.prompts[request_id] = prompt
         request = NewRequest(
             id=request_id,
-            text="",
-            truncate=0,
-            add_special_tokens=False,
+            input_ids=tuple(prompt),
             sampling=SamplingParameters(),
             stopping=StoppingParameters(max_new_tokens=new_tokens, ignore_eos_token=True),
             prefill_logprobs=False,
             top_n_tokens=0,
             blocks=np.array(blocks, np.int32),
-            slots=np.array(slots if tokens else slots[: len(prompt) + new_tokens - 1], np.int64),
             cache_len=0,
             chunk_len=None,
         )
@@ -106,12 +100,11 @@ class EngineShard:
         batch_id: int,
         *requests: NewRequest,
         cached: int | None = None,
-        extensions: Sequence[BlockExtension] = (),
-        numbered: bool = True,
+        new_blocks: Sequence[BlockGrowth] = (),
         chunk_tokens: int | None = None,
     ) -> StepResult:
         return self.submit_prefill(
-            batch_id, *requests, cached=cached, extensions=extensions, numbered=numbered, chunk_tokens=chunk_tokens
+            batch_id, *requests, cached=cached, new_blocks=new_blocks, chunk_tokens=chunk_tokens
         )()
 
     def submit_prefill(
@@ -119,35 +112,30 @@ class EngineShard:
         batch_id: int,
         *requests: NewRequest,
         cached: int | None = None,
-        extensions: Sequence[BlockExtension] = (),
-        numbered: bool = True,
+        new_blocks: Sequence[BlockGrowth] = (),
         chunk_tokens: int | None = None,
     ) -> Collect:
         call = PrefillCall(
-            batch_id=batch_id, cached_id=cached, sequence=1 if numbered else None, unanswered=int(numbered),
-            extensions=tuple(extensions), chunk_tokens=chunk_tokens,
+            batch_id=batch_id, cached_id=cached, sequence=1, unanswered=1, new_blocks=tuple(new_blocks),
+            chunk_tokens=chunk_tokens,
         )  # fmt: skip
-        return self.engine.submit_prefill(call, list(requests), [self.prompts[r.id] for r in requests])
+        return self.engine.submit_prefill(call, list(requests))
 
     def decode(
         self,
         *batch_ids: int,
-        numbered: bool = True,
-        extensions: Sequence[BlockExtension] = (),
+        new_blocks: Sequence[BlockGrowth] = (),
         chunk_tokens: int | None = None,
     ) -> StepResult:
-        return self.submit_decode(*batch_ids, numbered=numbered, extensions=extensions, chunk_tokens=chunk_tokens)()
+        return self.submit_decode(*batch_ids, new_blocks=new_blocks, chunk_tokens=chunk_tokens)()
 
     def submit_decode(
         self,
         *batch_ids: int,
-        numbered: bool = True,
-        extensions: Sequence[BlockExtension] = (),
+        new_blocks: Sequence[BlockGrowth] = (),
         chunk_tokens: int | None = None,
     ) -> Collect:
-        return self.engine.submit_decode(
-            decode_call(*batch_ids, numbered=numbered, extensions=extensions, chunk_tokens=chunk_tokens)
-        )
+        return self.engine.submit_decode(decode_call(*batch_ids, new_blocks=new_blocks, chunk_tokens=chunk_tokens))
 
     def expected(self, request: NewRequest) -> list[int]:
         return greedy(self.prompts[request.id], request.stopping.max_new_tokens, self.runner.vocab_size)
@@ -165,26 +153,15 @@ class EngineShard:
         return results
 
 
-def session(*, upstream: bool = False, extends_blocks: bool = True, budget: int | None = None) -> Session:
-    """With TGI's own router, or ours with all extensions (but for growing requests, if `extends_blocks` says so)."""
-    left_out = set() if extends_blocks else {Extension.GROW}
-    extensions = frozenset() if upstream else frozenset(Extension) - left_out
-    return (
-        Session(extensions=extensions) if budget is None else Session(extensions=extensions, max_prefill_tokens=budget)
-    )
-
-
 def decode_call(
     *batch_ids: int,
-    numbered: bool = True,
-    extensions: Sequence[BlockExtension] = (),
+    new_blocks: Sequence[BlockGrowth] = (),
     chunk_tokens: int | None = None,
 ) -> DecodeCall:
-    """Numbered: sent before the call before it was answered."""
+    """Sent before the call before it was answered."""
     return DecodeCall(
-        batch_ids=batch_ids, sequence=1 if numbered else None, unanswered=int(numbered), extensions=tuple(extensions),
-        chunk_tokens=chunk_tokens,
-    )  # fmt: skip
+        batch_ids=batch_ids, sequence=1, unanswered=1, new_blocks=tuple(new_blocks), chunk_tokens=chunk_tokens
+    )
 
 
 def slots_of(blocks: Sequence[int]) -> list[int]:
@@ -223,9 +200,7 @@ def sleeping_grammar(trigger: int | str, rest: str) -> Grammar:
 
 def mixed_kinds(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """What requests of one batch may ask for, all at once."""
-    stop = StoppingParameters(
-        max_new_tokens=9, ignore_eos_token=True, stop_sequences=(tokenizer.decode_one(60)[-1:],), stop_anywhere=True
-    )
+    stop = StoppingParameters(max_new_tokens=9, ignore_eos_token=True, stop_sequences=(tokenizer.decode_one(60)[-1:],))
     return [
         {},
         {"sampling": SamplingParameters(do_sample=True, temperature=9.0, seed=3), "top_n_tokens": 3},
@@ -245,7 +220,7 @@ def mixed_kinds(tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 def mixed_requests(shard: EngineShard, tokenizer: Tokenizer) -> list[NewRequest]:
     return [
-        shard.request([(7 * i + 3 * j) % 60 + 2 for j in range(5 + 2 * i)], 9, **kind)
+        shard.request([(7 * i + 3 * j) % 60 + 2 for j in range(4 + 2 * i)], 9, **kind)
         for i, kind in enumerate(mixed_kinds(tokenizer))
     ]
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from support.fake_rows import first_id
+
 from router.limits import ServingLimits, ShardInfo
 from router.metrics import Metrics
 from router.request import SamplingParameters, StoppingParameters, ValidRequest
-from wire.extensions import Extension
-
-OURS = frozenset(Extension) - {Extension.TOKEN_IDS, Extension.GROW}
 
 
 def make_request(name: str = "a", input_length: int = 1, max_new_tokens: int = 1, **changes: Any) -> ValidRequest:
-    """A prompt of `input_length` words that begins with `name`; a fake shard counts words as tokens."""
+    """A prompt of `input_length` tokens; fake shards find `name` in the first of them."""
     values: dict[str, Any] = {
         "inputs": " ".join([name] + ["x"] * (input_length - 1)),
         "num_characters": len(name) + 2 * (input_length - 1),
-        "input_ids": tuple(range(input_length)),
+        "input_ids": (first_id(name), *range(1, input_length)),
         "input_length": input_length,
         "truncate": input_length,
         "sampling": SamplingParameters(),
@@ -48,19 +47,16 @@ def make_limits(**changes: Any) -> ServingLimits:
 
 def make_info(**changes: Any) -> ShardInfo:
     values: dict[str, Any] = {
-        "requires_padding": False,
         "dtype": "torch.float32",
         "device_type": "cpu",
-        "window_size": None,
         "speculate": 0,
-        "support_chunking": False,
-        "use_prefix_caching": False,
+        "chunks": False,
+        "shares_prefixes": False,
         "attention_impl": "paged",
         "block_size": 1,
         "pipeline_depth": 2,
         "kv_cache_dtype": "torch.float32",
         "quantize": None,
-        "extensions": OURS,
     }
     return ShardInfo(**(values | changes))
 

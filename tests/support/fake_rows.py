@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from wire.v3 import generate_pb2 as pb
+
+_NAMES: dict[int, str] = {}  # by the first token of the prompts that have them
+
+
+def first_id(name: str) -> int:
+    """The token that a prompt begins with to have its request called `name` on a fake shard."""
+    token_id = 100_000 + zlib.crc32(name.encode()) % 800_000
+    assert _NAMES.setdefault(token_id, name) == name
+    return token_id
+
+
+def name_of(request: pb.Request) -> str:
+    return _NAMES.get(request.input_ids[0], f"r{request.id}")
 
 
 @dataclass(frozen=True)
@@ -25,19 +38,14 @@ class FakeRow:
     name: str
     script: Script
     block_size: int
-    cut: Callable[[pb.Request], list[int]] | None = None  # a prompt into tokens; None: words are tokens
     num_generated: int = 0
     ended: bool = False
 
     def __post_init__(self) -> None:
         request = self.request
         self.num_generated = len(request.resume_ids)
-        if self.cut is not None and request.input_chunks.chunks:
-            self.prompt_ids = self.cut(request)
-        else:
-            self.prompt_ids = list(request.input_ids) or list(range(len(request.inputs.split())))
+        self.prompt_ids = list(request.input_ids)
         self.blocks = list(request.blocks)
-        self.slots = list(request.slots)
         self.cache_length = request.cache_len
         to_compute = self.prompt_length - request.cache_len
         self.input_length = request.chunk_len if request.HasField("chunk_len") else to_compute
@@ -52,23 +60,20 @@ class FakeRow:
     def ids(self) -> list[int]:
         return self.prompt_ids + [token_of(self.name, n).ids[0] for n in range(1, self.num_generated + 1)]
 
+    @property
+    def slots(self) -> list[int]:
+        return [slot for b in self.blocks for slot in range(b * self.block_size, (b + 1) * self.block_size)]
+
     def grow(self, blocks: Iterable[int]) -> None:
         self.blocks.extend(blocks)
-        self.slots = [s for b in self.blocks for s in range(b * self.block_size, (b + 1) * self.block_size)]
 
-    def breaches(self, speculate: int, *, may_grow: bool) -> list[str]:
-        """What the slots and blocks it came with get wrong."""
+    def breaches(self, *, may_grow: bool) -> list[str]:
+        """What the blocks it came with get wrong."""
         found = []
-        needed = len(self.prompt_ids) + self.request.stopping_parameters.max_new_tokens + speculate - 1
-        slots, blocks = self.slots, self.blocks
-        grows = may_grow and self.prompt_length <= len(slots) < needed
-        if len(slots) != (len(blocks) * self.block_size if grows else needed):
-            found.append(f"{self.name}: {len(slots)} slots for {needed} tokens")
-        if len(blocks) != -(-len(slots) // self.block_size):
-            found.append(f"{self.name}: {len(blocks)} blocks for {len(slots)} slots")
-        expected = [s for b in blocks for s in range(b * self.block_size, (b + 1) * self.block_size)]
-        if slots != expected[: len(slots)]:
-            found.append(f"{self.name}: slots do not follow from blocks")
+        most = len(self.prompt_ids) + self.request.stopping_parameters.max_new_tokens - 1
+        least = self.prompt_length if may_grow else most
+        if not -(-least // self.block_size) <= len(self.blocks) <= -(-most // self.block_size):
+            found.append(f"{self.name}: {len(self.blocks)} blocks for {least} to {most} tokens")
         if not 0 < self.input_length <= self.prompt_length - self.cache_length:
             found.append(f"{self.name}: cache_len {self.cache_length}, chunk of {self.input_length}")
         return found
@@ -109,23 +114,17 @@ class FakeRow:
 def shared_blocks(request: pb.Request, block_size: int) -> list[int]:
     """Blocks of a prompt's beginning that is in the cache; all of it but the last token counts as all of it."""
     length = request.cache_len
-    if length + 1 == (len(request.input_ids) or len(request.inputs.split())) + len(request.resume_ids):
+    if length + 1 == len(request.input_ids) + len(request.resume_ids):
         length += 1
     return list(request.blocks[: length // block_size])
 
 
-def cached_batch(batch_id: int, rows: list[FakeRow], *, padded: bool) -> pb.CachedBatch:
+def cached_batch(batch_id: int, rows: list[FakeRow]) -> pb.CachedBatch:
     """What a shard says of a batch that it keeps."""
-    if padded:
-        longest = max(row.prompt_length for row in rows)
-        max_tokens = len(rows) * longest + sum(row.request.stopping_parameters.max_new_tokens for row in rows)
-    else:
-        max_tokens = sum(row.block_size * len(row.blocks) for row in rows)
     return pb.CachedBatch(
         id=batch_id,
         request_ids=[row.request.id for row in rows],
-        size=len(rows),
-        max_tokens=max_tokens,
+        max_tokens=sum(row.block_size * len(row.blocks) for row in rows),
         current_tokens=sum(row.input_length for row in rows),
     )
 

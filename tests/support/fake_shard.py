@@ -1,13 +1,10 @@
 """A scripted shard that speaks the true protocol.
 
-`FakeShard` holds the rules: batches kept between calls, one token per step and row, numbered calls executed strictly in
-order. `fake_shard_server` shows two ways to reach it.
+`FakeShard` holds the rules: batches kept between calls, one token per step and row, calls executed strictly in the
+order of their numbers. `fake_shard_server` shows two ways to reach it.
 
-Prompts are words; with `chunking` the arithmetic of chunks, block growth and resumption are followed too. Every slot
-remembers its token.
-
-`ours=False` behaves like an upstream TGI shard: no extensions, arrival order, one message per row, and requests that
-have ended stay in their batch until they are filtered away. Breaches of the protocol are collected in `violations`.
+With `chunking` the arithmetic of chunks, more blocks and resumption are followed too. Every slot remembers its token.
+Breaches of the protocol are collected in `violations`.
 """
 
 from __future__ import annotations
@@ -19,14 +16,12 @@ from typing import Any
 
 import grpc
 from support.block_watch import BlockWatch, KvMemory
-from support.fake_rows import FakeRow, Script, cached_batch, next_chunks, shared_blocks
+from support.fake_rows import FakeRow, Script, cached_batch, name_of, next_chunks, shared_blocks
 
 from router.shards.interface import PROBE_ID
-from wire.extensions import Extension
+from wire.protocol import PROTOCOL
 from wire.v3 import generate_pb2 as pb
 
-CHUNKING_EXTENSIONS = (Extension.TOKEN_IDS, Extension.GROW)
-EXTENSIONS = tuple(e for e in Extension if e not in CHUNKING_EXTENSIONS)
 ORDERED_CALLS = ("Prefill", "Decode", "FilterBatch", "ClearCache", "Warmup")
 
 
@@ -74,11 +69,9 @@ def merge(answer: Any, later: Any) -> None:
 class FakeShard:
     """One rank. `permits` is None (runs freely) or the number of further calls that may be executed; see `step`."""
 
-    ours: bool = True
     rank: int = 0
     world_size: int = 1
     block_size: int = 1
-    padded: bool = False
     speculate: int = 0
     drafts: int = 0  # tokens that a step may give a row beyond one, by a rule of its own
     pipeline_depth: int = 2
@@ -88,7 +81,7 @@ class FakeShard:
     chunking: bool = False
     prefix_caching: bool = False
     max_prefill_tokens: int | None = None  # what the warm-up said, unless set
-    capacity: int | None = 16000
+    capacity: int = 16000
     max_positions: int = 2**31
     urls: tuple[str, ...] = ()
     scripts: dict[str, Script] = field(default_factory=dict)
@@ -97,10 +90,8 @@ class FakeShard:
     failure: Callable[[str, Any], ShardFailure | None] = lambda rpc, request: None
     # Set to change answers, e.g. to make ranks disagree.
     edit: Callable[[str, Any], Any] = lambda rpc, response: response
-    # How prompts are cut into tokens; None: words are tokens.
-    cut: Callable[[pb.Request], list[int]] | None = None
-    # The first words of prompts by request id, for those that come as token ids.
-    prompts: dict[int, str] = field(default_factory=dict)
+    # Of requests whose prompts have none.
+    names: dict[int, str] = field(default_factory=dict)
     trace: list[str] = field(default_factory=list)
     received: list[tuple[str, Any]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -109,15 +100,11 @@ class FakeShard:
 
     def __post_init__(self) -> None:
         self._pending: dict[int, ReceivedCall] = {}
-        self._arrivals = 0
         self._expected = 0
-        self._numbered = False
         self._lost: set[int] = set()
         self._used: set[int] = set()
-        self._names: dict[int, str] = {}
         self._blocks = BlockWatch(self.violations)
         self._memory = KvMemory(self.violations)
-        self._used_extensions: frozenset[str] = frozenset()
 
     # How calls come in.
 
@@ -131,23 +118,16 @@ class FakeShard:
         if rpc not in ORDERED_CALLS:
             self._answer(rpc, request, answer)
             return answer
-        numbered = self.ours and request.HasField("sequence")
         if rpc == "ClearCache" and not request.HasField("id"):
-            self._numbered, self._expected = numbered, request.sequence if numbered else 0
-            self._arrivals = 0
+            self._expected = request.sequence
             self._pending.clear()
-        if numbered != self._numbered:
-            self.violations.append(f"{rpc}: numbered and unnumbered calls are mixed")
-        number = request.sequence if numbered else self._arrivals
-        self._arrivals += 1
-        if not numbered and self._pending:
-            self.violations.append(f"{rpc} sent while another call is in flight")
+        number = request.sequence
         if number in self._pending or number < self._expected:
             self.violations.append(f"{rpc}: number {number} is used twice")
         self._pending[number] = ReceivedCall(rpc, request, number, answer)
         self.max_in_flight = max(self.max_in_flight, len(self._pending))
         if rpc in ("Prefill", "Decode"):
-            given = [b for g in request.growth for b in g.blocks]
+            given = [b for g in request.new_blocks for b in g.blocks]
             if rpc == "Prefill":
                 given += [
                     b for r in request.batch.requests for b in r.blocks if b not in shared_blocks(r, self.block_size)
@@ -203,8 +183,8 @@ class FakeShard:
     def _lose(self, rpc: str, request: Any) -> None:
         """What a failing call does to its batches."""
         ids = {
-            "Prefill": lambda: [request.cached_batch.id] * request.HasField("cached_batch") + [request.batch.id],
-            "Decode": lambda: [b.id for b in request.batches],
+            "Prefill": lambda: [request.cached_id] * request.HasField("cached_id") + [request.batch.id],
+            "Decode": lambda: list(request.batch_ids),
             "FilterBatch": lambda: [request.batch_id],
             "ClearCache": lambda: [request.id],
         }.get(rpc, list)()
@@ -221,18 +201,20 @@ class FakeShard:
 
     def _info(self, request: pb.InfoRequest) -> pb.InfoResponse:
         return pb.InfoResponse(
-            requires_padding=self.padded,
+            protocol=PROTOCOL,
             dtype="torch.float32",
             device_type=self.device_type,
             speculate=self.speculate or self.drafts,
             support_chunking=self.chunking,
-            use_prefix_caching=self.prefix_caching,
+            prefix_caching=self.prefix_caching,
             attention_impl="paged",
             block_size=self.block_size,
-            pipeline_depth=self.pipeline_depth if self.ours else None,
-            micro_batches=self.micro_batches if self.ours else None,
-            adapter_slots=self.adapter_slots if self.ours else None,
-            extensions=(*EXTENSIONS, *(CHUNKING_EXTENSIONS if self.chunking else ())) if self.ours else (),
+            pipeline_depth=self.pipeline_depth,
+            micro_batches=self.micro_batches,
+            adapter_slots=self.adapter_slots,
+            grows=self.chunking,
+            loads_adapters=True,
+            images=True,
         )
 
     def _discover(self, request: pb.ServiceDiscoveryRequest) -> pb.ServiceDiscoveryResponse:
@@ -244,19 +226,16 @@ class FakeShard:
 
     def _warm_up(self, request: pb.WarmupRequest) -> pb.WarmupResponse:
         self.trace.append("W")
-        self._used_extensions = frozenset(request.extensions)
         if self.max_prefill_tokens is None:
             self.max_prefill_tokens = request.max_prefill_tokens
-        capacity = self.capacity
-        default_total = sum(r.truncate for r in request.batch.requests)
+        default_total = sum(len(r.input_ids) for r in request.batch.requests)
         if self.chunking:
-            default_total = min(capacity or 2**31, self.max_positions)
+            default_total = min(self.capacity, self.max_positions)
         max_total = request.max_total_tokens if request.HasField("max_total_tokens") else default_total
         max_input = request.max_input_tokens if request.HasField("max_input_tokens") else max_total - 1
-        response = pb.WarmupResponse(max_input_tokens=max_input, max_total_tokens=max_total)
-        if capacity is not None and not self.padded:
-            response.max_supported_total_tokens = capacity
-        return response
+        return pb.WarmupResponse(
+            max_input_tokens=max_input, max_total_tokens=max_total, max_supported_total_tokens=self.capacity
+        )
 
     def _clear(self, request: pb.ClearCacheRequest) -> pb.ClearCacheResponse:
         ids = [request.id] if request.HasField("id") else list(self.batches)
@@ -271,12 +250,7 @@ class FakeShard:
     def _filter(self, request: pb.FilterBatchRequest) -> pb.FilterBatchResponse:
         rows = self._find(request.batch_id)
         wanted = set(request.request_ids)
-        self.trace.append(f"F({','.join(self._names[i] for i in request.request_ids)})")
-        if not self.ours:
-            unknown = wanted - {r.request.id for r in rows}
-            if unknown or not wanted:
-                del self.batches[request.batch_id]
-                raise ShardFailure("Batch must have at least one request" if not wanted else str(min(unknown)))
+        self.trace.append(f"F({','.join(self.names[i] for i in request.request_ids)})")
         for row in rows:
             if row.request.id not in wanted:
                 self._release(row, filtered=True)
@@ -289,26 +263,27 @@ class FakeShard:
 
     def _prefill(self, request: pb.PrefillRequest) -> pb.PrefillResponse:
         batch = request.batch
-        if batch.size != len(batch.requests) or (request.HasField("cached_batch") and not self.chunking):
-            self.violations.append("Prefill with a cached batch or a wrong size")
-        running = self._find(request.cached_batch.id) if request.HasField("cached_batch") else []
+        joins = request.HasField("cached_id")
+        if joins and not self.chunking:
+            self.violations.append("Prefill with a cached batch")
+        running = self._find(request.cached_id) if joins else []
         rows = [self._new_row(r) for r in batch.requests]
         names = ",".join(r.name + (f":{r.input_length}" if r.request.HasField("chunk_len") else "") for r in rows)
-        with_running = "+" + ",".join(r.name for r in running) if request.HasField("cached_batch") else ""
+        with_running = "+" + ",".join(r.name for r in running) if joins else ""
         self.trace.append("probe" if batch.id == PROBE_ID else f"P({names}{with_running})")
         if batch.id in self._used and batch.id != PROBE_ID:
             self.violations.append(f"batch id {batch.id} is used twice")
         self._used.add(batch.id)
-        batch_id = request.cached_batch.id if request.HasField("cached_batch") else batch.id
+        batch_id = request.cached_id if joins else batch.id
         self.batches[batch_id] = running + rows
         self._check_adapters()
-        self._grow(request.growth)
+        self._grow(request.new_blocks)
         response = pb.PrefillResponse(forward_ns=2_000_000, decode_ns=1_000_000, total_ns=3_000_000)
         self._run(batch_id, response, request)
         return response
 
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeResponse:
-        ids = [b.id for b in request.batches]
+        ids = list(request.batch_ids)
         rows = [row for batch_id in ids for row in self._find(batch_id)]
         names = ",".join(r.name + (f":{r.input_length}" if r.prefilling else "") for r in rows)
         self.trace.append(f"D({names})")
@@ -321,7 +296,7 @@ class FakeShard:
             self.violations.append("Decode of a batch with requests that ended")
         if rows:
             self.batches[ids[0]] = rows
-            self._grow(request.growth)
+            self._grow(request.new_blocks)
             self._run(ids[0], response, request)
         return response
 
@@ -336,7 +311,7 @@ class FakeShard:
     def _check_adapters(self) -> None:
         requests = [row.request for rows in self.batches.values() for row in rows]
         adapters = {request.adapter_id for request in requests if request.adapter_id}
-        if self.ours and self.adapter_slots is not None and len(adapters) > self.adapter_slots:
+        if self.adapter_slots is not None and len(adapters) > self.adapter_slots:
             self.violations.append(f"{len(adapters)} adapters in {self.adapter_slots} slots")
 
     def _release(self, row: FakeRow, *, filtered: bool = False) -> None:
@@ -358,23 +333,16 @@ class FakeShard:
         rows = self.batches.get(batch_id)
         if rows is not None:
             return rows
-        if not self.ours:
-            raise ShardFailure(f"Batch ID {batch_id} not found in cache.")
         if batch_id in self._lost or batch_id not in self._used:
             raise ShardFailure(f"batch {batch_id} is gone")
         return []  # ended normally
 
     def _new_row(self, request: pb.Request) -> FakeRow:
-        # Where ids are sent, the text is not.
-        name = request.inputs.split(maxsplit=1)[0] if request.inputs else self.prompts.get(request.id)
-        if name is None:
-            assert self.cut is not None
-            name = f"r{request.id}"
-        row = FakeRow(request, name, self.scripts.get(name, Script()), self.block_size, self.cut)
-        self._names[request.id] = name
-        if request.id == PROBE_ID or self.padded:
+        name = self.names.setdefault(request.id, name_of(request))
+        row = FakeRow(request, name, self.scripts.get(name, Script()), self.block_size)
+        if request.id == PROBE_ID:
             return row
-        self.violations += row.breaches(self.speculate, may_grow=Extension.GROW in self._used_extensions)
+        self.violations += row.breaches(may_grow=self.chunking)
         self._blocks.take(name, request.id, row.blocks, shared_blocks(request, self.block_size))
         return row
 
@@ -390,26 +358,21 @@ class FakeShard:
                 self._advance_several(row, response)
             elif not row.prefilling:
                 self._advance(row, response)
-        if self.ours:
-            rows = [row for row in rows if not row.ended]
-            self.batches[batch_id] = rows
-        if all(row.ended for row in rows):
+        rows = [row for row in rows if not row.ended]
+        if not rows:
             del self.batches[batch_id]
-            for row in rows:
-                self._release(row)
             return
+        self.batches[batch_id] = rows
         response.batch.CopyFrom(self._cached(batch_id))
 
     def _next_chunks(self, rows: list[FakeRow], request: pb.PrefillRequest | pb.DecodeRequest) -> list[int | None]:
-        """The oldest prompt first; an upstream TGI shard's is the last."""
+        """The oldest prompt first."""
         most = self.max_prefill_tokens or 2**31
-        if not self.ours:
-            return next_chunks(rows[::-1], most, most)[::-1]
         return next_chunks(rows, most, request.chunk_tokens if request.HasField("chunk_tokens") else most)
 
     def _compute(self, row: FakeRow) -> None:
         end = row.cache_length + row.input_length
-        if self.block_size and row.request.id != PROBE_ID and not self.padded:
+        if row.request.id != PROBE_ID:
             if end > len(row.slots):
                 self.violations.append(f"{row.name}: no slot for position {end - 1}")
             else:
@@ -421,7 +384,7 @@ class FakeShard:
         whole = type(response)()
         self._advance(row, whole)
         for _ in range((row.request.id + row.num_generated) % (self.drafts + 1)):
-            if row.ended or (self.block_size and row.cache_length >= len(row.slots)):
+            if row.ended or row.cache_length >= len(row.slots):
                 break
             self._compute(row)
             later = type(response)()
@@ -434,22 +397,21 @@ class FakeShard:
         n = row.num_generated
         stop = row.request.stopping_parameters
         owned = row.request.id % self.world_size == self.rank
-        failed = row.script.error_at == n and Extension.ROW_ERRORS in self._used_extensions
+        failed = row.script.error_at == n
         finished = n >= stop.max_new_tokens or row.script.eos_after == n
         if failed or finished:
             row.ended = True
             self._blocks.forbid(row.blocks, self._may_write())
-            if self.ours:
-                self._release(row)
+            self._release(row)
         if not owned:
             return
         if failed:
             response.generations.append(pb.Generation(request_id=row.request.id, error=f"{row.name} went wrong"))
-        elif finished or row.request.top_n_tokens or Extension.COLUMNS not in self._used_extensions:
+        elif finished or row.request.top_n_tokens or row.request.prefill_logprobs:
             response.generations.append(row.generation(finished))
         else:
             row.add_to(response.columns)
 
     def _cached(self, batch_id: int) -> pb.CachedBatch | None:
         rows = self.batches.get(batch_id)
-        return cached_batch(batch_id, rows, padded=self.padded) if rows else None
+        return cached_batch(batch_id, rows) if rows else None

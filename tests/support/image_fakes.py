@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 
 from router.errors import ValidationError
@@ -17,15 +16,13 @@ from wire.images.families import FAMILIES
 from wire.images.frames import Job
 from wire.images.prepared import Detail, PreparedImage
 from wire.images.preparing import Preparer
-from wire.images.upstream.counting import FileCounter
 
 
 class Workers:
     """Counts what it prepares."""
 
-    def __init__(self, folder: Path, *, sends_files: bool = False) -> None:
-        self._sends_files = sends_files
-        self._preparer = FileCounter(folder) if sends_files else Preparer(folder, "float32")
+    def __init__(self, folder: Path) -> None:
+        self._preparer = Preparer(folder, "float32")
         self.prepared: list[Job] = []
 
     def key(self, data: bytes, detail: Detail) -> bytes:
@@ -34,10 +31,9 @@ class Workers:
     async def prepare(self, job: Job) -> PreparedImage:
         self.prepared.append(job)
         try:
-            image = self._preparer.prepare(job.key, job.data, max_pixels=job.max_pixels, detail=job.detail)
+            return self._preparer.prepare(job.key, job.data, max_pixels=job.max_pixels, detail=job.detail)
         except ImageError as error:
             raise invalid(str(error)) from None
-        return replace(image, file=job.data) if self._sends_files else image
 
     def close(self) -> None: ...
 
@@ -71,13 +67,11 @@ class Images:
         max_images: int = 3,
         max_bytes: int = 100_000,
         max_pixels: int = 100_000,
-        upstream: bool = False,
     ) -> None:
-        """upstream: for shards of upstream TGI, which are sent files."""
-        self.workers = Workers(folder, sends_files=upstream)
+        self.workers = Workers(folder)
         self.files = Files(files or {})
         self.store = ImageStore(cache_bytes=cache_bytes, memory_bytes=memory_bytes)
         self.metrics = Metrics()
         limits = ImageLimits(max_images=max_images, max_bytes=max_bytes, max_pixels=max_pixels)
         reader = ImageReader(self.workers, self.store, self.files, limits, self.metrics)  # type: ignore[arg-type]
-        self.prompts = ImagePrompts(FAMILIES[family], token_id, "<s>", reader, family if upstream else None)
+        self.prompts = ImagePrompts(FAMILIES[family], token_id, "<s>", reader)

@@ -40,7 +40,7 @@ class Harness:
         entry = self.scheduler.submit(make_request(name, input_length, max_new_tokens, **changes))
         self.entries[name] = entry
         for shard in self.shards:
-            shard.prompts[entry.request_id] = name
+            shard.names[entry.request_id] = name
         return entry
 
     async def step(self, count: int = 1) -> None:

@@ -65,7 +65,7 @@ class Stage:
         )  # fmt: skip
         replays = GraphedRunner(self.runner, (4, 2, 1), PlainGraphCapture())
         shard = EngineShard(
-            tokenizer, rank=rank, world_size=num_stages, budget=9, extends_blocks=True, links=links,
+            tokenizer, rank=rank, world_size=num_stages, budget=9, grows=True, links=links,
             runner=replays if graphs else self.runner,  # type: ignore[arg-type]
         )  # fmt: skip
         if graphs:

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,10 +131,9 @@ def _other_ways(driver: Driver, prompts: list[list[int]], new_tokens: int) -> di
             raise RuntimeError("the prompt is shorter than a block")
         first = driver.request(prompt[:shared] + driver.random_prompt(3), 2)
         driver.generate([first])
-        blocks, slots = driver.blocks.take(len(prompt) - shared + new_tokens)
-        place = (torch.tensor(first.blocks[: shared // size].tolist() + blocks.tolist(), dtype=torch.int32).numpy(),
-                 torch.tensor(first.slots[:shared].tolist() + slots.tolist(), dtype=torch.int64).numpy())  # fmt: skip
-        second = driver.request(prompt, new_tokens, cached=shared, place=place)
+        own = driver.blocks.take(len(prompt) - shared + new_tokens)
+        blocks = np.concatenate([first.blocks[: shared // size], own])
+        second = driver.request(prompt, new_tokens, cached=shared, blocks=blocks)
         return list(driver.generate([second]).values())
 
     def alone() -> list[list[int]]:

@@ -27,7 +27,6 @@ from model_server.memory.budget import CudaMemory
 from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.runner.graph_sizes import DEFAULT_SIZES
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
-from wire.extensions import Extension
 
 FRACTIONS = (0.95, 0.9, 0.5)
 PREFILL_TOKENS = 8192
@@ -97,16 +96,15 @@ def _warm(context: Context, subject: Subject, engine: Engine, fraction: float) -
         memory=CudaMemory(context.device) if context.on_cuda else None,
     )
     request = NewRequest(
-        id=0, text="", truncate=0, add_special_tokens=False, sampling=SamplingParameters(),
+        id=0, sampling=SamplingParameters(),
         stopping=StoppingParameters(max_new_tokens=2, ignore_eos_token=True), prefill_logprobs=False, top_n_tokens=0,
-        blocks=np.zeros(0, np.int32), slots=np.zeros(0, np.int64), cache_len=0, chunk_len=None,
+        blocks=np.zeros(0, np.int32), cache_len=0, chunk_len=None,
         input_ids=tuple(2 + i % 200 for i in range(length)),
     )  # fmt: skip
-    session = Session(extensions=frozenset(Extension), max_prefill_tokens=length)
+    session = Session(max_prefill_tokens=length)
     asked = WarmupRequest(session=session, requests=[request], max_input_tokens=None, max_total_tokens=None)
     started = time.perf_counter()
     capacity = warm_up(engine, ProcessGroup(), plan, asked)
-    engine.begin(Session(extensions=frozenset(Extension)))  # what is filled here would otherwise be cut into chunks
     return Warmed(capacity.total_tokens, time.perf_counter() - started, budget)
 
 
@@ -135,7 +133,7 @@ def _fill(context: Context, engine: Engine, fraction: float) -> float | None:
         held = torch.cuda.memory_allocated(context.device) if context.on_cuda else 0
         newcomer = driver.request(driver.random_prompt(largest), 2)
         joining = PrefillCall(batch_id=1, cached_id=0, sequence=driver.next_call())
-        engine.submit_prefill(joining, [newcomer], [list(newcomer.input_ids)])()
+        engine.submit_prefill(joining, [newcomer])()
         driver.decode()
     except OutOfMemoryError as error:
         context.check(name, False, str(error))

@@ -18,28 +18,26 @@ import torch
 from benchmarks.gpu.subjects.synthetic import engine_tokenizer
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
-from model_server.engine.calls import DecodeCall, PrefillCall, Session
+from model_server.engine.calls import DecodeCall, PrefillCall
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import Runner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
-from wire.extensions import Extension
 
 GREEDY = SamplingParameters()
 Chooser = Callable[[int], SamplingParameters]
 
 
 def make_engine(runner: Runner, device: torch.device, tokenizer: Tokenizer | None = None) -> Engine:
-    """One rank, with a router that knows our extensions; without a cache yet."""
+    """One rank, without a cache yet."""
     options = EngineOptions(
         device=device, block_size=runner.traits.block_size, prompt_logprobs_allowed=False,
         chunking=True,
     )  # fmt: skip
     sampler = Sampler(runner.vocab_size, device)
     engine = Engine(runner, tokenizer or engine_tokenizer(runner.vocab_size), sampler, options)
-    engine.begin(Session(extensions=frozenset(Extension)))
     return engine
 
 
@@ -64,15 +62,14 @@ class Blocks:
     def reset(self) -> None:
         self._next = 0
 
-    def take(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Blocks and slots for so many tokens."""
+    def take(self, tokens: int) -> np.ndarray:
+        """Return blocks for so many tokens."""
         count = -(-tokens // self._size)
         blocks = self._all[self._next : self._next + count]
         if len(blocks) < count:
             raise ValueError(f"{tokens} tokens do not fit what is left of the cache")
         self._next += count
-        slots = (blocks[:, None].astype(np.int64) * self._size + np.arange(self._size)).ravel()[:tokens]
-        return blocks, slots
+        return blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +103,15 @@ class Driver:
         cached: int = 0,
         chunk: int | None = None,
         sampling: SamplingParameters = GREEDY,
-        place: tuple[np.ndarray, np.ndarray] | None = None,
+        blocks: np.ndarray | None = None,
     ) -> NewRequest:
-        """place: blocks and slots; None: new ones."""
-        blocks, slots = place or self.blocks.take(len(prompt) + new_tokens)
+        """blocks: None: new ones."""
+        if blocks is None:
+            blocks = self.blocks.take(len(prompt) + new_tokens)
         return NewRequest(
-            id=next(self._ids), text="", truncate=0, add_special_tokens=False, sampling=sampling,
+            id=next(self._ids), sampling=sampling,
             stopping=StoppingParameters(max_new_tokens=new_tokens, ignore_eos_token=True), prefill_logprobs=False,
-            top_n_tokens=0, blocks=blocks, slots=slots, cache_len=cached, chunk_len=chunk, input_ids=tuple(prompt),
+            top_n_tokens=0, blocks=blocks, cache_len=cached, chunk_len=chunk, input_ids=tuple(prompt),
         )  # fmt: skip
 
     def random_prompt(self, length: int) -> list[int]:
@@ -126,7 +124,7 @@ class Driver:
 
     def prefill(self, requests: list[NewRequest], batch_id: int = 0) -> StepResult:
         call = PrefillCall(batch_id=batch_id, sequence=self.next_call())
-        return self.engine.submit_prefill(call, requests, [list(r.input_ids) for r in requests])()
+        return self.engine.submit_prefill(call, requests)()
 
     def rows_at(self, batch: int, context: int, new_tokens: int, sampling: Chooser = lambda _: GREEDY) -> int:
         """Start a batch whose rows have `context` tokens, all but the last one cached; its id."""

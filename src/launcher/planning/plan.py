@@ -17,8 +17,7 @@ from launcher.planning.adapters import NO_ADAPTERS, Listed
 from launcher.planning.hardware import Hardware
 from launcher.planning.memory import Estimate, estimate
 from launcher.planning.model_info import ModelInfo, shown_bytes
-from launcher.planning.prefill import prefill_tokens
-from launcher.planning.resolved import Resolved
+from launcher.planning.prefill import Resolved, prefill_tokens
 from wire.host import kv_memory
 from wire.quantization.methods import choose
 from wire.text.counting import counted

@@ -7,13 +7,13 @@ quantized weights and no 8-bit KV cache: their bytes are those of `memory`.
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 from launcher.config import LauncherConfig
 from launcher.planning import memory
 from launcher.planning.adapters import NO_ADAPTERS, Listed, slot_bytes
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
-from launcher.planning.resolved import Resolved
 
 _BASE = {"qwen2_vl": 10_000, "qwen2_5_vl": 10_000, "gemma3": 8_000}
 _DEFAULT = 4096
@@ -27,6 +27,15 @@ _CARD_FLOPS = {
     "nvidia-a100-80gb-pcie": 312, "nvidia-h100": 900, "nvidia-h100-80gb-hbm3": 900, "nvidia-h100-nvl": 900,
     "nvidia-h200": 989,
 }  # fmt: skip
+
+
+class Resolved(NamedTuple):
+    """A number that the launcher has decided on. `reason` completes "N because of ..." in the log; `notes` are worth a
+    warning each."""
+
+    value: int
+    reason: str
+    notes: tuple[str, ...] = ()
 
 
 def prefill_tokens(

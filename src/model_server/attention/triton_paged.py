@@ -18,7 +18,8 @@ from torch import Tensor
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.flash_prefill import FlashPrefill, Prompts, prompts_of
 from model_server.attention.metadata import AttentionMetadata
-from model_server.kernels.attention.decode import DecodeConfig, decode_config, paged_decode, plan_rows
+from model_server.kernels.attention.decode import paged_decode
+from model_server.kernels.attention.decode_config import DecodeConfig, decode_config, plan_rows
 from model_server.kernels.attention.decode_plan import DecodePlan
 from model_server.kernels.attention.prefill import PrefillConfig, paged_prefill, prefill_config, tile_list
 from model_server.kernels.attention.prefill_choice import fastest_config

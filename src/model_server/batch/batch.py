@@ -6,22 +6,18 @@ from collections.abc import Callable, Iterable, Set
 
 from model_server.batch.results import CachedBatch
 from model_server.batch.sequence import Sequence
-from model_server.errors import RequestError
 from wire.images.borders import chunk_end, encoder_end
 
 
 class Batch:
     """Running sequences under one id.
 
-    `ended` holds the ids of requests that ended but that the router has not filtered yet. Only TGI's own router gets to
-    see them: TGI keeps a finished request in its batch until FilterBatch. `is_prefilling`: some sequence's first tokens
-    are not all in the cache or on their way.
+    `is_prefilling`: some sequence's first tokens are not all in the cache or on their way.
     """
 
     def __init__(self, batch_id: int, sequences: list[Sequence]) -> None:
         self.id = batch_id
         self.sequences = sequences
-        self.ended: list[int] = []
         self.is_prefilling = any(s.is_prefilling for s in sequences)
         self._listed: list[int] | None = None  # ids that the router knows
         self._order = [s.id for s in sequences]
@@ -40,8 +36,7 @@ class Batch:
         """Set how much of each unfinished prompt the forward after the one just submitted computes.
 
         One token is kept for each sequence but one, also for those whose end the router does not know yet; what is left
-        of `max_prefill_tokens`, but not more than `chunk_tokens`, goes to the oldest first (TGI's shard gives it to the
-        newest, which starves the older ones).
+        of `max_prefill_tokens`, but not more than `chunk_tokens`, goes to the oldest first, so that none starves.
         Each advances by at least one token, and over an image whose tokens see each other both ways as a whole. A chunk
         ends before an image that would have to be encoded beyond `max_prefill_tokens` rows of the step's images, of
         which the first always is.
@@ -82,31 +77,12 @@ class Batch:
         kept = [s for s in self.sequences if not leaving(s)]
         return len(kept) < len(self.sequences) and self._keep(kept)
 
-    def drop_finished(self, keep_visible: bool) -> bool:
-        """Leave out sequences that have ended; with `keep_visible` their ids stay listed until they are filtered.
-
-        Whether there were any.
-        """
-        if not any(s.finished for s in self.sequences):
-            return False
-        if keep_visible:
-            self.ended.extend(s.id for s in self.sequences if s.finished)
-        return self._keep([s for s in self.sequences if not s.finished])
-
-    def filter(self, request_ids: Iterable[int], strict: bool) -> bool:
+    def filter(self, request_ids: Iterable[int]) -> bool:
         """Keep the named requests, in the order of the batch; whether some sequences left.
 
-        strict: an id that is not in the batch is an error (a call without number names only what is there); otherwise
-        it is one that ended on its own in the meantime.
-
-        Raises RequestError.
+        An id that is not in the batch is of a request that ended in the meantime.
         """
         wanted = set(request_ids)
-        if strict:
-            known = {s.id for s in self.sequences} | set(self.ended)
-            for unknown in sorted(wanted - known):
-                raise RequestError(str(unknown))
-        self.ended = [i for i in self.ended if i in wanted]
         self._listed = None
         return self._keep([s for s in self.sequences if s.id in wanted])
 
@@ -114,7 +90,6 @@ class Batch:
         """Append another batch's requests; this batch's id stays."""
         self.sequences = self.sequences + other.sequences
         self.is_prefilling = self.is_prefilling or other.is_prefilling
-        self.ended = self.ended + other.ended
         self._order = self._order + other._order
         self._listed = None
 
@@ -123,14 +98,14 @@ class Batch:
         if not request_ids:
             return self
         before = Batch(self.id, [s for s in self.sequences if s.id not in request_ids])
-        before.ended, before._order = self.ended, self._order
+        before._order = self._order
         return before
 
     def describe(self, block_size: int) -> CachedBatch:
         """The batch as the router sees it: without those that have ended."""
         running = [s for s in self.sequences if not s.finished]
         if self._listed is None:
-            listed = {s.id for s in running} | set(self.ended)
+            listed = {s.id for s in running}
             self._listed = [i for i in self._order if i in listed]
         return CachedBatch(
             id=self.id,
@@ -145,6 +120,6 @@ class Batch:
         self.sequences = sequences
         self.is_prefilling = self.is_prefilling and any(s.is_prefilling for s in sequences)
         self._listed = None
-        listed = {s.id for s in sequences} | set(self.ended)
+        listed = {s.id for s in sequences}
         self._order = [i for i in self._order if i in listed]
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
@@ -12,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.batch.extension import Failure
-from model_server.batch.sequence import NewRequest, Sequence
+from model_server.batch.growth import Failure
+from model_server.batch.sequence import Sequence
 from model_server.errors import RequestError
 from model_server.vision.encoder import ImageEncoder
 from model_server.vision.image import Encoded
@@ -23,20 +22,6 @@ logger = logging.getLogger(__name__)
 
 
 CANNOT_READ = "the model's vision tower cannot read the image"
-REFUSED_ELSEWHERE = "invalid image: another rank cannot read it"
-
-
-def refused_alike(encoder: ImageEncoder, requests: Iterable[NewRequest]) -> list[NewRequest]:
-    """Requests whose images came as files, which every rank has read by itself: those that one has refused, all refuse.
-    A file may take longer than it may on one rank alone. All ranks call this together."""
-    agreed = []
-    for request in requests:
-        if request.images or request.chunks:
-            is_refused = not encoder.all_succeeded(request.refusal is None)
-            if is_refused and request.refusal is None:
-                request = dataclasses.replace(request, refusal=REFUSED_ELSEWHERE)
-        agreed.append(request)
-    return agreed
 
 
 def encode_images(encoder: ImageEncoder, sequences: Iterable[Sequence]) -> list[Failure]:

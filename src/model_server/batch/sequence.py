@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Sequence as Ids
@@ -32,26 +33,20 @@ class NewRequest:
     """A request as it arrived, before it is a sequence."""
 
     id: int
-    text: str
-    truncate: int
-    add_special_tokens: bool
+    input_ids: tuple[int, ...]  # the prompt
     sampling: SamplingParameters
     stopping: StoppingParameters
     prefill_logprobs: bool
     top_n_tokens: int
-    blocks: npt.NDArray[np.int32]  # empty: the shard numbers them itself
-    slots: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.int32]  # empty, in a warm-up: the shard numbers them itself
     cache_len: int  # leading tokens whose KV is in the cache; resume_ids are part of what is counted
     chunk_len: int | None  # tokens of the first forward; None: all that are not in the cache
-    input_ids: tuple[int, ...] = ()  # the prompt's tokens; empty: `text` is tokenized
     resume_ids: tuple[int, ...] = ()  # tokens generated before the request was preempted
     adapter_id: str | None = None  # None: the base model
     adapter_slot: int | None = None  # of the warm-up: computes with a slot, whatever is in it
     adapter: int | None = None  # load id of an adapter that came while the model serves; None: it has none
     prediction_ids: tuple[int, ...] = ()  # what will probably be generated
     images: tuple[ImagePlace, ...] = ()
-    chunks: tuple[str | bytes, ...] = ()  # texts and files of images, which together are the prompt; empty: `text` is
-    refusal: str | None = None  # why it cannot run, where that is known before it is admitted
 
 
 class Sequence:
@@ -77,6 +72,7 @@ class Sequence:
         request: NewRequest,
         prompt_ids: list[int],
         *,
+        block_size: int,
         row: SamplingRow,
         stopping: StoppingState,
         detokenizer: Detokenizer | None,
@@ -96,7 +92,7 @@ class Sequence:
         self.prefill_length = len(self.ids)
         self.state = RequestState(self.prompt_length)
         self.blocks = request.blocks
-        self.slots = request.slots
+        self.slots = slots_of(request.blocks, block_size)
         self.cache_length = request.cache_len
         self.input_length = request.chunk_len or self.prefill_length - request.cache_len
         self.max_new_tokens = request.stopping.max_new_tokens
@@ -166,7 +162,7 @@ class Sequence:
     def extend_blocks(self, blocks: npt.NDArray[np.int64], block_size: int) -> None:
         """Append blocks, and all their slots."""
         self.blocks = np.concatenate([self.blocks, blocks.astype(np.int32)])
-        self.slots = np.concatenate([self.slots, (blocks[:, None] * block_size + np.arange(block_size)).ravel()])
+        self.slots = np.concatenate([self.slots, slots_of(blocks, block_size)])
 
     def append(self, token_id: int) -> tuple[str, GeneratedText | None]:
         """Take note of a sampled token: its streamed text ("" on a rank that does not follow the text), and the end of
@@ -220,17 +216,18 @@ class Sequence:
         return FinishReason.EOS_TOKEN if grammar.is_over else None
 
 
-def check_layout(
-    request: NewRequest, num_prompt: int, block_size: int, num_blocks: int, *, chunking: bool, extends_blocks: bool
-) -> None:
-    """Refuse blocks and slots that would write outside the request's own part of the cache.
+def check_layout(request: NewRequest, block_size: int, num_blocks: int, *, chunking: bool, grows: bool) -> None:
+    """Refuse blocks that would write outside the request's own part of the cache.
 
-    num_prompt: tokens of the prompt. chunking: the first forward may leave some of them out. extends_blocks: blocks
-    may come later, as the request needs them.
+    Args:
+        chunking: The first forward may leave some of the prompt out.
+        grows: More blocks may come later, as the request needs them.
 
-    Raises RequestError.
+    Raises:
+        RequestError: What does not fit.
     """
     name = f"request {request.id}"
+    num_prompt = len(request.input_ids)
     resumed, max_new_tokens = len(request.resume_ids), request.stopping.max_new_tokens
     length = num_prompt + resumed
     if num_prompt == 0:
@@ -244,25 +241,20 @@ def check_layout(
         raise RequestError(f"{name}: this shard does not chunk prefills, as its Info says")
     if request.chunk_len is not None and not 0 < request.chunk_len <= rest:
         raise RequestError(f"{name}: chunk_len {request.chunk_len} is not one of the {rest} tokens that are left")
-    needed = length if extends_blocks else num_prompt + max_new_tokens - 1
-    if len(request.slots) < needed:
-        raise RequestError(f"{name}: {len(request.slots)} slots for {needed} tokens")
+    needed = length if grows else num_prompt + max_new_tokens - 1
     if len(request.blocks) * block_size < needed:
         raise RequestError(f"{name}: {len(request.blocks)} blocks for {needed} tokens")
-    if len(request.slots) > len(request.blocks) * block_size:
-        raise RequestError(f"{name}: {len(request.slots)} slots in {len(request.blocks)} blocks of {block_size}")
-    if int(request.blocks.max()) >= num_blocks or int(request.slots.max()) >= num_blocks * block_size:
-        raise RequestError(f"{name}: a block or slot is outside the cache of {num_blocks} blocks")
+    if int(request.blocks.max()) >= num_blocks:
+        raise RequestError(f"{name}: a block is outside the cache of {num_blocks} blocks")
 
 
-def number_blocks(num_tokens: list[int], block_size: int) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-    """Blocks and slots for requests that came without: consecutive from block 0 (warm-up, TGI's benchmark client)."""
-    placed = []
-    first = 0
-    for tokens in num_tokens:
-        count = math.ceil(tokens / block_size)
-        blocks = np.arange(first, first + count, dtype=np.int32)
-        slots = np.arange(first * block_size, (first + count) * block_size, dtype=np.int64)
-        placed.append((blocks, slots))
-        first += count
-    return placed
+def slots_of(blocks: npt.NDArray[Any], block_size: int) -> npt.NDArray[np.int64]:
+    """Return the slots of all tokens that `blocks` hold, in order."""
+    return (blocks.astype(np.int64)[:, None] * block_size + np.arange(block_size)).ravel()
+
+
+def number_blocks(num_tokens: list[int], block_size: int) -> list[npt.NDArray[np.int32]]:
+    """Return blocks for requests of so many tokens each, one after another from block 0."""
+    counts = [math.ceil(tokens / block_size) for tokens in num_tokens]
+    firsts = itertools.accumulate(counts, initial=0)
+    return [np.arange(first, first + count, dtype=np.int32) for first, count in zip(firsts, counts, strict=False)]

@@ -16,10 +16,9 @@ _WINDOW_KEPT = 200
 class StoppingState:
     """Counts one request's tokens and watches its streamed text.
 
-    At token boundaries (TGI's way) stop text matches only where a token ends; one newline after it is allowed, as
-    TGI's `$` allows it. With `stop_anywhere` it matches wherever it ends, and `cut` removes what the last token
-    brought after it. Stop text itself always stays. Empty stop strings are ignored. Where TGI's window would lose the
-    start of a stop string of more than 200 characters, ours grows with the longest one.
+    Stop text matches wherever it ends, not only at the end of a token, and `cut` removes what the last token brought
+    after it. Stop text itself stays. Empty stop strings are ignored. Where TGI's window would lose the start of a stop
+    string of more than 200 characters, ours grows with the longest one.
     """
 
     def __init__(self, parameters: StoppingParameters, eos_token_ids: frozenset[int], min_tokens: int = 0) -> None:
@@ -29,9 +28,7 @@ class StoppingState:
         self._max_new_tokens = parameters.max_new_tokens
         self._end_ids = parameters.stop_token_ids | (frozenset() if parameters.ignore_eos_token else eos_token_ids)
         self._stops = tuple(stop for stop in dict.fromkeys(parameters.stop_sequences) if stop)
-        self._anywhere = parameters.stop_anywhere
-        self._endings = self._stops + tuple(stop + "\n" for stop in self._stops)
-        longest = max(map(len, self._endings), default=0)
+        longest = max(map(len, self._stops), default=0)
         self._kept = max(_WINDOW_KEPT, longest)
         self._limit = max(_WINDOW_LIMIT, longest)
         self._window = ""
@@ -51,7 +48,7 @@ class StoppingState:
         return FinishReason.STOP_SEQUENCE if stopped else None
 
     def cut(self, text: str) -> str:
-        """The final text, ended right after the first match; unchanged unless `stop_anywhere` matched.
+        """Return the final text, ended right after the first match; unchanged without one.
 
         The last token is dropped from final texts if it is special; then there is nothing to cut.
         """
@@ -62,7 +59,7 @@ class StoppingState:
     def _matches(self, text: str) -> bool:
         num_seen = len(self._window)
         self._window += text
-        found = self._find(num_seen) if self._anywhere else self._window.endswith(self._endings)
+        found = self._find(num_seen)
         if len(self._window) > self._limit:
             self._window = self._window[-self._kept :]
         if self.num_tokens > self._min_tokens:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from model_server.batch.extension import Failure
+from model_server.batch.growth import Failure
 from model_server.batch.results import Generation, Tokens
 from model_server.batch.sequence import Sequence
 from model_server.errors import RequestError, public_text
@@ -21,18 +21,13 @@ logger = logging.getLogger(__name__)
 class Answers:
     """Turns a step's tokens into answers, for one model on one rank."""
 
-    def __init__(self, tokenizer: Tokenizer, *, alone: bool, row_errors: bool) -> None:
-        """alone: there are no other ranks. row_errors: a row's error is that row's answer; else RequestError, for the
-        whole step."""
+    def __init__(self, tokenizer: Tokenizer, *, alone: bool) -> None:
+        """alone: there are no other ranks."""
         self._tokenizer = tokenizer
         self._alone = alone
-        self._row_errors = row_errors
 
     def step(self, rows: list[Sequence], host: HostSampled) -> list[Generation]:
-        """Let the sequences take the tokens of a step; the answers of those that this rank answers for.
-
-        Raises RequestError for a row that failed, without row errors.
-        """
+        """Let the sequences take the tokens of a step; the answers of those that this rank answers for."""
         generations = []
         first = 0
         for row, sequence in enumerate(rows):
@@ -48,20 +43,13 @@ class Answers:
 
     def failures(self, failures: Iterable[Failure]) -> list[Generation]:
         """The same for rows that could not take part in a step."""
-        generations = [(sequence, self.error(sequence.id, reason)) for sequence, reason in failures]
-        return [generation for sequence, generation in generations if sequence.owned]
-
-    def error(self, request_id: int, reason: str) -> Generation:
-        """The answer for a request that failed. Raises RequestError without row errors."""
-        if not self._row_errors:
-            raise RequestError(reason)
-        return Generation(request_id=request_id, error=reason)
+        return [Generation(request_id=sequence.id, error=reason) for sequence, reason in failures if sequence.owned]
 
     def _row(self, sequence: Sequence, host: HostSampled, row: int, first: int, count: int) -> Generation:
         """first, count: where the row's tokens are."""
         if host.failed[row]:
             sequence.finished = True
-            return self.error(sequence.id, sequence.row.why_failed)
+            return Generation(request_id=sequence.id, error=sequence.row.why_failed)
         known = len(sequence.ids)
         try:
             if count == 1:
@@ -75,7 +63,7 @@ class Answers:
                 self._follow(sequence, host.ids[first + len(sequence.ids) - known : first + count])
             if not isinstance(error, RequestError):
                 logger.exception("the answer of request %d cannot be made", sequence.id)
-            return self.error(sequence.id, public_text(error))
+            return Generation(request_id=sequence.id, error=public_text(error))
 
     def _tokens(self, sequence: Sequence, host: HostSampled, first: int, count: int) -> Generation:
         """Its tokens as far as the request goes: what follows its end is dropped.

@@ -3,67 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from model_server.batch.extension import BlockExtension
-from wire.extensions import Extension
+from model_server.batch.growth import BlockGrowth
 
 _UNBOUNDED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a router and this shard agreed at warm-up; it holds until the next warm-up. Before the first one: TGI's own
-    router, and no bound on prompts.
+    """What a router asked for at warm-up; it holds until the next warm-up."""
 
-    extensions: those that the router uses. max_prefill_tokens: the most tokens of a step with chunks of prompts.
-    """
-
-    extensions: frozenset[Extension] = frozenset()
+    # The most tokens of a step with chunks of prompts. Before the first warm-up there is no bound.
     max_prefill_tokens: int = _UNBOUNDED
-
-    @cached_property
-    def upstream_router(self) -> bool:
-        """TGI's own router: a request that ended stays listed in its batch until it is filtered, and an error in one
-        row fails its whole step."""
-        return not {Extension.RUN_AHEAD, Extension.ROW_ERRORS} <= self.extensions
-
-    @cached_property
-    def extends_blocks(self) -> bool:
-        """Requests get their KV blocks as they need them, not all at their start."""
-        return Extension.GROW in self.extensions
-
-    @cached_property
-    def column_tokens(self) -> int:
-        """Rows with plain tokens are answered as packed arrays if they have at most this many."""
-        if Extension.COLUMNS not in self.extensions:
-            return 0
-        return _UNBOUNDED if Extension.WINDOWS in self.extensions else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCall:
-    """Arguments that Prefill and Decode share.
+    """Arguments that Prefill and Decode share."""
 
-    sequence: the call's number in the router's order; None: a router that does not number its calls. With a number, a
-    batch (or a request in `extensions`) that is not here has ended normally and is skipped; without, it is an error.
-    unanswered: calls before this one that the router had no answer of when it sent it.
-    extensions: blocks for running requests, appended before the forward. chunk_tokens: the most that the step after
-    this one computes of prompts; None: what fits.
-    """
-
-    sequence: int | None = None
+    # The call's number in the router's order. A batch, or a request in `new_blocks`, that is not here has ended
+    # normally and is skipped.
+    sequence: int
+    # Calls before this one that the router had no answer of when it sent it.
     unanswered: int = 0
-    extensions: tuple[BlockExtension, ...] = ()
+    # For running requests, appended before the forward.
+    new_blocks: tuple[BlockGrowth, ...] = ()
+    # The most that the step after this one computes of prompts; None: what fits.
     chunk_tokens: int | None = None
 
-    @property
-    def numbered(self) -> bool:
-        return self.sequence is not None
-
     def follows_answer_of(self, number: int) -> bool:
-        """Whether the router had the answer of the call with this number when it sent this one."""
-        return self.sequence is None or number < self.sequence - self.unanswered
+        """Say whether the router had the answer of the call with this number when it sent this one."""
+        return number < self.sequence - self.unanswered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

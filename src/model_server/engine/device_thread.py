@@ -5,8 +5,8 @@ and does the host's share (text, stop decisions). On an asynchronous device the 
 last one is collected; the job itself says whether it allows that. While the device works on a job, the thread waits for
 the next one as well as for the end: the next job is sent after an answer, so it is never there already.
 
-Numbered jobs run strictly in number order, whatever order they arrive in, so that ranks can never diverge; jobs
-without a number (TGI's router) run in arrival order. Knows nothing of models or protobuf.
+Jobs run strictly in the order of their numbers, whatever order they arrive in, so that ranks can never diverge. Knows
+nothing of models or protobuf.
 """
 
 from __future__ import annotations
@@ -86,8 +86,7 @@ class DeviceThread:
         self._most_pending = most_pending
         self._look_every_s = look_every_s
         self._wake = threading.Condition()
-        self._unnumbered: deque[Job[Any]] = deque()
-        self._numbered: list[tuple[int, int, Job[Any]]] = []
+        self._waiting: list[tuple[int, int, Job[Any]]] = []
         self._arrivals = itertools.count()
         self._expected = 0
         self._stopping = False
@@ -98,22 +97,20 @@ class DeviceThread:
     def start(self) -> None:
         self._thread.start()
 
-    def enqueue(self, job: Job[T], sequence: int | None = None) -> Future[T]:
-        """Queue a job. Cancelling the future never cancels the work: other ranks run it too."""
+    def enqueue(self, job: Job[T], sequence: int) -> Future[T]:
+        """Queue the job with this number. Cancelling the future never cancels the work: other ranks run it too."""
         with self._wake:
             if self._stopping:
                 job.future.set_exception(FatalError("the shard is stopping"))
                 return job.future
-            if sequence is None:
-                self._unnumbered.append(job)
-            elif any(sequence == waiting for waiting, _, _ in self._numbered):
+            if any(sequence == waiting for waiting, _, _ in self._waiting):
                 job.future.set_exception(RequestError(f"call number {sequence} arrived twice"))
             elif sequence < self._expected:
                 job.future.set_exception(
                     RequestError(f"call number {sequence} arrived late: the next in order is {self._expected}")
                 )
             else:
-                heapq.heappush(self._numbered, (sequence, next(self._arrivals), job))
+                heapq.heappush(self._waiting, (sequence, next(self._arrivals), job))
             self._wake.notify()
         return job.future
 
@@ -125,9 +122,9 @@ class DeviceThread:
     def reset(self, sequence: int) -> None:
         """A new router begins to count: `sequence` is its first number. What an old one left waiting is refused."""
         with self._wake:
-            for _, _, job in self._numbered:
+            for _, _, job in self._waiting:
                 _fail(job, RequestError("another router took over"))
-            self._numbered.clear()
+            self._waiting.clear()
             self._expected = sequence
             self._wake.notify()
 
@@ -145,17 +142,15 @@ class DeviceThread:
         deadline: float | None = None
         with self._wake:
             while not self._stopping:
-                if self._unnumbered:
-                    return self._unnumbered.popleft()
-                if self._numbered and self._numbered[0][0] == self._expected:
+                if self._waiting and self._waiting[0][0] == self._expected:
                     self._expected += 1
-                    return heapq.heappop(self._numbered)[2]
+                    return heapq.heappop(self._waiting)[2]
                 if pending is not None:
                     if _is_over(pending):
                         return None
                     self._wake.wait(self._look_every_s)
                     continue
-                if not self._numbered:
+                if not self._waiting:
                     deadline = None
                     self._wake.wait()
                     continue
@@ -220,9 +215,8 @@ class DeviceThread:
     def _refuse_all(self, error: BaseException) -> None:
         with self._wake:
             self._stopping = True
-            waiting = [*self._unnumbered, *(job for _, _, job in self._numbered)]
-            self._unnumbered.clear()
-            self._numbered.clear()
+            waiting = [job for _, _, job in self._waiting]
+            self._waiting.clear()
             waiting += [job for job, _ in self._pending]
             self._pending.clear()
             if self._taken is not None:

@@ -23,8 +23,7 @@ import torch
 
 from model_server.adapters.residents import Residents
 from model_server.batch.batch import Batch
-from model_server.batch.extension import will_have_slots
-from model_server.batch.images import refused_alike
+from model_server.batch.growth import will_have_slots
 from model_server.batch.results import CachedBatch, Generation, StepResult
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.distributed.layout import Layout
@@ -52,14 +51,15 @@ Collect = Callable[[], StepResult]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What does not change while the shard lives. chunking: a prompt may be computed in several steps. residents:
-    adapters that come while it serves; None: none do."""
+    """What does not change while the shard lives. chunking: a prompt may be computed in several steps. grows: running
+    requests may get more blocks. residents: adapters that come while it serves; None: none do."""
 
     device: torch.device
     layout: Layout = field(default_factory=Layout)
     block_size: int
     prompt_logprobs_allowed: bool
     chunking: bool = False
+    grows: bool = False
     residents: Residents | None = None
 
 
@@ -86,8 +86,9 @@ class Engine:
         self.options = options
         self._sampler = sampler
         self._stepper = Stepper(
-            runner, sampler, options.device, options.block_size, self._see_last, links, speculator, encoder
-        )
+            runner, sampler, options.device, options.block_size, options.grows, self._see_last, links, speculator,
+            encoder,
+        )  # fmt: skip
         self._links = links
         self.speculator = speculator
         self.encoder = encoder
@@ -110,11 +111,9 @@ class Engine:
         return self._cache
 
     def begin(self, session: Session) -> None:
-        """A router begins: its extensions and limits hold from now on."""
+        """A router begins: its limits hold from now on."""
         self.session = session
-        self._answers = Answers(
-            self.tokenizer, alone=self.options.layout.world.size == 1, row_errors=not session.upstream_router
-        )
+        self._answers = Answers(self.tokenizer, alone=self.options.layout.world.size == 1)
 
     def set_cache(self, cache: KvCache | None) -> None:
         """Give the engine its KV memory; every batch that used the old one is forgotten."""
@@ -125,9 +124,9 @@ class Engine:
         """Profile steps from now on."""
         self._stepper.profiler = profiler
 
-    def encode(self, requests: list[NewRequest]) -> list[list[int]]:
-        """Token ids of the prompts. May run on any thread."""
-        return self._factory.encode(requests)
+    def compile_grammars(self, requests: list[NewRequest]) -> None:
+        """As `SequenceFactory.compile_grammars`."""
+        self._factory.compile_grammars(requests)
 
     def may_overlap(self, call: PrefillCall | DecodeCall) -> bool:
         """Can this step be submitted while the last one is not collected?
@@ -163,9 +162,9 @@ class Engine:
         if not call.unanswered or running.needs_last_step or not self._stepper.may_follow(running, call):
             return False
         return (
-            not self.session.extends_blocks
-            or (not call.extensions and running.repeats_rows)
-            or will_have_slots(running.batch, call.extensions, self.cache)
+            not self.options.grows
+            or (not call.new_blocks and running.repeats_rows)
+            or will_have_slots(running.batch, call.new_blocks, self.cache)
         )
 
     def is_over(self) -> bool:
@@ -189,21 +188,20 @@ class Engine:
     def _is_in_flight(self, batch_id: int) -> bool:
         return any(running.batch.id == batch_id for running, _ in self._submitted)
 
-    def submit_prefill(self, call: PrefillCall, requests: list[NewRequest], prompts: list[list[int]]) -> Collect:
+    def submit_prefill(self, call: PrefillCall, requests: list[NewRequest]) -> Collect:
         """Start a new batch: all its prompts (or their first chunks) in one forward, and one token for each.
 
         Requests that join a running batch (`cached_id`) run in one forward with its own next step, under its id, which
-        they take if that batch has ended (an error without a number). Whatever fails the call loses the running batch
-        too.
+        they take if that batch has ended. Whatever fails the call loses the running batch too.
 
-        Raises RequestError, UnknownBatchError, BatchGoneError.
+        Raises RequestError, BatchGoneError.
         """
         times = StepTimes()
-        running = self._find(call.cached_id, call) if call.cached_id is not None else None
+        running = self._store.find(call.cached_id) if call.cached_id is not None else None
         if running is not None:
             running = self._without_ended(running, call, is_alone=True)
         with self._losing_on_error(running):
-            sequences, refused = self._admit(requests, prompts, call)
+            sequences, refused = self._admit(requests, call)
             if running is not None:
                 with times.merging():
                     running.batch.join(Batch(call.batch_id, sequences))
@@ -222,12 +220,12 @@ class Engine:
         """Merge the named batches into the first and run their next step: one token for each of their requests, or the
         next chunk of its prompt.
 
-        Raises RequestError, UnknownBatchError, BatchGoneError.
+        Raises RequestError, BatchGoneError.
         """
         times = StepTimes()
         if not call.batch_ids:
             raise RequestError("Must provide at least one batch")
-        found = [self._find(i, call) for i in call.batch_ids]
+        found = [self._store.find(i) for i in call.batch_ids]
         left = [self._without_ended(b, call, is_alone=len(found) == 1) for b in found if b is not None]
         batches = [b for b in left if b is not None]
         if not batches:
@@ -240,19 +238,19 @@ class Engine:
         """A call that was to run this batch failed before it could be submitted."""
         self._store.lose(batch_id)
 
-    def filter(self, batch_id: int, request_ids: list[int], numbered: bool) -> CachedBatch | None:
-        """Reduce a batch to the named requests; None (only for a numbered call) when nothing of it is left.
+    def filter(self, batch_id: int, request_ids: list[int]) -> CachedBatch | None:
+        """Reduce a batch to the named requests; None when nothing of it is left.
 
-        Raises RequestError, UnknownBatchError, BatchGoneError.
+        Raises RequestError, BatchGoneError.
         """
         if not request_ids:
             raise RequestError("Batch must have at least one request")
-        running = self._store.find(batch_id) if numbered else self._store.get(batch_id)
+        running = self._store.find(batch_id)
         if running is None:
             return None
         running.drop(lambda s: s.ended_in is not None)
-        running.filter(request_ids, strict=not numbered)
-        if not running.batch.sequences and not running.batch.ended:
+        running.filter(request_ids)
+        if not running.batch.sequences:
             self._store.remove(running)
             return None
         return running.batch.describe(self.options.block_size)
@@ -278,24 +276,19 @@ class Engine:
         """Touch the device; raises what it raises."""
         torch.zeros((2, 2), device=self.options.device)
 
-    def _admit(
-        self, requests: list[NewRequest], prompts: list[list[int]], call: PrefillCall
-    ) -> tuple[list[Sequence], list[Generation]]:
+    def _admit(self, requests: list[NewRequest], call: PrefillCall) -> tuple[list[Sequence], list[Generation]]:
         """Sequences of the requests that can run, and this rank's answers to those that cannot.
 
-        Raises RequestError for an empty batch, and for any bad request of a router that knows no row errors.
+        Raises RequestError for an empty batch.
         """
-        if self.encoder is not None and self.session.upstream_router:  # ours sends images that it has read
-            requests = refused_alike(self.encoder, requests)
         options, num_blocks = self.options, self.cache.num_blocks
-        layout = CacheLayout(block_size=options.block_size, num_blocks=num_blocks, chunking=options.chunking)
+        layout = CacheLayout(
+            block_size=options.block_size, num_blocks=num_blocks, chunking=options.chunking, grows=options.grows
+        )
         in_use = partial(self._store.adapters_in_use, call)
-        sequences, refusals = self._factory.sequences(requests, prompts, layout, self.session, in_use)
-        answers = [self._answers.error(*one) for one in refusals]  # raises on all ranks, or on none
+        sequences, refusals = self._factory.sequences(requests, layout, in_use)
+        answers = [Generation(request_id=request_id, error=reason) for request_id, reason in refusals]
         return sequences, [one for one in answers if options.layout.owns(one.request_id)]
-
-    def _find(self, batch_id: int, call: StepCall) -> Running | None:
-        return self._store.find(batch_id) if call.numbered else self._store.get(batch_id)
 
     def _without_ended(self, running: Running, call: StepCall, *, is_alone: bool) -> Running | None:
         """Without those that take no part in the next step because they have ended; None if none is left. is_alone:
@@ -343,7 +336,7 @@ class Engine:
         if step.number is not None:
             batch.note_ended(step.number)
         else:
-            running.drop_finished(keep_visible=self.session.upstream_router)
+            running.drop_finished()
         if not batch.sequences:
             self._store.remove(running)
         seen = batch.without(step.joined_since)  # the router's next answer tells it of the others

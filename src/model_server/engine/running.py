@@ -189,9 +189,9 @@ class Running:
         other.leave_windows()  # what they know of its rows goes to these
         self.batch.join(other.batch)
 
-    def filter(self, request_ids: Iterable[int], *, strict: bool) -> None:
+    def filter(self, request_ids: Iterable[int]) -> None:
         """As `Batch.filter`, and forget the state of those that left."""
-        if self.batch.filter(request_ids, strict):
+        if self.batch.filter(request_ids):
             self._forget_others()
 
     def drop(self, leaving: Callable[[Sequence], bool]) -> None:
@@ -203,10 +203,9 @@ class Running:
         """All its requests have, and the router knew when it sent the call."""
         return all(s.ended_in is not None and call.follows_answer_of(s.ended_in) for s in self.batch.sequences)
 
-    def drop_finished(self, *, keep_visible: bool) -> None:
-        """As `Batch.drop_finished`, and forget the state of those that ended."""
-        if self.batch.drop_finished(keep_visible):
-            self._forget_others()
+    def drop_finished(self) -> None:
+        """As `drop`, of those that have ended."""
+        self.drop(lambda sequence: sequence.finished)
 
     def _forget_others(self) -> None:
         self.decode.release(self.batch.sequences)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -14,7 +13,6 @@ from model_server.adapters.rows import BASE
 from model_server.adapters.slots.table import SlotTable
 from model_server.batch.sequence import NewRequest, Sequence, check_layout, number_blocks
 from model_server.batch.stopping import StoppingState
-from model_server.engine.calls import Session
 from model_server.errors import RequestError
 from model_server.sampling.grammar import Grammars
 from model_server.sampling.sampler import Sampler
@@ -24,20 +22,18 @@ from model_server.vision.image import SeesImages
 from model_server.vision.placed import PromptImages, check_places
 from wire.images.borders import chunk_end
 
-logger = logging.getLogger(__name__)
-
 # The id of a request that cannot run, and why.
 Refusal = tuple[int, str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheLayout:
-    """What blocks and slots of a request are checked against. chunking: its first forward may leave some of the prompt
-    out."""
+    """What the blocks of a request are checked against."""
 
     block_size: int
     num_blocks: int
-    chunking: bool
+    chunking: bool  # its first forward may leave some of the prompt out
+    grows: bool  # it may get more blocks later
 
 
 class SequenceFactory:
@@ -68,29 +64,21 @@ class SequenceFactory:
         self._decoder_prefix = decoder_prefix
         self._grammars = Grammars(tokenizer, vocab_size)
         self._adapters = {name: number for number, name in enumerate(adapters)}
-        self._warned_of_adapter = False
         self._tower = tower
         self._residents = residents
         self._slots = slots
 
-    def encode(self, requests: list[NewRequest]) -> list[list[int]]:
-        """Token ids of the prompts. May run on any thread; compiles grammars too, while the steps before it run."""
+    def compile_grammars(self, requests: list[NewRequest]) -> None:
+        """Compile what the requests' grammars need, while the steps before them run. May run on any thread."""
         for request in requests:
             if request.sampling.grammar is not None:
                 with contextlib.suppress(RequestError):  # reported for this request alone, when it is admitted
                     self._grammars.compiled(request.sampling.grammar)
-        return [
-            list(r.input_ids)
-            or self._tokenizer.encode(r.text, truncate=r.truncate, add_special_tokens=r.add_special_tokens)
-            for r in requests
-        ]
 
     def sequences(
         self,
         requests: list[NewRequest],
-        prompts: list[list[int]],
         layout: CacheLayout,
-        session: Session,
         slots_in_use: Callable[[], set[int]] = set,
     ) -> tuple[list[Sequence], list[Refusal]]:
         """Sequences of the requests that can run, and which cannot, and why; the same on all ranks.
@@ -101,14 +89,13 @@ class SequenceFactory:
             raise RequestError("Batch must have at least one request")
         sequences: list[Sequence] = []
         refusals: list[Refusal] = []
-        numbered = with_blocks(requests, prompts, layout.block_size)
 
         def in_use() -> set[int]:
             return slots_in_use() | {sequence.adapter for sequence in sequences}
 
-        for request, prompt in zip(numbered, prompts, strict=True):
+        for request in with_blocks(requests, layout.block_size):
             try:
-                sequences.append(self._sequence(request, prompt, layout, session, in_use))
+                sequences.append(self._sequence(request, layout, in_use))
             except (RequestError, ValueError) as error:
                 refusals.append((request.id, str(error)))
         return sequences, refusals
@@ -116,24 +103,14 @@ class SequenceFactory:
     def _sequence(
         self,
         request: NewRequest,
-        prompt: list[int],
         layout: CacheLayout,
-        session: Session,
         slots_in_use: Callable[[], set[int]],
     ) -> Sequence:
         """Raises RequestError or ValueError for what cannot run."""
-        if request.refusal is not None:
-            raise RequestError(f"request {request.id}: {request.refusal}")
-        check_layout(
-            request,
-            len(prompt),
-            layout.block_size,
-            layout.num_blocks,
-            chunking=layout.chunking,
-            extends_blocks=session.extends_blocks,
-        )
+        prompt = list(request.input_ids)
+        check_layout(request, layout.block_size, layout.num_blocks, chunking=layout.chunking, grows=layout.grows)
         residence = self._residence(request)
-        adapter = self._adapter(request, session) if residence is None else residence.number
+        adapter = self._adapter(request) if residence is None else residence.number
         adapter = self._slot(request, adapter, slots_in_use)
         images = self._images(request, prompt)
         prompt, known = self._without_image_ids(prompt, images)
@@ -161,6 +138,7 @@ class SequenceFactory:
             stopping=StoppingState(request.stopping, self._tokenizer.eos_token_ids, request.sampling.min_tokens),
             # All ranks go through the text from before a preemption, so that if this fails, it fails alike.
             detokenizer=Detokenizer(self._tokenizer, before) if follows_text or request.resume_ids else None,
+            block_size=layout.block_size,
             owned=owned,
             prefill_logprobs=request.prefill_logprobs and self._prompt_logprobs_allowed,
             adapter=adapter,
@@ -226,28 +204,21 @@ class SequenceFactory:
             )
         return slot
 
-    def _adapter(self, request: NewRequest, session: Session) -> int:
-        """Its number. TGI's router gets the base model for a name that is unknown, as TGI's shard does it."""
+    def _adapter(self, request: NewRequest) -> int:
+        """Return the number of its adapter."""
         if request.adapter_id is None:
             return BASE
-        if request.adapter_id in self._adapters:
-            return self._adapters[request.adapter_id]
-        message = f"request {request.id}: no adapter {request.adapter_id[:100]!r} is loaded"
-        if not session.upstream_router:
-            raise RequestError(message)
-        if not self._warned_of_adapter:
-            logger.warning("%s: such requests get the base model", message)
-            self._warned_of_adapter = True
-        return BASE
+        if request.adapter_id not in self._adapters:
+            raise RequestError(f"request {request.id}: no adapter {request.adapter_id[:100]!r} is loaded")
+        return self._adapters[request.adapter_id]
 
 
-def with_blocks(requests: list[NewRequest], prompts: list[list[int]], block_size: int) -> list[NewRequest]:
-    """The requests with blocks and slots: their own, or if one has none, new ones from block 0 for all."""
+def with_blocks(requests: list[NewRequest], block_size: int) -> list[NewRequest]:
+    """Return the requests with their blocks, or if one has none (in a warm-up), with new ones from block 0 for all."""
     if all(len(r.blocks) for r in requests):
         return requests
-    tokens = [len(p) + r.stopping.max_new_tokens - 1 for r, p in zip(requests, prompts, strict=True)]
-    numbered = number_blocks(tokens, block_size)
+    tokens = [len(r.input_ids) + r.stopping.max_new_tokens - 1 for r in requests]
     return [
-        dataclasses.replace(r, blocks=blocks, slots=slots)
-        for r, (blocks, slots) in zip(requests, numbered, strict=True)
+        dataclasses.replace(r, blocks=blocks)
+        for r, blocks in zip(requests, number_blocks(tokens, block_size), strict=True)
     ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_server.batch.batch import Batch
 from model_server.batch.decode_state import DecodeState
-from model_server.batch.extension import Failure, extend, rows_without_slots
+from model_server.batch.growth import Failure, append_blocks, rows_without_slots
 from model_server.batch.images import encode_images
 from model_server.batch.inputs import StepInputs, ragged_inputs
 from model_server.batch.newest import NewestTokens
@@ -49,6 +49,7 @@ class Stepper:
         sampler: Sampler,
         device: torch.device,
         block_size: int,
+        grows: bool,
         see_last: Callable[[Running], object],
         links: StageLinks | None = None,
         speculator: Speculator | None = None,
@@ -58,6 +59,7 @@ class Stepper:
         self._sampler = sampler
         self._device = device
         self._block_size = block_size
+        self._grows = grows
         self._see_last = see_last
         self._links = links
         self._speculator = speculator
@@ -92,10 +94,9 @@ class Stepper:
     ) -> list[Failure]:
         """Enqueue the next forward of the batch, and its sampling; without rows nothing is done.
 
-        Returns the rows that could not take part and have ended with that, and why. Raises RequestError for blocks of
-        an unknown request in a call without a number.
+        Returns the rows that could not take part and have ended with that, and why.
         """
-        failures = self._extend_blocks(running, call, cache, session)
+        failures = self._append_blocks(running, call, cache)
         if self._encoder is not None and running.batch.is_prefilling:
             failed = {sequence.id for sequence, _ in failures}
             with self.profiler.phase("images"):
@@ -126,13 +127,12 @@ class Stepper:
             batch.plan_chunks(session.max_prefill_tokens, call.chunk_tokens)
         return failures
 
-    def _extend_blocks(self, running: Running, call: StepCall, cache: KvCache, session: Session) -> list[Failure]:
+    def _append_blocks(self, running: Running, call: StepCall, cache: KvCache) -> list[Failure]:
         """Give running requests their blocks; the rows that cannot take part in the next step, and why."""
         failures = []
-        if call.extensions:
-            tables = running.decode.tables
-            failures = extend(running.batch, tables, call.extensions, cache, numbered=call.numbered)
-        if session.extends_blocks and (failures or not running.repeats_rows):
+        if call.new_blocks:
+            failures = append_blocks(running.batch, running.decode.tables, call.new_blocks, cache)
+        if self._grows and (failures or not running.repeats_rows):
             failures += rows_without_slots(running.batch)
         first: dict[int, Failure] = {}
         for failure in failures:

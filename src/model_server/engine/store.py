@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from model_server.engine.calls import StepCall
 from model_server.engine.running import Running
-from model_server.errors import BatchGoneError, UnknownBatchError
+from model_server.errors import BatchGoneError
 
 # Ids of failed batches that are remembered; the router clears each one soon after the failure.
 REMEMBERED_FAILURES = 1024
@@ -25,13 +25,6 @@ class BatchStore:
     def put(self, running: Running) -> None:
         self._gone.pop(running.batch.id, None)
         self._batches[running.batch.id] = running
-
-    def get(self, batch_id: int) -> Running:
-        """Raises UnknownBatchError, or BatchGoneError for a batch that was lost to an error."""
-        running = self.find(batch_id)
-        if running is None:
-            raise UnknownBatchError(batch_id)
-        return running
 
     def find(self, batch_id: int) -> Running | None:
         """None for a batch that ended normally. Raises BatchGoneError for one that was lost to an error."""

@@ -302,29 +302,26 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
 
     Returns the error of the first row that failed. Raises whatever a step raises.
     """
-    prompts, kept = [], []
+    kept: list[NewRequest] = []
     budget = max_tokens
-    for request, prompt in zip(requests, engine.encode(requests), strict=True):
+    for request in requests:
         if budget is not None:
             if budget <= 0:
                 break
-            prompt = prompt[:budget]
-            budget -= len(prompt)
-        prompts.append(prompt)
+            request = dataclasses.replace(request, input_ids=request.input_ids[:budget])
+            budget -= len(request.input_ids)
         kept.append(request)
-    tokens = [len(p) + r.stopping.max_new_tokens for p, r in zip(prompts, kept, strict=True)]
+    tokens = [len(r.input_ids) + r.stopping.max_new_tokens for r in kept]
     numbered = number_blocks(tokens, engine.options.block_size)
     # With adapters its products are computed too, and their kernels compiled.
     slot = None if engine.runner.traits.slots is None else 0
-    kept = [
-        dataclasses.replace(r, blocks=b, slots=s, adapter_slot=slot) for r, (b, s) in zip(kept, numbered, strict=True)
-    ]
-    used_blocks = sum(len(blocks) for blocks, _ in numbered)
+    kept = [dataclasses.replace(r, blocks=b, adapter_slot=slot) for r, b in zip(kept, numbered, strict=True)]
+    used_blocks = sum(map(len, numbered))
     engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
     if plan.memory is not None:
         plan.memory.begin()
     seen = _try_image(engine, largest=plan.memory is not None)  # beside the step, as in those of requests
-    result = engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), kept, prompts)()
+    result = engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), kept)()
     generations = result.generations
     if result.batch is not None:
         generations = generations + engine.submit_decode(DecodeCall(batch_ids=(0,), sequence=1))().generations

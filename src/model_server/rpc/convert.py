@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from model_server.batch.extension import BlockExtension
+from model_server.batch.growth import BlockGrowth
 from model_server.batch.results import CachedBatch, FinishReason, Generation, StepResult, Tokens
 from model_server.batch.sequence import NewRequest
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
@@ -18,7 +18,6 @@ from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
 from model_server.sampling.parameters import Grammar, GrammarKind, SamplingParameters, StoppingParameters
 from model_server.vision.image import Feature, Image, ImagePlace, LostBytes
-from wire.extensions import Extension
 from wire.processes.shared_memory import SharedBytes, SharedMemory
 from wire.v3 import generate_pb2 as pb
 
@@ -26,10 +25,6 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R", pb.PrefillResponse, pb.DecodeResponse)
 StepMessage = pb.PrefillRequest | pb.DecodeRequest
-NumberedMessage = StepMessage | pb.WarmupRequest | pb.FilterBatchRequest | pb.ClearCacheRequest
-
-# TGI's router puts a tiny image of this odd type into its warm-up batch, whatever the model.
-_WARMUP_IMAGE = "image/jpeg;base64"
 
 # Parameters that have the same name and form in the message.
 _GRAMMAR_KINDS: dict[int, GrammarKind] = {pb.GRAMMAR_TYPE_JSON: "json", pb.GRAMMAR_TYPE_LARK: "lark"}
@@ -50,7 +45,7 @@ def requests_from(batch: pb.Batch) -> list[NewRequest]:
 
 def warmup_from(message: pb.WarmupRequest) -> WarmupRequest:
     return WarmupRequest(
-        session=Session(extensions=Extension.known(message.extensions), max_prefill_tokens=message.max_prefill_tokens),
+        session=Session(max_prefill_tokens=message.max_prefill_tokens),
         requests=requests_from(message.batch),
         max_input_tokens=message.max_input_tokens if message.HasField("max_input_tokens") else None,
         max_total_tokens=message.max_total_tokens if message.HasField("max_total_tokens") else None,
@@ -86,26 +81,20 @@ def _request_from(message: pb.Request, images: Mapping[bytes, Image]) -> NewRequ
         raise RequestError(f"request {message.id}: max_new_tokens must be at least 1")
     return NewRequest(
         id=message.id,
-        text=_prompt_text(message),
-        chunks=_chunks_from(message),
-        truncate=message.truncate,
-        add_special_tokens=message.add_special_tokens,
+        input_ids=tuple(message.input_ids),
         sampling=_sampling_from(message),
         stopping=StoppingParameters(
             max_new_tokens=message.stopping_parameters.max_new_tokens,
             # An empty stop text would end every request at its first token.
             stop_sequences=tuple(s for s in message.stopping_parameters.stop_sequences if s),
             ignore_eos_token=message.stopping_parameters.ignore_eos_token,
-            stop_anywhere=message.stopping_parameters.stop_anywhere,
             stop_token_ids=frozenset(message.stopping_parameters.stop_token_ids),
         ),
         prefill_logprobs=message.prefill_logprobs,
         top_n_tokens=message.top_n_tokens,
         blocks=_blocks_from(message),
-        slots=np.array(message.slots, np.int64),
         cache_len=message.cache_len,
         chunk_len=message.chunk_len if message.HasField("chunk_len") else None,
-        input_ids=tuple(message.input_ids),
         resume_ids=tuple(message.resume_ids),
         adapter_id=message.adapter_id or None,
         adapter=message.adapter if message.HasField("adapter") else None,
@@ -126,54 +115,30 @@ def prefill_from(message: pb.PrefillRequest) -> PrefillCall:
     """The call without its requests, which `requests_from` reads."""
     return PrefillCall(
         batch_id=message.batch.id,
-        cached_id=message.cached_batch.id if message.HasField("cached_batch") else None,
-        sequence=sequence_of(message),
+        cached_id=message.cached_id if message.HasField("cached_id") else None,
+        sequence=message.sequence,
         unanswered=message.unanswered,
-        extensions=_extensions_from(message),
+        new_blocks=_new_blocks_from(message),
         chunk_tokens=_chunk_tokens_from(message),
     )
 
 
 def decode_from(message: pb.DecodeRequest) -> DecodeCall:
     return DecodeCall(
-        batch_ids=tuple([b.id for b in message.batches]),
-        sequence=sequence_of(message),
+        batch_ids=tuple(message.batch_ids),
+        sequence=message.sequence,
         unanswered=message.unanswered,
-        extensions=_extensions_from(message),
+        new_blocks=_new_blocks_from(message),
         chunk_tokens=_chunk_tokens_from(message),
     )
 
 
-def sequence_of(message: NumberedMessage) -> int | None:
-    """A call's number in the router's order; None: it has none."""
-    return message.sequence if message.HasField("sequence") else None
-
-
-def _extensions_from(message: StepMessage) -> tuple[BlockExtension, ...]:
-    return tuple([BlockExtension(m.request_id, np.array(m.blocks, np.int64)) for m in message.growth])
+def _new_blocks_from(message: StepMessage) -> tuple[BlockGrowth, ...]:
+    return tuple([BlockGrowth(m.request_id, np.array(m.blocks, np.int64)) for m in message.new_blocks])
 
 
 def _chunk_tokens_from(message: StepMessage) -> int | None:
     return message.chunk_tokens if message.HasField("chunk_tokens") else None
-
-
-def _prompt_text(message: pb.Request) -> str:
-    """The text chunks; clients older than `input_chunks` send the prompt in `inputs`."""
-    if not message.HasField("input_chunks"):
-        return message.inputs
-    return "".join(c.text for c in message.input_chunks.chunks)
-
-
-def _chunks_from(message: pb.Request) -> tuple[str | bytes, ...]:
-    """Texts and files of images; empty where there is no file but the warm-up's."""
-    chunks = [c for c in message.input_chunks.chunks if c.WhichOneof("chunk") == "text" or not _is_of_warm_up(c)]
-    if all(c.WhichOneof("chunk") == "text" for c in chunks):
-        return ()
-    return tuple([c.text if c.WhichOneof("chunk") == "text" else c.image.data for c in chunks])
-
-
-def _is_of_warm_up(chunk: pb.InputChunk) -> bool:
-    return chunk.image.mimetype == _WARMUP_IMAGE
 
 
 def _sampling_from(message: pb.Request) -> SamplingParameters:
@@ -187,7 +152,6 @@ def _sampling_from(message: pb.Request) -> SamplingParameters:
 
 
 def _grammar_from(parameters: pb.NextTokenChooserParameters) -> Grammar | None:
-    """TGI's router sends schemas as regular expressions; ours sends them as they are."""
     if not parameters.grammar or parameters.grammar_type == pb.GRAMMAR_TYPE_NONE:
         return None
     return Grammar(_GRAMMAR_KINDS.get(parameters.grammar_type, "regex"), parameters.grammar)
@@ -205,23 +169,21 @@ def cached_batch_to(batch: CachedBatch) -> pb.CachedBatch:
     return pb.CachedBatch(
         id=batch.id,
         request_ids=batch.request_ids,
-        size=len(batch.request_ids),
         max_tokens=batch.max_tokens,
         current_tokens=batch.current_tokens,
     )
 
 
-def prefill_response(result: StepResult, column_tokens: int) -> pb.PrefillResponse:
-    """column_tokens: rows with plain tokens go into packed arrays if they have at most this many; 0: no arrays."""
-    return _fill(pb.PrefillResponse(), result, column_tokens)
+def prefill_response(result: StepResult) -> pb.PrefillResponse:
+    return _fill(pb.PrefillResponse(), result)
 
 
-def decode_response(result: StepResult, column_tokens: int) -> pb.DecodeResponse:
-    """column_tokens: as in `prefill_response`."""
-    return _fill(pb.DecodeResponse(), result, column_tokens)
+def decode_response(result: StepResult) -> pb.DecodeResponse:
+    return _fill(pb.DecodeResponse(), result)
 
 
-def _fill(response: R, result: StepResult, column_tokens: int) -> R:
+def _fill(response: R, result: StepResult) -> R:
+    """Rows with tokens and nothing else go into packed arrays."""
     response.forward_ns = result.forward_ns
     response.decode_ns = result.decode_ns
     response.total_ns = result.total_ns
@@ -229,14 +191,11 @@ def _fill(response: R, result: StepResult, column_tokens: int) -> R:
         response.concat_ns = result.concat_ns
     if result.batch is not None:
         response.batch.CopyFrom(cached_batch_to(result.batch))
-    if not column_tokens:
-        response.generations.extend(_generation_to(g) for g in result.generations)
-        return response
     response.phases_ns.extend(result.phases_ns)
     plain: list[tuple[int, Tokens]] = []
     for generation in result.generations:
         tokens = _plain_tokens(generation)
-        if tokens is not None and len(tokens.ids) <= column_tokens:
+        if tokens is not None:
             plain.append((generation.request_id, tokens))
         else:
             response.generations.append(_generation_to(generation))

@@ -30,8 +30,7 @@ class LoraServicer(pb_grpc.AdaptersServicer):  # type: ignore[misc]  # generated
     @answering_errors
     async def Drop(self, request: pb.DropRequest, context: grpc.aio.ServicerContext) -> pb.DropResponse:
         job = whole(lambda: self._residents.drop(request.id))
-        sequence = request.sequence if request.HasField("sequence") else None
-        await asyncio.shield(asyncio.wrap_future(self._device.enqueue(job, sequence)))
+        await asyncio.shield(asyncio.wrap_future(self._device.enqueue(job, request.sequence)))
         return pb.DropResponse()
 
     def _load(self, request: pb.LoadRequest) -> pb.LoadResponse:

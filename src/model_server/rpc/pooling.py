@@ -17,6 +17,7 @@ from model_server.pooling.runner import PoolingRunner
 from model_server.rpc.interceptor import answering_errors
 from wire.pooling.v1 import pooling_pb2 as pb
 from wire.pooling.v1 import pooling_pb2_grpc as pb_grpc
+from wire.protocol import PROTOCOL
 from wire.v3 import generate_pb2 as generate_pb
 from wire.v3 import generate_pb2_grpc as generate_grpc
 
@@ -54,17 +55,16 @@ class PoolingServicer(pb_grpc.PoolingServicer):  # type: ignore[misc]  # generat
             self._on_ready()
             return longest
 
-        longest = await self._run(warm_up, request.sequence if request.HasField("sequence") else None)
+        longest = await self._run(warm_up, request.sequence)
         plan = self._runner.plan
         return pb.WarmUpResponse(max_input_tokens=longest, dimensions=self._runner.dimensions, pooling=plan.name)
 
     @answering_errors
     async def Run(self, request: pb.RunRequest, context: grpc.aio.ServicerContext) -> pb.RunResponse:
         items = [_item(one) for one in request.items]
-        sequence = request.sequence if request.HasField("sequence") else None
-        return self._response(await self._run(lambda: self._runner.run(items), sequence))
+        return self._response(await self._run(lambda: self._runner.run(items), request.sequence))
 
-    async def _run(self, work: Callable[[], T], sequence: int | None) -> T:
+    async def _run(self, work: Callable[[], T], sequence: int) -> T:
         # Shielded: a router that gives up on a call must not cancel the work, other ranks run it too.
         return await asyncio.shield(asyncio.wrap_future(self._device.enqueue(whole(work), sequence)))
 
@@ -106,6 +106,7 @@ class PooledShard(generate_grpc.TextGenerationServiceServicer):  # type: ignore[
     ) -> generate_pb.InfoResponse:
         facts = self._facts
         return generate_pb.InfoResponse(
+            protocol=PROTOCOL,
             dtype=facts.dtype,
             device_type=facts.device_type,
             attention_impl=facts.attention_impl,
@@ -133,7 +134,6 @@ class PooledShard(generate_grpc.TextGenerationServiceServicer):  # type: ignore[
         self, request: generate_pb.ClearCacheRequest, context: grpc.aio.ServicerContext
     ) -> generate_pb.ClearCacheResponse:
         """There is no cache; a new router begins to count its calls."""
-        if request.HasField("sequence"):
-            self._device.reset(request.sequence)
-            await asyncio.shield(asyncio.wrap_future(self._device.enqueue(whole(lambda: None), request.sequence)))
+        self._device.reset(request.sequence)
+        await asyncio.shield(asyncio.wrap_future(self._device.enqueue(whole(lambda: None), request.sequence)))
         return generate_pb.ClearCacheResponse()

@@ -1,7 +1,7 @@
 """RPC method to engine call. The gRPC loop only converts and waits; the device thread works, so Health always answers.
 
-Order: a call takes its turn (by number, or by arrival) at once; its prompts are tokenized on a helper thread, which
-the device thread waits for when the call's turn comes.
+Order: a call takes its turn by its number at once; what its requests hold is read on a helper thread, which the device
+thread waits for when the call's turn comes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
@@ -22,8 +22,8 @@ from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
 from model_server.rpc import convert
 from model_server.rpc.interceptor import answering_errors
-from wire.extensions import Extension
 from wire.processes.shared_memory import process_namespace
+from wire.protocol import PROTOCOL
 from wire.v3 import generate_pb2 as pb
 from wire.v3 import generate_pb2_grpc as pb_grpc
 
@@ -71,18 +71,17 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         self._device = device
         self._facts = facts
         self._warm_up = warm_up
-        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
+        self._preparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
 
     @answering_errors
     async def Info(self, request: pb.InfoRequest, context: grpc.aio.ServicerContext) -> pb.InfoResponse:
         return pb.InfoResponse(
-            requires_padding=False,
+            protocol=PROTOCOL,
             dtype=self._facts.dtype,
             device_type=self._facts.device_type,
             speculate=self._facts.speculate,
             speculator=self._facts.speculator,
             support_chunking=self._facts.chunking,
-            use_prefix_caching=self._facts.prefix_caching and not (self._facts.adapters or self._facts.images),
             attention_impl=self._facts.attention_impl,
             block_size=self._facts.block_size,
             pipeline_depth=_PIPELINE_DEPTH,
@@ -91,20 +90,13 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             quantize=self._facts.quantize,
             adapters=self._facts.adapters,
             adapter_slots=self._facts.adapter_slots,
-            image_reserve=self._facts.image_reserve or None,
+            image_reserve=self._facts.image_reserve,
             process_namespace=process_namespace() if self._facts.images else None,
-            adapter_prefix_caching=self._facts.prefix_caching,
-            extensions=[e for e in Extension if self._offers(e)],
+            prefix_caching=self._facts.prefix_caching,
+            grows=self._facts.grows,
+            loads_adapters=self._facts.loads_adapters,
+            images=self._facts.images,
         )
-
-    def _offers(self, extension: Extension) -> bool:
-        if extension is Extension.GROW:
-            return self._facts.grows
-        if extension in (Extension.IMAGES, Extension.SHARED_MEMORY):
-            return self._facts.images
-        if extension is Extension.LORA:
-            return self._facts.loads_adapters
-        return extension is not Extension.PREDICTION or self._facts.speculate > 0
 
     @answering_errors
     async def ServiceDiscovery(
@@ -123,42 +115,39 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         self, request: pb.ClearCacheRequest, context: grpc.aio.ServicerContext
     ) -> pb.ClearCacheResponse:
         batch_id = request.id if request.HasField("id") else None
-        sequence = convert.sequence_of(request)
-        if batch_id is None and sequence is not None:
-            self._device.reset(sequence)
-        await self._run(whole(lambda: self._clear(batch_id)), sequence)
+        if batch_id is None:
+            self._device.reset(request.sequence)
+        await self._run(whole(lambda: self._clear(batch_id)), request.sequence)
         return pb.ClearCacheResponse()
 
     @answering_errors
     async def FilterBatch(
         self, request: pb.FilterBatchRequest, context: grpc.aio.ServicerContext
     ) -> pb.FilterBatchResponse:
-        sequence = convert.sequence_of(request)
         kept = list(request.request_ids)
-        job = whole(lambda: self._engine.filter(request.batch_id, kept, numbered=sequence is not None))
-        batch = await self._run(job, sequence)
+        batch = await self._run(whole(lambda: self._engine.filter(request.batch_id, kept)), request.sequence)
         return pb.FilterBatchResponse(batch=convert.cached_batch_to(batch) if batch is not None else None)
 
     @answering_errors
     async def Warmup(self, request: pb.WarmupRequest, context: grpc.aio.ServicerContext) -> pb.WarmupResponse:
         job = whole(lambda: self._warm_up(convert.warmup_from(request)))
-        capacity = await self._run(job, convert.sequence_of(request))
+        capacity = await self._run(job, request.sequence)
         return convert.capacity_to(capacity)
 
     @answering_errors
     async def Prefill(self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext) -> pb.PrefillResponse:
         # Even a request that cannot be read takes its turn in the order: a number left out would stop the shard.
-        prepared = self._tokenizing.submit(self._prepare, request)
+        prepared = self._preparing.submit(self._prepare, request)
         call = convert.prefill_from(request)
 
         def submit() -> Callable[[], StepResult]:
             try:
-                requests, prompts = prepared.result()
+                requests = prepared.result()
             except BaseException:
                 if call.cached_id is not None and self._facts.chunking:
                     self._engine.lose(call.cached_id)  # its step has not run, and no other call will make up for it
                 raise
-            return self._engine.submit_prefill(call, requests, prompts)
+            return self._engine.submit_prefill(call, requests)
 
         def overlaps() -> bool:
             # What cannot be read fails when its turn comes, and then nothing may be in flight.
@@ -167,9 +156,9 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
 
         job = Job(submit, overlaps=overlaps, is_over=self._engine.is_over)
         result = await self._run(job, call.sequence)
-        response = convert.prefill_response(result, self._engine.session.column_tokens)
+        response = convert.prefill_response(result)
         slots = self._engine.runner.traits.slots
-        if slots is not None and not self._engine.session.upstream_router:
+        if slots is not None:
             response.adapter_slots.CopyFrom(pb.AdapterSlots(loads=slots.num_loads, held=slots.num_held))
         return response
 
@@ -182,7 +171,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             is_over=self._engine.is_over,
         )
         result = await self._run(job, call.sequence)
-        return convert.decode_response(result, self._engine.session.column_tokens)
+        return convert.decode_response(result)
 
     def _clear(self, batch_id: int | None) -> None:
         self._engine.clear(batch_id)
@@ -190,28 +179,13 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         if batch_id is None and residents is not None:
             residents.clear()  # another router, which begins with load ids of its own
 
-    async def _run(self, job: Job[T], sequence: int | None) -> T:
+    async def _run(self, job: Job[T], sequence: int) -> T:
         # Shielded: a router that gives up on a call must not cancel the work, other ranks run it too.
         return await asyncio.shield(asyncio.wrap_future(self._device.enqueue(job, sequence)))
 
-    def _prepare(self, request: pb.PrefillRequest) -> tuple[list[NewRequest], list[list[int]]]:
-        if request.HasField("cached_batch") and not self._facts.chunking:
-            raise RequestError("this shard does not chunk prefills, as its Info says: no cached_batch in Prefill")
-        requests = [self._with_images(one) for one in convert.requests_from(request.batch)]
-        return requests, self._engine.encode(requests)
-
-    def _with_images(self, request: NewRequest) -> NewRequest:
-        """With the tokens of a prompt whose images came as files; what is wrong with one is its request's error."""
-        if not request.chunks:
-            return request
-        encoder = self._engine.encoder
-        if encoder is None or encoder.files is None:
-            return replace(request, refusal="this model takes text only, not images")
-        try:
-            ids, images = encoder.files.read(
-                request.chunks, truncate=request.truncate, add_special_tokens=request.add_special_tokens
-            )
-        except RequestError as error:
-            return replace(request, refusal=str(error))
-        # TGI's router cuts prompts by token counts of its own, which may be larger.
-        return replace(request, chunks=(), input_ids=tuple(ids), images=images, chunk_len=None)
+    def _prepare(self, request: pb.PrefillRequest) -> list[NewRequest]:
+        if request.HasField("cached_id") and not self._facts.chunking:
+            raise RequestError("this shard does not chunk prefills, as its Info says: no cached_id in Prefill")
+        requests = convert.requests_from(request.batch)
+        self._engine.compile_grammars(requests)
+        return requests

@@ -82,11 +82,9 @@ class SamplingParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoppingParameters:
-    """When a request ends. `stop_anywhere`: stop text counts wherever it ends, not only at the end of a token;
-    `stop_token_ids` end it as end-of-sequence tokens do, also where those are ignored."""
+    """When a request ends. `stop_token_ids` end it as end-of-sequence tokens do, also where those are ignored."""
 
     max_new_tokens: int
     stop_sequences: tuple[str, ...] = ()
     ignore_eos_token: bool = False
-    stop_anywhere: bool = False
     stop_token_ids: frozenset[int] = frozenset()

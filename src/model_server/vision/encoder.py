@@ -13,8 +13,7 @@ from weakref import WeakValueDictionary
 from model_server.distributed.group import ProcessGroup
 from model_server.vision.image import Encoded, EncodedImages, Image, SeesImages
 
-if TYPE_CHECKING:  # they load an image library, which a shard of a text model does not need
-    from model_server.vision.files import ImageFiles
+if TYPE_CHECKING:  # it loads an image library, which a shard of a text model does not need
     from model_server.vision.samples import SampleImages
 
 
@@ -31,15 +30,12 @@ class ImageEncoder:
         capacity: int | None = None,
         ranks: ProcessGroup | None = None,
         samples: SampleImages | None = None,
-        files: ImageFiles | None = None,
     ) -> None:
         """capacity: None: what `begin` makes of the router's limits. ranks: those that run the same steps, each with a
-        tower of its own; None: this one alone. samples: for the warm-up; None: it encodes none. files:
-        reads images that come as files; None: nothing does."""
+        tower of its own; None: this one alone. samples: for the warm-up; None: it encodes none."""
         self.tower = tower
         self._ranks = ranks or ProcessGroup()
         self._samples = samples
-        self.files = files
         self._asked = capacity
         self._most_tokens = 0
         self.capacity = capacity or 0

@@ -5,15 +5,12 @@ from __future__ import annotations
 import torch
 
 from model_server.distributed.placement import Placement
-from model_server.text.tokenizer import Tokenizer
 from model_server.vision.encoder import ImageEncoder
 from model_server.vision.families import VisionFamily
-from model_server.vision.files import ImageFiles
 from model_server.vision.image import SeesImages
 from model_server.vision.samples import sample_images
 from model_server.vision.tower import load_tower
 from model_server.weights.checkpoint import Checkpoint
-from wire.images.families import FAMILIES, family_name
 
 
 def load_encoder(
@@ -21,7 +18,6 @@ def load_encoder(
     name: str,
     family: VisionFamily,
     placement: Placement,
-    tokenizer: Tokenizer,
     *,
     tower: SeesImages | None,
     capacity: int | None,
@@ -35,10 +31,6 @@ def load_encoder(
     if tower is None:
         with torch.inference_mode():
             tower = load_tower(directory, name, family, placement.device, dtype, checkpoint.other)
-    files = None
-    text = family_name(checkpoint.fields)
-    if text is not None:
-        files = ImageFiles(directory, dtype, FAMILIES[text], tower.image_token, tokenizer)
     ranks = placement.ranks
     together = ranks.tensor if ranks.layout.stage.size == 1 else ranks.world
-    return ImageEncoder(tower, capacity, together, sample_images(directory, dtype), files)
+    return ImageEncoder(tower, capacity, together, sample_images(directory, dtype))

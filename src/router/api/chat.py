@@ -52,7 +52,6 @@ from router.openai.stops import stops_left_out
 from router.openai.template.messages import Turn
 from router.request import ValidRequest
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
-from wire.extensions import Extension
 
 AnyStream = ChoiceStream | CallStream | ReadStream
 
@@ -123,8 +122,7 @@ class Chat:
             images.reader.check_number(len(self._images))
         self.number = _number_of_choices(state, body)
         self.tools = offered_tools(body)
-        is_disabled = state.config.disable_grammar_support
-        self._has_frames = Extension.LARK_GRAMMAR in state.info.extensions and not is_disabled
+        self._has_frames = not state.config.disable_grammar_support
         self._is_native = self._speaks_natively()
         self._check_constraint()
 
@@ -193,7 +191,7 @@ class Chat:
         format, budget = self.state.model_format, self.body.thinking_budget
         if not self._has_frames:
             if budget is not None and asked is None and format.may_think(self._prompt):
-                text = "a budget of reasoning tokens is not supported by the model server in use"
+                text = "a budget of reasoning tokens needs grammars, which `--disable-grammar-support` switches off"
                 raise ValidationError(text, reason="unsupported")
             return asked
         schemas = tools.schemas if tools is not None and format.can_force(tools.schemas) else {}

@@ -22,7 +22,6 @@ from router.limits import ServingLimits, ShardInfo
 from router.lora.registry import unknown
 from router.request import (
     FILTERS_OFF,
-    SAMPLING_EXTENSIONS,
     GrammarKind,
     PlacedImage,
     SamplingParameters,
@@ -30,7 +29,6 @@ from router.request import (
     ValidRequest,
 )
 from router.text.tokenizer import PromptTokenizer
-from wire.extensions import Extension
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +66,7 @@ class Validator:
         images can get."""
         self._tokenizer = tokenizer
         self._limits = limits
-        self._extensions = info.extensions
+        self._drafts = info.speculate > 0
         self._adapters = info.adapters if adapters is None else adapters
         self._most_new_tokens = most_new_tokens
         self._max_stop_bytes = max_stop_bytes
@@ -109,7 +107,6 @@ class Validator:
     async def validate(self, request: GenerateRequest) -> ValidRequest:
         """The request that the scheduler gets. Raises ValidationError at the first check that fails."""
         check_parameters(request, self._limits, max_stop_bytes=self._max_stop_bytes)
-        self._check_extensions(request)
         check_logit_bias(request.sampling.logit_bias, self._tokenizer.vocab_size)
         check_stop_tokens(request.stop_token_ids, self._tokenizer.vocab_size)
         limits = self._limits
@@ -148,19 +145,16 @@ class Validator:
             input_ids=input_ids,
             input_length=len(input_ids),
             truncate=request.truncate or limits.max_input_tokens,
-            add_special_tokens=request.add_special_tokens and request.input_ids is None,
             decoder_input_details=request.decoder_input_details,
             top_n_tokens=request.top_n_tokens or 0,
             adapter_id=request.adapter_id,
             prediction_ids=extras.prediction_ids,
             images=self._places(request, input_ids),
-            chunks=() if shown is None else shown.chunks,
             sampling=self._sampling(request, extras.grammar_kind, extras.grammar),
             stopping=StoppingParameters(
                 max_new_tokens=max_new_tokens,
                 stop_sequences=tuple(filter(None, request.stop)),
                 ignore_eos_token=request.ignore_eos,
-                stop_anywhere=Extension.STOP_ANYWHERE in self._extensions,
                 stop_token_ids=request.stop_token_ids,
             ),
         )
@@ -199,34 +193,13 @@ class Validator:
             changed |= {"grammar": grammar, "grammar_kind": kind}
         if request.greedy:
             changed |= FILTERS_OFF
-        if Extension.OPENAI_PENALTIES not in self._extensions:
-            # An upstream TGI shard: TGI's formula is what its clients get today.
-            relative = sampling.frequency_penalty or sampling.absolute_frequency_penalty
-            changed |= {"frequency_penalty": relative, "absolute_frequency_penalty": 0.0}
         return replace(sampling, **changed) if changed else sampling
-
-    def _check_extensions(self, request: GenerateRequest) -> None:
-        """What the shards cannot do is refused, never ignored."""
-        sampling = request.sampling
-        for name, extension in SAMPLING_EXTENSIONS.items():
-            if getattr(sampling, name) and extension not in self._extensions:
-                if name == "absolute_frequency_penalty":  # goes as TGI's own, see `_sampling`
-                    continue
-                raise ValidationError(
-                    f"`{name}` is not supported by the model server in use", param=name, reason="unsupported"
-                )
-        if request.stop_token_ids and Extension.STOP_TOKEN_IDS not in self._extensions:
-            raise ValidationError(
-                "`stop_token_ids` is not supported by the model server in use",
-                param="stop_token_ids",
-                reason="unsupported",
-            )
 
     async def _prediction(self, text: str) -> tuple[int, ...]:
         """Its tokens. What is longer than any answer is refused, by its bytes alone where they tell."""
         if not text:
             return ()
-        if Extension.PREDICTION not in self._extensions:
+        if not self._drafts:
             raise ValidationError(
                 "`prediction` needs a server that drafts tokens: start it with `--speculate`",
                 param="prediction",
@@ -265,20 +238,13 @@ class Validator:
         return tuple(input_ids)
 
     async def _text_of(self, request: GenerateRequest, input_ids: tuple[int, ...]) -> str:
-        """The text of ids that shards can be given: as they are; TGI's own get a text that has just these tokens."""
+        """Return the text of token ids. Raises ValidationError for those that are not in the vocabulary."""
         unknown = self._tokenizer.first_unknown(input_ids)
         if unknown is not None:
             raise ValidationError(
                 f"the token ids name token {unknown}, which is not in the vocabulary", param=request.api.prompt
             )
-        text, is_exact = await self._tokenizer.text_of(input_ids)
-        if not is_exact and Extension.TOKEN_IDS not in self._extensions:
-            raise ValidationError(
-                "the token ids are not the tokenizer's own for their text, and the model server accepts only text",
-                param=request.api.prompt,
-                reason="unsupported",
-            )
-        return text
+        return await self._tokenizer.text_of(input_ids)
 
     def _max_new_tokens(
         self, request: GenerateRequest, input_length: int, num_images: int = 0, *, or_more: bool = False
@@ -331,7 +297,6 @@ class Validator:
                 return "none", ""
             if (grammars := self._grammars) is None:
                 raise GrammarError("grammar is not supported: it is disabled on this server", reason="unsupported")
-            self._check_grammar_kind(read[0])
             return read[0], await grammars.check(*read, asked.loose)
         except GrammarError as error:
             if asked is not None and asked.is_optional and error.reason == "invalid_grammar":
@@ -339,14 +304,6 @@ class Validator:
                 return "none", ""
             error.param = error.param or request.api.grammar
             raise
-
-    def _check_grammar_kind(self, kind: GrammarKind) -> None:
-        """Refuses what a shard of upstream TGI, which enforces regular expressions only, cannot enforce."""
-        if kind == "json" and Extension.RUN_AHEAD not in self._extensions:
-            raise GrammarError("a JSON grammar is not supported by the model server in use", reason="unsupported")
-        if kind == "lark" and Extension.LARK_GRAMMAR not in self._extensions:
-            text = "a grammar in Lark or EBNF is not supported by the model server in use"
-            raise GrammarError(text, reason="unsupported")
 
 
 def _empty(request: GenerateRequest) -> ValidationError:

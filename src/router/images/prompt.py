@@ -12,7 +12,6 @@ from router.images.reader import ImageReader
 from router.request import PlacedImage
 from wire.images.families import ImageFamily
 from wire.images.prepared import PreparedImage, places_of
-from wire.images.upstream.texts import prompt_text
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,10 @@ class AskedPrompt:
 
 @dataclass(frozen=True)
 class ImagePrompt:
-    """A text whose images are written out, and those images in their order.
-
-    chunks: what a model server that prepares images itself is sent instead of tokens: texts, and files of images.
-    """
+    """A text whose images are written out, and those images in their order."""
 
     text: str
     images: tuple[PreparedImage, ...] = ()
-    chunks: tuple[str | bytes, ...] = ()
 
 
 class SharedPrompt:
@@ -62,18 +57,12 @@ class SharedPrompt:
 class ImagePrompts:
     """Makes the prompts of a model that reads images."""
 
-    def __init__(
-        self, family: ImageFamily, token_id: int, bos: str, reader: ImageReader, upstream: str | None = None
-    ) -> None:
-        """token_id: of the family's image token. bos: the text of BOS, empty where the model has none. upstream: the
-        model's type where model servers of upstream TGI are sent the files of images; None: ours are sent arrays."""
+    def __init__(self, family: ImageFamily, token_id: int, bos: str, reader: ImageReader) -> None:
+        """token_id: of the family's image token. bos: the text of BOS, empty where the model has none."""
         self.family = family
         self.reader = reader
         self._token_id = token_id
         self._bos = bos
-        self._upstream = upstream
-        # What templates write for an image, as far as it is to be replaced.
-        self._shown = family.placeholder if upstream is None else family.marker
         self._reserved = tuple(dict.fromkeys((family.image_token, family.placeholder)))
 
     def check_text(self, text: str, field: str) -> None:
@@ -84,9 +73,6 @@ class ImagePrompts:
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """As `check_text`, for a prompt of token ids."""
-        if self._upstream == "paligemma":
-            text = "prompts of token ids are not supported by the model server in use"
-            raise ValidationError(text, param=field, reason="unsupported")
         if self._token_id in ids:
             text = f"`{field}` contains {self.family.image_token}, which stands for an image"
             raise ValidationError(text, param=field)
@@ -104,19 +90,16 @@ class ImagePrompts:
 
         Raises TemplateError.
         """
-        texts = rendered.split(self._shown)
+        texts = rendered.split(self.family.placeholder)
         if len(texts) != len(asked) + 1:
             raise TemplateError(f"it shows {len(texts) - 1} images of a chat that has {len(asked)}")
-        return AskedPrompt(texts, asked, self._shown)
+        return AskedPrompt(texts, asked, self.family.placeholder)
 
     async def read(self, asked: AskedPrompt) -> ImagePrompt:
         """The prompt with its images, which are fetched and prepared. Raises ValidationError and OverloadedError."""
         images = await self.reader.read(asked.images)
         before, _, behind = asked.marker.partition(self.family.placeholder)
         written = [before + image.expansion + behind for image in images]
-        if self._upstream is not None:
-            text = prompt_text(self._upstream, asked.texts, written)
-            return ImagePrompt(text, images, _chunks(asked.texts, images))
         parts = [asked.texts[0]]
         for expansion, text in zip(written, asked.texts[1:], strict=True):
             parts += [expansion, text]
@@ -131,15 +114,5 @@ class ImagePrompts:
             places = places_of(ids, self._token_id, self.family.image_token, images)
         except ValueError as error:
             raise ValidationError(str(error), reason="invalid_image") from None
-        if self._upstream is not None:
-            return ()
         placed = zip(images, places, strict=True)
         return tuple([PlacedImage(image, p, is_indivisible=self.family.is_indivisible) for image, p in placed])
-
-
-def _chunks(texts: Sequence[str], images: Sequence[PreparedImage]) -> tuple[str | bytes, ...]:
-    """The texts that are not empty, and the files between them."""
-    parts: list[str | bytes] = [texts[0]]
-    for image, text in zip(images, texts[1:], strict=True):
-        parts += [image.file, text]
-    return tuple(filter(None, parts))

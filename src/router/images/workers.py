@@ -19,7 +19,6 @@ from router.worker.pair import QueuedWorker
 from wire.images import frames
 from wire.images.frames import Job
 from wire.images.prepared import Detail, PreparedImage
-from wire.images.upstream.texts import FILES
 from wire.processes.shared_memory import SharedMemory
 from wire.worker.process import WorkerEndedError
 
@@ -36,14 +35,12 @@ class ImageWorkers:
     def __init__(
         self, folder: Path, dtype: str, *, num_workers: int, limit_s: float = LIMIT_S, most_shared: int = 0
     ) -> None:
-        """dtype: of the model, as torch names it; `files` where the model server prepares them, so that they are only
-        checked and counted here. limit_s: seconds for one image. most_shared: so many images at a time may
-        be in memory of this process that the shards open, each an open file; they are sent the arrays of others."""
+        """dtype: of the model, as torch names it. limit_s: seconds for one image. most_shared: so many images at a time
+        may be in memory of this process that the shards open, each an open file; they are sent the arrays of others."""
         self._most_shared = most_shared
         self._shared: set[str] = set()  # by name; what is shared may end in any thread
         self._warned = False
         self._limit_s = limit_s
-        self.sends_files = dtype == FILES
         self._settings = _digest(folder, dtype)
         arguments = (str(folder), dtype)
         self._workers = [QueuedWorker(_MODULE, Lane(f"images-{i}"), arguments) for i in range(num_workers)]
@@ -91,7 +88,7 @@ class ImageWorkers:
         image = await asyncio.to_thread(frames.answer_from, answer, memory)
         if isinstance(image, str):
             raise invalid(image)
-        return replace(image, file=job.data) if self.sends_files else image
+        return image
 
     def _memory(self) -> SharedMemory | None:
         """For what is made of an image; None: it comes by the pipe."""

@@ -29,11 +29,10 @@ class Answers:
         self,
         info: ShardInfo,
         batches: Batches,
-        allocator: BlockAllocator | None,
+        allocator: BlockAllocator,
         probe: Probe,
         metrics: StepMetrics,
     ) -> None:
-        self._run_ahead = info.runs_ahead
         self._keeps_ids = info.shares_prefixes or info.can_grow
         self._batches = batches
         self._allocator = allocator
@@ -107,7 +106,7 @@ class Answers:
         """Prompts that are in the cache now may be shared."""
         for entry in first_tokens(reply, batch.prefilling):
             batch.first_token(entry, step)
-            if entry.allocation is not None and self._allocator is not None:
+            if entry.allocation is not None:
                 self._allocator.commit(entry.allocation, entry.written_ids)
 
     def _settle_batch(self, batch: RunningBatch, cached: CachedBatch | None) -> None:
@@ -120,8 +119,7 @@ class Answers:
             self._batches.lose(batch, entry, server_error("the shards no longer know this request"))
         if cached is None:
             self._batches.emptied(batch)
-        elif not batch.entries or not self._run_ahead:
-            # Our shards drop what ends by themselves; an upstream TGI shard keeps it until a FilterBatch.
+        elif not batch.entries:
             batch.compare_size()
 
     def _settle_failure(self, call: Call, error: ShardError) -> None:

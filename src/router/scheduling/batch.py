@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from router.scheduling.entry import Entry
-from router.shards.interface import CachedBatch, Growth
+from router.shards.interface import BlockGrowth, CachedBatch
 
 
 class ChunkPlan:
     """How far prompts are once the steps sent so far have run, and what the next step computes of each.
 
-    Known without an answer: the router says how many tokens of prompts each step may compute, and our shards give them
-    to the oldest prompt first. (An upstream TGI shard does not; to it no step is sent before an answer.)
+    Known without an answer: the router says how many tokens of prompts each step may compute, and the shards give them
+    to the oldest prompt first.
     """
 
     __slots__ = ("_prompts",)
@@ -56,8 +56,8 @@ class ChunkPlan:
 class RunningBatch:
     """Who is in the batch, and what is known of it on the shards.
 
-    `entries` holds the requests that the router still wants, in batch order, which is the order of their admission; an
-    upstream TGI shard keeps others until they are filtered away. `size` and `max_tokens` are the shards' figures of
+    `entries` holds the requests that the router still wants, in batch order, which is the order of their admission.
+    `size` and `max_tokens` are the shards' figures of
     their last answer. Its fields are written by its own methods only.
     """
 
@@ -74,9 +74,9 @@ class RunningBatch:
         "entries",
         "failed",
         "growing",
-        "growth",
         "into",
         "max_tokens",
+        "new_blocks",
         "num_decodes",
         "num_steps",
         "num_unanswered",
@@ -96,7 +96,7 @@ class RunningBatch:
         self.prefilling = dict(self.entries)  # those that have not got a token here yet
         self.growing: dict[int, Entry] = {}  # those with a first token that hold fewer blocks than they can need
         self._full_at: dict[int, int] = {}  # for each of them the step that needs more blocks than it has
-        self.growth: list[Growth] = []  # blocks got for them, to be sent with the next step
+        self.new_blocks: list[BlockGrowth] = []  # blocks got for them, to be sent with the next step
         self.size = len(self.entries)
         self.max_tokens = 0
         self._current_tokens = 0  # the shards' figure of their last answer: what the step after it computes
@@ -169,7 +169,7 @@ class RunningBatch:
         where it computes none.
         """
         self.num_steps += 1
-        self.growth = []
+        self.new_blocks = []
         for entry in self._plan.step_sent(chunk_tokens or 0, newcomers):
             self._ends_at[entry.request_id] = self.num_steps + entry.num_remaining - 1
 
@@ -231,7 +231,7 @@ class RunningBatch:
     def grow(self, entry: Entry, blocks: Sequence[int], num_positions: int) -> None:
         """`blocks` for `num_positions` more were appended to the request's table."""
         assert entry.allocation is not None
-        self.growth.append(Growth(entry.request_id, blocks))
+        self.new_blocks.append(BlockGrowth(entry.request_id, blocks))
         self._full_at[entry.request_id] += num_positions
         if entry.allocation.num_tokens >= entry.most_positions:
             del self.growing[entry.request_id], self._full_at[entry.request_id]
@@ -247,7 +247,7 @@ class RunningBatch:
     def discard(self, entry: Entry) -> None:
         """The router no longer wants this request, which the shards still have: a FilterBatch must follow."""
         self.remove(entry)
-        self.growth = [g for g in self.growth if g.request_id != entry.request_id]
+        self.new_blocks = [one for one in self.new_blocks if one.request_id != entry.request_id]
         self._leaving.append(entry)
         self.mark_dirty()
 
@@ -257,10 +257,10 @@ class RunningBatch:
 
     def update(self, cached: CachedBatch) -> list[Entry]:
         """Take over what the shards say they keep. Returns the entries that they ought to keep and do not."""
-        self.size = cached.size
+        self.size = len(cached.request_ids)
         self.max_tokens = cached.max_tokens
         self._current_tokens = cached.current_tokens
-        if cached.size == len(self.entries):
+        if self.size == len(self.entries):
             return []
         kept = set(cached.request_ids)
         return [entry for request_id, entry in self.entries.items() if request_id not in kept]

@@ -28,7 +28,7 @@ class Grower:
     def make_room(self, batch: RunningBatch) -> bool:
         """Get blocks for the next step of the batch. False if an answer that is on its way must be awaited first.
 
-        What was got is in `batch.growth`; requests that were preempted have left the batch, which is dirty then.
+        What was got is in `batch.new_blocks`; requests that were preempted have left the batch, which is dirty then.
         """
         for entry in batch.full:
             if entry.request_id not in batch.entries:

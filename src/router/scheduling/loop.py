@@ -30,7 +30,6 @@ from router.scheduling.queue.request_queue import RequestQueue
 from router.scheduling.sender import Sender
 from router.scheduling.step_metrics import StepMetrics
 from router.shards.interface import ShardError, Shards
-from wire.extensions import Extension
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,6 @@ class Scheduler:
         self._most_adapters = info.adapter_slots
         self._queue = RequestQueue(
             block_size=info.block_size,
-            speculate=info.reserved_draft_tokens,
             allocator=self.allocator,
             chunking=info.chunks,
             can_grow=info.can_grow,
@@ -85,7 +83,7 @@ class Scheduler:
         self._batches = Batches(self._queue, self._pipeline, self._metrics, info.micro_batches)
         self._probe = Probe()
         grower = None
-        if info.can_grow and self.allocator is not None:
+        if info.can_grow:
             grower = Grower(self.allocator, self._batches, self._pipeline, info.block_size)
         admission = Admission(info, limits, self._queue, self._metrics)
         self._sender = Sender(
@@ -155,10 +153,8 @@ class Scheduler:
     def most_new_tokens(self, input_length: int, num_images: int = 0) -> int:
         """How many tokens a request could get of an otherwise idle server, below 0: it could not run. Validation
         answers 422 for more."""
-        limits = self._limits
-        return self._queue.most_new_tokens(
-            input_length, limits.max_batch_prefill_tokens, limits.max_batch_total_tokens, num_images=num_images
-        )
+        prefill_budget = self._limits.max_batch_prefill_tokens
+        return self._queue.most_new_tokens(input_length, prefill_budget, num_images=num_images)
 
     @property
     def estimated_wait_s(self) -> float:
@@ -236,31 +232,17 @@ class Scheduler:
             self._count_blocks()
 
     def _count_blocks(self) -> None:
-        if self.allocator is not None:
-            blocks = self.allocator
-            self._metrics.kv_blocks(blocks.num_free, blocks.num_cached, blocks.num_usable)
+        blocks = self.allocator
+        self._metrics.kv_blocks(blocks.num_free, blocks.num_cached, blocks.num_usable)
 
 
-def _allocator(info: ShardInfo, limits: ServingLimits) -> BlockAllocator | None:
-    """None in padded mode."""
-    if info.requires_padding:
-        return None
+def _allocator(info: ShardInfo, limits: ServingLimits) -> BlockAllocator:
     num_blocks = limits.max_batch_total_tokens // info.block_size
-    if info.shares_prefixes:
-        return PrefixCache(num_blocks, info.block_size)
-    return FreeList(num_blocks, info.block_size, info.window_size)
+    return (PrefixCache if info.shares_prefixes else FreeList)(num_blocks, info.block_size)
 
 
 def _may_share(info: ShardInfo) -> Callable[[ValidRequest], bool]:
-    """Whose tokens may be looked up and kept.
-
-    Prompt logprobs need the whole prompt to be run. And the ids must be those that the shards store: shards that get
-    text cut it themselves, and where they cut they may not keep the same tokens; ids do not tell files of images apart.
-    """
+    """Return whose tokens may be looked up and kept: prompt logprobs need the whole prompt to be run."""
     if not info.shares_prefixes:
         return lambda request: False
-    if Extension.TOKEN_IDS in info.extensions:
-        return lambda request: not request.decoder_input_details
-    return lambda request: (
-        not request.decoder_input_details and not request.chunks and request.input_length < request.truncate
-    )
+    return lambda request: not request.decoder_input_details

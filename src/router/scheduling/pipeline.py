@@ -41,7 +41,7 @@ class Pipeline:
     allocator only when every call that was in flight at its end has been answered.
     """
 
-    def __init__(self, allocator: BlockAllocator | None) -> None:
+    def __init__(self, allocator: BlockAllocator) -> None:
         self._allocator = allocator
         self._calls: deque[Call] = deque()
         self._num_sent = 0
@@ -104,7 +104,6 @@ class Pipeline:
         retired = self._retired
         while retired and retired[0][0] <= self._num_answered:
             _, allocation, written = retired.popleft()
-            assert self._allocator is not None
             self._allocator.free(allocation, written)
 
 

@@ -4,8 +4,7 @@ Run ahead: the shards say how many steps of the running batch may be in flight, 
 router. Calls are numbered by the pool and executed in that order, so a Prefill or FilterBatch needs no pause before it,
 and the Decode after a Prefill is sent before its answer: who is in the batch then, and how much of each prompt is left,
 follows from the numbers. Only a step that others could join beside the last tokens of a prompt is sent when no other is
-in flight. With an upstream TGI shard one call is in flight at a time, and finished requests are filtered away as TGI's
-router does.
+in flight.
 
 The stages of a pipeline work on several micro-batches: for each the same rules hold, with one Decode in flight.
 
@@ -48,7 +47,6 @@ class Sender:
         metrics: StepMetrics,
     ) -> None:
         self._shards = shards
-        self._run_ahead = info.runs_ahead
         self._chunking = info.chunks
         self._pipeline_depth = info.pipeline_depth
         self._draft_tokens = info.speculate
@@ -66,7 +64,7 @@ class Sender:
         """Send whatever the rules allow at this boundary: after an answer, or when something arrived while idle."""
         self._batches.discard_left()
         self._look_into_queue = True
-        while (self._run_ahead or not self._pipeline) and self._send_one():
+        while self._send_one():
             pass
 
     def _send_one(self) -> bool:
@@ -130,7 +128,7 @@ class Sender:
         joining = micro_batch.joining
         assert joining is not None
         batch = joining.into or joining
-        if not (self._run_ahead and self._most_decodes() > 1 and joining.num_unanswered) or batch.num_decodes:
+        if not (self._most_decodes() > 1 and joining.num_unanswered) or batch.num_decodes:
             return False
         if micro_batch.running not in (None, joining.into):
             return False  # the Prefill made a batch of its own, which the running one joins after the answer
@@ -180,7 +178,7 @@ class Sender:
             reply = self._shards.prefill(PrefillCall(new, chunk_tokens=chunk_tokens, unanswered=unanswered))
             ids: tuple[int, ...] = (batch.batch_id,)
         else:
-            call = PrefillCall(new, running.batch_id, running.growth, chunk_tokens, unanswered)
+            call = PrefillCall(new, running.batch_id, running.new_blocks, chunk_tokens, unanswered)
             reply = self._shards.prefill(call)
             ids = (running.batch_id, batch.batch_id)
         of_steps = running or batch
@@ -212,7 +210,7 @@ class Sender:
         if batch.computes_prompts:
             chunk_tokens = self._chunk_tokens(len(batch.entries))
             self._look_into_queue = True  # there may be more room in the step after this one
-        reply = self._shards.decode(DecodeCall(ids, batch.growth, chunk_tokens, len(self._pipeline)))
+        reply = self._shards.decode(DecodeCall(ids, batch.new_blocks, chunk_tokens, len(self._pipeline)))
         batch.step_sent(chunk_tokens)
         self._pipeline.append(Call("decode", reply, batch, ids, batch.num_steps))
 
@@ -249,18 +247,16 @@ class Sender:
 def _new_batch(found: NextBatch) -> NewBatch:
     """The requests that the queue gave out, as the shards get them."""
     requests = [_new_request(entry) for entry in found.entries]
-    return NewBatch(found.batch_id, requests, found.max_tokens, found.max_blocks)
+    return NewBatch(found.batch_id, requests)
 
 
 def _new_request(entry: Entry) -> NewRequest:
     allocation = entry.allocation
-    if allocation is None:
-        return NewRequest(entry.request_id, entry.request)
+    assert allocation is not None
     return NewRequest(
         entry.request_id,
         entry.request,
         allocation.blocks,
-        allocation.slots(),
         allocation.prefix_length,
         entry.chunk_len,
         tuple(entry.generated_ids),

@@ -16,9 +16,7 @@ from router.server.sockets import allow_images
 from router.text.model_files import ModelFiles
 from router.text.tokenizer import PromptTokenizer
 from router.worker.memory import keep_no_large_blocks
-from wire.extensions import Extension
 from wire.images.families import FAMILIES, family_name
-from wire.images.upstream.texts import FILES, TYPES
 from wire.model_files import read_optional_object
 
 logger = logging.getLogger(__name__)
@@ -29,7 +27,6 @@ _SOURCES = {
     "public": "in data URLs or fetched from public addresses",
     "all": "in data URLs or fetched from any address",
 }
-_NEEDED = frozenset({Extension.IMAGES, Extension.TOKEN_IDS})
 
 
 async def image_prompts(
@@ -41,8 +38,7 @@ async def image_prompts(
     """
     model_config = read_optional_object(files.folder / "config.json", StartupError)
     name = family_name(model_config)
-    sends_files = not info.extensions and name in TYPES  # to shards of upstream TGI
-    if name is None or not (sends_files or info.extensions >= _NEEDED):
+    if name is None or not info.images:
         if name is not None or "vision_config" in model_config:
             logger.warning("requests with images are refused: the model server reads only the text of this model")
         return None
@@ -51,8 +47,8 @@ async def image_prompts(
     if token_id is None:
         logger.warning("requests with images are refused: the tokenizer has no token %s", family.image_token)
         return None
-    dtype = FILES if sends_files else info.dtype.removeprefix("torch.")
-    most_shared = allow_images(config.max_connections) if Extension.SHARED_MEMORY in info.extensions else 0
+    dtype = info.dtype.removeprefix("torch.")
+    most_shared = allow_images(config.max_connections) if info.shares_memory else 0
     workers = ImageWorkers(files.folder, dtype, num_workers=config.validation_workers, most_shared=most_shared)
     try:
         await workers.start()
@@ -76,7 +72,7 @@ async def image_prompts(
         logger.info("images are served: up to %d in a request, %s", config.max_images, sources)
     else:
         logger.info("requests with images are refused: --max-images 0")
-    return ImagePrompts(family, token_id, bos, reader, name if sends_files else None)
+    return ImagePrompts(family, token_id, bos, reader)
 
 
 def _fetcher(config: RouterConfig) -> Fetcher:

@@ -32,7 +32,6 @@ from router.server.stop import Stop
 from router.text import model_files
 from router.text.tokenizer import PromptTokenizer
 from wire import phases
-from wire.extensions import Extension
 from wire.pooling.task import find_task
 from wire.text.counting import counted
 from wire.tracing import Tracing, TracingError
@@ -132,7 +131,7 @@ async def _adapters(config: RouterConfig, metrics: Metrics, started: Started) ->
     """Those of the shards, and those of --lora-root. Raises StartupError."""
     if config.lora_root is None:
         return AdapterRegistry(started.info.adapters, metrics)
-    if Extension.LORA not in started.info.extensions:
+    if not started.info.loads_adapters:
         raise StartupError("--lora-root: the shards load no adapters while they serve; start them with it too")
     most_bytes = int(config.lora_host_memory * 2**30)
     registry = AdapterRegistry(started.info.adapters, metrics, started.shards, most_bytes=most_bytes)

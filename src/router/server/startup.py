@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from router.config import RouterConfig
@@ -18,7 +18,6 @@ from router.shards.interface import ShardError, Shards
 from router.shards.pool import HEALTH_TIMEOUT_S, ShardPool
 from router.shards.traced import TracedClient, TracedShards
 from router.shards.warm_up import Capacity, WarmUpPlan
-from wire.adapters import upstream_names
 from wire.rpc.mutual_tls import MutualTls
 from wire.tracing import Tracing
 from wire.warm_up import NOT_ENOUGH_MEMORY
@@ -26,9 +25,6 @@ from wire.warm_up import NOT_ENOUGH_MEMORY
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# KV tokens when neither the shards nor the user say how many (padded models).
-_DEFAULT_CAPACITY = 16_000
 
 # Bounds of `tokens_of_a_step`.
 CPU_STEP_TOKENS, CPU_DEFAULT_STEP_TOKENS = 1024, 256
@@ -57,11 +53,10 @@ async def connect_and_warm_up(
 
     max_positions and tokenizer_max_length are the model's own limits of a sequence, where known.
     """
-    shards, said = await connected(config, tracing)
+    shards, info = await connected(config, tracing)
     try:
-        if said.task != "generate":
-            raise BackendError(f"the shards' task is {said.task}, the router's is generate: give both the same --task")
-        info = with_upstream_adapters(said, config)
+        if info.task != "generate":
+            raise BackendError(f"the shards' task is {info.task}, the router's is generate: give both the same --task")
         prefill_tokens, capacity = await _warm_up(config, shards, info)
         limits = resolve_limits(
             config,
@@ -96,9 +91,8 @@ async def connect_and_warm_up(
         max_request_s=config.max_request_seconds,
         max_unread_bytes=config.max_unread_bytes,
     )
-    if scheduler.allocator is not None:
-        num_blocks = scheduler.allocator.num_usable
-        metrics.inform("tgi_cache_config_info", block_size=info.block_size, num_gpu_blocks=num_blocks)
+    num_blocks = scheduler.allocator.num_usable
+    metrics.inform("tgi_cache_config_info", block_size=info.block_size, num_gpu_blocks=num_blocks)
     return Started(info=info, limits=limits, scheduler=scheduler, shards=shards)
 
 
@@ -115,12 +109,6 @@ async def connected(config: RouterConfig, tracing: Tracing | None) -> tuple[Shar
     except BaseException:
         await shards.close()
         raise
-
-
-def with_upstream_adapters(info: ShardInfo, config: RouterConfig) -> ShardInfo:
-    """`info` with the adapters that shards of upstream TGI do not name. Beside adapters these share no prefixes."""
-    names = () if info.extensions else upstream_names(config.lora_adapters, ArgumentValidation)
-    return replace(info, adapters=names, use_prefix_caching=False) if names else info
 
 
 def _connect(config: RouterConfig, tracing: Tracing | None, url: str) -> Client:
@@ -157,7 +145,7 @@ async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> 
             raise BackendError(f"Unable to warmup the Python model shards: {_describe(error)}") from error
         else:
             holds = capacity.total_tokens
-            if least is None or holds is None or not least <= holds < budget:
+            if least is None or not least <= holds < budget:
                 return budget, capacity
             # Another warm-up, because shards and router must have the same budget.
             budget = holds
@@ -208,15 +196,14 @@ def resolve_limits(
         one_prefill = None if info.chunks else prefill
         bounds = (max_total_tokens, one_prefill, max_positions, tokenizer_max_length)
         max_total_tokens = min(bound for bound in bounds if bound is not None)
-    max_batch_total_tokens = _batch_total(config, capacity, max(max_total_tokens, prefill))
+    max_batch_total_tokens = _batch_total(config, capacity)
     if max_total_tokens > max_batch_total_tokens:
         if config.max_total_tokens is not None:
             raise BackendError(f"Not enough memory to handle `max_total_tokens={max_total_tokens}`")
         max_total_tokens = max_batch_total_tokens
-    if not info.requires_padding:
-        # Block 0 is reserved; the last token of a request is never stored.
-        usable = (max_batch_total_tokens // info.block_size - 1) * info.block_size + 1 - info.reserved_draft_tokens
-        max_total_tokens = min(max_total_tokens, usable)
+    # Block 0 is reserved; the last token of a request is never stored.
+    usable = (max_batch_total_tokens // info.block_size - 1) * info.block_size + 1
+    max_total_tokens = min(max_total_tokens, usable)
     max_input_tokens = config.max_input_tokens
     if max_input_tokens is None:
         max_input_tokens = max_total_tokens - 1
@@ -241,16 +228,12 @@ def resolve_limits(
     )
 
 
-def _batch_total(config: RouterConfig, capacity: Capacity, largest: int) -> int:
-    """KV tokens to hand out: the shards' capacity, and never more than the user allows."""
+def _batch_total(config: RouterConfig, capacity: Capacity) -> int:
+    """Return the KV tokens to hand out: the shards' capacity, and never more than the user allows."""
     asked = config.max_batch_total_tokens
-    if capacity.total_tokens is not None:
-        if asked is not None and asked > capacity.total_tokens:
-            logger.warning("--max-batch-total-tokens %d: the shards can hold %d tokens", asked, capacity.total_tokens)
-        return capacity.total_tokens if asked is None else min(asked, capacity.total_tokens)
-    if asked is not None:
-        return asked
-    return max(_DEFAULT_CAPACITY, largest)
+    if asked is not None and asked > capacity.total_tokens:
+        logger.warning("--max-batch-total-tokens %d: the shards can hold %d tokens", asked, capacity.total_tokens)
+    return capacity.total_tokens if asked is None else min(asked, capacity.total_tokens)
 
 
 def _check_echo(name: str, asked: int | None, answered: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
@@ -11,16 +10,16 @@ import numpy as np
 
 from router.events import FinishReason, Token
 from router.limits import ShardInfo
-from router.request import SAMPLING_EXTENSIONS, SamplingParameters, StoppingParameters
+from router.request import SamplingParameters, StoppingParameters
 from router.shards.interface import (
     PROBE_ID,
+    BlockGrowth,
     CachedBatch,
     Columns,
     DecodeCall,
     Drafted,
     EncodedImages,
     Ended,
-    Growth,
     NewBatch,
     NewRequest,
     PrefillCall,
@@ -30,10 +29,9 @@ from router.shards.interface import (
     Timings,
     UnsendableError,
 )
-from wire.extensions import Extension
 from wire.images.prepared import PreparedImage
-from wire.images.upstream.texts import mimetype
 from wire.processes.shared_memory import process_namespace
+from wire.protocol import PROTOCOL
 from wire.v3 import generate_pb2 as pb
 
 StepMessage = pb.PrefillResponse | pb.DecodeResponse
@@ -48,57 +46,47 @@ _FINISH_REASONS: dict[int, FinishReason] = {
     pb.FINISH_REASON_STOP_SEQUENCE: "stop_sequence",
 }
 _NS = 1e-9
+# Under the names that both sides have.
+_SAMPLING_NAMES = tuple(one.name for one in fields(SamplingParameters) if one.name != "grammar_kind")
 
 
 # Outward.
 
 
-def prefill_to(call: PrefillCall, extensions: frozenset[Extension]) -> pb.PrefillRequest:
-    """Fields of an extension are set only if the shards announced it. Raises `UnsendableError`."""
+def prefill_to(call: PrefillCall) -> pb.PrefillRequest:
+    """Raises `UnsendableError`."""
     request = pb.PrefillRequest(
-        growth=_growth_to(call.growth),
+        cached_id=call.cached_id,
+        new_blocks=_new_blocks_to(call.new_blocks),
         chunk_tokens=call.chunk_tokens,
-        unanswered=call.unanswered or None,
+        unanswered=call.unanswered,
     )
-    _fill_batch(request.batch, call.batch, extensions)
-    if call.cached_id is not None:
-        request.cached_batch.id = call.cached_id
+    _fill_batch(request.batch, call.batch)
     return request
 
 
 def decode_to(call: DecodeCall) -> pb.DecodeRequest:
-    """Only the id of a batch: shards read nothing else."""
-    batches = [pb.CachedBatch(id=batch_id) for batch_id in call.batch_ids]
     return pb.DecodeRequest(
-        batches=batches,
-        growth=_growth_to(call.growth),
+        batch_ids=call.batch_ids,
+        new_blocks=_new_blocks_to(call.new_blocks),
         chunk_tokens=call.chunk_tokens,
-        unanswered=call.unanswered or None,
+        unanswered=call.unanswered,
     )
 
 
-def batch_to(batch: NewBatch, extensions: frozenset[Extension]) -> pb.Batch:
-    """Raises `UnsendableError`."""
-    message = pb.Batch()
-    _fill_batch(message, batch, extensions)
-    return message
-
-
-def _fill_batch(message: pb.Batch, batch: NewBatch, extensions: frozenset[Extension]) -> None:
+def _fill_batch(message: pb.Batch, batch: NewBatch) -> None:
     requests: list[pb.Request] = []
     reasons: dict[int, Exception] = {}
     for request in batch.requests:
         try:
-            requests.append(_request_to(request, extensions))
+            requests.append(_request_to(request))
         except (ValueError, TypeError) as error:
             reasons[request.request_id] = error
     if reasons:
         raise UnsendableError(reasons)
-    message.id, message.size = batch.batch_id, len(batch.requests)
-    message.max_tokens, message.max_blocks = batch.max_tokens, batch.max_blocks
+    message.id = batch.batch_id
     message.requests.extend(requests)
-    if Extension.IMAGES in extensions:
-        _add_images(message, batch.requests)
+    _add_images(message, batch.requests)
 
 
 def _add_images(message: pb.Batch, requests: Sequence[NewRequest]) -> None:
@@ -121,73 +109,49 @@ def _add_images(message: pb.Batch, requests: Sequence[NewRequest]) -> None:
                 feature.num_bytes = len(array.data)
 
 
-def _growth_to(growth: Sequence[Growth]) -> list[pb.BlockGrowth]:
-    return [pb.BlockGrowth(request_id=g.request_id, blocks=g.blocks) for g in growth]
+def _new_blocks_to(new_blocks: Sequence[BlockGrowth]) -> list[pb.BlockGrowth]:
+    return [pb.BlockGrowth(request_id=one.request_id, blocks=one.blocks) for one in new_blocks]
 
 
 def probe_to() -> pb.PrefillRequest:
-    """The one-token generation that TGI's health check runs in the reserved block 0."""
+    """Make the one-token generation that TGI's health check runs, in the reserved block 0."""
     request = pb.Request(
         id=PROBE_ID,
-        inputs="liveness",
-        input_chunks=pb.Input(chunks=[pb.InputChunk(text="liveness")]),
-        truncate=1,
-        parameters=_sampling_to(SamplingParameters(), frozenset()),
+        input_ids=[0],
+        parameters=_sampling_to(SamplingParameters()),
         stopping_parameters=pb.StoppingCriteriaParameters(max_new_tokens=1),
         blocks=[0],
-        slots=[0],
     )
-    return pb.PrefillRequest(batch=pb.Batch(id=PROBE_ID, requests=[request], size=1, max_tokens=2, max_blocks=1))
+    return pb.PrefillRequest(batch=pb.Batch(id=PROBE_ID, requests=[request]))
 
 
-def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request:
+def _request_to(new: NewRequest) -> pb.Request:
     request = new.request
     message = pb.Request(
         id=new.request_id,
-        truncate=request.truncate,
-        add_special_tokens=request.add_special_tokens,
-        parameters=_sampling_to(request.sampling, extensions),
-        stopping_parameters=_stopping_to(request.stopping, extensions),
+        input_ids=request.input_ids,
+        parameters=_sampling_to(request.sampling),
+        stopping_parameters=_stopping_to(request.stopping),
         prefill_logprobs=request.decoder_input_details and not new.resume_ids,  # they were delivered before
         top_n_tokens=request.top_n_tokens,
         blocks=new.blocks,
-        slots=new.slots,
         cache_len=new.cache_len,
+        chunk_len=new.chunk_len,
+        resume_ids=new.resume_ids,
+        prediction_ids=request.prediction_ids,
     )
-    if new.chunk_len is not None:
-        message.chunk_len = new.chunk_len
     if request.adapter is not None:
         message.adapter = request.adapter
     elif request.adapter_id is not None:
         message.adapter_id = request.adapter_id
-    if Extension.TOKEN_IDS in extensions and request.input_ids:
-        message.input_ids.extend(request.input_ids)
-    elif request.chunks:
-        message.input_chunks.chunks.extend(map(_chunk_to, request.chunks))
-    else:  # upstream TGI shards read `input_chunks`, older ones `inputs`
-        message.inputs = request.inputs
-        message.input_chunks.chunks.add(text=request.inputs)
-    if request.images:
-        if Extension.IMAGES not in extensions:
-            raise ValueError("the model server in use reads no images")
-        for one in request.images:
-            message.images.add(key=one.place.key, start=one.place.start, length=one.place.length)
-    if new.resume_ids:
-        message.resume_ids.extend(new.resume_ids)
-    if Extension.PREDICTION in extensions:
-        message.prediction_ids.extend(request.prediction_ids)
+    for one in request.images:
+        message.images.add(key=one.place.key, start=one.place.start, length=one.place.length)
     return message
 
 
-def _chunk_to(chunk: str | bytes) -> pb.InputChunk:
-    if isinstance(chunk, str):
-        return pb.InputChunk(text=chunk)
-    return pb.InputChunk(image=pb.Image(data=chunk, mimetype=mimetype(chunk)))
-
-
-def _sampling_to(sampling: SamplingParameters, extensions: frozenset[Extension]) -> pb.NextTokenChooserParameters:
+def _sampling_to(sampling: SamplingParameters) -> pb.NextTokenChooserParameters:
     """Zero needs no field: it is what a shard reads where there is none."""
-    values = {name: value for name in _sent(extensions) if (value := getattr(sampling, name))}
+    values = {name: value for name in _SAMPLING_NAMES if (value := getattr(sampling, name))}
     biases = values.pop("logit_bias", ())
     return pb.NextTokenChooserParameters(
         **values,
@@ -196,81 +160,60 @@ def _sampling_to(sampling: SamplingParameters, extensions: frozenset[Extension])
     )
 
 
-@functools.lru_cache
-def _sent(extensions: frozenset[Extension]) -> tuple[str, ...]:
-    """The sampling parameters that shards with these extensions are sent, under the names that both sides have."""
-    names = (one.name for one in fields(SamplingParameters) if one.name != "grammar_kind")
-    return tuple(name for name in names if name not in SAMPLING_EXTENSIONS or SAMPLING_EXTENSIONS[name] in extensions)
-
-
-def _stopping_to(stopping: StoppingParameters, extensions: frozenset[Extension]) -> pb.StoppingCriteriaParameters:
-    message = pb.StoppingCriteriaParameters(
+def _stopping_to(stopping: StoppingParameters) -> pb.StoppingCriteriaParameters:
+    return pb.StoppingCriteriaParameters(
         max_new_tokens=stopping.max_new_tokens,
         stop_sequences=stopping.stop_sequences,
         ignore_eos_token=stopping.ignore_eos_token,
         stop_token_ids=stopping.stop_token_ids,
     )
-    if stopping.stop_anywhere and stopping.stop_sequences and Extension.STOP_ANYWHERE in extensions:
-        message.stop_anywhere = True
-    return message
 
 
 # Inward.
 
 
 def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
-    """What all ranks say. Raises ValueError where they differ; an extension counts if every rank offers it."""
+    """Read what all ranks say. Raises ValueError where they differ, and for shards of another release."""
+    for message in messages:
+        if message.protocol != PROTOCOL:
+            raise ValueError(
+                f"the shards speak protocol {message.protocol}, this router {PROTOCOL}: start both from one release"
+            )
     first = messages[0]
-    plain = [
-        (
-            m.requires_padding,
-            m.window_size,
-            m.speculate,
-            m.block_size,
-            m.dtype,
-            m.kv_cache_dtype,
-            m.quantize,
-            *m.adapters,
-        )
-        for m in messages
-    ]
+    plain = [(m.speculate, m.block_size, m.dtype, m.kv_cache_dtype, m.quantize, *m.adapters) for m in messages]
     if any(p != plain[0] for p in plain):
-        raise ValueError(
-            "the shards disagree about padding, window, speculation, block size, dtype, quantization or adapters"
-        )
+        raise ValueError("the shards disagree about speculation, block size, dtype, quantization or adapters")
     return ShardInfo(
-        requires_padding=first.requires_padding,
         dtype=first.dtype,
         device_type=first.device_type,
-        window_size=first.window_size if first.HasField("window_size") else None,
         speculate=first.speculate,
-        support_chunking=all(m.support_chunking for m in messages),
-        use_prefix_caching=all(m.use_prefix_caching or m.adapter_prefix_caching for m in messages),
+        chunks=all(m.support_chunking for m in messages),
+        shares_prefixes=all(m.prefix_caching for m in messages),
         attention_impl=first.attention_impl,
         block_size=max(first.block_size, 1),
         pipeline_depth=max(min(m.pipeline_depth for m in messages), 1),
         micro_batches=max(min(m.micro_batches for m in messages), 1),
-        kv_cache_dtype=first.kv_cache_dtype or first.dtype,
+        kv_cache_dtype=first.kv_cache_dtype,
         quantize=first.quantize or None,
         speculator=first.speculator or None,
         task=first.task or "generate",
         adapters=tuple(first.adapters),
         image_reserve=max(m.image_reserve for m in messages),
         adapter_slots=min((m.adapter_slots for m in messages if m.adapter_slots), default=None),
-        extensions=_extensions_of(messages),
+        grows=all(m.grows for m in messages),
+        loads_adapters=all(m.loads_adapters for m in messages),
+        images=all(m.images for m in messages),
+        shares_memory=_see_this_process(messages),
     )
 
 
-def _extensions_of(messages: Sequence[pb.InfoResponse]) -> frozenset[Extension]:
-    """What all ranks offer. Memory is shared only with processes that see this one."""
-    extensions = frozenset.intersection(*(Extension.known(m.extensions) for m in messages))
+def _see_this_process(messages: Sequence[pb.InfoResponse]) -> bool:
     own = process_namespace()
-    sees_all = own and all(m.process_namespace == own for m in messages)
-    return extensions if sees_all else extensions - {Extension.SHARED_MEMORY}
+    return bool(own) and all(m.process_namespace == own for m in messages)
 
 
 def cached_batch_from(message: pb.CachedBatch) -> CachedBatch:
-    return CachedBatch(message.id, message.request_ids, message.size, message.max_tokens, message.current_tokens)
+    return CachedBatch(message.id, message.request_ids, message.max_tokens, message.current_tokens)
 
 
 def step_from(messages: Sequence[StepMessage]) -> StepReply:

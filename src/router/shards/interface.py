@@ -48,7 +48,7 @@ class UnsendableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request with its place in the KV cache. `blocks` and `slots` are empty in padded mode.
+    """A request with its place in the KV cache.
 
     cache_len: leading prompt tokens whose KV is present. chunk_len: prompt tokens to run first, None for all.
     resume_ids: tokens generated before the request was preempted.
@@ -57,14 +57,13 @@ class NewRequest:
     request_id: int
     request: ValidRequest
     blocks: Sequence[int] = ()
-    slots: Sequence[int] = ()
     cache_len: int = 0
     chunk_len: int | None = None
     resume_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class BlockGrowth:
     """More blocks for a running request, appended to its table before the step runs."""
 
     request_id: int
@@ -77,21 +76,20 @@ class NewBatch:
 
     batch_id: int
     requests: Sequence[NewRequest]
-    max_tokens: int
-    max_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillCall:
     """Run the prompts of a new batch; with `cached_id` in one step with that running batch, which it joins.
 
-    growth: for requests of the running batch. chunk_tokens: the most that the step after this one computes of prompts;
-    None: what the warm-up allows. unanswered: calls in flight, whose ends of requests the caller does not know.
+    new_blocks: for requests of the running batch. chunk_tokens: the most that the step after this one computes of
+    prompts; None: what the warm-up allows. unanswered: calls in flight, whose ends of requests the caller does not
+    know.
     """
 
     batch: NewBatch
     cached_id: int | None = None
-    growth: Sequence[Growth] = ()
+    new_blocks: Sequence[BlockGrowth] = ()
     chunk_tokens: int | None = None
     unanswered: int = 0
 
@@ -100,11 +98,11 @@ class PrefillCall:
 class DecodeCall:
     """One step of the named batches, which become one batch under the first id. Runs the next chunk of prompts.
 
-    growth, chunk_tokens, unanswered: as in `PrefillCall`.
+    new_blocks, chunk_tokens, unanswered: as in `PrefillCall`.
     """
 
     batch_ids: Sequence[int]
-    growth: Sequence[Growth] = ()
+    new_blocks: Sequence[BlockGrowth] = ()
     chunk_tokens: int | None = None
     unanswered: int = 0
 
@@ -115,7 +113,6 @@ class CachedBatch:
 
     batch_id: int
     request_ids: Sequence[int]
-    size: int
     max_tokens: int
     current_tokens: int
 
@@ -160,13 +157,13 @@ class Timings:
     forward_s: float = 0.0
     decode_s: float = 0.0
     concat_s: float | None = None
-    phases_s: tuple[float, ...] = ()  # in the order of `wire.step_phases.PHASES`; empty from an upstream TGI shard
+    phases_s: tuple[float, ...] = ()  # in the order of `wire.step_phases.PHASES`
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """What a step drafted (speculation). num_right: of `num_tokens`; longest: the longest draft; by_kind: drafted and
-    right tokens by the place of a `DraftKind`, empty or shorter from a shard that does not say it; predicted: by
+    right tokens by the place of a `DraftKind`, predicted: by
     request id, of those whose prediction guessed some of it, how many of these tokens were right and how many not."""
 
     num_tokens: int

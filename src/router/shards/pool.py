@@ -14,7 +14,6 @@ from router.shards.client import Client, Rpc, ShardClient
 from router.shards.interface import CachedBatch, DecodeCall, PrefillCall, ShardError, StepReply
 from router.shards.pooling import PooledCapacity, StepAnswer, TextItem
 from router.shards.warm_up import Capacity, WarmUpPlan
-from wire.extensions import Extension
 from wire.lora.v1 import lora_pb2 as lora_pb
 from wire.rpc.fan_out import gathered
 from wire.v3 import generate_pb2 as pb
@@ -30,15 +29,13 @@ _START_TIMEOUT_S = 60.0
 class ShardPool:
     """The ranks of one model; implements `router.shards.interface.Shards`.
 
-    Calls that run the model or change a batch are numbered in the order in which these methods are called. Upstream TGI
-    shards ignore the numbers; for them the caller waits for each answer before it sends the next call.
+    Calls that run the model or change a batch are numbered in the order in which these methods are called.
     """
 
     def __init__(self, clients: Sequence[Client], *, health_timeout_s: float = HEALTH_TIMEOUT_S) -> None:
         self._clients = list(clients)
         self._health_timeout_s = health_timeout_s
         self._next_sequence = 0
-        self._extensions: frozenset[Extension] = frozenset()
 
     @classmethod
     async def discover(
@@ -70,15 +67,12 @@ class ShardPool:
         await self._to_all("ClearCache", pb.ClearCacheRequest(sequence=self._number()), _START_TIMEOUT_S)
 
     async def info(self) -> ShardInfo:
-        """Facts on which all ranks agree; from now on their common extensions are used. Raises ValueError."""
-        info = convert.info_from(_of_all_ranks(await self._to_all("Info", pb.InfoRequest(), _START_TIMEOUT_S)))
-        self._extensions = info.extensions
-        return info
+        """Return the facts on which all ranks agree. Raises ValueError."""
+        return convert.info_from(_of_all_ranks(await self._to_all("Info", pb.InfoRequest(), _START_TIMEOUT_S)))
 
     async def warm_up(self, plan: WarmUpPlan) -> Capacity:
         """Run the largest prefill on all ranks at once; the smallest answer counts."""
         request = warm_up.request_to(plan)
-        request.extensions.extend(sorted(self._extensions))
         request.sequence = self._number()
         return warm_up.capacity_from(_of_all_ranks(await self._to_all("Warmup", request)))
 
@@ -88,7 +82,7 @@ class ShardPool:
     # Numbered calls, sent at once.
 
     def prefill(self, call: PrefillCall) -> asyncio.Future[StepReply]:
-        return _soon(_step("Prefill", self._send("Prefill", convert.prefill_to(call, self._extensions)), call))
+        return _soon(_step("Prefill", self._send("Prefill", convert.prefill_to(call)), call))
 
     def probe(self) -> asyncio.Future[StepReply]:
         return self._step("Prefill", convert.probe_to())

@@ -99,9 +99,9 @@ class PromptTokenizer:
         """Where each token of a text begins, in characters; added special tokens are at 0."""
         return await self._lanes.run(len(text), partial(self._offsets, text, add_special_tokens))
 
-    async def text_of(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """The text of ids, special tokens included, and whether it has exactly these tokens when it is cut again."""
-        return await self._lanes.run(_CHARACTERS_OF_AN_ID * len(ids), partial(self._text, list(ids)))
+    async def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        return await self._lanes.run(_CHARACTERS_OF_AN_ID * len(ids), partial(self._decode, list(ids)))
 
     async def offsets_of_ids(self, ids: Sequence[int]) -> list[int]:
         """Where each of the tokens begins in `text_of(ids)`, in characters."""
@@ -129,10 +129,6 @@ class PromptTokenizer:
 
     def _offsets(self, text: str, add_special_tokens: bool) -> list[int]:
         return [start for start, _ in self._encoding(text, add_special_tokens).offsets]
-
-    def _text(self, ids: list[int]) -> tuple[str, bool]:
-        text = self._decode(ids)
-        return text, _ids(self._tokenizer, text, add_special_tokens=False, truncate=None) == ids
 
     def _offsets_of_ids(self, ids: list[int]) -> list[int]:
         """By decoding a few tokens at a time: what a token adds to a text depends on those before it."""

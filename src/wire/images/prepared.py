@@ -50,8 +50,7 @@ class PreparedImage:
     images, counts and positions. expansion: the text that takes the place of the family's placeholder; empty on the
     side of the shard. num_embeds: rows that the tower makes, and image tokens in the expansion. grid: merged patches
     (frames, rows, columns), for families whose positions follow it. features: what the tower takes, by name; empty
-    where the KV of all its tokens is known. num_pixels: of the picture, before it is prepared. file: as it came, where
-    the model server prepares it.
+    where the KV of all its tokens is known. num_pixels: of the picture, before it is prepared.
     """
 
     key: bytes
@@ -60,12 +59,11 @@ class PreparedImage:
     grid: tuple[int, int, int] | None = None
     features: Mapping[str, Feature] = field(default_factory=dict)
     num_pixels: int = 0
-    file: bytes = field(default=b"", repr=False)
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes, nearly."""
-        return len(self.expansion) + len(self.file) + sum(len(one.data) for one in self.features.values())
+        return len(self.expansion) + sum(len(one.data) for one in self.features.values())
 
 
 @dataclass(frozen=True, slots=True)

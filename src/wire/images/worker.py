@@ -1,7 +1,5 @@
 """The process that prepares images on behalf of the router: `python -m wire.images.worker FOLDER DTYPE`.
 
-With `files` instead of a type it only counts their tokens, for model servers of upstream TGI.
-
 A file may be built to take all memory or to run forever; here it takes 2 GiB at most, in a fork that is ended when it
 takes too long. Knows nothing of requests.
 """
@@ -20,8 +18,6 @@ from wire.images import frames  # noqa: E402
 from wire.images.decoding import ImageError  # noqa: E402
 from wire.images.prepared import Detail, PreparedImage  # noqa: E402
 from wire.images.preparing import ModelType, Preparer, UnpreparableError  # noqa: E402
-from wire.images.upstream.counting import FileCounter  # noqa: E402
-from wire.images.upstream.texts import FILES  # noqa: E402
 from wire.worker.forked import Forked, JobEndedError  # noqa: E402
 from wire.worker.main import serve  # noqa: E402
 
@@ -54,7 +50,7 @@ def main() -> None:
     folder, dtype = sys.argv[1:]
     fault, preparer = "", cast(Prepares | None, None)
     try:
-        preparer = FileCounter(Path(folder)) if dtype == FILES else Preparer(Path(folder), cast(ModelType, dtype))
+        preparer = Preparer(Path(folder), cast(ModelType, dtype))
     except UnpreparableError as error:
         fault = str(error)
     forked = Forked()

@@ -39,52 +39,52 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("requires_padding", "dtype", "device_type", "window_size", "speculate", "support_chunking", "use_prefix_caching", "attention_impl", "block_size", "extensions", "pipeline_depth", "kv_cache_dtype", "quantize", "adapters", "adapter_prefix_caching", "micro_batches", "adapter_slots", "image_reserve", "speculator", "process_namespace", "task", "other_ranks")
-    REQUIRES_PADDING_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("protocol", "dtype", "device_type", "speculate", "support_chunking", "attention_impl", "block_size", "pipeline_depth", "kv_cache_dtype", "quantize", "adapters", "prefix_caching", "micro_batches", "adapter_slots", "image_reserve", "speculator", "process_namespace", "task", "grows", "loads_adapters", "images", "other_ranks")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_SIZE_FIELD_NUMBER: _ClassVar[int]
     SPECULATE_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_CHUNKING_FIELD_NUMBER: _ClassVar[int]
-    USE_PREFIX_CACHING_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_IMPL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_DEPTH_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZE_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_PREFIX_CACHING_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHING_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_SLOTS_FIELD_NUMBER: _ClassVar[int]
     IMAGE_RESERVE_FIELD_NUMBER: _ClassVar[int]
     SPECULATOR_FIELD_NUMBER: _ClassVar[int]
     PROCESS_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    GROWS_FIELD_NUMBER: _ClassVar[int]
+    LOADS_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     OTHER_RANKS_FIELD_NUMBER: _ClassVar[int]
-    requires_padding: bool
+    protocol: int
     dtype: str
     device_type: str
-    window_size: int
     speculate: int
     support_chunking: bool
-    use_prefix_caching: bool
     attention_impl: str
     block_size: int
-    extensions: _containers.RepeatedScalarFieldContainer[str]
     pipeline_depth: int
     kv_cache_dtype: str
     quantize: str
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    adapter_prefix_caching: bool
+    prefix_caching: bool
     micro_batches: int
     adapter_slots: int
     image_reserve: int
     speculator: str
     process_namespace: str
     task: str
+    grows: bool
+    loads_adapters: bool
+    images: bool
     other_ranks: _containers.RepeatedCompositeFieldContainer[InfoResponse]
-    def __init__(self, requires_padding: bool = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., window_size: _Optional[int] = ..., speculate: _Optional[int] = ..., support_chunking: bool = ..., use_prefix_caching: bool = ..., attention_impl: _Optional[str] = ..., block_size: _Optional[int] = ..., extensions: _Optional[_Iterable[str]] = ..., pipeline_depth: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., quantize: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., adapter_prefix_caching: bool = ..., micro_batches: _Optional[int] = ..., adapter_slots: _Optional[int] = ..., image_reserve: _Optional[int] = ..., speculator: _Optional[str] = ..., process_namespace: _Optional[str] = ..., task: _Optional[str] = ..., other_ranks: _Optional[_Iterable[_Union[InfoResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., speculate: _Optional[int] = ..., support_chunking: bool = ..., attention_impl: _Optional[str] = ..., block_size: _Optional[int] = ..., pipeline_depth: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., quantize: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., prefix_caching: bool = ..., micro_batches: _Optional[int] = ..., adapter_slots: _Optional[int] = ..., image_reserve: _Optional[int] = ..., speculator: _Optional[str] = ..., process_namespace: _Optional[str] = ..., task: _Optional[str] = ..., grows: bool = ..., loads_adapters: bool = ..., images: bool = ..., other_ranks: _Optional[_Iterable[_Union[InfoResponse, _Mapping]]] = ...) -> None: ...
 
 class ServiceDiscoveryRequest(_message.Message):
     __slots__ = ()
@@ -107,28 +107,6 @@ class ClearCacheRequest(_message.Message):
 class ClearCacheResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class Image(_message.Message):
-    __slots__ = ("data", "mimetype")
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    MIMETYPE_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
-    mimetype: str
-    def __init__(self, data: _Optional[bytes] = ..., mimetype: _Optional[str] = ...) -> None: ...
-
-class InputChunk(_message.Message):
-    __slots__ = ("text", "image")
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    IMAGE_FIELD_NUMBER: _ClassVar[int]
-    text: str
-    image: Image
-    def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ...) -> None: ...
-
-class Input(_message.Message):
-    __slots__ = ("chunks",)
-    CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    chunks: _containers.RepeatedCompositeFieldContainer[InputChunk]
-    def __init__(self, chunks: _Optional[_Iterable[_Union[InputChunk, _Mapping]]] = ...) -> None: ...
 
 class LogitBias(_message.Message):
     __slots__ = ("token_id", "bias")
@@ -175,60 +153,48 @@ class NextTokenChooserParameters(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., do_sample: bool = ..., seed: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., watermark: bool = ..., frequency_penalty: _Optional[float] = ..., grammar: _Optional[str] = ..., grammar_type: _Optional[_Union[GrammarType, str]] = ..., presence_penalty: _Optional[float] = ..., absolute_frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., min_p: _Optional[float] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class StoppingCriteriaParameters(_message.Message):
-    __slots__ = ("max_new_tokens", "stop_sequences", "ignore_eos_token", "stop_anywhere", "stop_token_ids")
+    __slots__ = ("max_new_tokens", "stop_sequences", "ignore_eos_token", "stop_token_ids")
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    STOP_ANYWHERE_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     stop_sequences: _containers.RepeatedScalarFieldContainer[str]
     ignore_eos_token: bool
-    stop_anywhere: bool
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, max_new_tokens: _Optional[int] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., ignore_eos_token: bool = ..., stop_anywhere: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, max_new_tokens: _Optional[int] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., ignore_eos_token: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "inputs", "truncate", "parameters", "stopping_parameters", "prefill_logprobs", "top_n_tokens", "input_chunks", "blocks", "slots", "adapter_id", "cache_len", "add_special_tokens", "chunk_len", "adapter", "input_ids", "resume_ids", "prediction_ids", "images")
+    __slots__ = ("id", "parameters", "stopping_parameters", "prefill_logprobs", "top_n_tokens", "blocks", "adapter_id", "cache_len", "chunk_len", "input_ids", "adapter", "resume_ids", "prediction_ids", "images")
     ID_FIELD_NUMBER: _ClassVar[int]
-    INPUTS_FIELD_NUMBER: _ClassVar[int]
-    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     STOPPING_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_N_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    INPUT_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    SLOTS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
     CACHE_LEN_FIELD_NUMBER: _ClassVar[int]
-    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_LEN_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     RESUME_IDS_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_IDS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     id: int
-    inputs: str
-    truncate: int
     parameters: NextTokenChooserParameters
     stopping_parameters: StoppingCriteriaParameters
     prefill_logprobs: bool
     top_n_tokens: int
-    input_chunks: Input
     blocks: _containers.RepeatedScalarFieldContainer[int]
-    slots: _containers.RepeatedScalarFieldContainer[int]
     adapter_id: str
     cache_len: int
-    add_special_tokens: bool
     chunk_len: int
-    adapter: int
     input_ids: _containers.RepeatedScalarFieldContainer[int]
+    adapter: int
     resume_ids: _containers.RepeatedScalarFieldContainer[int]
     prediction_ids: _containers.RepeatedScalarFieldContainer[int]
     images: _containers.RepeatedCompositeFieldContainer[ImagePlace]
-    def __init__(self, id: _Optional[int] = ..., inputs: _Optional[str] = ..., truncate: _Optional[int] = ..., parameters: _Optional[_Union[NextTokenChooserParameters, _Mapping]] = ..., stopping_parameters: _Optional[_Union[StoppingCriteriaParameters, _Mapping]] = ..., prefill_logprobs: bool = ..., top_n_tokens: _Optional[int] = ..., input_chunks: _Optional[_Union[Input, _Mapping]] = ..., blocks: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., adapter_id: _Optional[str] = ..., cache_len: _Optional[int] = ..., add_special_tokens: bool = ..., chunk_len: _Optional[int] = ..., adapter: _Optional[int] = ..., input_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., images: _Optional[_Iterable[_Union[ImagePlace, _Mapping]]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., parameters: _Optional[_Union[NextTokenChooserParameters, _Mapping]] = ..., stopping_parameters: _Optional[_Union[StoppingCriteriaParameters, _Mapping]] = ..., prefill_logprobs: bool = ..., top_n_tokens: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., adapter_id: _Optional[str] = ..., cache_len: _Optional[int] = ..., chunk_len: _Optional[int] = ..., input_ids: _Optional[_Iterable[int]] = ..., adapter: _Optional[int] = ..., resume_ids: _Optional[_Iterable[int]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., images: _Optional[_Iterable[_Union[ImagePlace, _Mapping]]] = ...) -> None: ...
 
 class PreparedImage(_message.Message):
     __slots__ = ("key", "features", "grid", "num_embeds")
@@ -279,34 +245,26 @@ class BlockGrowth(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("id", "requests", "size", "max_tokens", "max_blocks", "images")
+    __slots__ = ("id", "requests", "images")
     ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     id: int
     requests: _containers.RepeatedCompositeFieldContainer[Request]
-    size: int
-    max_tokens: int
-    max_blocks: int
     images: _containers.RepeatedCompositeFieldContainer[PreparedImage]
-    def __init__(self, id: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ..., size: _Optional[int] = ..., max_tokens: _Optional[int] = ..., max_blocks: _Optional[int] = ..., images: _Optional[_Iterable[_Union[PreparedImage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[PreparedImage, _Mapping]]] = ...) -> None: ...
 
 class CachedBatch(_message.Message):
-    __slots__ = ("id", "request_ids", "size", "max_tokens", "current_tokens")
+    __slots__ = ("id", "request_ids", "max_tokens", "current_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CURRENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: int
     request_ids: _containers.RepeatedScalarFieldContainer[int]
-    size: int
     max_tokens: int
     current_tokens: int
-    def __init__(self, id: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., size: _Optional[int] = ..., max_tokens: _Optional[int] = ..., current_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., current_tokens: _Optional[int] = ...) -> None: ...
 
 class GeneratedText(_message.Message):
     __slots__ = ("text", "generated_tokens", "finish_reason", "seed")
@@ -383,20 +341,20 @@ class FilterBatchResponse(_message.Message):
     def __init__(self, batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., other_ranks: _Optional[_Iterable[_Union[FilterBatchResponse, _Mapping]]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("batch", "cached_batch", "sequence", "unanswered", "growth", "chunk_tokens")
+    __slots__ = ("batch", "cached_id", "sequence", "unanswered", "new_blocks", "chunk_tokens")
     BATCH_FIELD_NUMBER: _ClassVar[int]
-    CACHED_BATCH_FIELD_NUMBER: _ClassVar[int]
+    CACHED_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     UNANSWERED_FIELD_NUMBER: _ClassVar[int]
-    GROWTH_FIELD_NUMBER: _ClassVar[int]
+    NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     batch: Batch
-    cached_batch: CachedBatch
+    cached_id: int
     sequence: int
     unanswered: int
-    growth: _containers.RepeatedCompositeFieldContainer[BlockGrowth]
+    new_blocks: _containers.RepeatedCompositeFieldContainer[BlockGrowth]
     chunk_tokens: int
-    def __init__(self, batch: _Optional[_Union[Batch, _Mapping]] = ..., cached_batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[int] = ..., growth: _Optional[_Iterable[_Union[BlockGrowth, _Mapping]]] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, batch: _Optional[_Union[Batch, _Mapping]] = ..., cached_id: _Optional[int] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[int] = ..., new_blocks: _Optional[_Iterable[_Union[BlockGrowth, _Mapping]]] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("generations", "batch", "forward_ns", "decode_ns", "total_ns", "concat_ns", "columns", "phases_ns", "speculation", "images", "adapter_slots", "other_ranks")
@@ -471,18 +429,18 @@ class EncodedImages(_message.Message):
     def __init__(self, hits: _Optional[int] = ..., misses: _Optional[int] = ..., encode_ns: _Optional[int] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("batches", "sequence", "unanswered", "growth", "chunk_tokens")
-    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("batch_ids", "sequence", "unanswered", "new_blocks", "chunk_tokens")
+    BATCH_IDS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     UNANSWERED_FIELD_NUMBER: _ClassVar[int]
-    GROWTH_FIELD_NUMBER: _ClassVar[int]
+    NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    batches: _containers.RepeatedCompositeFieldContainer[CachedBatch]
+    batch_ids: _containers.RepeatedScalarFieldContainer[int]
     sequence: int
     unanswered: int
-    growth: _containers.RepeatedCompositeFieldContainer[BlockGrowth]
+    new_blocks: _containers.RepeatedCompositeFieldContainer[BlockGrowth]
     chunk_tokens: int
-    def __init__(self, batches: _Optional[_Iterable[_Union[CachedBatch, _Mapping]]] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[int] = ..., growth: _Optional[_Iterable[_Union[BlockGrowth, _Mapping]]] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, batch_ids: _Optional[_Iterable[int]] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[int] = ..., new_blocks: _Optional[_Iterable[_Union[BlockGrowth, _Mapping]]] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
     __slots__ = ("generations", "batch", "forward_ns", "decode_ns", "total_ns", "concat_ns", "columns", "phases_ns", "speculation", "images", "other_ranks")
@@ -511,20 +469,18 @@ class DecodeResponse(_message.Message):
     def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., forward_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., concat_ns: _Optional[int] = ..., columns: _Optional[_Union[Columns, _Mapping]] = ..., phases_ns: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., images: _Optional[_Union[EncodedImages, _Mapping]] = ..., other_ranks: _Optional[_Iterable[_Union[DecodeResponse, _Mapping]]] = ...) -> None: ...
 
 class WarmupRequest(_message.Message):
-    __slots__ = ("batch", "max_input_tokens", "max_prefill_tokens", "max_total_tokens", "extensions", "sequence")
+    __slots__ = ("batch", "max_input_tokens", "max_prefill_tokens", "max_total_tokens", "sequence")
     BATCH_FIELD_NUMBER: _ClassVar[int]
     MAX_INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     batch: Batch
     max_input_tokens: int
     max_prefill_tokens: int
     max_total_tokens: int
-    extensions: _containers.RepeatedScalarFieldContainer[str]
     sequence: int
-    def __init__(self, batch: _Optional[_Union[Batch, _Mapping]] = ..., max_input_tokens: _Optional[int] = ..., max_prefill_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., extensions: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
+    def __init__(self, batch: _Optional[_Union[Batch, _Mapping]] = ..., max_input_tokens: _Optional[int] = ..., max_prefill_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class WarmupResponse(_message.Message):
     __slots__ = ("max_supported_total_tokens", "max_input_tokens", "max_total_tokens", "other_ranks")

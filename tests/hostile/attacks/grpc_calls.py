@@ -57,10 +57,9 @@ def _junk(source: random.Random) -> tuple[str, bytes]:
 
 def _impossible(source: random.Random) -> tuple[str, bytes]:
     batch_id = _NOBODYS + source.randrange(2**61)
-    cached = pb.CachedBatch(id=batch_id, request_ids=[batch_id], size=source.choice([0, 1, 2**32 - 1]))
     message = source.choice(
         [
-            ("Decode", pb.DecodeRequest(batches=[cached] * source.randint(0, 3))),
+            ("Decode", pb.DecodeRequest(batch_ids=[batch_id] * source.randint(0, 3))),
             ("FilterBatch", pb.FilterBatchRequest(batch_id=batch_id, request_ids=[batch_id])),
             ("ClearCache", pb.ClearCacheRequest(id=batch_id)),
             ("Prefill", pb.PrefillRequest(batch=_batch(batch_id, source))),
@@ -70,15 +69,14 @@ def _impossible(source: random.Random) -> tuple[str, bytes]:
 
 
 def _batch(batch_id: int, source: random.Random) -> pb.Batch:
-    """Of a request whose blocks and slots lie outside of the cache."""
+    """Of a request whose blocks lie outside of the cache."""
     request = pb.Request(
-        id=batch_id, inputs="x" * source.choice([0, 1, 10_000]), truncate=source.choice([0, 1, 2**32 - 1]),
+        id=batch_id, input_ids=[source.choice([0, 2**32 - 1])] * source.choice([0, 1, 10_000]),
         parameters=pb.NextTokenChooserParameters(
             temperature=source.choice([0.0, -1.0, 1.0, float("nan"), float("inf")]), top_p=1, typical_p=1,
             repetition_penalty=source.choice([0.0, 1.0, -1.0, float("nan")]), seed=2**64 - 1,
         ),
         stopping_parameters=pb.StoppingCriteriaParameters(max_new_tokens=source.choice([0, 1, 2**32 - 1])),
-        blocks=[2**32 - 1, source.randrange(2**31, 2**32)], slots=[2**32 - 1 - index for index in range(32)],
+        blocks=[2**32 - 1, source.randrange(2**31, 2**32)],
     )  # fmt: skip
-    request.input_chunks.chunks.append(pb.InputChunk(text=request.inputs))
-    return pb.Batch(id=batch_id, requests=[request] * source.randint(1, 2), size=source.choice([0, 1, 99]))
+    return pb.Batch(id=batch_id, requests=[request] * source.randint(1, 2))

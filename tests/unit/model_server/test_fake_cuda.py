@@ -21,7 +21,7 @@ from torch import Tensor
 
 from model_server.attention.torch_varlen import TorchVarlenBackend
 from model_server.batch.batch import Batch
-from model_server.batch.extension import BlockExtension
+from model_server.batch.growth import BlockGrowth
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.batch.stopping import StoppingState
 from model_server.distributed.group import ProcessGroup
@@ -44,7 +44,6 @@ from model_server.sampling.parameters import SamplingParameters, StoppingParamet
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.device.speculator import DeviceSpeculator
 from model_server.speculation.pace import Pace
-from wire.extensions import Extension
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is not None, reason="kernels of our own do not run on fake tensors"
@@ -73,22 +72,30 @@ def decoder(state: dict[str, Tensor], config: ModelConfig, ranks: Ranks | None =
 
 
 def requests(sampler: Sampler, kinds: list[dict[str, Any]], first_id: int = 0) -> list[Sequence]:
-    """Prompts of 5 tokens; each has 2 blocks, and slots for all of them."""
+    """Prompts of 5 tokens; each has 2 blocks."""
     made = []
     for number, kind in enumerate(kinds, first_id):
         top, prefill = kind.pop("top_n_tokens", 0), kind.pop("prefill_logprobs", False)
         sampling, stopping = SamplingParameters(**kind), StoppingParameters(max_new_tokens=100, ignore_eos_token=True)
         blocks = np.array([1 + 3 * number, 2 + 3 * number], np.int32)
-        slots = (blocks[:, None].astype(np.int64) * BLOCK + np.arange(BLOCK)).ravel()
         prompt = [5, 6, 7, 8, 9]
         request = NewRequest(
-            id=number, text="", truncate=0, add_special_tokens=False, sampling=sampling, stopping=stopping,
-            prefill_logprobs=prefill, top_n_tokens=top, blocks=blocks, slots=slots, cache_len=0, chunk_len=None,
+            id=number, input_ids=tuple(prompt), sampling=sampling, stopping=stopping,
+            prefill_logprobs=prefill, top_n_tokens=top, blocks=blocks, cache_len=0, chunk_len=None,
         )  # fmt: skip
         row = sampler.new_row(sampling, prompt, 100, top, end_ids=frozenset({2}))
         stop = StoppingState(stopping, frozenset())
         made.append(
-            Sequence(request, prompt, row=row, stopping=stop, detokenizer=None, owned=True, prefill_logprobs=prefill)
+            Sequence(
+                request,
+                prompt,
+                block_size=BLOCK,
+                row=row,
+                stopping=stop,
+                detokenizer=None,
+                owned=True,
+                prefill_logprobs=prefill,
+            )
         )
     return made
 
@@ -122,11 +129,11 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         yield decoder(state, config)
 
 
-def submit(stepper: Stepper, running: Running, cache: KvCache, *extensions: BlockExtension) -> SubmittedStep:
+def submit(stepper: Stepper, running: Running, cache: KvCache, *new_blocks: BlockGrowth) -> SubmittedStep:
     """A step of all rows of the batch, which leaves its tokens on the device and waits for nothing."""
-    session = Session(extensions=frozenset(Extension), max_prefill_tokens=1000)
+    session = Session(max_prefill_tokens=1000)
     submitted = SubmittedStep(StepTimes())
-    call = DecodeCall(batch_ids=(0,), sequence=0, extensions=extensions)
+    call = DecodeCall(batch_ids=(0,), sequence=0, new_blocks=new_blocks)
     with NeverWaits():
         assert not stepper.submit(running, submitted, call, cache, session)
     assert submitted.sampled is not None and submitted.sampled.ids.device == CUDA
@@ -143,20 +150,20 @@ def test_every_step_stays_on_the_device(runner: Decoder, monkeypatch: pytest.Mon
     graphs = GraphedRunner(runner, (8, 4, 2), DeviceGraphCapture())
     graphs.capture(cache, MAX_LENGTH, ProcessGroup())
     assert graphs.captured_sizes == (2, 4, 8) and graphs.captured_tokens == (64,)
-    stepper = Stepper(graphs, sampler, CUDA, BLOCK, lambda running: None)
+    stepper = Stepper(graphs, sampler, CUDA, BLOCK, True, lambda running: None)
     running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
 
-    def step(*extensions: BlockExtension) -> None:
-        found = submit(stepper, running, cache, *extensions)
+    def step(*new_blocks: BlockGrowth) -> None:
+        found = submit(stepper, running, cache, *new_blocks)
         assert found.sampled is not None and found.sampled.ids.dtype == torch.int64
 
     for _ in range(4):
         step()
-    step(BlockExtension(2, np.array([60])))
-    running.filter([0, 2, 3, 5, 6], strict=True)
+    step(BlockGrowth(2, np.array([60])))
+    running.filter([0, 2, 3, 5, 6])
     step()
     step()
-    running.filter([2], strict=True)
+    running.filter([2])
     step()
     for _ in range(6):  # into its second block
         step()
@@ -188,17 +195,17 @@ def step_windows(
     speculator.pace = Pace([(1, 1.0)])
     lengths = itertools.cycle([3, 1, 0, 2])
     monkeypatch.setattr(type(speculator), "length", lambda *_: next(lengths))
-    stepper = Stepper(graphs, sampler, CUDA, BLOCK, lambda running: None, None, speculator)
+    stepper = Stepper(graphs, sampler, CUDA, BLOCK, True, lambda running: None, None, speculator)
     running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
 
     step = partial(submit, stepper, running, cache)
     assert step().window is None
     for _ in range(4):
         assert step().window is not None
-    step(BlockExtension(2, np.array([60])))
-    running.filter([0, 2, 3, 5, 6], strict=True)
+    step(BlockGrowth(2, np.array([60])))
+    running.filter([0, 2, 3, 5, 6])
     assert step().window is not None
-    running.filter([2, 5], strict=True)
+    running.filter([2, 5])
     assert step().window is not None
     assert running.windows is not None and running.windows.unseen > 0
     running.windows.unseen = 0  # as if the host had seen all
@@ -258,9 +265,9 @@ def test_a_step_of_a_stage_never_waits(
         graphs.capture(cache, MAX_LENGTH, ProcessGroup())
         assert graphs.captured_sizes == (4, 8) and graphs.captured_tokens == ()
         links = LinksOnDevice(runner)
-        stepper = Stepper(graphs, sampler, CUDA, BLOCK, lambda running: None, links)  # type: ignore[arg-type]
+        stepper = Stepper(graphs, sampler, CUDA, BLOCK, True, lambda running: None, links)  # type: ignore[arg-type]
         running = stepper.start(Batch(0, requests(sampler, [{}, {"do_sample": True, "seed": 3}, {}])))
-        session = Session(extensions=frozenset(Extension), max_prefill_tokens=1000)
+        session = Session(max_prefill_tokens=1000)
         for number in range(4):
             submitted = SubmittedStep(StepTimes())
             with NeverWaits():

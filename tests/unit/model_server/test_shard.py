@@ -20,12 +20,12 @@ from model_server.config import ServeConfig
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Layout
 from model_server.distributed.placement import Placement
-from model_server.errors import RequestError
+from model_server.errors import RequestError, parts_ranks
 from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
 from model_server.models.model import describe
 from model_server.runner.cuda_graphs import GraphedRunner
-from model_server.shard import announce, leave, parts_ranks, run_shard
+from model_server.shard import announce, leave, run_shard
 from model_server.weights.checkpoint import examine
 from wire import demo_model
 

@@ -36,7 +36,6 @@ from router.responses.store import ResponseStore
 from router.server.app import create_app
 from router.server.stop import Server
 from router.text.tokenizer import PromptTokenizer
-from wire.extensions import Extension
 from wire.tracing import Tracing
 
 LIMITS = ServingLimits(
@@ -55,29 +54,16 @@ LIMITS = ServingLimits(
     waiting_served_ratio=1.2,
 )
 INFO = ShardInfo(
-    requires_padding=False,
     dtype="float32",
     device_type="cpu",
-    window_size=None,
-    speculate=0,
-    support_chunking=False,
-    use_prefix_caching=False,
+    speculate=3,
+    chunks=False,
+    shares_prefixes=False,
     attention_impl="paged",
     block_size=16,
     pipeline_depth=2,
     kv_cache_dtype="float32",
     quantize="gptq",
-    extensions=frozenset(
-        {
-            Extension.RUN_AHEAD,
-            Extension.STOP_ANYWHERE,
-            Extension.OPENAI_PENALTIES,
-            Extension.LOGIT_BIAS,
-            Extension.MIN_TOKENS,
-            Extension.PREDICTION,
-            Extension.STOP_TOKEN_IDS,
-        }
-    ),
 )
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"

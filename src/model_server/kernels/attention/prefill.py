@@ -28,15 +28,14 @@ import triton.language as tl
 from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
+from model_server.kernels.attention.examples import Example, example_variants
 from model_server.kernels.attention.parts import (
     SHARED_MEMORY,
     STRIDES,
-    Example,
     LayerArguments,
     Tiles,
     Widths,
     base2_scores,
-    example_variants,
     first_seen,
     layer_arguments,
     load_tile,

@@ -7,8 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model_server.kernels import activation, latent_cache, norm, rope_cache
+from model_server.kernels import activation, norm
 from model_server.kernels.availability import has_float8
+from model_server.kernels.cache_writes.latent import latent_write
+from model_server.kernels.cache_writes.rope import rotate_write
 from model_server.kernels.moe.routing import route
 from model_server.layers.activation import Activation
 from model_server.layers.activation import activation as served
@@ -102,7 +104,7 @@ class TritonFused:
             weight, eps = qk_norm.weight, qk_norm.eps
         elif qk_norm is not None:
             norm_heads(qkv, layout, qk_norm)
-        rope_cache.rotate_write(
+        rotate_write(
             qkv,
             rows,
             slots,
@@ -130,6 +132,6 @@ class TritonFused:
         if rows.dtype is not latent.dtype and not self._stores_float8:
             return TorchFused().latent_write(latent, norm, rotated, turned, rotations, rows, slots)
         assert isinstance(norm, TritonRmsNorm)
-        return latent_cache.latent_write(
+        return latent_write(
             latent, norm.weight, norm.eps, rotated, turned, rotations.real_table, rotations.positions, rows, slots
         )

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Protocol
 
 from router.scheduling.cache.keys import ContentRange
@@ -41,20 +40,6 @@ class Allocation:
     content: Sequence[ContentRange] = field(default=(), repr=False, compare=False)
     # Private blocks among those first ones: another request had shared the same tokens before.
     duplicates: list[int] = field(default_factory=list, repr=False, compare=False)
-
-    def slots(self) -> Sequence[int]:
-        """One slot per token position (block * block_size + offset).
-
-        A windowed allocation has fewer blocks than its positions need and goes round them again.
-        """
-        size = self.block_size
-        if size == 1 and len(self.blocks) == self.num_tokens:
-            return self.blocks
-        one_round = list(chain.from_iterable([range(b * size, b * size + size) for b in self.blocks]))
-        if len(one_round) < self.num_tokens:
-            one_round *= -(-self.num_tokens // len(one_round))
-        del one_round[self.num_tokens :]
-        return one_round
 
     def append(self, blocks: list[int]) -> None:
         """The table grows by `blocks`, the positions to the end of the last one."""
@@ -162,12 +147,11 @@ class BlockStack:
 class FreeList:
     """Blocks in a stack, without sharing. Hands out the most recently freed first, like TGI's simple allocator."""
 
-    def __init__(self, num_blocks: int, block_size: int, window_size: int | None = None) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self._free = BlockStack(num_blocks)
         self.version = 0
         self._num_usable = len(self._free)
         self._block_size = block_size
-        self._window_size = window_size
 
     @property
     def num_free(self) -> int:
@@ -188,14 +172,10 @@ class FreeList:
         namespace: str = "",
         content: Sequence[ContentRange] = (),
     ) -> Allocation | None:
-        blocks = self._take(self._num_blocks(num_tokens))
+        blocks = self._take(-(-num_tokens // self._block_size))
         return None if blocks is None else Allocation(blocks, num_tokens, self._block_size)
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
-        """Raises ValueError for a table that would grow beyond the window."""
-        length = len(allocation.blocks) + num_blocks
-        if length > self._num_blocks(length * self._block_size):
-            raise ValueError(f"a table of {length} blocks is longer than the window of {self._window_size} tokens")
         taken = self._take(num_blocks)
         if taken is not None:
             allocation.append(taken)
@@ -208,10 +188,6 @@ class FreeList:
         self.version += 1
         self._free.give_back(allocation.blocks)
         allocation.forget()
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        stored = num_tokens if self._window_size is None else min(num_tokens, self._window_size)
-        return -(-stored // self._block_size)
 
     def _take(self, num_blocks: int) -> list[int] | None:
         return self._free.take(num_blocks) if num_blocks <= len(self._free) else None

@@ -20,7 +20,6 @@ class Admission:
 
     def __init__(self, info: ShardInfo, limits: ServingLimits, queue: RequestQueue, metrics: StepMetrics) -> None:
         self._chunking = info.chunks
-        self._paged = not info.requires_padding
         self._limits = limits
         self._queue = queue
         self._metrics = metrics
@@ -87,9 +86,7 @@ class Admission:
                 prompt_tokens,
                 backlog=self._is_backlog(last_end_at),
             )
-        # In paged mode only the allocator knows what is free; the shard's sum counts shared blocks repeatedly.
-        used_tokens = 0 if self._paged else running.max_tokens
-        return budget.while_running(self._limits, len(running.entries), used_tokens, waiting_tokens)
+        return budget.while_running(self._limits, len(running.entries), waiting_tokens)
 
     def _is_backlog(self, last_end_at: float) -> bool:
         """Many prompts that slots for adapters let in, and a request has ended since the first of them was queued.

@@ -14,7 +14,7 @@ BACKLOG_STEPS = 8
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What the next Prefill may take from the queue: `min_size` to `max_size` requests (None: no such bound), prompts
-    of `prefill_tokens` tokens to compute, `total_tokens` with all that they may generate.
+    of `prefill_tokens` tokens to compute.
 
     `image_rows`: that the shards may encode for it where prompts are split, but always one image if it is
     `takes_any_image`; None: any number.
@@ -25,7 +25,6 @@ class Budget:
     min_size: int | None
     max_size: int | None
     prefill_tokens: int
-    total_tokens: int
     reason: str = ""
     image_rows: int | None = None
     takes_any_image: bool = True
@@ -42,15 +41,14 @@ def when_idle(limits: ServingLimits) -> Budget:
         min_size=None,
         max_size=limits.max_batch_size,
         prefill_tokens=limits.default_prefill_tokens,
-        total_tokens=limits.max_batch_total_tokens,
         image_rows=limits.max_batch_prefill_tokens,
     )
 
 
-def while_running(limits: ServingLimits, num_running: int, used_tokens: int, waiting_tokens: int) -> Budget:
+def while_running(limits: ServingLimits, num_running: int, waiting_tokens: int) -> Budget:
     """A batch of `num_running` requests is running.
 
-    used_tokens: what its requests may come to hold, as the shard counts it. waiting_tokens: 1 after a Prefill, one more
+    waiting_tokens: 1 after a Prefill, one more
     for each answered Decode since; at `max_waiting_tokens` the minimum is dropped.
     """
     impatient = waiting_tokens >= limits.max_waiting_tokens
@@ -61,7 +59,6 @@ def while_running(limits: ServingLimits, num_running: int, used_tokens: int, wai
         min_size=min_size,
         max_size=max_size,
         prefill_tokens=limits.max_batch_prefill_tokens,
-        total_tokens=max(limits.max_batch_total_tokens - used_tokens, 0),
         reason="wait_exceeded" if impatient else "backpressure",
     )
 
@@ -95,7 +92,6 @@ def while_running_in_chunks(
         min_size=None,
         max_size=max_size,
         prefill_tokens=max(min(prompts_of_a_step(limits, backlog=backlog) - prompt_tokens, left), 0),
-        total_tokens=limits.max_batch_total_tokens,
         reason="chunking",
         image_rows=max(limits.max_batch_prefill_tokens - prompt_tokens, 0),  # any of its prompts may be of images
         takes_any_image=not prompt_tokens,

@@ -35,15 +35,13 @@ _MOST_PASSED = 1024
 
 @dataclass(frozen=True, slots=True)
 class NextBatch:
-    """What the queue gives out: entries with `started_at` and (paged) `allocation` set, in queue order.
+    """What the queue gives out: entries with `started_at` and `allocation` set, in queue order.
 
     At most one of them, the last, has a `chunk_len`: the budget ends within its prompt.
     """
 
     batch_id: int
     entries: list[Entry]
-    max_tokens: int
-    max_blocks: int
 
 
 @dataclass(slots=True)
@@ -55,9 +53,6 @@ class _Scan:
     passed: list[tuple[int, Entry]] = field(default_factory=list)
     prefill_tokens: int = 0
     image_rows: int = 0  # that shards may have to encode
-    decode_tokens: int = 0
-    max_input_length: int = 0
-    max_blocks: int = 0
     has_blocks: bool = True  # for the entry that was looked at last
     is_full: bool = False
 
@@ -65,7 +60,6 @@ class _Scan:
 class RequestQueue:
     """Waiting entries and the rules by which they are taken.
 
-    `allocator` is None in padded mode, where budgets are arithmetic; in paged mode the allocator alone limits.
     chunking: the last prompt of a batch may be split at the budget. can_grow: the shards take more blocks for a running
     request, so it need not hold all it can come to need. may_share: whether a request's tokens may be looked up among
     those of others. adapters: None: any number of them may run. image_reserve: positions for each image of a request
@@ -77,8 +71,7 @@ class RequestQueue:
         self,
         *,
         block_size: int,
-        speculate: int = 0,
-        allocator: BlockAllocator | None,
+        allocator: BlockAllocator,
         chunking: bool = False,
         can_grow: bool = False,
         may_share: Callable[[ValidRequest], bool] = lambda request: False,
@@ -90,7 +83,6 @@ class RequestQueue:
         self._next_request_id = 0
         self._next_batch_id = 0
         self._block_size = max(block_size, 1)
-        self._speculate = speculate
         self._allocator = allocator
         self._chunking = chunking
         self._can_grow = can_grow
@@ -157,12 +149,10 @@ class RequestQueue:
         self._num_left = 0
         return entries
 
-    def most_new_tokens(self, input_length: int, prefill_budget: int, token_budget: int, *, num_images: int = 0) -> int:
+    def most_new_tokens(self, input_length: int, prefill_budget: int, *, num_images: int = 0) -> int:
         """How many tokens a request may generate to be taken if nothing else were there; below 0: it never is."""
         if not self._chunking and input_length > round_up(prefill_budget, self._block_size):
             return -1
-        if self._allocator is None:
-            return token_budget - input_length - self._speculate
         num_positions = self._allocator.num_usable * self._block_size
         return num_positions - self._num_positions(input_length, 0, num_images)
 
@@ -173,7 +163,7 @@ class RequestQueue:
         not fit ends the scan: no request overtakes another, but for one that waits for an adapter slot. The budget of
         prompts is rounded up to whole blocks. `spare_blocks` stay free for those that run already.
         """
-        if budget.prefill_tokens <= 0 or budget.total_tokens <= 0 or budget.max_size == 0 or not self._entries:
+        if budget.prefill_tokens <= 0 or budget.max_size == 0 or not self._entries:
             return None
         min_size = budget.min_size
         if min_size is not None and len(self._entries) < min_size:
@@ -193,7 +183,7 @@ class RequestQueue:
             entry.started(now)
         batch_id = self._next_batch_id
         self._next_batch_id += 1
-        return NextBatch(batch_id, picked, scan.prefill_tokens + scan.decode_tokens, scan.max_blocks)
+        return NextBatch(batch_id, picked)
 
     def _joinable(self) -> Iterator[Entry]:
         entries = (entry for entry in self._entries if not entry.closed)
@@ -201,7 +191,7 @@ class RequestQueue:
 
     def _is_blocked(self, entry: Entry, spare_blocks: int) -> bool:
         """Whether it would find as few blocks as the last time."""
-        if self._blocked is None or self._allocator is None:
+        if self._blocked is None:
             return False
         blocked, version, spare = self._blocked
         same = blocked is entry and not entry.closed and version == self._allocator.version
@@ -224,13 +214,9 @@ class RequestQueue:
             if verdict is Verdict.BLOCKS or self._is_blocked(entry, spare_blocks):
                 self._entries.appendleft(entry)
                 break
-            if self._allocator is None:
-                fits = self._fits_padded(entry, len(picked), scan, prefill_budget, budget.total_tokens)
-            else:
-                fits = self._fits_paged(entry, self._allocator, scan, budget, prefill_budget, spare_blocks)
-            if not fits:
+            if not self._fits(entry, scan, budget, prefill_budget, spare_blocks):
                 self._put_back(entry)
-                if self._allocator is not None and not scan.has_blocks:
+                if not scan.has_blocks:
                     self._blocked = (entry, self._allocator.version, spare_blocks)
                 break
             picked.append(entry)
@@ -238,23 +224,8 @@ class RequestQueue:
                 break
         return scan
 
-    def _fits_padded(self, entry: Entry, num_picked: int, scan: _Scan, prefill_budget: int, token_budget: int) -> bool:
-        # Every row is padded to the longest prompt. A rejected entry stays in the sums, as in TGI; shards ignore them.
-        scan.max_input_length = max(scan.max_input_length, entry.request.input_length)
-        scan.prefill_tokens = (num_picked + 1) * scan.max_input_length
-        scan.decode_tokens += entry.request.stopping.max_new_tokens
-        total = scan.prefill_tokens + scan.decode_tokens + self._speculate
-        return scan.prefill_tokens <= prefill_budget and total <= token_budget
-
-    def _fits_paged(
-        self,
-        entry: Entry,
-        allocator: BlockAllocator,
-        scan: _Scan,
-        budget: Budget,
-        prefill_budget: int,
-        spare_blocks: int,
-    ) -> bool:
+    def _fits(self, entry: Entry, scan: _Scan, budget: Budget, prefill_budget: int, spare_blocks: int) -> bool:
+        allocator = self._allocator
         token_ids = entry.token_ids if self._may_share(entry.request) else None
         content = [ContentRange(p.start, p.stop, p.key) for p in (image.place for image in entry.request.images)]
         allocation = allocator.allocate(self._num_reserved(entry), token_ids, entry.request.namespace, content)
@@ -265,7 +236,6 @@ class RequestQueue:
         if allocator.num_free < spare_blocks:
             return False
         scan.has_blocks = True
-        scan.max_blocks = max(scan.max_blocks, len(allocation.blocks))
         # At least one token must be computed to get logits.
         allocation.prefix_length = min(allocation.prefix_length, entry.num_tokens - 1)
         to_compute = entry.num_tokens - allocation.prefix_length
@@ -300,7 +270,7 @@ class RequestQueue:
 
     def _num_positions(self, input_length: int, max_new_tokens: int, num_images: int) -> int:
         # The last token is never written.
-        return input_length + max_new_tokens + self._speculate - 1 + num_images * self._image_reserve
+        return input_length + max_new_tokens - 1 + num_images * self._image_reserve
 
     def _drop(self, entry: Entry) -> None:
         entry.drop()
@@ -317,7 +287,7 @@ class RequestQueue:
                 self._entries.appendleft(entry)
 
     def _put_back(self, entry: Entry) -> None:
-        if entry.allocation is not None and self._allocator is not None:
+        if entry.allocation is not None:
             self._allocator.free(entry.allocation)  # nothing has been written
             entry.release()
         self._entries.appendleft(entry)

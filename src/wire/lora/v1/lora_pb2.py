@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17wire/lora/v1/lora.proto\x12\x07lora.v1\"5\n\x0bLoadRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\"\x8d\x01\n\x0cLoadResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x14\n\x07refused\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12*\n\x0bother_ranks\x18x \x03(\x0b\x32\x15.lora.v1.LoadResponseB\n\n\x08_refused\"=\n\x0b\x44ropRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x15\n\x08sequence\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_sequence\"\x0e\n\x0c\x44ropResponse2t\n\x08\x41\x64\x61pters\x12\x33\n\x04Load\x12\x14.lora.v1.LoadRequest\x1a\x15.lora.v1.LoadResponse\x12\x33\n\x04\x44rop\x12\x14.lora.v1.DropRequest\x1a\x15.lora.v1.DropResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17wire/lora/v1/lora.proto\x12\x07lora.v1\"5\n\x0bLoadRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\"\x8d\x01\n\x0cLoadResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x14\n\x07refused\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12*\n\x0bother_ranks\x18x \x03(\x0b\x32\x15.lora.v1.LoadResponseB\n\n\x08_refused\"+\n\x0b\x44ropRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\x0e\n\x0c\x44ropResponse2t\n\x08\x41\x64\x61pters\x12\x33\n\x04Load\x12\x14.lora.v1.LoadRequest\x1a\x15.lora.v1.LoadResponse\x12\x33\n\x04\x44rop\x12\x14.lora.v1.DropRequest\x1a\x15.lora.v1.DropResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,9 +36,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADRESPONSE']._serialized_start=92
   _globals['_LOADRESPONSE']._serialized_end=233
   _globals['_DROPREQUEST']._serialized_start=235
-  _globals['_DROPREQUEST']._serialized_end=296
-  _globals['_DROPRESPONSE']._serialized_start=298
-  _globals['_DROPRESPONSE']._serialized_end=312
-  _globals['_ADAPTERS']._serialized_start=314
-  _globals['_ADAPTERS']._serialized_end=430
+  _globals['_DROPREQUEST']._serialized_end=278
+  _globals['_DROPRESPONSE']._serialized_start=280
+  _globals['_DROPRESPONSE']._serialized_end=294
+  _globals['_ADAPTERS']._serialized_start=296
+  _globals['_ADAPTERS']._serialized_end=412
 # @@protoc_insertion_point(module_scope)

@@ -24,27 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwire/pooling/v1/pooling.proto\x12\npooling.v1\"\x81\x01\n\rWarmUpRequest\x12\x18\n\x10max_batch_tokens\x18\x01 \x01(\r\x12\x1d\n\x10max_input_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08sequence\x18\x64 \x01(\x04H\x01\x88\x01\x01\x42\x13\n\x11_max_input_tokensB\x0b\n\t_sequence\"\x80\x01\n\x0eWarmUpResponse\x12\x18\n\x10max_input_tokens\x18\x01 \x01(\r\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12\x0f\n\x07pooling\x18\x03 \x01(\t\x12/\n\x0bother_ranks\x18x \x03(\x0b\x32\x1a.pooling.v1.WarmUpResponse\"\x98\x01\n\x04Item\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tinput_ids\x18\x02 \x01(\x0c\x12\x13\n\x0bsecond_from\x18\x03 \x01(\r\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x1e\n\x04kind\x18\x05 \x01(\x0e\x32\x10.pooling.v1.Kind\x12\x12\n\ndimensions\x18\x06 \x01(\r\x12\x11\n\tnormalize\x18\x07 \x01(\x08\"Q\n\nRunRequest\x12\x1f\n\x05items\x18\x01 \x03(\x0b\x32\x10.pooling.v1.Item\x12\x15\n\x08sequence\x18\x64 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_sequence\"r\n\x06Result\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x04 \x01(\r\x12\x0f\n\x07indices\x18\x05 \x03(\r\x12\x12\n\x05\x65rror\x18\x06 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_error\"\x99\x01\n\x0bRunResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.pooling.v1.Result\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x10\n\x08total_ns\x18\x03 \x01(\x04\x12\x11\n\tphases_ns\x18\x04 \x03(\x04\x12,\n\x0bother_ranks\x18x \x03(\x0b\x32\x17.pooling.v1.RunResponse*6\n\x04Kind\x12\n\n\x06POOLED\x10\x00\x12\n\n\x06TOKENS\x10\x01\x12\n\n\x06SPARSE\x10\x02\x12\n\n\x06SCORES\x10\x03\x32\x82\x01\n\x07Pooling\x12?\n\x06WarmUp\x12\x19.pooling.v1.WarmUpRequest\x1a\x1a.pooling.v1.WarmUpResponse\x12\x36\n\x03Run\x12\x16.pooling.v1.RunRequest\x1a\x17.pooling.v1.RunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwire/pooling/v1/pooling.proto\x12\npooling.v1\"o\n\rWarmUpRequest\x12\x18\n\x10max_batch_tokens\x18\x01 \x01(\r\x12\x1d\n\x10max_input_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08sequence\x18\x64 \x01(\x04\x42\x13\n\x11_max_input_tokens\"\x80\x01\n\x0eWarmUpResponse\x12\x18\n\x10max_input_tokens\x18\x01 \x01(\r\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12\x0f\n\x07pooling\x18\x03 \x01(\t\x12/\n\x0bother_ranks\x18x \x03(\x0b\x32\x1a.pooling.v1.WarmUpResponse\"\x98\x01\n\x04Item\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tinput_ids\x18\x02 \x01(\x0c\x12\x13\n\x0bsecond_from\x18\x03 \x01(\r\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x1e\n\x04kind\x18\x05 \x01(\x0e\x32\x10.pooling.v1.Kind\x12\x12\n\ndimensions\x18\x06 \x01(\r\x12\x11\n\tnormalize\x18\x07 \x01(\x08\"?\n\nRunRequest\x12\x1f\n\x05items\x18\x01 \x03(\x0b\x32\x10.pooling.v1.Item\x12\x10\n\x08sequence\x18\x64 \x01(\x04\"r\n\x06Result\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x04 \x01(\r\x12\x0f\n\x07indices\x18\x05 \x03(\r\x12\x12\n\x05\x65rror\x18\x06 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_error\"\x99\x01\n\x0bRunResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.pooling.v1.Result\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x10\n\x08total_ns\x18\x03 \x01(\x04\x12\x11\n\tphases_ns\x18\x04 \x03(\x04\x12,\n\x0bother_ranks\x18x \x03(\x0b\x32\x17.pooling.v1.RunResponse*6\n\x04Kind\x12\n\n\x06POOLED\x10\x00\x12\n\n\x06TOKENS\x10\x01\x12\n\n\x06SPARSE\x10\x02\x12\n\n\x06SCORES\x10\x03\x32\x82\x01\n\x07Pooling\x12?\n\x06WarmUp\x12\x19.pooling.v1.WarmUpRequest\x1a\x1a.pooling.v1.WarmUpResponse\x12\x36\n\x03Run\x12\x16.pooling.v1.RunRequest\x1a\x17.pooling.v1.RunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wire.pooling.v1.pooling_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KIND']._serialized_start=818
-  _globals['_KIND']._serialized_end=872
-  _globals['_WARMUPREQUEST']._serialized_start=46
-  _globals['_WARMUPREQUEST']._serialized_end=175
-  _globals['_WARMUPRESPONSE']._serialized_start=178
-  _globals['_WARMUPRESPONSE']._serialized_end=306
-  _globals['_ITEM']._serialized_start=309
-  _globals['_ITEM']._serialized_end=461
-  _globals['_RUNREQUEST']._serialized_start=463
-  _globals['_RUNREQUEST']._serialized_end=544
-  _globals['_RESULT']._serialized_start=546
-  _globals['_RESULT']._serialized_end=660
-  _globals['_RUNRESPONSE']._serialized_start=663
-  _globals['_RUNRESPONSE']._serialized_end=816
-  _globals['_POOLING']._serialized_start=875
-  _globals['_POOLING']._serialized_end=1005
+  _globals['_KIND']._serialized_start=781
+  _globals['_KIND']._serialized_end=835
+  _globals['_WARMUPREQUEST']._serialized_start=45
+  _globals['_WARMUPREQUEST']._serialized_end=156
+  _globals['_WARMUPRESPONSE']._serialized_start=159
+  _globals['_WARMUPRESPONSE']._serialized_end=287
+  _globals['_ITEM']._serialized_start=290
+  _globals['_ITEM']._serialized_end=442
+  _globals['_RUNREQUEST']._serialized_start=444
+  _globals['_RUNREQUEST']._serialized_end=507
+  _globals['_RESULT']._serialized_start=509
+  _globals['_RESULT']._serialized_end=623
+  _globals['_RUNRESPONSE']._serialized_start=626
+  _globals['_RUNRESPONSE']._serialized_end=779
+  _globals['_POOLING']._serialized_start=838
+  _globals['_POOLING']._serialized_end=968
 # @@protoc_insertion_point(module_scope)

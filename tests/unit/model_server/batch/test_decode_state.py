@@ -10,7 +10,7 @@ import torch
 from support.engine_shard import BLOCK, CPU, EngineShard, tokens_of
 from support.graph_doubles import CapturableRunner, FakeEvent
 
-from model_server.batch.extension import BlockExtension
+from model_server.batch.growth import BlockGrowth
 from model_server.batch.results import StepResult
 from model_server.engine.running import Running
 from model_server.memory.transfer import Staging
@@ -35,9 +35,9 @@ class CountingStaging(Staging):
         return super().upload(*arrays)
 
 
-def shard_with(tokenizer: Tokenizer, *, extends_blocks: bool = False) -> tuple[EngineShard, CountingStaging]:
+def shard_with(tokenizer: Tokenizer, *, grows: bool = False) -> tuple[EngineShard, CountingStaging]:
     runner = CapturableRunner(vocab_size=tokenizer.vocab_size)
-    shard = EngineShard(tokenizer, budget=1000, extends_blocks=extends_blocks, runner=runner)
+    shard = EngineShard(tokenizer, budget=1000, grows=grows, runner=runner)
     staging = shard.engine._stepper._staging = CountingStaging()
     return shard, staging
 
@@ -61,15 +61,15 @@ def test_a_step_of_the_same_rows_copies_nothing_from_the_host(tiny_tokenizer: To
 
 
 def test_blocks_come_in_one_upload(tiny_tokenizer: Tokenizer) -> None:
-    shard, staging = shard_with(tiny_tokenizer, extends_blocks=True)
+    shard, staging = shard_with(tiny_tokenizer, grows=True)
     requests = [shard.request([5 + i, 6, 7], 60, tokens=BLOCK) for i in range(3)]
     results = [shard.prefill(0, *requests), shard.decode(0)]
     counts = []
     for _ in range(40):
         rows = running_of(shard).batch.sequences
-        growth = [BlockExtension(s.id, np.array(shard.blocks(BLOCK), np.int64)) for s in rows if not s.has_slots]
+        growth = [BlockGrowth(s.id, np.array(shard.blocks(BLOCK), np.int64)) for s in rows if not s.has_slots]
         staging.count = 0
-        results.append(shard.decode(0, extensions=growth))
+        results.append(shard.decode(0, new_blocks=growth))
         counts.append((bool(growth), staging.count))
     assert set(counts) == {(True, 1), (False, 0)}
     for request in requests:
@@ -80,7 +80,7 @@ def test_rows_that_leave_and_rows_that_join(tiny_tokenizer: Tokenizer) -> None:
     shard, staging = shard_with(tiny_tokenizer)
     first = [shard.request([5 + i, 6, 7], 20) for i in range(4)]
     results: list[StepResult] = [shard.prefill(0, *first), shard.decode(0)]
-    shard.engine.filter(0, [first[1].id, first[3].id], numbered=True)
+    shard.engine.filter(0, [first[1].id, first[3].id])
     staging.count = 0
     results.append(shard.decode(0))
     assert staging.count == 2, "what is kept and where it stands, and ids"
@@ -116,7 +116,7 @@ def test_tables_of_an_ended_row_are_not_read_by_another(tiny_tokenizer: Tokenize
     shard.prefill(0, long, short)
     shard.decode(0)
     late = shard.request([3], 2)
-    shard.engine.filter(0, [short.id], numbered=True)
+    shard.engine.filter(0, [short.id])
     shard.prefill(1, late)
     shard.decode(0, 1)
     tables = shard.runner.last_inputs.attention.block_tables  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.device_windows import Dice, guessing, on_a_gpu
 from support.effort import examples
-from support.engine_shard import EngineShard, generations_of, mixed_requests, slots_of, tokens_of
+from support.engine_shard import EngineShard, generations_of, mixed_requests, tokens_of
 from support.graph_doubles import CapturableRunner
 from support.logprobs import logprobs_of
 from torch import Tensor
@@ -69,12 +69,9 @@ def traced(
     runner = Counting(vocab_size=tokenizer.vocab_size)
     shard = on_a_gpu(tokenizer, AlwaysTwo(2, random.Random(0), drafts(*guesses)), runner=runner)
     stops = () if eos is None else (tokenizer.decode_one(eos),)
-    stopping = StoppingParameters(
-        max_new_tokens=max_new, ignore_eos_token=True, stop_sequences=stops, stop_anywhere=True
-    )
+    stopping = StoppingParameters(max_new_tokens=max_new, ignore_eos_token=True, stop_sequences=stops)
     request = shard.request([10, 11, 12], max_new, stopping=stopping)
-    slots = np.array(slots_of([3, 7])[: 3 + max_new - 1], np.int64)
-    request = dataclasses.replace(request, blocks=np.array([3, 7], np.int32), slots=slots)
+    request = dataclasses.replace(request, blocks=np.array([3, 7], np.int32))
     seen: list[tuple[list[int], ...]] = []
     forward = runner.forward
 

@@ -13,7 +13,7 @@ from support.effort import examples
 from support.engine_shard import BLOCK, EngineShard
 from unit.model_server.engine.test_engine_random import Router, drive, noted
 
-from model_server.batch.extension import BlockExtension
+from model_server.batch.growth import BlockGrowth
 from model_server.engine.engine import Engine
 from model_server.text.tokenizer import Tokenizer
 
@@ -29,7 +29,7 @@ class WindowRouter(Router):
 
     most = 5
 
-    def _growth(self) -> list[BlockExtension]:
+    def _growth(self) -> list[BlockGrowth]:
         growth = []
         for request_id in self.running:
             in_flight = (1 + self.most) * (self._waiting is not None)
@@ -38,7 +38,7 @@ class WindowRouter(Router):
             if missing > 0:
                 more = self._blocks(missing + self.dice.randint(0, 1))
                 self.tables[request_id] += more
-                growth.append(BlockExtension(request_id, np.array(more, np.int64)))
+                growth.append(BlockGrowth(request_id, np.array(more, np.int64)))
         return growth
 
 

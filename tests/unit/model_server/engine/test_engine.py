@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engine_shard import NUM_BLOCKS, decode_call, errors_of, tokens_of
+from support.engine_shard import NUM_BLOCKS, decode_call, errors_of, slots_of, tokens_of
 from support.engine_shard import EngineShard as Shard
 from support.tiny_models import write_tokenizer
 
 from model_server.batch.results import FinishReason, Generation, StepResult
 from model_server.engine.calls import DecodeCall
 from model_server.engine.engine import Engine
-from model_server.errors import BatchGoneError, FatalError, OutOfMemoryError, RequestError, UnknownBatchError
+from model_server.errors import BatchGoneError, FatalError, OutOfMemoryError
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampled
 from model_server.text.tokenizer import Tokenizer
@@ -48,8 +48,7 @@ def test_one_request_with_one_token_leaves_nothing_behind(shard: Shard) -> None:
     assert generation.generated_text is not None
     assert generation.generated_text.finish_reason is FinishReason.LENGTH
     assert generation.generated_text.generated_tokens == 1
-    with pytest.raises(UnknownBatchError, match=r"Batch ID 0 not found in cache\."):
-        shard.decode(0, numbered=False)
+    assert shard.decode(0).generations == []
 
 
 def test_a_batch_gives_each_request_what_it_gets_alone(shard: Shard) -> None:
@@ -65,17 +64,6 @@ def test_a_request_that_ended_leaves_the_batch_at_once(shard: Shard) -> None:
     assert result.batch.current_tokens == 1
 
 
-def test_tgis_router_sees_the_ended_request_until_it_filters(tokenizer: Tokenizer) -> None:
-    with torch.inference_mode():
-        shard = Shard(tokenizer, upstream=True)
-        short, long = shard.request([5], 1), shard.request([6], 3)
-        result = shard.prefill(0, short, long)
-        assert result.batch is not None and result.batch.request_ids == [short.id, long.id]
-        filtered = shard.engine.filter(0, [long.id], numbered=False)
-        assert filtered is not None and (filtered.id, filtered.request_ids) == (0, [long.id])
-        assert tokens_of(shard.decode(0, numbered=False)) == {long.id: [shard.expected(long)[1]]}
-
-
 def test_merged_batches_take_the_first_id_and_order(shard: Shard) -> None:
     a, b = shard.request([1, 2], 4), shard.request([3], 4)
     first, second = shard.prefill(0, a), shard.prefill(1, b)
@@ -83,40 +71,29 @@ def test_merged_batches_take_the_first_id_and_order(shard: Shard) -> None:
     assert merged.batch is not None and merged.batch.id == 0
     assert merged.batch.request_ids == [a.id, b.id]
     assert merged.concat_ns is not None
-    with pytest.raises(UnknownBatchError):
-        shard.decode(1, numbered=False)
+    assert shard.decode(1).batch is None
     rest = [shard.decode(0), shard.decode(0)]
     assert rest[-1].batch is None
     assert tokens_of(first, second, merged, *rest) == {r.id: shard.expected(r) for r in (a, b)}
 
 
-def test_numbered_calls_skip_what_ended_normally(shard: Shard) -> None:
+def test_what_ended_normally_is_skipped(shard: Shard) -> None:
     done = shard.prefill(0, shard.request([1], 1))
     assert done.batch is None
     assert shard.decode(0).generations == []
-    assert shard.engine.filter(0, [0], numbered=True) is None
+    assert shard.engine.filter(0, [0]) is None
     going = shard.request([2], 3)
     shard.prefill(1, going)
     merged = shard.decode(0, 1)
     assert merged.batch is not None and merged.batch.request_ids == [going.id]
-    kept = shard.engine.filter(1, [going.id, 12345], numbered=True)
+    kept = shard.engine.filter(1, [going.id, 12345])
     assert kept is not None and kept.request_ids == [going.id]
-
-
-def test_unnumbered_calls_name_what_is_unknown(shard: Shard) -> None:
-    shard.prefill(0, shard.request([1], 3))
-    with pytest.raises(RequestError, match="Batch must have at least one request"):
-        shard.engine.filter(0, [], numbered=False)
-    with pytest.raises(RequestError, match="777"):
-        shard.engine.filter(0, [777], numbered=False)
-    with pytest.raises(RequestError, match="Must provide at least one batch"):
-        shard.decode(numbered=False)
 
 
 def test_filter_keeps_the_order_of_the_batch(shard: Shard) -> None:
     requests = [shard.request([i + 1], 4) for i in range(4)]
     results = [shard.prefill(0, *requests)]
-    kept = shard.engine.filter(0, [requests[3].id, requests[1].id], numbered=True)
+    kept = shard.engine.filter(0, [requests[3].id, requests[1].id])
     assert kept is not None and kept.request_ids == [requests[1].id, requests[3].id]
     while results[-1].batch is not None:
         results.append(shard.decode(0))
@@ -133,8 +110,7 @@ def test_clear_forgets_one_or_all(shard: Shard) -> None:
     assert shard.decode(1).batch is None
     shard.engine.clear(None)
     for batch_id in (0, 2):
-        with pytest.raises(UnknownBatchError):
-            shard.decode(batch_id, numbered=False)
+        assert shard.decode(batch_id).batch is None
 
 
 def test_each_rank_answers_for_its_own_requests(tokenizer: Tokenizer) -> None:
@@ -253,7 +229,6 @@ def test_only_a_call_that_says_what_was_unanswered_is_submitted_ahead(tokenizer:
         shard.engine.options = dataclasses.replace(options, device=torch.device("cuda"))
         assert shard.engine.may_overlap(decode_call(0))
         assert not shard.engine.may_overlap(dataclasses.replace(decode_call(0), unanswered=0))
-        assert not shard.engine.may_overlap(decode_call(0, numbered=False))
         shard.engine.options = options
         collect()
 
@@ -268,7 +243,7 @@ def test_a_request_that_ended_takes_part_in_calls_that_do_not_know_of_it(
     with torch.inference_mode():
         first, second = shard.request([1, 2], 9), shard.request([3], 9)
         collect = shard.submit_prefill(0, first, second)
-        shard.engine._store.get(0).batch.sequences[0].stopping.check = lambda *_: FinishReason.STOP_SEQUENCE  # type: ignore[method-assign]
+        shard.engine._store.find(0).batch.sequences[0].stopping.check = lambda *_: FinishReason.STOP_SEQUENCE  # type: ignore[method-assign]
         call = DecodeCall(batch_ids=(0,), sequence=2, unanswered=1)
         if is_late:
             assert collect().batch.request_ids == [second.id]
@@ -292,7 +267,7 @@ def test_text_work_that_fails_on_one_rank_leaves_the_ranks_in_step(tokenizer: To
     ranks = [Shard(tokenizer, rank=rank, world_size=2) for rank in range(2)]
     with torch.inference_mode():
         results = [s.prefill(0, s.request([1, 2], 6), s.request([3], 6)) for s in ranks]
-        owner = ranks[0].engine._store.get(0).batch.sequences[0]
+        owner = ranks[0].engine._store.find(0).batch.sequences[0]
         assert owner.detokenizer is not None
         owner.detokenizer.append = broken  # type: ignore[method-assign]
         for _ in range(5):
@@ -313,12 +288,12 @@ def test_nothing_is_written_past_the_reserved_slots(shard: Shard) -> None:
     for collect in collects:
         collect()
     stored = shard.engine.cache.keys[0].flatten().isfinite().nonzero().flatten().tolist()
-    assert sorted(stored) == sorted(request.slots.tolist())
+    assert sorted(stored) == sorted(slots_of(request.blocks)[: 3 + 4 - 1])
 
 
 def test_requests_without_blocks_are_numbered_from_zero(shard: Shard) -> None:
-    empty = {"blocks": np.array([], np.int32), "slots": np.array([], np.int64)}
-    requests = [shard.request([1, 2, 3], 4, **empty), shard.request([4, 5], 6, **empty)]
+    empty = np.array([], np.int32)
+    requests = [shard.request([1, 2, 3], 4, blocks=empty), shard.request([4, 5], 6, blocks=empty)]
     tokens = _run_out(shard, shard.prefill(0, *requests), 0)
     assert tokens == {r.id: shard.expected(r) for r in requests}
 
@@ -326,10 +301,8 @@ def test_requests_without_blocks_are_numbered_from_zero(shard: Shard) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"slots": np.array([4, 5], np.int64)}, "2 slots for 6 tokens"),
         ({"blocks": np.array([1], np.int32)}, "1 blocks for 6 tokens"),
         ({"blocks": np.array([1, NUM_BLOCKS], np.int32)}, "outside the cache"),
-        ({"slots": np.arange(4, 14)}, "10 slots in 2 blocks of 4"),
         ({"cache_len": 3}, "cache_len 3 must be less than its 3 tokens"),
         ({"chunk_len": 2}, "does not chunk"),
     ],
@@ -355,26 +328,11 @@ def test_a_request_that_names_an_adapter_is_refused_alone(shard: Shard, asked: d
     assert _run_out(shard, result, 0) == {good.id: shard.expected(good)}
 
 
-def test_tgis_router_gets_the_base_model_for_an_adapter(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
-    shard = Shard(tokenizer, upstream=True)
-    requests = [shard.request([1, 2, 3], 1, adapter_id="poems"), shard.request([4, 5], 1, adapter_id="prose")]
-    assert tokens_of(shard.prefill(0, *requests)) == {r.id: shard.expected(r) for r in requests}
-    assert [r.getMessage() for r in caplog.records if "adapter" in r.getMessage()] == [
-        "request 0: no adapter 'poems' is loaded: such requests get the base model"
-    ]
-
-
 def test_a_batch_of_nothing_but_bad_requests_leaves_nothing(shard: Shard) -> None:
     bias = SamplingParameters(logit_bias=((shard.runner.vocab_size, 1.0),))
     result = shard.prefill(0, shard.request([1], 2, sampling=bias))
     assert result.batch is None and result.generations[0].error
     assert shard.decode(0).generations == []
-
-
-def test_tgis_router_gets_an_error_for_the_call(tokenizer: Tokenizer) -> None:
-    shard = Shard(tokenizer, upstream=True)
-    with pytest.raises(RequestError, match="2 slots for 6 tokens"):
-        shard.prefill(0, shard.request([1, 2, 3], 4, slots=np.array([4, 5], np.int64)))
 
 
 def test_prompt_logprobs_come_with_the_first_token(shard: Shard) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.engine_shard import EngineShard, errors_of, generations_of, mixed_requests, said_by, tokens_of
+from support.engine_shard import EngineShard, errors_of, generations_of, mixed_requests, said_by, slots_of, tokens_of
 
 from model_server.batch.results import StepResult
-from model_server.errors import BatchGoneError, RequestError, UnknownBatchError
+from model_server.errors import BatchGoneError
 from model_server.text.tokenizer import Tokenizer
 
 LARGE = 20_000
@@ -176,13 +176,12 @@ def test_a_cached_prefix_gives_the_same(tokenizer: Tokenizer, cached: int, chunk
     own = shard.request(prompt, 4)
     shared = -(-cached // 4) if cached < 13 else 3
     blocks = np.concatenate([writer.blocks[:shared], own.blocks[shared:]])
-    slots = np.concatenate([writer.slots[: 4 * shared], own.slots[4 * shared :]])
     if cached == 13:  # inside a block of its own
         cache = shard.engine.cache.rows[0]
-        cache[own.slots[12]] = cache[writer.slots[12]]
+        cache[slots_of(own.blocks)[12]] = cache[slots_of(writer.blocks)[12]]
     if chunk_len is not None:
         chunk_len = min(chunk_len, len(prompt) - cached)
-    reader = dataclasses.replace(own, blocks=blocks, slots=slots, cache_len=cached, chunk_len=chunk_len)
+    reader = dataclasses.replace(own, blocks=blocks, cache_len=cached, chunk_len=chunk_len)
     first = shard.prefill(1, reader)
     assert shard.query_lengths() == (chunk_len or len(prompt) - cached,)
     assert tokens_of(*shard.run_out(first, 1)) == {reader.id: expected}
@@ -198,15 +197,13 @@ def test_a_batch_that_ended_normally_gives_its_id(tokenizer: Tokenizer) -> None:
     result = shard.prefill(1, request, cached=0)
     assert result.batch is not None and result.batch.id == 0
     assert tokens_of(*shard.run_out(result, 0)) == {request.id: shard.expected(request)}
-    with pytest.raises(UnknownBatchError):
-        shard.prefill(3, shard.request([1], 1), cached=2, numbered=False)
 
 
 def test_refused_requests_do_not_stop_the_running_ones(tokenizer: Tokenizer) -> None:
     shard = EngineShard(tokenizer, budget=8)
     running = shard.request([1, 2], 4)
     results = [shard.prefill(0, running)]
-    bad = shard.request([3], 2, slots=np.array([], np.int64))
+    bad = shard.request([3], 2, blocks=np.array([1], np.int32), cache_len=9)
     result = shard.prefill(1, bad, cached=0)
     assert list(errors_of(result)) == [bad.id]
     assert result.batch is not None and result.batch.request_ids == [running.id]
@@ -228,38 +225,11 @@ def test_a_failed_mixed_step_loses_the_running_batch(tokenizer: Tokenizer) -> No
     assert shard.decode(1).batch is None, "nothing is kept under the new batch's id"
 
 
-def test_tgis_routers_bad_request_loses_the_running_batch(tokenizer: Tokenizer) -> None:
-    """Its running requests' step has not been run, and that router fails them all."""
-    shard = EngineShard(tokenizer, budget=8, upstream=True)
-    shard.prefill(0, shard.request([1], 4), numbered=False)
-    with pytest.raises(RequestError, match="0 slots"):
-        shard.prefill(1, shard.request([3], 2, slots=np.array([], np.int64)), cached=0, numbered=False)
-    with pytest.raises(BatchGoneError):
-        shard.decode(0, numbered=False)
-
-
-def test_tgis_router_drives_chunks(tokenizer: Tokenizer) -> None:
-    """As TGI's does: the ended requests stay listed until they are filtered."""
-    shard = EngineShard(tokenizer, budget=4, upstream=True)
-    a, b = shard.request([1, 2], 3), shard.request(list(range(9)), 2, chunk_len=2)
-    results = [shard.prefill(0, a, b, numbered=False)]
-    while (batch := results[-1].batch) is not None:
-        ended = {g.request_id for g in results[-1].generations if g.generated_text is not None}
-        if ended:
-            assert ended <= set(batch.request_ids)
-            kept = [i for i in batch.request_ids if i not in ended]
-            if not kept:
-                break
-            shard.engine.filter(batch.id, kept, numbered=False)
-        results.append(shard.decode(0, numbered=False))
-    assert tokens_of(*results) == {r.id: shard.expected(r) for r in (a, b)}
-
-
 def test_filtering_in_the_middle_of_a_prompt(tokenizer: Tokenizer) -> None:
     shard = EngineShard(tokenizer, budget=4)
     gone, kept = shard.request(list(range(20)), 3, chunk_len=4), shard.request(list(range(30, 45)), 3, chunk_len=1)
     shard.prefill(0, gone, kept)
-    described = shard.engine.filter(0, [kept.id], numbered=True)
+    described = shard.engine.filter(0, [kept.id])
     assert described is not None and described.request_ids == [kept.id]
     assert tokens_of(*shard.run_out(shard.decode(0), 0)) == {kept.id: shard.expected(kept)}
 
@@ -280,15 +250,7 @@ def test_ranks_run_the_same_steps(tokenizer: Tokenizer) -> None:
     assert said == said_by(generations_of(*whole.run_out(whole.prefill(0, *mixed_requests(whole, tokenizer)), 0)))
 
 
-# -- prompts given as ids, and what is refused -------------------------------------------------------------------------
-
-
-def test_ids_are_taken_as_they_are(tokenizer: Tokenizer) -> None:
-    shard = EngineShard(tokenizer)
-    given = shard.request([], 2, text="never read", input_ids=(9, 8, 7))
-    assert shard.engine.encode([given]) == [[9, 8, 7]]
-    text = shard.request([], 2, text="Hello")
-    assert shard.engine.encode([text]) == [tokenizer.encode("Hello", truncate=0, add_special_tokens=False)]
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_only_the_request_at_fault_fails(
         faulty = shard.request([5, 6], STEPS, sampling=grammar, stopping=stopping)
         results = [shard.prefill(0, before, faulty, after)]
         results += [shard.decode(0) for _ in range(step)]
-        batch = shard.engine._store.get(0).batch
+        batch = shard.engine._store.find(0).batch
         hook(next(sequence for sequence in batch.sequences if sequence.id == faulty.id))
         while results[-1].batch is not None:
             results.append(shard.decode(0))

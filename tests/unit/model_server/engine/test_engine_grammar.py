@@ -18,14 +18,12 @@ from support.tiny_models import write_tokenizer
 from model_server.batch.results import FinishReason, Generation
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.layout import Layout
-from model_server.engine.calls import DecodeCall, PrefillCall, Session
+from model_server.engine.calls import DecodeCall, PrefillCall
 from model_server.engine.engine import Engine, EngineOptions
-from model_server.errors import RequestError
 from model_server.memory.kv_cache import KvCache
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampled, Sampler
 from model_server.text.tokenizer import Tokenizer
-from wire.extensions import Extension
 
 CPU = torch.device("cpu")
 BLOCK = 4
@@ -53,7 +51,6 @@ def make_engine(tokenizer: Tokenizer, world_size: int = 1) -> Engine:
         device=CPU, layout=Layout.of(0, world_size), block_size=BLOCK, prompt_logprobs_allowed=False
     )
     made = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options)
-    made.begin(Session(extensions=frozenset(Extension)))
     made.set_cache(KvCache(runner.kv_shapes, 64, BLOCK, torch.float32, CPU))
     return made
 
@@ -61,23 +58,20 @@ def make_engine(tokenizer: Tokenizer, world_size: int = 1) -> Engine:
 def request(number: int, regex: str | None, new_tokens: int = 12, **stopping: Any) -> NewRequest:
     return NewRequest(
         id=number,
-        text="",
-        truncate=0,
-        add_special_tokens=False,
+        input_ids=(5, 6 + number),
         sampling=SamplingParameters(grammar=Grammar("regex", regex) if regex else None),
         stopping=StoppingParameters(max_new_tokens=new_tokens, **stopping),
         prefill_logprobs=False,
         top_n_tokens=0,
         blocks=np.arange(1 + 4 * number, 5 + 4 * number, dtype=np.int32),
-        slots=np.arange(BLOCK * (1 + 4 * number), BLOCK * (5 + 4 * number), dtype=np.int64),
         cache_len=0,
         chunk_len=None,
     )
 
 
 def run(engine: Engine, requests: list[NewRequest]) -> dict[int, list[Generation]]:
-    engine.encode(requests)
-    result = engine.submit_prefill(PrefillCall(batch_id=0), requests, [[5, 6 + r.id] for r in requests])()
+    engine.compile_grammars(requests)
+    result = engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), requests)()
     step = DecodeCall(batch_ids=(0,), sequence=0)
     found: dict[int, list[Generation]] = {}
     while True:
@@ -123,12 +117,6 @@ def test_a_grammar_that_does_not_compile_fails_its_request_alone(engine: Engine)
     assert found[1][-1].generated_text is not None and found[1][-1].generated_text.text == "ab"
 
 
-def test_tgis_router_gets_the_error_of_the_call(engine: Engine) -> None:
-    engine.begin(Session())
-    with pytest.raises(RequestError, match="grammar is not valid"):
-        run(engine, [request(0, "a(")])
-
-
 @pytest.mark.parametrize("regex", ["[0-9]{3}-[A-F]{2}", None])
 def test_a_mask_is_made_while_the_device_computes_the_forward(
     engine: Engine, tokenizer: Tokenizer, regex: str | None, monkeypatch: pytest.MonkeyPatch
@@ -140,7 +128,7 @@ def test_a_mask_is_made_while_the_device_computes_the_forward(
     monkeypatch.setattr(Engine, "_runs_ahead", True)
     monkeypatch.setattr(Sampled, "to_host", noting(order, "seen", Sampled.to_host))
     monkeypatch.setattr(FakeRunner, "forward", noting(order, "forward", FakeRunner.forward))
-    collects = [engine.submit_prefill(PrefillCall(batch_id=0), requests, [[5, 6], [5, 7]])]
+    collects = [engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), requests)]
     found: dict[int, list[Generation]] = {}
     for number in itertools.count(1):
         call = DecodeCall(batch_ids=(0,), sequence=number, unanswered=1)

@@ -11,9 +11,7 @@ from support.thread_ranks import on_ranks
 
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
-from model_server.engine.calls import Session
 from model_server.engine.sequences import CacheLayout, SequenceFactory
-from model_server.errors import RequestError
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
@@ -85,34 +83,6 @@ def test_ranks_leave_out_the_same_request_where_one_cannot_encode(tiny_tokenizer
     assert sorted(tokens | other_tokens) == [0, 2, 10 + broken_rank]
 
 
-@pytest.mark.parametrize("slow_rank", [0, 1])
-def test_ranks_refuse_the_same_files(tiny_tokenizer: Tokenizer, slow_rank: int) -> None:
-    """TGI's router sends files to every rank. What one cannot read in time ends the call on all of them: the others
-    would run its step alone, and wait for that rank. The next call is served."""
-
-    def run(group: ProcessGroup) -> tuple[str, dict[int, list[int]]]:
-        encoder = ImageEncoder(Tower(set()), 100, group)
-        shard = EngineShard(tiny_tokenizer, rank=group.rank, world_size=2, encoder=encoder, upstream=True)
-        good, slow = with_images(shard, 5), with_images(shard, 6)
-        if group.rank == slow_rank:
-            slow = dataclasses.replace(slow, images=(), chunks=("a", b"x"), refusal="invalid image: it takes too much")
-        with torch.inference_mode():
-            with pytest.raises(RequestError) as raised:
-                shard.prefill(0, good, slow, numbered=False)
-            shard.engine.clear(None)
-            next_call = with_images(shard, 6, id=9)
-            shard.prompts[9] = shard.prompts[slow.id]
-            result = shard.prefill(1, next_call, numbered=False)
-        return str(raised.value), tokens_of(result)
-
-    (said, tokens), (said_too, tokens_too) = on_ranks(2, run)
-    assert {said, said_too} == {
-        "request 1: invalid image: it takes too much",
-        "request 1: invalid image: another rank cannot read it",
-    }
-    assert list(tokens | tokens_too) == [9]
-
-
 def test_a_step_encodes_no_more_images_than_fit(tiny_tokenizer: Tokenizer) -> None:
     """Of 8 rows in a step a chunk takes two images of 3 and ends before the third, which opens the next."""
     tower = Tower(set())
@@ -165,8 +135,8 @@ def test_penalties_see_no_token_where_an_image_has_no_logits(tiny_tokenizer: Tok
         place = ImagePlace(bytes(32), start, rows, Image(bytes(32), pixels, rows))
         penalised = SamplingParameters(repetition_penalty=1.2)
         one = shard.request(prompt, 4, images=(place,), sampling=penalised, resume_ids=(4,), tokens=64)
-        layout = CacheLayout(block_size=BLOCK, num_blocks=64, chunking=False)
-        (sequence,), refused = factory.sequences([one], [prompt], layout, Session())
+        layout = CacheLayout(block_size=BLOCK, num_blocks=64, chunking=False, grows=False)
+        (sequence,), refused = factory.sequences([one], layout)
         history = sequence.row.history
         assert not refused and history is not None
         assert history[: sequence.row.num_prompt + sequence.row.num_generated].tolist() == seen

@@ -19,7 +19,7 @@ from support.effort import examples
 from support.engine_shard import BLOCK, EngineShard, sleeping_grammar, tokens_of
 from support.graph_doubles import CapturableRunner, PlainGraphCapture, copying_staging
 
-from model_server.batch.extension import BlockExtension
+from model_server.batch.growth import BlockGrowth
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
@@ -87,7 +87,6 @@ class Router:
             max_new_tokens=self.dice.randint(1, 25),
             ignore_eos_token=True,
             stop_sequences=tuple(stops),
-            stop_anywhere=True,
         )
         request = self.shard.request(prompt, 1, tokens=1, sampling=sampling, stopping=stopping)
         self.requests[request.id] = request
@@ -102,7 +101,6 @@ class Router:
         placed = dataclasses.replace(
             request,
             blocks=table,
-            slots=(table[:, None] * BLOCK + np.arange(BLOCK)).ravel().astype(np.int64),
             resume_ids=tuple(said),
             chunk_len=self.dice.choice([None, self.dice.randint(1, length)]),
         )
@@ -111,12 +109,11 @@ class Router:
         cached = 0 if self.batch_ids > 1 else None
         batch_id = self.batch_ids if cached is not None else 0
         self.running.append(request.id)
-        call = PrefillCall(batch_id=batch_id, cached_id=cached, extensions=tuple(growth))
-        prompts = [self.shard.prompts[request.id]]
-        self._step(call, lambda engine, call: engine.submit_prefill(call, [placed], prompts))
+        call = PrefillCall(batch_id=batch_id, cached_id=cached, sequence=0, new_blocks=tuple(growth))
+        self._step(call, lambda engine, call: engine.submit_prefill(call, [placed]))
 
     def decode(self) -> None:
-        call = DecodeCall(batch_ids=(0,), extensions=tuple(self._growth()))
+        call = DecodeCall(batch_ids=(0,), sequence=0, new_blocks=tuple(self._growth()))
         self._step(call, lambda engine, call: engine.submit_decode(call))
 
     def settle(self) -> None:
@@ -165,7 +162,7 @@ class Router:
         number = self._next_number()
         if self.running:
             kept = list(self.running)
-            self._on_ranks(number, lambda engine: engine.filter(0, kept, numbered=True))
+            self._on_ranks(number, lambda engine: engine.filter(0, kept))
         else:
             self._on_ranks(number, lambda engine: engine.clear(0))
 
@@ -178,7 +175,7 @@ class Router:
         taken, self.free = self.free[:count], self.free[count:]
         return taken
 
-    def _growth(self) -> list[BlockExtension]:
+    def _growth(self) -> list[BlockGrowth]:
         growth = []
         for request_id in self.running:
             # With this step's token, and perhaps one of the step in flight.
@@ -186,7 +183,7 @@ class Router:
             if written > BLOCK * len(self.tables[request_id]):
                 more = self._blocks(self.dice.randint(1, 2))
                 self.tables[request_id] += more
-                growth.append(BlockExtension(request_id, np.array(more, np.int64)))
+                growth.append(BlockGrowth(request_id, np.array(more, np.int64)))
         return growth
 
     def _take(self, results: list[StepResult], members: list[int]) -> None:
@@ -245,7 +242,7 @@ def as_on_a_gpu(tokenizer: Tokenizer, budget: int, rank: int = 0, world_size: in
     """Replayed decode steps, inputs that the device counts up, uploads through buffers."""
     runner = GraphedRunner(CapturableRunner(vocab_size=tokenizer.vocab_size), (4, 2, 1), PlainGraphCapture())
     shard = EngineShard(
-        tokenizer, rank=rank, world_size=world_size, budget=budget, extends_blocks=True, num_blocks=NUM_BLOCKS,
+        tokenizer, rank=rank, world_size=world_size, budget=budget, grows=True, num_blocks=NUM_BLOCKS,
         runner=runner,  # type: ignore[arg-type]
     )  # fmt: skip
     runner.capture(shard.engine.cache, 64, ProcessGroup())
@@ -266,7 +263,7 @@ def test_whatever_a_router_does_each_request_says_what_it_says_alone(
     if device == "gpu":
         shard = as_on_a_gpu(tiny_tokenizer, budget)
     else:
-        shard = EngineShard(tiny_tokenizer, budget=budget, extends_blocks=True, num_blocks=NUM_BLOCKS)
+        shard = EngineShard(tiny_tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS)
     router = Router([shard], dice, ahead=ahead)
     drive(router, tiny_tokenizer)
     assert (router.num_ahead > 10) is ahead

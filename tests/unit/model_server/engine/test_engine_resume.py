@@ -58,7 +58,7 @@ def _changes(tokenizer: Tokenizer, kind: str) -> dict[str, Any]:
         texts = [g.tokens.texts[0] for g in _run(tokenizer, changes) if g.tokens is not None]
         at = next(i for i in range(3, 7) if texts[i] and texts[i + 1] and "\ufffd" not in texts[i] + texts[i + 1])
         changes["stopping"] = StoppingParameters(
-            max_new_tokens=NEW_TOKENS, ignore_eos_token=True, stop_anywhere=True,
+            max_new_tokens=NEW_TOKENS, ignore_eos_token=True,
             stop_sequences=("nothing of this kind", texts[at][-1] + texts[at + 1][0]),
         )  # fmt: skip
     return changes
@@ -135,7 +135,7 @@ def test_preempting_the_youngest_again_and_again_changes_nothing(tokenizer: Toke
         young = [i for i in batch.request_ids[1:] if not requests[i].prefill_logprobs]
         if young and step < 40 and step % every == 0:
             victim = young[-1]
-            shard.engine.filter(0, [i for i in batch.request_ids if i != victim], numbered=True)
+            shard.engine.filter(0, [i for i in batch.request_ids if i != victim])
             again = dataclasses.replace(requests[victim], resume_ids=_ids(found[victim]), chunk_len=3)
             results.append(shard.prefill(step + 1, again, cached=0))
         else:

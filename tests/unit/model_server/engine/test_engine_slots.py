@@ -83,7 +83,7 @@ def test_requests_that_were_filtered_away_free_their_slots(slots: Slots) -> None
     shard = slots.shard
     first, second = slots.request("a", 9), slots.request("b", 9)
     shard.prefill(0, first, second)
-    shard.engine.filter(0, [second.id], numbered=True)
+    shard.engine.filter(0, [second.id])
     assert not errors_of(shard.prefill(1, slots.request("c", 9), cached=0))
     assert slots.adapters == [1, 2, 2]
 

@@ -57,9 +57,7 @@ class HostDice(Speculator):
 @pytest.mark.parametrize("seed", range(examples(8, 80)))
 def test_whatever_a_router_does_each_request_says_what_it_says_alone(tiny_tokenizer: Tokenizer, seed: int) -> None:
     dice = random.Random(seed)
-    shard = EngineShard(
-        tiny_tokenizer, budget=dice.choice([1, 3, 8, 40, 1000]), extends_blocks=True, num_blocks=NUM_BLOCKS
-    )
+    shard = EngineShard(tiny_tokenizer, budget=dice.choice([1, 3, 8, 40, 1000]), grows=True, num_blocks=NUM_BLOCKS)
     wrong = (None, 0.0, 0.2, 1.0)[seed % 4]
     speculator = HostDice(dice.choice([1, 2, 3, 5, 8]), dice, tiny_tokenizer.vocab_size, wrong)
     shard.engine.speculator = shard.engine._stepper._speculator = speculator

@@ -146,11 +146,11 @@ def test_each_token_has_its_own_top_tokens(tiny_tokenizer: Tokenizer) -> None:
 
 
 def test_rows_join_leave_and_get_blocks_in_between(tiny_tokenizer: Tokenizer) -> None:
-    shard = several(tiny_tokenizer, most=3, extends_blocks=True)
+    shard = several(tiny_tokenizer, most=3, grows=True)
     first, second, late = (shard.request([5 + i, 6], 20) for i in range(3))
     results = [shard.prefill(0, first, second), shard.decode(0), shard.decode(0)]
     results.append(shard.prefill(1, late, cached=0))
-    shard.engine.filter(0, [second.id, late.id], numbered=True)
+    shard.engine.filter(0, [second.id, late.id])
     results = [*results[:-1], *shard.run_out(results[-1], 0)]
     found = tokens_of(*results)
     assert found[second.id] == shard.expected(second) and found[late.id] == shard.expected(late)
@@ -158,7 +158,7 @@ def test_rows_join_leave_and_get_blocks_in_between(tiny_tokenizer: Tokenizer) ->
 
 
 def test_a_row_without_slots_for_its_tokens_fails_alone(tiny_tokenizer: Tokenizer) -> None:
-    shard = several(tiny_tokenizer, most=6, seed=1, extends_blocks=True)
+    shard = several(tiny_tokenizer, most=6, seed=1, grows=True)
     short, other = shard.request([1, 2, 3], 12, tokens=4), shard.request([5, 6], 12)
     generations = generations_of(*shard.run_out(shard.prefill(0, short, other), 0))
     assert "4 slots, none for" in str(generations[short.id][-1].error)
@@ -179,7 +179,7 @@ def test_no_step_is_submitted_before_such_a_step_is_collected(tiny_tokenizer: To
     shard = several(tiny_tokenizer, most=2)
     shard.prefill(0, shard.request([1, 2], 9, sampling=SamplingParameters()))
     collect = shard.submit_decode(0)
-    running = shard.engine._store.get(0)
+    running = shard.engine._store.find(0)
     assert running.needs_last_step
     collect()
 
@@ -193,7 +193,7 @@ def test_text_that_fails_on_one_rank_inside_a_step_leaves_the_ranks_in_step(
 
     ranks = [several(tiny_tokenizer, most=most, seed=3, rank=rank, world_size=2) for rank in range(2)]
     results = [s.prefill(0, s.request([1, 2], 9), s.request([3], 9)) for s in ranks]
-    owner = ranks[0].engine._store.get(0).batch.sequences[0]
+    owner = ranks[0].engine._store.find(0).batch.sequences[0]
     assert owner.detokenizer is not None
     owner.detokenizer.append = broken  # type: ignore[method-assign]
     while results[0].batch is not None:

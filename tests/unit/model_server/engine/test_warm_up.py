@@ -37,7 +37,6 @@ from model_server.vision.encoder import ImageEncoder
 from model_server.vision.families import FAMILIES
 from model_server.vision.image import Encoded, Image, SeesImages
 from model_server.vision.samples import SampleImages
-from wire.extensions import Extension
 
 BLOCK = 16
 
@@ -70,20 +69,19 @@ def _warm_up(
     group: ProcessGroup | None = None,
     engine: Engine | None = None,
     memory: DeviceMemory | None = None,
-    extensions: frozenset[Extension] = frozenset(),
     cache_dtype: torch.dtype = torch.float32,
     **limits: int,
 ) -> tuple[Engine, Capacity]:
     engine = engine or _engine(tokenizer, runner or FakeRunner(vocab_size=tokenizer.vocab_size))
     request = NewRequest(
-        id=0, text="_test " * 500, truncate=400, add_special_tokens=True,
+        id=0, input_ids=(0,) * 400,
         sampling=SamplingParameters(temperature=0.9, top_k=10, top_p=0.9, typical_p=0.9, watermark=True),
         stopping=StoppingParameters(max_new_tokens=20, ignore_eos_token=True),
         prefill_logprobs=True, top_n_tokens=20,
-        blocks=np.array([], np.int32), slots=np.array([], np.int64), cache_len=0, chunk_len=None,
+        blocks=np.array([], np.int32), cache_len=0, chunk_len=None,
     )  # fmt: skip
     asked = WarmupRequest(
-        session=Session(extensions=extensions, max_prefill_tokens=limits.get("max_prefill_tokens", 4096)),
+        session=Session(max_prefill_tokens=limits.get("max_prefill_tokens", 4096)),
         requests=[request],
         max_input_tokens=limits.get("max_input_tokens"),
         max_total_tokens=limits.get("max_total_tokens"),
@@ -314,7 +312,7 @@ def test_a_model_without_scores_does_not_start(tokenizer: Tokenizer) -> None:
     runner = FakeRunner(vocab_size=tokenizer.vocab_size, poisoned=set(range(tokenizer.vocab_size)))
     engine = _engine(tokenizer, runner)
     with pytest.raises(StartupError, match="not numbers"):
-        _warm_up(tokenizer, engine=engine, extensions=frozenset(Extension))
+        _warm_up(tokenizer, engine=engine)
 
 
 def test_a_rank_learns_that_another_could_not_run_the_warm_up(tokenizer: Tokenizer) -> None:

@@ -16,7 +16,7 @@ from wire.v3 import generate_pb2 as pb
 
 
 def _message(**fields: object) -> pb.Request:
-    request = pb.Request(id=4, inputs="flat", stopping_parameters=pb.StoppingCriteriaParameters(max_new_tokens=3))
+    request = pb.Request(id=4, stopping_parameters=pb.StoppingCriteriaParameters(max_new_tokens=3))
     request.MergeFrom(pb.Request(**fields))  # type: ignore[arg-type]
     return request
 
@@ -30,61 +30,45 @@ def _token(token_id: int, text: str = "x") -> Tokens:
     return Tokens([token_id], [-0.5], [text], [False])
 
 
-def test_the_prompt_is_read_from_chunks_and_else_from_inputs() -> None:
-    assert _read(_message()).text == "flat"
-    chunks = pb.Input(chunks=[pb.InputChunk(text="chun"), pb.InputChunk(text="ked")])
-    assert _read(_message(input_chunks=chunks)).text == "chunked"
-
-
-def test_images_come_as_files_between_texts_and_that_of_the_warm_up_is_none() -> None:
-    def chunks(mimetype: str) -> pb.Input:
-        image = pb.Image(data=b"x", mimetype=mimetype)
-        return pb.Input(chunks=[pb.InputChunk(text="a"), pb.InputChunk(image=image)])
-
-    assert _read(_message(input_chunks=chunks("image/png"))).chunks == ("a", b"x")
-    of_warm_up = _read(_message(input_chunks=chunks("image/jpeg;base64")))
-    assert (of_warm_up.text, of_warm_up.chunks) == ("a", ())
-
-
 def test_a_block_that_no_cache_has_does_not_become_another() -> None:
     assert _read(_message(blocks=[2**31 - 1])).blocks.tolist() == [2**31 - 1]
     with pytest.raises(RequestError, match="request 4: block 2147483648 is outside of any cache"):
         _read(_message(blocks=[1, 2**31]))
 
 
-def test_values_that_an_old_client_leaves_at_zero_are_off() -> None:
+def test_values_that_are_not_sent_are_off() -> None:
     sampling = _read(_message()).sampling
     assert (sampling.temperature, sampling.top_p, sampling.typical_p, sampling.repetition_penalty) == (1, 1, 1, 1)
     assert not sampling.samples
 
 
-def test_extensions_are_read() -> None:
+def test_sampling_and_stops_are_read() -> None:
     parameters = pb.NextTokenChooserParameters(
         presence_penalty=0.5, absolute_frequency_penalty=0.25, min_p=0.125,
         logit_bias=[pb.LogitBias(token_id=7, bias=-1.5)],
     )  # fmt: skip
-    stopping = pb.StoppingCriteriaParameters(stop_anywhere=True, stop_sequences=["", "end"])
+    stopping = pb.StoppingCriteriaParameters(stop_sequences=["", "end"])
     request = _read(_message(parameters=parameters, stopping_parameters=stopping))
     assert request.sampling.presence_penalty == 0.5
     assert request.sampling.absolute_frequency_penalty == 0.25
     assert request.sampling.min_p == 0.125
     assert request.sampling.logit_bias == ((7, -1.5),)
-    assert request.stopping.stop_anywhere and request.stopping.stop_sequences == ("end",)
+    assert request.stopping.stop_sequences == ("end",)
 
 
-def test_ids_resumption_and_growth_are_read() -> None:
+def test_ids_resumption_and_new_blocks_are_read() -> None:
     request = _read(_message(input_ids=[5, 6], resume_ids=[7], cache_len=1, chunk_len=0))
     assert (request.input_ids, request.resume_ids) == ((5, 6), (7,))
     assert (request.cache_len, request.chunk_len) == (1, 0)
     assert _read(_message()).chunk_len is None
     assert _read(_message(adapter_id="poems")).adapter_id == "poems"
     assert _read(_message()).adapter_id is None and _read(_message(adapter_id="")).adapter_id is None
-    extension = pb.BlockGrowth(request_id=4, blocks=[2**32 - 1, 3])
+    more = pb.BlockGrowth(request_id=4, blocks=[2**32 - 1, 3])
     for call in (
-        convert.prefill_from(pb.PrefillRequest(growth=[extension])),
-        convert.decode_from(pb.DecodeRequest(growth=[extension])),
+        convert.prefill_from(pb.PrefillRequest(new_blocks=[more])),
+        convert.decode_from(pb.DecodeRequest(new_blocks=[more])),
     ):
-        (read,) = call.extensions
+        (read,) = call.new_blocks
         assert read.request_id == 4 and read.blocks.tolist() == [2**32 - 1, 3]
 
 
@@ -120,8 +104,8 @@ def _result() -> StepResult:
     return StepResult(generations, CachedBatch(8, [1, 3, 5], 48, 3), 10, 20, 40, concat_ns=5)
 
 
-def test_plain_rows_go_into_columns_for_a_router_that_knows_them() -> None:
-    response = convert.decode_response(_result(), column_tokens=1)
+def test_plain_rows_go_into_columns() -> None:
+    response = convert.decode_response(_result())
     assert list(response.columns.request_ids) == [1, 5]
     assert list(response.columns.ids) == [11, 15]
     assert list(response.columns.texts) == ["x", "ü"]
@@ -130,30 +114,21 @@ def test_plain_rows_go_into_columns_for_a_router_that_knows_them() -> None:
     assert response.generations[0].generated_text.seed == 9
     assert response.generations[0].generated_text.finish_reason == pb.FINISH_REASON_EOS_TOKEN
     assert response.generations[2].error == "not a number" and not response.generations[2].HasField("tokens")
-    assert (response.batch.id, response.batch.size, response.batch.current_tokens) == (8, 3, 3)
+    assert (response.batch.id, response.batch.current_tokens) == (8, 3)
     assert (response.forward_ns, response.decode_ns, response.total_ns, response.concat_ns) == (10, 20, 40, 5)
 
 
-def test_rows_of_several_tokens_are_counted_for_a_router_that_can_read_that() -> None:
+def test_rows_of_several_tokens_are_counted() -> None:
     two = Tokens([21, 22], [-1.0, -2.0], ["a", "b"], [False, True])
     result = StepResult([Generation(1, tokens=_token(11)), Generation(2, tokens=two)], None, 1, 1, 1)
-    columns = convert.decode_response(result, column_tokens=9).columns
+    columns = convert.decode_response(result).columns
     assert list(columns.request_ids) == [1, 2] and list(columns.counts) == [1, 2]
     assert list(columns.ids) == [11, 21, 22] and list(columns.logprobs) == [-0.5, -1.0, -2.0]
     assert list(columns.texts) == ["x", "a", "b"] and list(columns.is_special) == [False, False, True]
-    older = convert.decode_response(result, column_tokens=1)
-    assert list(older.columns.request_ids) == [1] and not older.columns.counts
-    assert [(g.request_id, list(g.tokens.ids)) for g in older.generations] == [(2, [21, 22])]
-
-
-def test_tgis_router_gets_one_message_per_row() -> None:
-    response = convert.prefill_response(_result(), column_tokens=0)
-    assert not response.HasField("columns")
-    assert [g.request_id for g in response.generations] == [1, 2, 3, 4, 5]
 
 
 def test_a_result_without_a_batch_says_so() -> None:
-    response = convert.decode_response(StepResult([], None, 1, 1, 1), column_tokens=1)
+    response = convert.decode_response(StepResult([], None, 1, 1, 1))
     assert not response.HasField("batch") and not response.HasField("columns") and not response.HasField("concat_ns")
 
 
@@ -193,14 +168,14 @@ def test_arrays_in_the_routers_memory_are_opened() -> None:
 
 def test_what_was_encoded_is_told() -> None:
     result = StepResult([], None, 1, 2, 3, images=EncodedImages(1, 2, 3))
-    images = convert.prefill_response(result, 1).images
+    images = convert.prefill_response(result).images
     assert (images.hits, images.misses, images.encode_ns) == (1, 2, 3)
-    assert not convert.decode_response(StepResult([], None, 1, 2, 3), 1).HasField("images")
+    assert not convert.decode_response(StepResult([], None, 1, 2, 3)).HasField("images")
 
 
 def test_what_became_of_predictions_is_told() -> None:
     drafted = Drafted(4, (0, 0, 7, 0), (0, 0, 5, 0), {3: (4, 0), 9: (1, 2)})
     for response in (convert.prefill_response, convert.decode_response):
-        said = response(StepResult([], None, 1, 2, 3, drafted=drafted), 1).speculation
+        said = response(StepResult([], None, 1, 2, 3, drafted=drafted)).speculation
         assert (said.drafted, said.accepted) == (7, 5)
         assert [(one.request_id, one.accepted, one.rejected) for one in said.predicted] == [(3, 4, 0), (9, 1, 2)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_server.errors import FatalError, LostPeerError, OutOfMemoryError, RequestError, UnknownBatchError
+from model_server.errors import BatchGoneError, FatalError, LostPeerError, OutOfMemoryError, RequestError
 from model_server.rpc.interceptor import MAX_ENCODED_TEXT, answering_errors, fit_text, is_fatal
 
 
@@ -74,7 +74,7 @@ async def test_what_others_say_is_for_the_log(error: Exception, name: str, caplo
 @pytest.mark.parametrize(
     ("error", "name", "text"),
     [
-        (UnknownBatchError(3), "Decode", "Batch ID 3 not found in cache."),
+        (BatchGoneError(3), "Decode", str(BatchGoneError(3))),
         (OutOfMemoryError("out of memory in one step"), "Prefill", "out of memory in one step"),
         (RuntimeError("no kernel image for /dev/nvidia0"), "Warmup", "no kernel image for /dev/nvidia0"),
         (KeyError(), "Info", "KeyError"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support.engine_shard import BLOCK, EngineShard, generations_of, mixed_requests, tokens_of
+from support.engine_shard import BLOCK, EngineShard, generations_of, mixed_requests, slots_of, tokens_of
 from support.fake_model import FakeRunner, greedy
 
 from model_server.batch.results import Drafted
@@ -62,7 +62,7 @@ def test_places_of_a_window(tiny_tokenizer: Tokenizer, monkeypatch: pytest.Monke
     inputs = runner.last_inputs
     assert inputs.input_ids.tolist() == [ids[0], ids[1], 99]
     assert inputs.positions.tolist() == [3, 4, 5]
-    assert inputs.attention.slots.tolist() == request.slots[3:6].tolist()
+    assert inputs.attention.slots.tolist() == slots_of(request.blocks)[3:6]
     assert inputs.attention.kv_lengths.tolist() == [4, 5, 6] and inputs.attention.is_decode
     assert inputs.attention.block_tables.tolist() == [inputs.attention.block_tables[0].tolist()] * 3
     results.append(shard.decode(0))
@@ -76,7 +76,7 @@ def test_drafts_are_cut_to_the_slots_and_tokens_that_are_left(tiny_tokenizer: To
     shard = speculating(tiny_tokenizer, 15)
     request = shard.request([7], 5)
     shard.prefill(0, request)
-    (sequence,) = shard.engine._store.get(0).batch.sequences
+    (sequence,) = shard.engine._store.find(0).batch.sequences
     speculator = shard.engine.speculator
     assert speculator is not None and speculator.longest(sequence) == 3
     sequence.slots = sequence.slots[:2]
@@ -160,25 +160,15 @@ def test_two_ranks_draft_the_same(tiny_tokenizer: Tokenizer) -> None:
         assert seen[0] == seen[1] and results[0].batch == results[1].batch
 
 
-def test_tgis_router_gets_several_tokens_of_a_row(tiny_tokenizer: Tokenizer) -> None:
-    """It has slots for a whole draft behind a request's last token, sends chunks, and filters those that ended."""
-    most = 5
-    shard = speculating(tiny_tokenizer, most, upstream=True)
+def test_rows_get_several_tokens_of_a_step_beside_chunks_of_a_prompt(tiny_tokenizer: Tokenizer) -> None:
+    shard = speculating(tiny_tokenizer, 5)
     shapes = {(1, 2, 3): (30, None), (4, 5, 6, 7, 8, 9): (9, 2), (3, 8): (17, None)}
     requests = [
-        shard.request(list(prompt), new, tokens=len(prompt) + new - 1 + most, chunk_len=chunk,
+        shard.request(list(prompt), new, chunk_len=chunk,
                       prediction_ids=tuple(greedy(list(prompt), new, shard.runner.vocab_size)))
         for prompt, (new, chunk) in shapes.items()
     ]  # fmt: skip
-    results = [shard.prefill(0, *requests, numbered=False)]
-    while (batch := results[-1].batch) is not None:
-        ended = {g.request_id for g in results[-1].generations if g.generated_text is not None}
-        kept = [i for i in batch.request_ids if i not in ended]
-        if not kept:
-            break
-        if ended:
-            shard.engine.filter(batch.id, kept, numbered=False)
-        results.append(shard.decode(0, numbered=False))
+    results = shard.run_out(shard.prefill(0, *requests), 0)
     assert tokens_of(*results) == {one.id: shard.expected(one) for one in requests}
     assert len(results) < 15
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from router_fakes import INFO, Router, data_of, failing, is_invalid, message_of, says
+from router_fakes import Router, data_of, failing, is_invalid, message_of, says
 
 from router.errors import GenerationError
 from router.events import Token
@@ -52,7 +51,6 @@ async def test_a_json_answer(router: Router) -> None:
         },
     }
     assert router.scheduler.last.inputs == "<|user|>Hello\n<|assistant|>"
-    assert not router.scheduler.last.add_special_tokens
     assert answer.headers["x-compute-characters"] == str(len(router.scheduler.last.inputs))
     router.assert_idle()
 
@@ -218,18 +216,6 @@ async def test_temperature_zero_is_greedy_whatever_else_is_given(router: Router)
         assert is_invalid(await router.post(path, asked | filters | {"temperature": 0, "top_p": 2}))
         await router.post(path, asked | filters)
         assert router.scheduler.last.sampling.top_p == 0.5
-
-
-async def test_an_upstream_shard_gets_tgis_frequency_penalty_and_no_other_extension(make_router: MakeRouter) -> None:
-    router = make_router(info=replace(INFO, extensions=frozenset()))
-    await router.post(PATH, body(frequency_penalty=0.5))
-    assert router.scheduler.last.sampling.frequency_penalty == 0.5
-    assert not router.scheduler.last.stopping.stop_anywhere
-    for fields in ({"presence_penalty": 0.5}, {"min_p": 0.1}, {"logit_bias": {"1": 1}}, {"min_tokens": 1}):
-        answer = await router.post(PATH, body(**fields))
-        assert is_invalid(answer) and f"`{next(iter(fields))}`" in message_of(answer)
-    neutral = body(presence_penalty=0, min_p=0, min_tokens=0, logit_bias={}, frequency_penalty=0)
-    assert (await router.post(PATH, neutral)).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from router_fakes import INFO, Router, data_of, is_invalid, message_of, says
 from test_native_calls import ANSWER, make_native, model_format, with_tokens
-from test_native_calls import OWN as WITH_GRAMMARS
 from tool_chats import PATH
 
 from router.errors import StartupError
 from router.events import Event, Finished, Predicted
 from router.openai.chat.prompt import default_variables
 from router.request import ValidRequest
-from wire.extensions import Extension
 
 MakeRouter = Callable[..., Router]
 __all__ = ["make_native"]
@@ -158,7 +156,7 @@ def test_default_variables_that_make_no_sense(text: str) -> None:
 
 @pytest.mark.parametrize("fields", [{"thinking_budget_tokens": 5}, {"reasoning": {"max_tokens": 5}}])
 async def test_a_budget_has_three_names(make_native: MakeRouter, fields: dict[str, Any]) -> None:
-    router = make_native(["{}", "</s>"], info=WITH_GRAMMARS, model_format=with_tokens())
+    router = make_native(["{}", "</s>"], model_format=with_tokens())
     assert (await router.post(PATH, HELLO | fields)).status_code == 200
     assert "thought{0,5} <[10]>" in router.scheduler.last.sampling.grammar
 
@@ -187,7 +185,7 @@ async def test_a_prediction_goes_to_shards_that_draft(make_router: MakeRouter, p
     assert is_invalid(answer) and "`prediction` must have at most 2048 tokens" in answer.text
     answer = await router.post(path, body | {"prediction": {"type": "text", "content": "a"}})
     assert is_invalid(answer)
-    plain = make_router(info=dataclasses.replace(INFO, extensions=INFO.extensions - {Extension.PREDICTION}))
+    plain = make_router(info=dataclasses.replace(INFO, speculate=0))
     answer = await plain.post(path, body | {"prediction": {"type": "content", "content": "One"}})
     assert is_invalid(answer) and "start it with `--speculate`" in answer.text
 

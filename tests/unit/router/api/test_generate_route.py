@@ -200,4 +200,4 @@ async def test_what_the_scheduler_gets(router: Router) -> None:
     assert request.stopping.stop_sequences == ("a", "b")
     assert request.stopping.max_new_tokens == 9
     assert request.stopping.ignore_eos_token and request.stopping.stop_anywhere
-    assert request.truncate == 2000 and request.add_special_tokens
+    assert request.truncate == 2000

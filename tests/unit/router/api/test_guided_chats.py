@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 from router_fakes import Router, is_invalid, message_of
-from test_native_calls import OWN as WITH_GRAMMARS
 
 from router.grammar.worker import _Bytes
 from router.openai.formats.choice import ModelFormat
@@ -85,7 +84,7 @@ GRAMMARS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("path", [PATH, TEXTS])
 async def test_a_grammar_in_lark_or_ebnf(make_router: MakeRouter, path: str) -> None:
-    router = make_router(info=WITH_GRAMMARS)
+    router = make_router()
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
     for fields in GRAMMARS:
         asked = body() if path == PATH else {"prompt": "Hello"}
@@ -102,16 +101,11 @@ async def test_a_grammar_in_lark_or_ebnf(make_router: MakeRouter, path: str) -> 
             assert not (all(at.consume_token(byte) for byte in wrong.encode()) and at.is_accepting())
 
 
-async def test_a_model_server_that_has_no_such_grammars(router: Router) -> None:
-    answer = await router.post(PATH, body(ebnf=EBNF))
-    assert is_invalid(answer) and "not supported by the model server in use" in message_of(answer)
-
-
 async def test_a_choice_begins_behind_the_thinking(make_router: MakeRouter) -> None:
     style = style_named("think")
     chosen = ModelFormat(style=style, markers=Markers(("<think>", "</think>"), {"<think>": 257, "</think>": 258}))
     for asked, text in (({"guided_choice": ["yes", "no"]}, "yes"), ({"ebnf": EBNF}, 'no, "<b>" @ $END 1')):
-        router = make_router(info=WITH_GRAMMARS, model_format=chosen)
+        router = make_router(model_format=chosen)
         assert (await router.post(PATH, body(**asked))).status_code == 200
         sampling = router.scheduler.last.sampling
         matcher = compile_grammar("lark", sampling.grammar, LLTokenizer(TokenizerWrapper(_Bytes())), (256,))
@@ -147,7 +141,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_what_is_refused(make_router: MakeRouter) -> None:
-    router = make_router(info=WITH_GRAMMARS)
+    router = make_router()
     for fields, says_so in REFUSED:
         answer = await router.post(PATH, body(**fields))
         assert is_invalid(answer) and says_so in message_of(answer), (fields, answer.text)

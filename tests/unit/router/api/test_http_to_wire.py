@@ -8,13 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
-import pytest
-from router_fakes import INFO, Router, is_invalid
+from router_fakes import Router, is_invalid
 
 from router.config import RouterConfig
 from router.shards import convert
-from router.shards.interface import NewBatch, NewRequest
-from wire.extensions import Extension
+from router.shards.interface import NewBatch, NewRequest, PrefillCall
 from wire.v3 import generate_pb2 as pb
 
 TEXTS = ["Hello", "\x00", "\uffff\ufffe", "\U0010ffff", "é🙂", "\u2028\x7f", "</s>", "x" * 4000, " "]
@@ -30,7 +28,6 @@ GRAMMARS: list[Any] = [
     {"type": "json_object"},
     {"type": "text"},
 ]
-EXTENSIONS = [frozenset[Extension](), INFO.extensions, frozenset(Extension)]
 
 
 def sampling(source: random.Random) -> dict[str, Any]:
@@ -96,9 +93,8 @@ ROUTES = [
 ]
 
 
-@pytest.mark.parametrize("extensions", EXTENSIONS, ids=["stock", "older", "ours"])
-async def test_what_is_let_in_can_be_sent(make_router: Callable[..., Router], extensions: frozenset[Extension]) -> None:
-    router = make_router(config=RouterConfig(kserve_api=True), info=replace(INFO, extensions=extensions))
+async def test_what_is_let_in_can_be_sent(make_router: Callable[..., Router]) -> None:
+    router = make_router(config=RouterConfig(kserve_api=True))
     source = random.Random(3)
     for _ in range(300):
         path, body = source.choice(ROUTES)
@@ -106,17 +102,12 @@ async def test_what_is_let_in_can_be_sent(make_router: Callable[..., Router], ex
         assert answer.status_code == 200 or is_invalid(answer), answer.text
     assert len(router.scheduler.submitted) > 60
     for number, request in enumerate(router.scheduler.submitted):
-        new = NewRequest(number, request, blocks=[1], slots=range(1, 17), cache_len=0)
-        batch = convert.batch_to(NewBatch(number, [new], max_tokens=2048, max_blocks=1), extensions)
-        (sent,) = pb.Batch.FromString(batch.SerializeToString()).requests
+        new = NewRequest(number, request, blocks=[1], cache_len=0)
+        call = convert.prefill_to(PrefillCall(NewBatch(number, [new])))
+        (sent,) = pb.PrefillRequest.FromString(call.SerializeToString()).batch.requests
         assert sent.parameters.seed == request.sampling.seed
         assert sent.parameters.temperature > 0 and sent.parameters.top_p > 0 and sent.parameters.typical_p > 0
         assert sent.parameters.repetition_penalty > 0, "nothing that is on becomes off on the way"
-        if Extension.TOKEN_IDS in extensions:
-            assert tuple(sent.input_ids) == request.input_ids and not sent.inputs
-        else:
-            assert sent.inputs == request.inputs
-        again = convert.batch_to(
-            NewBatch(number, [replace(new, resume_ids=[1, 2])], max_tokens=2048, max_blocks=1), extensions
-        )
+        assert tuple(sent.input_ids) == request.input_ids
+        again = convert.prefill_to(PrefillCall(NewBatch(number, [replace(new, resume_ids=[1, 2])])))
         assert again.ByteSize() > 0

@@ -38,7 +38,7 @@ async def test_info_has_tgis_keys_in_tgis_order_and_ours_behind(router: Router) 
     ]  # fmt: skip
     assert answer["model_id"] == "some/model" and answer["version"] == "3.3.7"
     assert (answer["kv_cache_dtype"], answer["quantize"]) == ("float32", "gptq")
-    assert (answer["speculate"], answer["speculator"]) == (0, None)
+    assert (answer["speculate"], answer["speculator"]) == (3, None)
     assert (answer["quantization"], answer["has_chat_template"], answer["reads_images"]) == ("gptq", True, False)
     assert (answer["tool_call_parser"], answer["reasoning_parser"]) == ("tgi", "none")
     assert answer["router"] == "text-generation-router" and answer["max_input_tokens"] == 2000

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from router_fakes import INFO, Router, is_invalid, message_of, says
+from router_fakes import Router, is_invalid, message_of, says
 
 from router.config import RouterConfig
 from router.events import Prefilled, Token
@@ -29,22 +28,18 @@ async def pieces_of(router: Router, word: str) -> list[int]:
     return pieces
 
 
-@pytest.mark.parametrize("extensions", [frozenset(), INFO.extensions | {"token_ids"}])
-async def test_token_ids_whose_text_has_just_these_tokens(make_router: MakeRouter, extensions: frozenset[str]) -> None:
-    router = make_router(info=replace(INFO, extensions=extensions))
+async def test_token_ids_whose_text_has_just_these_tokens(router: Router) -> None:
     ids = await router.tokenizer.encode("The dog über 日本", add_special_tokens=True, truncate=None)
     for asked, number in ((ids, 1), ([ids, list(ids[1:])], 2)):
         answer = await router.post(PATH, body(asked))
         assert answer.status_code == 200 and len(answer.json()["choices"]) == number
         sent = router.scheduler.submitted[-number:]
-        assert list(sent[0].input_ids) == ids and not sent[0].add_special_tokens
+        assert list(sent[0].input_ids) == ids
         assert list(sent[-1].input_ids) == (ids if number == 1 else ids[1:])
     assert sent[0].inputs == "<s>The dog über 日本"
 
 
-async def test_token_ids_that_no_text_has(make_router: MakeRouter) -> None:
-    """They are served as they are where the shards take ids, and refused where these take texts only."""
-    router = make_router(info=replace(INFO, extensions=INFO.extensions | {"token_ids"}))
+async def test_token_ids_that_no_text_has_are_served_as_they_are(router: Router) -> None:
     pieces = await pieces_of(router, "dog")
     ends_inside_of_a_character = await router.tokenizer.encode("日", add_special_tokens=False, truncate=1)
     for ids in (pieces, [0, 0, 1], ends_inside_of_a_character):
@@ -53,20 +48,14 @@ async def test_token_ids_that_no_text_has(make_router: MakeRouter) -> None:
         assert answer.status_code == 200 and list(request.input_ids) == ids and request.input_length == len(ids)
         assert answer.json()["usage"]["prompt_tokens"] == len(ids)
     assert router.scheduler.submitted[0].inputs == "dog"
-    stock = make_router(info=replace(INFO, extensions=frozenset()))
-    answer = await stock.post(PATH, body(pieces))
-    assert is_invalid(answer) and "token ids" in message_of(answer)
-    stock.assert_idle()
 
 
 @pytest.mark.parametrize("ids", [[99_999], [2**32 - 1, 1], [5, 400]])
-async def test_token_ids_outside_of_the_vocabulary_are_refused(make_router: MakeRouter, ids: list[int]) -> None:
-    for extensions in (frozenset[str](), frozenset({"token_ids"})):
-        router = make_router(info=replace(INFO, extensions=extensions))
-        answer = await router.post(PATH, body(ids))
-        assert is_invalid(answer) and "token ids name token" in message_of(answer)
-        assert router.scheduler.submitted == []
-        router.assert_idle()
+async def test_token_ids_outside_of_the_vocabulary_are_refused(router: Router, ids: list[int]) -> None:
+    answer = await router.post(PATH, body(ids))
+    assert is_invalid(answer) and "token ids name token" in message_of(answer)
+    assert router.scheduler.submitted == []
+    router.assert_idle()
 
 
 async def test_echo_and_offsets_of_token_ids(make_router: MakeRouter) -> None:
@@ -74,7 +63,7 @@ async def test_echo_and_offsets_of_token_ids(make_router: MakeRouter) -> None:
         return [Prefilled(tuple(Token(i, f"t{i}", -0.5) for i in request.input_ids)), *says(" one")]
 
     config = RouterConfig(tokenizer_name="some/model", request_logprobs=True)
-    router = make_router(script, config=config, info=replace(INFO, extensions=INFO.extensions | {"token_ids"}))
+    router = make_router(script, config=config)
     letters = await pieces_of(router, "fox")
     character = await router.tokenizer.encode("日本", add_special_tokens=False, truncate=None)
     assert len(character) > 2, "some tokens are parts of characters"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from router_fakes import INFO, LIMITS, Router, is_invalid, message_of
+from router_fakes import LIMITS, Router, is_invalid, message_of
 from tokenizers import Tokenizer
 
 MakeRouter = Callable[..., Router]
@@ -179,9 +179,6 @@ async def test_tokens_that_end_an_answer(make_router: MakeRouter) -> None:
     for ids, fault in (([10**9], "not in the vocabulary"), (list(range(65)), "up to 64 tokens"), ([-1], "")):
         answer = await router.post("/v1/completions", body | {"stop_token_ids": ids})
         assert is_invalid(answer) and fault in message_of(answer)
-    upstream = make_router(info=replace(INFO, extensions=frozenset()))
-    answer = await upstream.post("/v1/completions", body | {"stop_token_ids": [3]})
-    assert is_invalid(answer) and "not supported by the model server in use" in message_of(answer)
 
 
 async def test_more_tokens_than_the_most_cannot_be_asked_for_on_any_route(router: Router) -> None:

@@ -8,13 +8,12 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from router_fakes import INFO, Router, is_invalid, message_of, until
+from router_fakes import Router, is_invalid, message_of, until
 
 from router.config import RouterConfig
 from router.errors import OverloadedError, ValidationError
@@ -117,13 +116,6 @@ async def test_switched_off(make_router: Callable[..., Router]) -> None:
         answer = await router.post(CHAT, chat(response_format=grammar))
         assert is_invalid(answer) and "disabled" in message_of(answer)
     assert (await router.post(CHAT, chat(response_format={"type": "text"}))).status_code == 200
-
-
-async def test_an_upstream_shard_gets_regular_expressions_only(make_router: Callable[..., Router]) -> None:
-    router = make_router(info=replace(INFO, extensions=frozenset()))
-    answer = await router.post(CHAT, chat(response_format={"type": "json_object"}))
-    assert is_invalid(answer) and "not supported by the model server" in message_of(answer)
-    assert (await router.post(CHAT, chat(response_format={"type": "regex", "value": "a"}))).status_code == 200
 
 
 async def test_every_choice_has_the_grammar(router: Router) -> None:

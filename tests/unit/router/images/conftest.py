@@ -12,9 +12,7 @@ from support.image_fakes import Images
 from support.vision_settings import SETTINGS, settings_folder
 from tokenizers import AddedToken, Tokenizer
 
-from wire.extensions import Extension
-
-SEES = replace(INFO, extensions=INFO.extensions | {Extension.IMAGES})
+SEES = replace(INFO, images=True)
 
 
 @pytest.fixture(scope="module")

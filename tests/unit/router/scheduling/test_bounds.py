@@ -31,9 +31,8 @@ def time_is_over(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return lambda entry: entry.cut(errors[entry](entry))
 
 
-@pytest.mark.parametrize("ours", [True, False])
-async def test_a_request_that_runs_too_long_fails_and_gives_its_blocks_back(ours, time_is_over):
-    async with running_scheduler(FakeShard(ours=ours), max_request_s=60) as h:
+async def test_a_request_that_runs_too_long_fails_and_gives_its_blocks_back(time_is_over):
+    async with running_scheduler(FakeShard(), max_request_s=60) as h:
         entry = h.submit("a", 3, 20)
         await h.step(3)
         time_is_over(entry)

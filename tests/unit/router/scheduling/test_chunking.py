@@ -15,10 +15,9 @@ def shard(**changes) -> FakeShard:
     return FakeShard(chunking=True, **changes)
 
 
-@pytest.mark.parametrize("ours", [True, False])
-async def test_s1_a_prompt_beyond_the_budget_is_computed_in_chunks(ours):
+async def test_s1_a_prompt_beyond_the_budget_is_computed_in_chunks():
     async with running_scheduler(
-        shard(ours=ours, max_prefill_tokens=8), max_batch_prefill_tokens=8, max_batch_total_tokens=64
+        shard(max_prefill_tokens=8), max_batch_prefill_tokens=8, max_batch_total_tokens=64
     ) as h:
         entry = h.submit("a", 20, 3)
         await h.finish()
@@ -28,13 +27,13 @@ async def test_s1_a_prompt_beyond_the_budget_is_computed_in_chunks(ours):
 
 async def test_s2_newcomers_share_a_step_with_those_that_run():
     async with running_scheduler(
-        shard(ours=False, max_prefill_tokens=8), max_batch_prefill_tokens=8, max_batch_total_tokens=64
+        shard(pipeline_depth=1, max_prefill_tokens=8), max_batch_prefill_tokens=8, max_batch_total_tokens=64
     ) as h:
         entries = [h.submit("a", 5, 4), h.submit("b", 10, 2)]
         await h.step(1)
         entries.append(h.submit("c", 3, 2))
         await h.finish()
-        assert h.trace == ["P(a,b:3)", "D(a,b:7)", "P(c+a,b)", "F(a,c)", "D(a,c)"]
+        assert h.trace == ["P(a,b:3)", "D(a,b:7)", "P(c+a,b)", "D(a,c)"]
         assert [tokens_of(await collect(e)) for e in entries] == [["a1", "a2", "a3", "a4"], ["b1", "b2"], ["c1", "c2"]]
         assert h.metrics.counts["tgi_batch_concat{chunking}"] == 1
 

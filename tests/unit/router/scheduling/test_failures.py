@@ -12,6 +12,8 @@ from support.scheduler_harness import collect, running_scheduler, settle, tokens
 
 from router.errors import GenerationError, UnhealthyError
 from router.events import Failed, Finished
+from router.request import StoppingParameters
+from router.shards.interface import PROBE_ID
 from router.shards.pool import ShardPool
 
 MESSAGE = "Request failed during generation: Server error: out of luck"
@@ -31,9 +33,8 @@ def fail_once(rpc: str, after: int = 0, code: grpc.StatusCode = grpc.StatusCode.
     return failure
 
 
-@pytest.mark.parametrize("ours", [False, True])
-async def test_f1_a_failed_prefill_hurts_only_the_newcomers(ours):
-    shard = FakeShard(ours=ours)
+async def test_f1_a_failed_prefill_hurts_only_the_newcomers():
+    shard = FakeShard()
     async with running_scheduler(shard, waiting_served_ratio=0.0) as h:
         shard.failure = fail_once("Prefill", after=1)
         a = h.submit("a", 3, 6)
@@ -47,8 +48,8 @@ async def test_f1_a_failed_prefill_hurts_only_the_newcomers(ours):
         assert h.metrics.counts["tgi_request_failure{generation}"] == 1
 
 
-async def test_f1_trace_of_an_upstream_shard():
-    shard = FakeShard(ours=False)
+async def test_f1_trace():
+    shard = FakeShard(pipeline_depth=1)
     async with running_scheduler(shard, waiting_served_ratio=0.0) as h:
         shard.failure = fail_once("Prefill", after=1)
         h.submit("a", 3, 4)
@@ -58,9 +59,8 @@ async def test_f1_trace_of_an_upstream_shard():
         assert h.trace == ["P(a)", "D(a)", "P!(1)", "C(1)", "D(a)", "D(a)"]
 
 
-@pytest.mark.parametrize("ours", [False, True])
-async def test_f3_a_failed_decode_fails_its_batch_once_and_the_queue_goes_on(ours):
-    shard = FakeShard(ours=ours)
+async def test_f3_a_failed_decode_fails_its_batch_once_and_the_queue_goes_on():
+    shard = FakeShard()
     async with running_scheduler(shard, max_batch_size=2) as h:
         shard.failure = fail_once("Decode", after=2)
         a, b = h.submit("a", 3, 9), h.submit("b", 3, 9)
@@ -71,23 +71,22 @@ async def test_f3_a_failed_decode_fails_its_batch_once_and_the_queue_goes_on(our
         assert tokens_of(await collect(c)) == ["c1", "c2", "c3"]
         assert h.trace.count("C(0)") == 1
         counts = h.metrics.counts
-        assert counts["tgi_batch_inference_failure{decode}"] == (2 if ours else 1), "one more was in flight"
+        assert counts["tgi_batch_inference_failure{decode}"] == 2, "one more was in flight"
         assert counts["tgi_batch_inference_count{decode}"] == (
             counts["tgi_batch_inference_success{decode}"] + counts["tgi_batch_inference_failure{decode}"]
         )
         assert counts["tgi_request_failure{generation}"] == 2
 
 
-@pytest.mark.parametrize("ours", [False, True])
-async def test_a_failed_merge_clears_both_ids(ours):
-    shard = FakeShard(ours=ours)
+async def test_a_failed_merge_clears_both_ids():
+    shard = FakeShard()
     async with running_scheduler(shard, waiting_served_ratio=0.0) as h:
         a = h.submit("a", 3, 30)
         await h.step(1)
         b = h.submit("b", 3, 30)
 
         def fail_merge(rpc, request):
-            if rpc == "Decode" and len(request.batches) == 2:
+            if rpc == "Decode" and len(request.batch_ids) == 2:
                 return ShardFailure("out of luck")
             return None
 
@@ -98,9 +97,8 @@ async def test_a_failed_merge_clears_both_ids(ours):
         assert {"C(0)", "C(1)"} <= set(h.trace)
 
 
-@pytest.mark.parametrize("ours", [False, True])
-async def test_a_failed_filter_is_a_step_error(ours):
-    shard = FakeShard(ours=ours)
+async def test_a_failed_filter_is_a_step_error():
+    shard = FakeShard()
     async with running_scheduler(shard) as h:
         shard.failure = fail_once("FilterBatch")
         a, b = h.submit("a", 3, 9), h.submit("b", 3, 9)
@@ -128,8 +126,8 @@ async def test_a_failed_clear_is_survived():
         assert isinstance((await collect(b))[-1], Finished)
 
 
-async def test_f4_an_upstream_shard_filters_who_left():
-    async with running_scheduler(FakeShard(ours=False)) as h:
+async def test_f4_who_left_is_filtered():
+    async with running_scheduler(FakeShard(pipeline_depth=1)) as h:
         a = h.submit("a", 3, 9)
         h.submit("b", 3, 4)
         await h.step(2)
@@ -139,8 +137,8 @@ async def test_f4_an_upstream_shard_filters_who_left():
         assert h.metrics.counts["tgi_request_failure{dropped}"] == 1
 
 
-async def test_f5_an_upstream_shard_clears_when_nobody_is_left():
-    async with running_scheduler(FakeShard(ours=False)) as h:
+async def test_f5_the_batch_is_cleared_when_nobody_is_left():
+    async with running_scheduler(FakeShard(pipeline_depth=1)) as h:
         a = h.submit("a", 3, 9)
         await h.step(2)
         a.close()
@@ -152,14 +150,16 @@ async def test_f5_an_upstream_shard_clears_when_nobody_is_left():
 @pytest.mark.parametrize("rpc", ["Prefill", "Decode", "FilterBatch"])
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
 async def test_a_lost_shard_ends_everything(rpc, code):
-    shard = FakeShard(ours=False)
+    shard = FakeShard(pipeline_depth=1)
     async with running_scheduler(shard, max_batch_size=2) as h:
         shard.failure = fail_once(rpc, code=code)
-        entries = [h.submit("a", 3, 2), h.submit("b", 3, 9), h.submit("c", 3, 9)]
+        left, *others = [h.submit(name, 3, 9) for name in "abc"]
+        await h.step(2)
+        left.close()  # is filtered away
         shard.run_freely()
-        ends = [(await collect(entry))[-1] for entry in entries]
-        assert {type(end) for end in ends[1:]} == {Failed}
-        assert isinstance(ends[1].error, GenerationError)
+        ends = [(await collect(entry))[-1] for entry in others]
+        assert {type(end) for end in ends} == {Failed}
+        assert isinstance(ends[0].error, GenerationError)
         assert h.scheduler.failure is not None
         assert not await h.scheduler.check_health()
         with pytest.raises(UnhealthyError):
@@ -189,7 +189,8 @@ async def test_a_prompt_that_cannot_be_sent_fails_alone():
     async with running_scheduler(FakeShard()) as h:
         a = h.submit("a", 3, 3)
         await h.step(1)
-        before, bad, behind = h.submit("b", 3, 3), h.submit("\ud800", 3, 3), h.submit("c", 3, 3)
+        stopping = StoppingParameters(max_new_tokens=3, stop_sequences=("\ud800",))
+        before, bad, behind = h.submit("b", 3, 3), h.submit("bad", 3, stopping=stopping), h.submit("c", 3, 3)
         await h.finish()
         assert isinstance((await collect(bad))[-1], Failed)
         for good in (a, before, behind):
@@ -222,7 +223,7 @@ class TestTwoRanks:
             assert shards[0].trace == shards[1].trace
 
     async def test_f3_one_rank_fails_and_both_are_cleared(self):
-        shards = [FakeShard(ours=False, rank=r, world_size=2) for r in range(2)]
+        shards = [FakeShard(pipeline_depth=1, rank=r, world_size=2) for r in range(2)]
         async with running_scheduler(*shards) as h:
             shards[1].failure = fail_once("Decode", after=1)
             entries = [h.submit(name, 3, 9) for name in "ab"]
@@ -273,7 +274,6 @@ async def test_a_failed_row_that_stays_listed_is_filtered():
     def keep_listed(rpc: str, response):
         if rpc == "Decode" and any(g.error for g in response.generations):
             response.batch.request_ids.append(1)
-            response.batch.size += 1
         return response
 
     shard.edit = keep_listed
@@ -296,9 +296,8 @@ class TestHealth:
             assert all(await asyncio.gather(*(h.scheduler.check_health() for _ in range(50))))
             assert h.trace == ["H"]
 
-    @pytest.mark.parametrize("ours", [False, True])
-    async def test_generates_after_a_failure_and_then_asks_again(self, ours):
-        shard = FakeShard(ours=ours)
+    async def test_generates_after_a_failure_and_then_asks_again(self):
+        shard = FakeShard()
         async with running_scheduler(shard, stepwise=False) as h:
             shard.failure = fail_once("Prefill")
             await collect(h.submit("a", 3, 3))
@@ -321,7 +320,7 @@ class TestHealth:
 
     async def test_a_probe_whose_row_fails_says_no(self):
         """A model whose scores are no numbers fails every row, and no call."""
-        shard = FakeShard(scripts={"broken": Script(error_at=1), "liveness": Script(error_at=1)})
+        shard = FakeShard(scripts={"broken": Script(error_at=1), f"r{PROBE_ID}": Script(error_at=1)})
         async with running_scheduler(shard, stepwise=False) as h:
             await collect(h.submit("broken", 3, 3))
             assert not await h.scheduler.check_health()
@@ -329,9 +328,8 @@ class TestHealth:
             shard.scripts.clear()
             assert await h.scheduler.check_health()
 
-    @pytest.mark.parametrize("ours", [False, True])
-    async def test_the_probe_takes_its_place_among_running_steps(self, ours):
-        shard = FakeShard(ours=ours)
+    async def test_the_probe_takes_its_place_among_running_steps(self):
+        shard = FakeShard()
         async with running_scheduler(shard, waiting_served_ratio=0.0) as h:
             a = h.submit("a", 3, 8)
             await h.step(1)

@@ -1,4 +1,4 @@
-"""The step traces of TGI's scheduler, on an upstream TGI shard in lock-step."""
+"""The step traces of the scheduler's rules, one call at a time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from support.scheduler_harness import collect, running_scheduler, tokens_of
 from router.events import Failed, Finished, TokenGenerated
 
 
-def upstream(**changes) -> FakeShard:
-    return FakeShard(ours=False, **changes)
+def in_turn(**changes) -> FakeShard:
+    return FakeShard(pipeline_depth=1, **changes)
 
 
 async def test_one_request_from_queue_to_end():
-    async with running_scheduler(upstream()) as h:
+    async with running_scheduler(in_turn()) as h:
         entry = h.submit("a", 5, 3)
         await h.step(3)
         assert h.trace == ["P(a)", "D(a)", "D(a)"]
@@ -28,7 +28,7 @@ async def test_one_request_from_queue_to_end():
 
 
 async def test_everything_ends_in_the_same_step_without_filter_or_clear():
-    async with running_scheduler(upstream()) as h:
+    async with running_scheduler(in_turn()) as h:
         h.submit("a", 3, 2)
         h.submit("b", 3, 2)
         await h.step(2)
@@ -37,36 +37,36 @@ async def test_everything_ends_in_the_same_step_without_filter_or_clear():
         assert h.shard.num_waiting == 0
 
 
-async def test_a_request_that_ends_is_filtered_before_the_next_decode():
-    async with running_scheduler(upstream()) as h:
+async def test_a_request_that_ends_takes_no_part_in_the_next_decode():
+    async with running_scheduler(in_turn()) as h:
         h.submit("a", 3, 2)
         h.submit("b", 3, 4)
         await h.finish()
-        assert h.trace == ["P(a,b)", "D(a,b)", "F(b)", "D(b)", "D(b)"]
+        assert h.trace == ["P(a,b)", "D(a,b)", "D(b)", "D(b)"]
 
 
 async def test_blocks_of_an_ended_request_serve_the_very_next_admission():
-    async with running_scheduler(upstream(), max_batch_total_tokens=10, waiting_served_ratio=0.3) as h:
+    async with running_scheduler(in_turn(), max_batch_total_tokens=10, waiting_served_ratio=0.3) as h:
         h.submit("a", 3, 2)  # 4 of 9 blocks
         h.submit("b", 3, 3)  # 5
         await h.step(1)
         h.submit("c", 3, 2)
         await h.finish()
-        assert h.trace == ["P(a,b)", "D(a,b)", "F(b)", "P(c)", "D(b,c)"]
+        assert h.trace == ["P(a,b)", "D(a,b)", "P(c)", "D(b,c)"]
 
 
-async def test_a_prefill_that_ends_a_request_is_filtered_before_the_merge():
-    async with running_scheduler(upstream(), waiting_served_ratio=0.3) as h:
+async def test_a_request_that_ends_in_its_prefill_is_not_merged():
+    async with running_scheduler(in_turn(), waiting_served_ratio=0.3) as h:
         h.submit("a", 3, 5)
         await h.step(2)
         h.submit("b", 3, 1)
         h.submit("c", 3, 2)
         await h.finish()
-        assert h.trace == ["P(a)", "D(a)", "D(a)", "P(b,c)", "F(c)", "D(a,c)", "F(a)", "D(a)"]
+        assert h.trace == ["P(a)", "D(a)", "D(a)", "P(b,c)", "D(a,c)", "D(a)"]
 
 
 async def test_the_merged_batch_keeps_the_first_id_and_order():
-    async with running_scheduler(upstream(), waiting_served_ratio=0.0) as h:
+    async with running_scheduler(in_turn(), waiting_served_ratio=0.0) as h:
         h.submit("a", 3, 9)
         await h.step(1)
         h.submit("b", 3, 9)
@@ -77,7 +77,7 @@ async def test_the_merged_batch_keeps_the_first_id_and_order():
 
 
 async def test_k3_a_minimum_below_one_admits_at_once():
-    async with running_scheduler(upstream(), waiting_served_ratio=0.3) as h:
+    async with running_scheduler(in_turn(), waiting_served_ratio=0.3) as h:
         for name in "abc":
             h.submit(name, 3, 9)
         await h.step(1)
@@ -88,7 +88,7 @@ async def test_k3_a_minimum_below_one_admits_at_once():
 
 
 async def test_k4_waiting_tokens_drop_the_minimum():
-    async with running_scheduler(upstream(), waiting_served_ratio=2.0, max_waiting_tokens=5) as h:
+    async with running_scheduler(in_turn(), waiting_served_ratio=2.0, max_waiting_tokens=5) as h:
         h.submit("a", 5, 30)
         await h.step(1)
         h.submit("b", 3, 2)
@@ -98,7 +98,7 @@ async def test_k4_waiting_tokens_drop_the_minimum():
 
 
 async def test_k5_the_default_waits_nineteen_decodes():
-    async with running_scheduler(upstream(), waiting_served_ratio=2.0) as h:
+    async with running_scheduler(in_turn(), waiting_served_ratio=2.0) as h:
         h.submit("a", 5, 30)
         await h.step(1)
         h.submit("b", 3, 2)
@@ -107,7 +107,7 @@ async def test_k5_the_default_waits_nineteen_decodes():
 
 
 async def test_k6_a_newcomer_waits_until_enough_others_wait():
-    async with running_scheduler(upstream(), waiting_served_ratio=0.5) as h:
+    async with running_scheduler(in_turn(), waiting_served_ratio=0.5) as h:
         for name in "abcd":
             h.submit(name, 3, 9)
         await h.step(1)
@@ -120,50 +120,33 @@ async def test_k6_a_newcomer_waits_until_enough_others_wait():
 
 
 async def test_k10_the_head_blocks_smaller_requests_behind_it():
-    async with running_scheduler(upstream(), max_batch_total_tokens=24, waiting_served_ratio=0.0) as h:
+    async with running_scheduler(in_turn(), max_batch_total_tokens=24, waiting_served_ratio=0.0) as h:
         for name, length, new in (("a", 6, 5), ("b", 6, 5), ("c", 6, 3), ("d", 1, 2)):
             h.submit(name, length, new)
         await h.finish()
-        assert h.trace == ["P(a,b)", *["D(a,b)"] * 4, "P(c,d)", "D(c,d)", "F(c)", "D(c)"]
+        assert h.trace == ["P(a,b)", *["D(a,b)"] * 4, "P(c,d)", "D(c,d)", "D(c)"]
 
 
 async def test_k11_max_batch_size_holds_back_until_somebody_leaves():
-    async with running_scheduler(upstream(), max_batch_size=2, waiting_served_ratio=0.0) as h:
+    async with running_scheduler(in_turn(), max_batch_size=2, waiting_served_ratio=0.0) as h:
         h.submit("a", 3, 4)
         h.submit("b", 3, 2)
         h.submit("c", 3, 2)
         await h.finish()
-        assert h.trace == ["P(a,b)", "D(a,b)", "F(a)", "P(c)", "D(a,c)", "F(a)", "D(a)"]
+        assert h.trace == ["P(a,b)", "D(a,b)", "P(c)", "D(a,c)", "D(a)"]
 
 
 async def test_k12_max_batch_size_holds_on_a_shard_that_could_chunk():
-    async with running_scheduler(upstream(chunking=True), max_batch_size=2, waiting_served_ratio=0.0) as h:
+    async with running_scheduler(in_turn(chunking=True), max_batch_size=2, waiting_served_ratio=0.0) as h:
         h.submit("a", 3, 4)
         h.submit("b", 3, 2)
         h.submit("c", 3, 2)
         await h.finish()
-        assert h.trace == ["P(a,b)", "D(a,b)", "F(a)", "P(c+a)", "D(a,c)"]
-
-
-async def test_padded_mode_counts_tokens_instead_of_blocks():
-    async with running_scheduler(
-        upstream(padded=True), max_batch_total_tokens=30, max_batch_prefill_tokens=30, waiting_served_ratio=0.0
-    ) as h:
-        assert h.scheduler.allocator is None
-        h.submit("a", 5, 5)  # 10 of 30
-        await h.step(1)
-        h.submit("b", 10, 11)  # 21 more
-        h.submit("c", 1, 1)
-        await h.step(4)
-        assert h.trace == ["P(a)", "D(a)", "D(a)", "D(a)", "D(a)"]
-        await h.finish()
-        assert h.trace[5] == "P(b)"  # with c it would be 2 * 10 + 12
-        assert not h.scheduler.can_ever_fit(20, 11)
-        assert h.scheduler.can_ever_fit(19, 11)
+        assert h.trace == ["P(a,b)", "D(a,b)", "P(c+a)", "D(a,c)"]
 
 
 async def test_top_tokens_and_prompt_details_are_delivered_in_order():
-    async with running_scheduler(upstream(), stepwise=False) as h:
+    async with running_scheduler(in_turn(), stepwise=False) as h:
         events = await collect(h.submit("a", 3, 2, top_n_tokens=1, decoder_input_details=True))
         assert [type(e).__name__ for e in events] == ["Prefilled", "TokenGenerated", "Finished"]
         assert [t.text for t in events[0].tokens] == ["p"] * 3
@@ -173,7 +156,7 @@ async def test_top_tokens_and_prompt_details_are_delivered_in_order():
 async def test_end_of_sequence_and_seed_are_passed_on():
     from router.request import SamplingParameters
 
-    async with running_scheduler(upstream(scripts={"a": Script(eos_after=2)}), stepwise=False) as h:
+    async with running_scheduler(in_turn(scripts={"a": Script(eos_after=2)}), stepwise=False) as h:
         sampling = SamplingParameters(do_sample=True, seed=2**64 - 1)
         last = (await collect(h.submit("a", 3, 9, sampling=sampling)))[-1]
         assert isinstance(last, Finished)
@@ -181,7 +164,7 @@ async def test_end_of_sequence_and_seed_are_passed_on():
 
 
 async def test_a_shard_that_forgets_a_request_fails_it():
-    shard = upstream()
+    shard = in_turn()
 
     def forget(rpc, response):
         if rpc == "Decode":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from support.fake_rows import token_of
 from support.fake_shard import FakeShard, ShardFailure
 from support.scheduler_harness import collect, running_scheduler, tokens_of
@@ -20,7 +19,7 @@ def ids(count: int, first: int = 0) -> tuple[int, ...]:
 
 def cache_lens(h) -> dict[str, int]:
     prefills = [m for rpc, m in h.shard.received if rpc == "Prefill"]
-    return {h.shard.prompts[r.id]: r.cache_len for m in prefills for r in m.batch.requests}
+    return {h.shard.names[r.id]: r.cache_len for m in prefills for r in m.batch.requests}
 
 
 def check_all_is_free_or_cached(h) -> None:
@@ -29,8 +28,8 @@ def check_all_is_free_or_cached(h) -> None:
 
 async def test_p1_prompts_of_one_batch_share_nothing_and_are_kept_once():
     async with running_scheduler(shard(), **BIG) as h:
-        h.submit("a", 300, 50)
-        h.submit("b", 300, 50)
+        h.submit("a", 300, 50, input_ids=ids(300))
+        h.submit("b", 300, 50, input_ids=ids(300))
         await h.finish()
         assert cache_lens(h) == {"a": 0, "b": 0}
         check_all_is_free_or_cached(h)
@@ -38,9 +37,9 @@ async def test_p1_prompts_of_one_batch_share_nothing_and_are_kept_once():
 
 async def test_a_prompt_is_shared_as_soon_as_it_is_computed():
     async with running_scheduler(shard(), **BIG) as h:
-        h.submit("a", 300, 50)
+        h.submit("a", 300, 50, input_ids=ids(300))
         await h.step(2)
-        h.submit("b", 300, 5)
+        h.submit("b", 300, 5, input_ids=ids(300))
         await h.finish()
         assert cache_lens(h) == {"a": 0, "b": 299}
         events = {name: await collect(h.entries[name]) for name in "ab"}
@@ -51,9 +50,9 @@ async def test_a_prompt_is_shared_as_soon_as_it_is_computed():
 async def test_a_prompt_is_not_shared_while_it_is_being_computed():
     async with running_scheduler(shard(), max_batch_total_tokens=1001, max_batch_prefill_tokens=100) as h:
         h.shard.max_prefill_tokens = 100
-        h.submit("a", 250, 50)
+        h.submit("a", 250, 50, input_ids=ids(250))
         await h.step(1)
-        h.submit("b", 300, 5)
+        h.submit("b", 300, 5, input_ids=ids(300))
         await h.finish()
         assert h.trace[:3] == ["P(a:100)", "D(a:100)", "P(b:50+a)"]
         assert cache_lens(h)["b"] == 0
@@ -61,7 +60,7 @@ async def test_a_prompt_is_not_shared_while_it_is_being_computed():
 
 async def test_p2_generated_tokens_are_cached_too():
     async with running_scheduler(shard(), **BIG) as h:
-        h.submit("a", 100, 50)
+        h.submit("a", 100, 50, input_ids=ids(100))
         await h.finish()
         answer = [token_of("a", n).ids[0] for n in range(1, 51)]
         h.submit("b", 170, 5, input_ids=(*ids(100), *answer, *ids(20, 500)))
@@ -71,9 +70,9 @@ async def test_p2_generated_tokens_are_cached_too():
 
 async def test_p3_prompt_logprobs_bypass_the_cache():
     async with running_scheduler(shard(), **BIG) as h:
-        h.submit("a", 40, 5)
+        h.submit("a", 40, 5, input_ids=ids(40))
         await h.finish()
-        h.submit("b", 40, 5, decoder_input_details=True)
+        h.submit("b", 40, 5, input_ids=ids(40), decoder_input_details=True)
         await h.finish()
         assert cache_lens(h)["b"] == 0
 
@@ -81,20 +80,20 @@ async def test_p3_prompt_logprobs_bypass_the_cache():
 async def test_adapters_share_nothing_with_each_other_nor_with_the_base_model():
     async with running_scheduler(shard(), **BIG) as h:
         for name, adapter in (("a", None), ("b", "red"), ("c", "blue"), ("d", "red"), ("e", None)):
-            h.submit(name, 40, 5, adapter_id=adapter)
+            h.submit(name, 40, 5, input_ids=ids(40), adapter_id=adapter)
             await h.finish()
         assert cache_lens(h) == {"a": 0, "b": 0, "c": 0, "d": 39, "e": 39}
 
 
 async def test_p4_shared_blocks_are_counted_once():
     async with running_scheduler(shard(), **BIG) as h:
-        h.submit("a", 400, 1)
+        h.submit("a", 400, 1, input_ids=ids(400))
         await h.finish()
         for name in "bcde":
-            h.submit(name, 400, 50)
+            h.submit(name, 400, 50, input_ids=ids(400))
         await h.step(1)
         assert cache_lens(h) == {"a": 0, "b": 399, "c": 399, "d": 399, "e": 399}
-        h.submit("f", 400, 50)
+        h.submit("f", 400, 50, input_ids=ids(400))
         await h.finish()
         assert cache_lens(h)["f"] == 399
 
@@ -111,10 +110,10 @@ async def test_p7_a_failed_prefill_leaves_nothing_in_the_cache():
     shards = shard()
     async with running_scheduler(shards, **BIG) as h:
         shards.failure = lambda rpc, request: ShardFailure("boom") if rpc == "Prefill" else None
-        h.submit("a", 100, 5)
+        h.submit("a", 100, 5, input_ids=ids(100))
         await h.step(2)
         shards.failure = lambda rpc, request: None
-        h.submit("b", 100, 5)
+        h.submit("b", 100, 5, input_ids=ids(100))
         await h.finish()
         assert cache_lens(h)["b"] == 0
 
@@ -130,13 +129,3 @@ async def test_a_preempted_request_finds_what_it_had_computed(monkeypatch):
         resumed = [r for rpc, m in h.shard.received if rpc == "Prefill" for r in m.batch.requests if r.resume_ids]
         assert resumed and any(r.cache_len > 5 for r in resumed)
         assert tokens_of(await collect(h.entries["c"])) == [f"c{i}" for i in range(1, 29)]
-
-
-@pytest.mark.parametrize(("length", "expected"), [(40, 39), (39, 38)])
-async def test_upstream_shards_share_only_prompts_that_nobody_cut(length, expected):
-    upstream = FakeShard(ours=False, chunking=True, prefix_caching=True, max_prefill_tokens=4096)
-    async with running_scheduler(upstream, **BIG) as h:
-        for name, truncate in (("a", 100), ("b", 100), ("c", length)):
-            h.submit(name, length, 2, truncate=truncate)
-            await h.finish()
-        assert cache_lens(h) == {"a": 0, "b": expected, "c": 0}

@@ -13,7 +13,7 @@ from router.shards.interface import EncodedImages, StepReply
 
 
 async def test_names_of_a_short_run():
-    async with running_scheduler(FakeShard(ours=False), waiting_served_ratio=0.0) as h:
+    async with running_scheduler(FakeShard(pipeline_depth=1), waiting_served_ratio=0.0) as h:
         h.submit("a", 3, 4)
         assert h.metrics.gauges["tgi_queue_size"] == 1
         await h.step(1)
@@ -21,9 +21,9 @@ async def test_names_of_a_short_run():
         await h.step(2)
         assert h.metrics.gauges["tgi_queue_size"] == 0
         await h.step(1)
-        assert h.metrics.gauges["tgi_batch_current_size"] == 2
-        assert h.metrics.gauges["tgi_batch_current_max_tokens"] == 10
-        assert h.metrics.gauges["tgi_kv_blocks_live"] == 6  # b has ended
+        assert h.metrics.gauges["tgi_batch_current_size"] == 1  # b has ended
+        assert h.metrics.gauges["tgi_batch_current_max_tokens"] == 6
+        assert h.metrics.gauges["tgi_kv_blocks_live"] == 6
         assert h.metrics.gauges["tgi_kv_cache_usage"] == 6 / h.scheduler.allocator.num_usable
         await h.finish()
         assert h.metrics.gauges["tgi_batch_current_size"] == 0

@@ -19,9 +19,7 @@ from wire.v3 import generate_pb2 as pb
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
 
-def limits(
-    options: RouterConfig, capacity: int | None, *, answered_total: int = 4096, positions=None, tokenizer=None, **info
-):
+def limits(options: RouterConfig, capacity: int, *, answered_total: int = 4096, positions=None, tokenizer=None, **info):
     total = options.max_total_tokens or answered_total
     answer = Capacity(
         total_tokens=capacity, max_input_tokens=options.max_input_tokens or total - 1, max_total_tokens=total
@@ -36,7 +34,7 @@ def test_unset_limits_are_what_one_prefill_holds():
 
 
 def test_unset_limits_are_what_the_cache_holds_where_prompts_are_chunked():
-    found = limits(RouterConfig(), 50_000, answered_total=40_000, support_chunking=True)
+    found = limits(RouterConfig(), 50_000, answered_total=40_000, chunks=True)
     assert (found.max_total_tokens, found.max_input_tokens) == (40_000, 39_999)
 
 
@@ -64,7 +62,7 @@ def test_a_step_is_kept_short_where_prompts_can_be_cut(
         max_total_tokens=2000 if chunking else None,
         max_batch_total_tokens=100_000,
     )
-    found = limits(options, 100_000, device_type=device_type, support_chunking=chunking)
+    found = limits(options, 100_000, device_type=device_type, chunks=chunking)
     assert (found.max_batch_prefill_tokens, found.default_prefill_tokens) == (tokens, default)
 
 
@@ -94,19 +92,11 @@ def test_k19_the_users_capacity_is_an_upper_bound():
     assert limits(RouterConfig(max_batch_total_tokens=80_000), 50_000).max_batch_total_tokens == 50_000
 
 
-def test_k20_capacity_of_shards_that_report_none():
-    assert limits(RouterConfig(max_total_tokens=2048), None, requires_padding=True).max_batch_total_tokens == 16_000
-    options = RouterConfig(max_total_tokens=20_000, max_batch_prefill_tokens=20_000)
-    assert limits(options, None, requires_padding=True).max_batch_total_tokens == 20_000
-    options = RouterConfig(max_batch_total_tokens=5000)
-    assert limits(options, None, requires_padding=True).max_batch_total_tokens == 5000
-
-
 def test_k21_prompts_larger_than_a_prefill_are_refused_unless_they_are_chunked():
     options = RouterConfig(max_input_tokens=5000, max_total_tokens=6000)
     with pytest.raises(StartupError, match="--max-batch-prefill-tokens"):
         limits(options, 50_000)
-    assert limits(options, 50_000, support_chunking=True).max_input_tokens == 5000
+    assert limits(options, 50_000, chunks=True).max_input_tokens == 5000
 
 
 def test_k22_a_prefill_larger_than_the_capacity_is_refused():
@@ -138,9 +128,8 @@ def test_limits_that_the_shards_did_not_take_are_refused():
         )
 
 
-@pytest.mark.parametrize("ours", [False, True])
-async def test_a_server_starts(tmp_path: Path, ours: bool):
-    shards = [FakeShard(ours=ours, rank=r, world_size=2, block_size=16) for r in range(2)]
+async def test_a_server_starts(tmp_path: Path):
+    shards = [FakeShard(rank=r, world_size=2, block_size=16) for r in range(2)]
     async with serve(*shards, prefix=str(tmp_path / "s")) as path:
         metrics = RecordingMetrics()
         started = await connect_and_warm_up(
@@ -149,7 +138,6 @@ async def test_a_server_starts(tmp_path: Path, ours: bool):
             max_positions=2048,
             tokenizer_max_length=None,
         )
-        assert ("run_ahead" in started.info.extensions) is ours
         assert started.limits.max_total_tokens == 2048
         assert started.limits.max_batch_total_tokens == 8000
         assert metrics.gauges["tgi_batch_max_total_tokens"] == 8000

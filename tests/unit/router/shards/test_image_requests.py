@@ -7,18 +7,16 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from support.factories import OURS, make_request
+from support.factories import make_request
 
 from router.request import PlacedImage
 from router.shards import convert
-from router.shards.interface import NewBatch, NewRequest, PrefillCall, UnsendableError
+from router.shards.interface import NewBatch, NewRequest, PrefillCall
 from router.shards.pool import ShardPool
-from wire.extensions import Extension
 from wire.images.prepared import Feature, ImagePlace, PreparedImage
 from wire.processes.shared_memory import SharedBytes, SharedMemory, process_namespace
+from wire.protocol import PROTOCOL
 from wire.v3 import generate_pb2 as pb
-
-SEEING = OURS | {Extension.IMAGES}
 
 
 def image(number: int) -> PreparedImage:
@@ -29,11 +27,11 @@ def image(number: int) -> PreparedImage:
 def new(request_id: int, cache_len: int, *images: tuple[PreparedImage, int]) -> NewRequest:
     placed = tuple(PlacedImage(one, ImagePlace(one.key, start, 4)) for one, start in images)
     request = make_request("a", 20, 5, images=placed)
-    return NewRequest(request_id, request, [1, 2], range(16, 41), cache_len=cache_len)
+    return NewRequest(request_id, request, [1, 2], cache_len=cache_len)
 
 
-def sent(*requests: NewRequest, extensions: Any = SEEING) -> Any:
-    return convert.batch_to(NewBatch(1, list(requests), max_tokens=50, max_blocks=4), extensions)
+def sent(*requests: NewRequest) -> Any:
+    return convert.prefill_to(PrefillCall(NewBatch(1, list(requests)))).batch
 
 
 def test_places_and_arrays() -> None:
@@ -64,12 +62,6 @@ def test_one_request_that_needs_the_arrays_is_enough() -> None:
     assert found.features
 
 
-def test_shards_that_read_no_images_get_none() -> None:
-    assert not sent(new(0, 0), extensions=OURS - {Extension.IMAGES}).images
-    with pytest.raises(UnsendableError):
-        sent(new(0, 0, (image(1), 2)), extensions=OURS - {Extension.IMAGES})
-
-
 def test_arrays_in_shared_memory_are_named_and_not_sent() -> None:
     memory = SharedMemory.create()
     memory.write(0, bytes(100) + bytes(range(8)))
@@ -83,12 +75,11 @@ def test_arrays_in_shared_memory_are_named_and_not_sent() -> None:
     ("namespaces", "shares"), [(("", ""), False), (("own", "other"), False), (("own", "own"), True)]
 )
 def test_memory_is_shared_only_where_every_rank_sees_the_router(namespaces: tuple[str, str], shares: bool) -> None:
-    offered = [Extension.IMAGES, Extension.SHARED_MEMORY]
     messages = [
-        pb.InfoResponse(extensions=offered, process_namespace=process_namespace() if one == "own" else one)
+        pb.InfoResponse(protocol=PROTOCOL, process_namespace=process_namespace() if one == "own" else one)
         for one in namespaces
     ]
-    assert (Extension.SHARED_MEMORY in convert.info_from(messages).extensions) == shares
+    assert convert.info_from(messages).shares_memory == shares
 
 
 class SlowClient:
@@ -112,8 +103,7 @@ async def test_arrays_stay_until_all_shards_have_answered_also_without_their_cli
     one = PreparedImage(b"a" * 32, "<image>" * 4, 4, (1, 2, 2), {"pixel_values": feature})
     clients = [SlowClient(), SlowClient()]
     pool = ShardPool(clients)
-    pool._extensions = SEEING
-    reply = pool.prefill(PrefillCall(NewBatch(1, [new(0, 0, (one, 2))], max_tokens=50, max_blocks=4)))
+    reply = pool.prefill(PrefillCall(NewBatch(1, [new(0, 0, (one, 2))])))
     assert clients[1].sent.batch.images[0].features[0].memory == name
     del memory, feature, one
     clients[0].answer.set_result(pb.PrefillResponse())

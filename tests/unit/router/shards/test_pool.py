@@ -31,9 +31,8 @@ def new_batch(batch_id: int, *names: str, max_new_tokens: int = 4) -> NewBatch:
     requests = []
     for i, name in enumerate(names):
         first = 1 + 10 * i
-        slots = list(range(first, first + max_new_tokens))
-        requests.append(NewRequest(i, make_request(name, 1, max_new_tokens), slots, slots))
-    return NewBatch(batch_id, requests, max_tokens=len(names), max_blocks=max_new_tokens)
+        requests.append(NewRequest(i, make_request(name, 1, max_new_tokens), range(first, first + max_new_tokens)))
+    return NewBatch(batch_id, requests)
 
 
 async def started(path: str) -> ShardPool:
@@ -52,7 +51,6 @@ async def test_start_up_calls_every_rank_in_order(prefix):
         assert [rpc for rpc, _ in shards[1].received] == ["ClearCache", "Info", "Warmup"]
         clear, warm_up = shards[1].received[0][1], shards[1].received[2][1]
         assert (clear.sequence, warm_up.sequence) == (0, 1)
-        assert "run_ahead" in warm_up.extensions
         await pool.health()
         await pool.close()
 
@@ -89,10 +87,10 @@ async def test_a_filter_that_leaves_nobody_says_so(prefix):
 
 
 async def test_errors_carry_what_the_shard_said(prefix):
-    shard = FakeShard(ours=False)
+    shard = FakeShard()
     async with serve(shard, prefix=prefix) as path:
         pool = await started(path)
-        with pytest.raises(ShardError, match="Batch ID 7 not found in cache") as caught:
+        with pytest.raises(ShardError, match="batch 7 is gone") as caught:
             await pool.decode(DecodeCall([7]))
         assert not caught.value.fatal
         shard.failure = lambda rpc, request: ShardFailure("gone", code=grpc.StatusCode.UNAVAILABLE)
@@ -140,11 +138,10 @@ async def test_answers_above_four_mebibytes_pass(prefix):
         await pool.close()
 
 
-@pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize("world_size", [1, 2])
-async def test_a_scheduler_serves_over_real_sockets(prefix, ours, world_size):
+async def test_a_scheduler_serves_over_real_sockets(prefix, world_size):
     shards = [
-        FakeShard(ours=ours, rank=r, world_size=world_size, block_size=4, scripts={"c": Script(eos_after=3)})
+        FakeShard(rank=r, world_size=world_size, block_size=4, scripts={"c": Script(eos_after=3)})
         for r in range(world_size)
     ]
     async with serve(*shards, prefix=prefix) as path:
@@ -170,7 +167,7 @@ async def test_a_scheduler_serves_over_real_sockets(prefix, ours, world_size):
         for shard in shards:
             assert shard.violations == []
             assert shard.batches == {}
-            assert shard.max_in_flight <= (3 if ours else 1)
+            assert shard.max_in_flight <= 3
         await pool.close()
 
 

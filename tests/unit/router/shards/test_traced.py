@@ -83,7 +83,7 @@ async def test_a_batch_is_linked_to_its_requests(pool, recorded):
 async def test_a_batch_of_one_belongs_to_its_request(pool, recorded):
     traced = TracedShards(pool, recorded.tracing)
     request, trace = traced_request(recorded, "a", 2)
-    batch = NewBatch(1, [NewRequest(0, request, [1, 2], [1, 2])], max_tokens=2, max_blocks=2)
+    batch = NewBatch(1, [NewRequest(0, request, [1, 2])])
     await traced.prefill(PrefillCall(batch))
     assert [linked_of(span) for span in recorded.named("batch")] == [{id_of(trace.batched())}]
     assert parent_of(recorded.one("batch")) == id_of(trace.batched())
@@ -105,13 +105,13 @@ async def test_what_joins_while_a_step_runs_is_kept(recorded):
     traced = TracedShards(Shards(), recorded.tracing)
     for batch_id, name in ((1, "a"), (2, "b")):
         request, _ = traced_request(recorded, name)
-        traced.prefill(PrefillCall(NewBatch(batch_id, [NewRequest(batch_id, request)], max_tokens=2, max_blocks=2)))
+        traced.prefill(PrefillCall(NewBatch(batch_id, [NewRequest(batch_id, request)])))
     traced.decode(DecodeCall([1]))
     traced.decode(DecodeCall([1, 2]))
     answers[2].set_result(StepReply(batch=None))  # of the first decode: the only request has ended
     await asyncio.sleep(0)
     assert set(traced._members[1]) == {2}
-    answers[3].set_result(StepReply(batch=CachedBatch(1, [2], 1, 1, 1)))
+    answers[3].set_result(StepReply(batch=CachedBatch(1, [2], 1, 1)))
     await asyncio.sleep(0)
     assert set(traced._members[1]) == {2}
 

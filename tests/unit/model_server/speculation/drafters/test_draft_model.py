@@ -17,7 +17,7 @@ from support.loading import CPU, load
 from support.tiny_models import tiny_checkpoint, write_tokenizer
 
 from model_server.attention.choice import AttentionChoice
-from model_server.batch.extension import BlockExtension
+from model_server.batch.growth import BlockGrowth
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.model import describe
@@ -115,7 +115,7 @@ def test_a_model_that_guesses_right_is_right_in_every_place(folders: dict[str, P
 def test_keys_follow_chunks_plain_steps_growth_and_leavers(folders: dict[str, Path], tokenizer: Tokenizer) -> None:
     plain = shard_of(tokenizer, folders, None)
     wanted = plain.run_out(plain.prefill(0, plain.request(list(range(5, 26)), 30)), 0)
-    shard = shard_of(tokenizer, folders, "base", extends_blocks=True)
+    shard = shard_of(tokenizer, folders, "base", grows=True)
     speculator = shard.engine.speculator
     assert isinstance(speculator, ModelSpeculator)
     request = shard.request(list(range(5, 26)), 30, tokens=24, chunk_len=6)
@@ -126,10 +126,10 @@ def test_keys_follow_chunks_plain_steps_growth_and_leavers(folders: dict[str, Pa
             break
         speculator.pace = FREE if step % 5 > 2 else None  # now and then steps without drafts
         growth = []
-        (sequence,) = [s for s in shard.engine._store.get(0).batch.sequences if s.id == request.id]
+        (sequence,) = [s for s in shard.engine._store.find(0).batch.sequences if s.id == request.id]
         if len(sequence.slots) < sequence.cache_length + sequence.input_length + 2 and len(sequence.slots) < 52:
-            growth = [BlockExtension(request.id, np.array(shard.blocks(4)))]
-        results.append(shard.decode(0, extensions=growth, chunk_tokens=5))
+            growth = [BlockGrowth(request.id, np.array(shard.blocks(4)))]
+        results.append(shard.decode(0, new_blocks=growth, chunk_tokens=5))
     (ids,) = [[i for g in rows if g.tokens for i in g.tokens.ids] for rows in generations_of(*wanted).values()]
     found = generations_of(*results)[request.id]
     assert [i for g in found if g.tokens is not None for i in g.tokens.ids] == ids
@@ -167,7 +167,7 @@ def test_where_no_drafts_pay_one_step_in_many_tries(folders: dict[str, Path], to
     speculator = shard.engine.speculator
     assert isinstance(speculator, ModelSpeculator)
     shard.prefill(0, shard.request([5], 100))
-    (sequence,) = shard.engine._store.get(0).batch.sequences
+    (sequence,) = shard.engine._store.find(0).batch.sequences
     speculator._follow([sequence])[0].acceptance.share = 0.0
     steps = [shard.decode(0) for _ in range(64)]
     assert [i for i, one in enumerate(steps) if one.drafted is not None and one.drafted.num_tokens] == [31, 63]

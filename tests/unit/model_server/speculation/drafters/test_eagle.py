@@ -21,7 +21,7 @@ from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from model_server.batch.extension import BlockExtension
+from model_server.batch.growth import BlockGrowth
 from model_server.errors import StartupError
 from model_server.speculation.drafters import layer_drafter
 from model_server.speculation.model_speculator import ModelSpeculator
@@ -153,7 +153,7 @@ def test_through_chunks_plain_steps_growth_and_what_was_right(
     prompt = list(range(5, 26))
     request = plain.request(prompt, 30)
     said = tokens_of(*plain.run_out(plain.prefill(0, request), 0))[request.id]
-    shard, asked = shard_of(tokenizer, base, folders["midlayer"], extends_blocks=True)
+    shard, asked = shard_of(tokenizer, base, folders["midlayer"], grows=True)
     speculator = shard.engine.speculator
     assert isinstance(speculator, ModelSpeculator)
     draft = speculator.drafter.draft
@@ -175,10 +175,10 @@ def test_through_chunks_plain_steps_growth_and_what_was_right(
             break
         speculator.pace = FREE if step % 7 > 3 else None
         growth = []
-        (sequence,) = [s for s in shard.engine._store.get(0).batch.sequences if s.id == first.id]
+        (sequence,) = [s for s in shard.engine._store.find(0).batch.sequences if s.id == first.id]
         if len(sequence.slots) < sequence.cache_length + sequence.input_length + 4 and len(sequence.slots) < 52:
-            growth = [BlockExtension(first.id, np.array(shard.blocks(4)))]
-        results.append(shard.decode(0, extensions=growth, chunk_tokens=5))
+            growth = [BlockGrowth(first.id, np.array(shard.blocks(4)))]
+        results.append(shard.decode(0, new_blocks=growth, chunk_tokens=5))
     assert tokens_of(*results)[first.id] == said
     assert sum(one.drafted.num_right for one in results if one.drafted is not None) > 4
     reference = Reference(folders["midlayer"], base, library)
@@ -195,7 +195,7 @@ def test_what_waits_keeps_no_memory_of_other_tokens(folders: dict[str, Path], ba
     speculator.pace = None
     shard.prefill(0, shard.request(list(range(5, 26)), 9), shard.request([4, 4], 9))
     for num_waiting in (1, 2):
-        for sequence in shard.engine._store.get(0).batch.sequences:
+        for sequence in shard.engine._store.find(0).batch.sequences:
             waiting = sequence.drafts_from.states
             assert sum(map(len, waiting)) == num_waiting
             assert all(one.untyped_storage().nbytes() == one.nbytes for one in waiting)

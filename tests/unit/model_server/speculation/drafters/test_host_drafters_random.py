@@ -47,7 +47,7 @@ def test_whatever_a_router_does_each_request_says_what_it_says_alone_without_dra
     base, dice = root / "base", random.Random(seed)
     tokenizer, plain = Tokenizer.load(base), load(base)
     shard, asked = shard_of(
-        tokenizer, base, root / kind, budget=dice.choice([3, 8, 40, 1000]), extends_blocks=True, num_blocks=NUM_BLOCKS
+        tokenizer, base, root / kind, budget=dice.choice([3, 8, 40, 1000]), grows=True, num_blocks=NUM_BLOCKS
     )
     speculator = shard.engine.speculator
     assert isinstance(speculator, ModelSpeculator)

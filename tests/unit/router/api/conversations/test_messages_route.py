@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from router_fakes import INFO, Router, failing, says
+from router_fakes import Router, failing, says
 from tool_chats import PARAMETERS, script
 
 from router.config import RouterConfig
@@ -17,11 +16,9 @@ from router.openai.formats.choice import ModelFormat
 from router.openai.formats.markers import Markers
 from router.openai.formats.reasoning import named as style_named
 from router.openai.formats.table import FORMATS
-from wire.extensions import Extension
 
 MakeRouter = Callable[..., Router]
 
-WITH_GRAMMARS = dataclasses.replace(INFO, extensions=INFO.extensions | {Extension.LARK_GRAMMAR})
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TEMPLATE = (
     "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
@@ -188,7 +185,7 @@ async def test_a_budget_of_thinking(
 ) -> None:
     marks = {"<think>": 9, "</think>": 10}
     chosen = ModelFormat(style=style_named("think"), markers=Markers(marks, marks))
-    router = make_native(["Fine", "</s>"], info=WITH_GRAMMARS, model_format=chosen)
+    router = make_native(["Fine", "</s>"], model_format=chosen)
     answer = await router.post(PATH, body(thinking=thinking, max_tokens=max_tokens))
     assert answer.status_code == 200, answer.text
     sampling = router.scheduler.last.sampling
@@ -196,8 +193,8 @@ async def test_a_budget_of_thinking(
 
 
 async def test_choices_of_tools(make_native: MakeRouter) -> None:
-    for choice, kind in (({"type": "auto"}, "none"), ({"type": "any"}, "json"), ({"type": "none"}, "none")):
-        router = make_native(['{"function": {"_name": "get_weather"}}', "</s>"])
+    for choice, kind in (({"type": "auto"}, "lark"), ({"type": "any"}, "lark"), ({"type": "none"}, "none")):
+        router = make_native(ANSWER)
         answer = await router.post(PATH, body(tools=TOOLS, tool_choice=choice))
         assert answer.status_code == 200 and router.scheduler.last.sampling.grammar_kind == kind
     router = make_native(ANSWER)

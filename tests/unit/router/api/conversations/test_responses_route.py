@@ -181,7 +181,7 @@ async def test_functions_of_one_name_in_several_namespaces(make_native: MakeRout
     ]
     named = {"type": "function", "name": "search", "namespace": "mcp__b"}
     for tools, first in ((spaces, "search"), ([*spaces, search], "mcp__a__search")):
-        router = make_native([call, "</s>"], ['{"function": {"_name": "mcp__b__search"}}', "</s>"])
+        router = make_native([call, "</s>"], [call, "</s>"])
         asked = body(tools=tools, input=[{"role": "user", "content": "?"}, *earlier])
         (item,) = (await router.post(PATH, asked)).json()["output"]
         assert (item["name"], item["namespace"]) == ("search", "mcp__b")
@@ -296,7 +296,8 @@ async def test_openais_client(make_native: MakeRouter) -> None:
 async def test_allowed_tools_are_those_of_the_chat_route(make_native: MakeRouter) -> None:
     other = {"type": "function", "name": "get_time"}
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_time"}]}
-    router = make_native(['{"function": {"_name": "get_time"}}', "</s>"])
+    call = '<think></think><tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+    router = make_native([call, "</s>"])
     answer = await router.post(PATH, body(tools=[*TOOLS, other], tool_choice=choice))
     assert answer.status_code == 200, answer.text
     assert router.scheduler.last.inputs.startswith("[get_weather][get_time]")

@@ -7,7 +7,6 @@ document allows must be answered, what it does not must be refused with 422.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import math
 import subprocess
@@ -20,7 +19,7 @@ import openapi_spec_validator
 import pytest
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from router_fakes import INFO, LIMITS, Router
+from router_fakes import LIMITS, Router
 
 from router.api import chat, completions, generate, service, tokenize
 from router.api.conversations import messages, responses
@@ -31,7 +30,6 @@ from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIBody, TemplateBody
 from router.schemas.parameters import CommonParameters
 from router.server.app import create_app
-from wire.extensions import Extension
 
 Schema = dict[str, Any]
 GENERATING = [
@@ -84,7 +82,7 @@ def document() -> Schema:
 @pytest.fixture
 def router(make_router: Callable[..., Router]) -> Router:
     """With model servers that know all grammars."""
-    return make_router(info=dataclasses.replace(INFO, extensions=INFO.extensions | {Extension.LARK_GRAMMAR}))
+    return make_router()
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import huggingface_hub
 import openai
 import pytest
-from router_fakes import INFO, LIMITS, Router, data_of, failing, is_invalid, message_of, says
+from router_fakes import Router, data_of, failing, is_invalid, message_of, says
 
 from router.config import RouterConfig, check
 from router.errors import GenerationError, StartupError
@@ -103,8 +102,8 @@ async def test_vertex(make_router: MakeRouter) -> None:
     assert first.sampling.do_sample and not first.decoder_input_details
     assert second.stopping.max_new_tokens == 7 and second.sampling.seed == 5 and second.sampling.temperature == 0.5
     assert second.sampling.do_sample, "as TGI, which always samples here"
-    assert not third.sampling.do_sample and third.add_special_tokens
-    assert chat.stopping.max_new_tokens == 9 and not chat.sampling.do_sample and not chat.add_special_tokens
+    assert not third.sampling.do_sample
+    assert chat.stopping.max_new_tokens == 9 and not chat.sampling.do_sample
     assert "tgi_request_count 1" in (await router.get("/metrics")).text
     router.assert_idle()
 
@@ -186,9 +185,3 @@ async def test_vertex_variables(make_router: MakeRouter) -> None:
             check(RouterConfig(aip_predict_route=route))
         with pytest.raises(StartupError, match="--aip-health-route"):
             check(RouterConfig(aip_health_route=route))
-
-
-async def test_an_upstream_shard_serves_the_platforms_too(make_router: MakeRouter) -> None:
-    router = make_router(info=replace(INFO, extensions=frozenset()), limits=replace(LIMITS, max_best_of=1))
-    assert (await router.post("/vertex", {"instances": [{"inputs": "a"}, CHAT]})).status_code == 200
-    assert (await router.post("/invocations", {"prompt": "a"})).status_code == 200

@@ -123,7 +123,6 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             assert (self.cache.num_free, self.cache.num_cached) == (num_free, num_cached)
             return
         assert (len(allocation.blocks), allocation.num_tokens) == (needed, num_tokens)
-        assert len(allocation.slots()) == num_tokens
         assert allocation.prefix_length % self.block_size == 0
         assert allocation.prefix_length <= (len(prompt) if is_shareable else 0)
         self.live.append(Live(allocation, prompt, is_shareable, kind, prompt[: allocation.prefix_length]))

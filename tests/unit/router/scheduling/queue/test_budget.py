@@ -20,28 +20,27 @@ from router.scheduling.queue.budget import (
     [(0.3, 10, 3), (1.2, 10, 12), (0.3, 3, 0), (0.5, 4, 2), (2.0, 1, 2), (0.0, 9, 0)],
 )
 def test_k1_to_k3_the_ratio_sets_the_minimum(ratio, num_running, minimum):
-    allowed = while_running(make_limits(waiting_served_ratio=ratio), num_running, 0, waiting_tokens=1)
+    allowed = while_running(make_limits(waiting_served_ratio=ratio), num_running, waiting_tokens=1)
     assert (allowed.min_size, allowed.reason) == (minimum, "backpressure")
 
 
 @pytest.mark.parametrize(("knob", "waited", "dropped"), [(5, 4, False), (5, 5, True), (0, 1, True), (1, 1, True)])
 def test_k4_the_minimum_is_dropped_after_enough_steps(knob, waited, dropped):
-    allowed = while_running(make_limits(max_waiting_tokens=knob), 10, 0, waited)
+    allowed = while_running(make_limits(max_waiting_tokens=knob), 10, waited)
     assert (allowed.min_size is None) is dropped
     assert (allowed.reason == "wait_exceeded") is dropped
 
 
-def test_what_runs_counts_against_size_and_tokens():
-    limits = make_limits(max_batch_size=8, max_batch_total_tokens=100)
-    allowed = while_running(limits, 6, 70, 1)
-    assert (allowed.max_size, allowed.total_tokens, allowed.prefill_tokens) == (2, 30, 4096)
-    allowed = while_running(limits, 9, 170, 1)
-    assert (allowed.max_size, allowed.total_tokens) == (0, 0)
+def test_what_runs_counts_against_the_size():
+    limits = make_limits(max_batch_size=8)
+    allowed = while_running(limits, 6, 1)
+    assert (allowed.max_size, allowed.prefill_tokens) == (2, 4096)
+    assert while_running(limits, 9, 1).max_size == 0
 
 
 def test_an_idle_server_gives_everything():
-    allowed = when_idle(make_limits(max_batch_size=8, max_batch_total_tokens=100))
-    assert (allowed.min_size, allowed.max_size, allowed.total_tokens) == (None, 8, 100)
+    allowed = when_idle(make_limits(max_batch_size=8))
+    assert (allowed.min_size, allowed.max_size) == (None, 8)
 
 
 @pytest.mark.parametrize(("backlog", "tokens"), [(False, 512), (True, 1024)])

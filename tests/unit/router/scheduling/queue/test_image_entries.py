@@ -126,6 +126,6 @@ def test_images_that_are_kept_with_a_state_take_room_besides_their_tokens() -> N
     queue.append(second)
     assert admitted(queue) == [first]
     assert first.allocation is not None and len(first.allocation.blocks) == 18
-    assert [queue.most_new_tokens(PROMPT, 1000, 1000, num_images=n) for n in (1, 3, 4)] == [71, 11, -19]
+    assert [queue.most_new_tokens(PROMPT, 1000, num_images=n) for n in (1, 3, 4)] == [71, 11, -19]
     cache.free(first.allocation, first.token_ids)
     assert admitted(queue) == [second]

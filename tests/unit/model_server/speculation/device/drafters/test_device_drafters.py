@@ -150,7 +150,7 @@ def test_requests_join_and_leave(kind: str, root: Path, monkeypatch: pytest.Monk
         )
         results = [shard.prefill(0, first, second), *(shard.decode(0) for _ in range(3))]
         results += [shard.prefill(1, third, cached=0), shard.decode(0), shard.decode(0)]
-        shard.engine.filter(0, [first.id, third.id], numbered=True)
+        shard.engine.filter(0, [first.id, third.id])
         results += [shard.decode(0), shard.prefill(2, fourth, cached=0)]
         while results[-1].batch is not None:
             results.append(shard.decode(0))

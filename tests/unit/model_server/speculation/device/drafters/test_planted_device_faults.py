@@ -65,7 +65,7 @@ def tokenizer(root: Path) -> Tokenizer:
 
 def requests_of(shard: EngineShard, stop: str) -> list[NewRequest]:
     """stop: the text of a token that the first request says in the middle of a window of right drafts."""
-    stopping = StoppingParameters(max_new_tokens=NEW, ignore_eos_token=True, stop_sequences=(stop,), stop_anywhere=True)
+    stopping = StoppingParameters(max_new_tokens=NEW, ignore_eos_token=True, stop_sequences=(stop,))
     kinds: list[dict[str, Any]] = [
         {"sampling": SamplingParameters(min_tokens=5), "stopping": stopping},
         {},

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_server.kernels.rope_cache import FLOAT8
+from model_server.kernels.cache_writes.rope import FLOAT8
 from model_server.kernels.variant import Variant
 
 # Numbers of queries that a program rotates, at least.

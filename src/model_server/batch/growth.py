@@ -11,12 +11,11 @@ import numpy.typing as npt
 from model_server.batch.batch import Batch
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
-from model_server.errors import RequestError
 from model_server.memory.kv_cache import KvCache
 
 
 @dataclass(frozen=True, slots=True)
-class BlockExtension:
+class BlockGrowth:
     """More blocks for a running request."""
 
     request_id: int
@@ -27,20 +26,18 @@ class BlockExtension:
 Failure = tuple[Sequence, str]
 
 
-def extend(
-    batch: Batch, tables: BlockTables, extensions: Iterable[BlockExtension], cache: KvCache, *, numbered: bool
+def append_blocks(
+    batch: Batch, tables: BlockTables, new_blocks: Iterable[BlockGrowth], cache: KvCache
 ) -> list[Failure]:
     """Append blocks to the tables of running requests; what does not fit a request is its failure.
 
-    numbered: a request that is not in the batch has ended and is skipped; without a number it is a RequestError.
+    A request that is not in the batch has ended and is skipped.
     """
     sequences = {s.id: s for s in batch.sequences}
     failures = []
-    for more in extensions:
+    for more in new_blocks:
         sequence = sequences.get(more.request_id)
         if sequence is None:
-            if not numbered:
-                raise RequestError(f"growth of request {more.request_id}, which is not in the batch")
             continue
         reason = _misfit(sequence, more, cache)
         if reason is None:
@@ -59,9 +56,9 @@ def rows_without_slots(batch: Batch) -> list[Failure]:
     ]
 
 
-def will_have_slots(batch: Batch, extensions: Iterable[BlockExtension], cache: KvCache) -> bool:
-    """No row of the batch would fail in a step with these extensions."""
-    by_request = {more.request_id: more for more in extensions}
+def will_have_slots(batch: Batch, new_blocks: Iterable[BlockGrowth], cache: KvCache) -> bool:
+    """Say whether no row of the batch would fail in a step with these blocks."""
+    by_request = {more.request_id: more for more in new_blocks}
     for sequence in batch.sequences:
         more = by_request.get(sequence.id)
         if more is not None and _misfit(sequence, more, cache) is not None:
@@ -71,10 +68,8 @@ def will_have_slots(batch: Batch, extensions: Iterable[BlockExtension], cache: K
     return True
 
 
-def _misfit(sequence: Sequence, more: BlockExtension, cache: KvCache) -> str | None:
-    """Why these blocks cannot be appended; None: they can."""
-    if len(sequence.slots) != len(sequence.blocks) * cache.block_size:
-        return f"request {sequence.id}: its {len(sequence.slots)} slots do not cover whole blocks, so it cannot grow"
+def _misfit(sequence: Sequence, more: BlockGrowth, cache: KvCache) -> str | None:
+    """Say why these blocks cannot be appended; None: they can."""
     if len(more.blocks) and int(more.blocks.max()) >= cache.num_blocks:
         return f"request {sequence.id}: a block is outside the cache of {cache.num_blocks} blocks"
     return None

@@ -10,11 +10,11 @@ import pytest
 import torch
 from support.engine_shard import BLOCK, NUM_BLOCKS, EngineShard, decode_call, errors_of, slots_of, tokens_of
 
-from model_server.batch.extension import BlockExtension
+from model_server.batch.growth import BlockGrowth
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.engine.calls import PrefillCall
-from model_server.errors import BatchGoneError, RequestError
+from model_server.errors import BatchGoneError
 from model_server.text.tokenizer import Tokenizer
 
 
@@ -26,16 +26,16 @@ def inference() -> Iterator[None]:
 
 @pytest.fixture
 def shard(tiny_tokenizer: Tokenizer) -> EngineShard:
-    return EngineShard(tiny_tokenizer, budget=8, extends_blocks=True)
+    return EngineShard(tiny_tokenizer, budget=8, grows=True)
 
 
-def _growth(request: NewRequest, *blocks: int) -> BlockExtension:
-    return BlockExtension(request.id, np.array(blocks, np.int64))
+def _growth(request: NewRequest, *blocks: int) -> BlockGrowth:
+    return BlockGrowth(request.id, np.array(blocks, np.int64))
 
 
 def _run_growing(shard: EngineShard, requests: list[NewRequest], *, ahead: int = 0) -> list[StepResult]:
     """Decode to the end; each request gets a block when the token `ahead` of its next one has no slot."""
-    covered = {r.id: len(r.slots) for r in requests}
+    covered = {r.id: len(r.blocks) * BLOCK for r in requests}
     written = {r.id: len(shard.prompts[r.id]) for r in requests}
     by_id = {r.id: r for r in requests}
     results = [shard.prefill(0, *requests)]
@@ -46,7 +46,7 @@ def _run_growing(shard: EngineShard, requests: list[NewRequest], *, ahead: int =
                 growth.append(_growth(by_id[request_id], *shard.blocks(1)))
                 covered[request_id] += BLOCK
             written[request_id] += 1
-        results.append(shard.decode(0, extensions=growth))
+        results.append(shard.decode(0, new_blocks=growth))
     return results
 
 
@@ -61,21 +61,21 @@ def test_the_batch_counts_the_blocks_it_got(shard: EngineShard) -> None:
     request = shard.request([1, 2, 3, 4], 9, tokens=4)
     first = shard.prefill(0, request)
     assert first.batch is not None and first.batch.max_tokens == BLOCK
-    second = shard.decode(0, extensions=[_growth(request, *shard.blocks(8))])
+    second = shard.decode(0, new_blocks=[_growth(request, *shard.blocks(8))])
     assert second.batch is not None and second.batch.max_tokens == 3 * BLOCK
 
 
 def test_blocks_come_with_a_prefill_too(shard: EngineShard) -> None:
     running, new = shard.request([1, 2, 3, 4], 5, tokens=4), shard.request([5, 6], 3)
     results = [shard.prefill(0, running)]
-    results.append(shard.prefill(1, new, cached=0, extensions=[_growth(running, *shard.blocks(4))]))
+    results.append(shard.prefill(1, new, cached=0, new_blocks=[_growth(running, *shard.blocks(4))]))
     results = [*results[:-1], *shard.run_out(results[-1], 0)]
     assert tokens_of(*results) == {r.id: shard.expected(r) for r in (running, new)}
 
 
 def test_blocks_come_while_the_prompt_is_unfinished(shard: EngineShard) -> None:
     request = shard.request(list(range(12)), 5, tokens=12, chunk_len=8)
-    results = [shard.prefill(0, request), shard.decode(0, extensions=[_growth(request, *shard.blocks(4))])]
+    results = [shard.prefill(0, request), shard.decode(0, new_blocks=[_growth(request, *shard.blocks(4))])]
     assert tokens_of(*results[:-1], *shard.run_out(results[-1], 0)) == {request.id: shard.expected(request)}
 
 
@@ -86,7 +86,7 @@ def test_a_row_without_room_fails_alone_and_writes_nowhere(shard: EngineShard) -
     results.append(shard.decode(0))
     assert f"{BLOCK} slots" in errors_of(results[-1])[short.id]
     changed = (shard.engine.cache.rows[0] != before) & ~(shard.engine.cache.rows[0].isnan() & before.isnan())
-    assert changed.any(1).nonzero().flatten().tolist() == [int(other.slots[3])]
+    assert changed.any(1).nonzero().flatten().tolist() == slots_of(other.blocks)[3:4]
     results[-1].generations[:] = [g for g in results[-1].generations if g.error is None]
     results = [*results[:-1], *shard.run_out(results[-1], 0)]
     assert tokens_of(*results)[other.id] == shard.expected(other)
@@ -106,62 +106,50 @@ def test_the_last_token_needs_no_slot(shard: EngineShard) -> None:
     assert tokens_of(*shard.run_out(shard.prefill(0, request), 0)) == {request.id: shard.expected(request)}
 
 
-@pytest.mark.parametrize("case", ["outside", "uneven"])
-def test_growth_that_does_not_fit_is_that_rows_error(shard: EngineShard, case: str) -> None:
+def test_blocks_outside_of_the_cache_are_that_rows_error(shard: EngineShard) -> None:
     bad, good = shard.request([1, 2, 3, 4], 4, tokens=5), shard.request([5], 3)
-    if case == "uneven":
-        bad = dataclasses.replace(bad, slots=bad.slots[:-1])
     shard.prefill(0, bad, good)
-    result = shard.decode(0, extensions=[_growth(bad, NUM_BLOCKS if case == "outside" else 9)])
-    expected = "outside the cache" if case == "outside" else "do not cover whole blocks"
-    assert expected in errors_of(result)[bad.id]
+    result = shard.decode(0, new_blocks=[_growth(bad, NUM_BLOCKS)])
+    assert "outside the cache" in errors_of(result)[bad.id]
     assert result.batch is not None and result.batch.request_ids == [good.id]
 
 
 def test_a_request_that_is_named_twice_fails_once(shard: EngineShard) -> None:
     bad, good = shard.request([1, 2, 3, 4], 4, tokens=5), shard.request([5], 3)
     shard.prefill(0, bad, good)
-    result = shard.decode(0, extensions=[_growth(bad, NUM_BLOCKS), _growth(bad, NUM_BLOCKS + 1)])
+    result = shard.decode(0, new_blocks=[_growth(bad, NUM_BLOCKS), _growth(bad, NUM_BLOCKS + 1)])
     assert [g.request_id for g in result.generations if g.error is not None] == [bad.id]
 
 
-def test_growth_of_a_request_that_ended_is_skipped_in_a_numbered_call(shard: EngineShard) -> None:
+def test_blocks_of_a_request_that_ended_are_skipped(shard: EngineShard) -> None:
     done, going = shard.request([1], 1), shard.request([2], 4)
     results = [shard.prefill(0, done, going)]
-    growth = [_growth(done, 9), BlockExtension(12345, np.array([9], np.int64))]
-    results += shard.run_out(shard.decode(0, extensions=growth), 0)
+    growth = [_growth(done, 9), BlockGrowth(12345, np.array([9], np.int64))]
+    results += shard.run_out(shard.decode(0, new_blocks=growth), 0)
     assert tokens_of(*results)[going.id] == shard.expected(going)
-    assert shard.decode(0, extensions=growth).generations == []
+    assert shard.decode(0, new_blocks=growth).generations == []
 
 
-def test_growth_of_an_unknown_request_is_an_error_without_a_number(shard: EngineShard) -> None:
-    shard.prefill(0, shard.request([2], 4))
-    with pytest.raises(RequestError, match="12345"):
-        shard.decode(0, numbered=False, extensions=[BlockExtension(12345, np.array([9], np.int64))])
-    with pytest.raises(BatchGoneError):
-        shard.decode(0)
-
-
-def test_without_the_extension_everything_is_reserved_at_the_start(tiny_tokenizer: Tokenizer) -> None:
+def test_where_nothing_grows_everything_is_reserved_at_the_start(tiny_tokenizer: Tokenizer) -> None:
     shard = EngineShard(tiny_tokenizer, budget=8)
     request = shard.request([1, 2, 3], 9, tokens=3)
-    assert "4 slots for 11 tokens" in errors_of(shard.prefill(0, request))[request.id]
+    assert "1 blocks for 11 tokens" in errors_of(shard.prefill(0, request))[request.id]
 
 
 def test_a_resumed_request_needs_room_for_what_it_generated(shard: EngineShard) -> None:
     request = shard.request([1, 2, 3], 9, tokens=4, resume_ids=(7, 8))
-    assert "4 slots for 5 tokens" in errors_of(shard.prefill(0, request))[request.id]
+    assert "1 blocks for 5 tokens" in errors_of(shard.prefill(0, request))[request.id]
 
 
 # -- launching ahead ---------------------------------------------------------------------------------------------------
 
 
-def _on_a_device(shard: EngineShard, growth: list[BlockExtension]) -> bool:
+def _on_a_device(shard: EngineShard, growth: list[BlockGrowth]) -> bool:
     """Would a decode be launched ahead if the launched step were on an asynchronous device?"""
     options = shard.engine.options
     shard.engine.options = dataclasses.replace(options, device=torch.device("cuda"))
     try:
-        return shard.engine.may_overlap(decode_call(0, extensions=growth))
+        return shard.engine.may_overlap(decode_call(0, new_blocks=growth))
     finally:
         shard.engine.options = options
 
@@ -175,7 +163,7 @@ def test_growth_that_fits_does_not_hold_up_the_next_step(shard: EngineShard) -> 
     assert not _on_a_device(shard, [_growth(request)])
     growth = [_growth(request, block)]
     assert _on_a_device(shard, growth)
-    finishes.append(shard.submit_decode(0, extensions=growth))
+    finishes.append(shard.submit_decode(0, new_blocks=growth))
     results = [finish() for finish in finishes]
     assert tokens_of(*results) == {request.id: shard.expected(request)[:2]}
     assert shard.engine.cache.keys[0].flatten()[slots_of([block])[0]].isfinite()

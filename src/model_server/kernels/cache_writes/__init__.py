@@ -1,0 +1,1 @@
+"""Kernels that make keys and values and store them in the cache."""
