@@ -1,8 +1,12 @@
-"""Closes the objects of a JSON schema that do not say whether they are open: unnamed keys are never generated.
+"""A JSON schema as its author means it, before it is compiled.
 
-TGI's behaviour: an object with `properties` and without `additionalProperties` has the named keys only. Objects without
-`properties` stay open (any object). Schemas that are merged with others (`allOf`, `$ref` with siblings) stay as they
-are: closing one part would forbid the keys of the other.
+Objects that do not say whether they are open are closed: unnamed keys are never generated. TGI's behaviour: an object
+with `properties` and without `additionalProperties` has the named keys only. Objects without `properties` stay open
+(any object). Schemas that are merged with others (`allOf`, `$ref` with siblings) stay as they are: closing one part
+would forbid the keys of the other.
+
+What has `properties` and no `type` is an object, as in TGI. A `format` that cannot be enforced says something about
+the text and is left out, as JSON Schema has it.
 """
 
 from __future__ import annotations
@@ -13,6 +17,11 @@ _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "
 _SINGLE_SCHEMAS = ("items", "additionalProperties", "contains")
 _DEFINITIONS = ("$defs", "definitions")
 _BRANCHES = ("anyOf", "oneOf")
+_FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+)  # fmt: skip
+"""Those that llguidance enforces; it refuses all others."""
+_TYPED = frozenset({"type", "enum", "const"})
 _SAY_WHETHER_OPEN = ("additionalProperties", "unevaluatedProperties")
 # With one of these beside it, a reference or a list of branches is one part of several.
 _PARTS = frozenset({"properties", "patternProperties", "required", "$ref", "allOf", "anyOf", "oneOf"})
@@ -52,6 +61,10 @@ class _Pass:
         }
         if not is_merged and _is_whole(schema, parts):
             copy["additionalProperties"] = False
+        if isinstance(schema.get("properties"), dict) and not _TYPED & schema.keys():
+            copy["type"] = "object"
+        if isinstance(format := schema.get("format"), str) and format not in _FORMATS:
+            del copy["format"]
         return copy
 
     def _value(self, keyword: str, value: Any, *, is_merged: bool, has_several: bool, path: str | None) -> Any:

@@ -1,16 +1,21 @@
-"""Which objects of a schema are closed."""
+"""Which objects of a schema are closed, what is an object, and which formats are enforced."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
+from llguidance import LLTokenizer, TokenizerWrapper
 
-from router.grammar.closed_schema import close_objects
+from router.grammar.closed_schema import _FORMATS, close_objects
+from router.grammar.worker import _Bytes, check
+from wire.grammar import compile_grammar
 
 NO = {"additionalProperties": False}
-A: dict[str, Any] = {"properties": {"a": {"type": "string"}}}
-B: dict[str, Any] = {"properties": {"b": {"type": "string"}}}
+OBJECT = {"type": "object"}
+A: dict[str, Any] = OBJECT | {"properties": {"a": {"type": "string"}}}
+B: dict[str, Any] = OBJECT | {"properties": {"b": {"type": "string"}}}
 
 
 @pytest.mark.parametrize(
@@ -18,14 +23,14 @@ B: dict[str, Any] = {"properties": {"b": {"type": "string"}}}
     [
         (A, A | NO),
         ({"type": "object"}, {"type": "object"}),
-        ({"properties": {}}, {"properties": {}} | NO),
+        ({"properties": {}}, {"properties": {}} | NO | OBJECT),
         (A | {"additionalProperties": True}, A | {"additionalProperties": True}),
         (A | {"additionalProperties": B}, A | {"additionalProperties": B | NO}),
         (A | {"required": ["a"]}, A | {"required": ["a"]} | NO),
         (A | {"required": ["z"]}, A | {"required": ["z"]}),
         ({"items": A}, {"items": A | NO}),
         ({"prefixItems": [A]}, {"prefixItems": [A | NO]}),
-        ({"properties": {"properties": A}}, {"properties": {"properties": A | NO}} | NO),
+        ({"properties": {"properties": A}}, {"properties": {"properties": A | NO}} | NO | OBJECT),
         ({"anyOf": [A, B]}, {"anyOf": [A | NO, B | NO]}),
         (A | {"anyOf": [B]}, A | {"anyOf": [B]}),
         ({"allOf": [A, B]}, {"allOf": [A, B]}),
@@ -40,7 +45,16 @@ B: dict[str, Any] = {"properties": {"b": {"type": "string"}}}
         (A | {"$ref": "#/$defs/x", "$defs": {"x": B}}, A | {"$ref": "#/$defs/x", "$defs": {"x": B}}),
         (True, True),
         ({"properties": 3}, {"properties": 3}),
-        ({"properties": {"a": False}, "required": "a"}, {"properties": {"a": False}, "required": "a"} | NO),
+        (
+            OBJECT | {"properties": {"a": False}, "required": "a"},
+            OBJECT | {"properties": {"a": False}, "required": "a"} | NO,
+        ),
+        ({"type": "string", "properties": {}}, {"type": "string", "properties": {}} | NO),
+        ({"enum": [1], "properties": {}}, {"enum": [1], "properties": {}} | NO),
+        ({"type": "string", "format": "email"}, {"type": "string", "format": "email"}),
+        ({"type": "string", "format": "path"}, {"type": "string"}),
+        ({"items": {"format": "regex"}}, {"items": {}}),
+        (OBJECT | {"properties": {"format": {"format": "x"}}}, OBJECT | {"properties": {"format": {}}} | NO),
     ],
 )
 def test_close_objects(schema: Any, expected: Any) -> None:
@@ -48,5 +62,26 @@ def test_close_objects(schema: Any, expected: Any) -> None:
 
 
 def test_order_is_kept() -> None:
-    closed = close_objects({"properties": {"z": A, "y": B}})
+    closed = close_objects(OBJECT | {"properties": {"z": A, "y": B}})
     assert list(closed["properties"]) == ["z", "y"]
+
+
+def test_formats_are_those_that_the_library_enforces() -> None:
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
+    for name in (*_FORMATS, "path", "regex", "uri-reference", "password", "binary", "int32", "idn-email"):
+        schema = orjson.dumps({"type": "string", "format": name}).decode()
+        matcher = compile_grammar("json", schema, tokenizer, [256])
+        assert matcher.is_error() is (name not in _FORMATS), name
+        matcher = compile_grammar("json", check("json", schema, tokenizer)["grammar"], tokenizer, [256])
+        assert not matcher.is_error() and (matcher.try_consume_tokens(list(b'"?"')) < 3) is (name in _FORMATS), name
+
+
+def test_an_object_is_meant_at_every_level_where_properties_are() -> None:
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
+    inner = {"properties": {"b": {"type": "integer"}}, "required": ["b"]}
+    grammar = check("json", orjson.dumps({"properties": {"a": inner}, "required": ["a"]}).decode(), tokenizer)[
+        "grammar"
+    ]
+    for text, fits in ((b'{"a":{"b":1}}', True), (b"3", False), (b'{"a":3}', False), (b"[]", False)):
+        matcher = compile_grammar("json", grammar, tokenizer, [256])
+        assert (matcher.try_consume_tokens(list(text)) == len(text)) is fits, text
