@@ -73,6 +73,8 @@ class RandomReader:
     def stored(self, name: str) -> str:
         return "F32"
 
+    def skip(self, *names: str) -> None: ...
+
     def rows(self, name: str, ranges: Sequence[Range]) -> Tensor:
         shape = self.shape(name)
         seed = torch.Generator().manual_seed(sum(name.encode()))
