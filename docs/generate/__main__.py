@@ -1,28 +1,31 @@
-"""`python -m docs.generate` writes docs/reference; with `--check` it only says what is stale, with status 1."""
+"""`python -m docs.generate` writes docs/reference and the tables of the migration guides.
+
+With `--check` it only says what is stale, with status 1.
+"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from docs.generate.pages import REFERENCE, pages
+from docs.generate.word_tables import DOCS, guides
 
 
 def main() -> int:
-    wanted = pages()
-    stale = [name for name, text in wanted.items() if _committed(name) != text]
-    if "--check" not in sys.argv[1:]:
-        REFERENCE.mkdir(exist_ok=True)
-        for name in stale:
-            (REFERENCE / name).write_text(wanted[name])
-            print(f"docs/reference/{name}")
-        return 0
-    for name in stale:
-        print(f"docs/reference/{name} is stale: make reference")
-    return 1 if stale else 0
+    wanted = {REFERENCE / name: text for name, text in pages().items()} | dict(guides())
+    stale = [path for path, text in wanted.items() if _committed(path) != text]
+    is_check = "--check" in sys.argv[1:]
+    for path in stale:
+        name = path.relative_to(DOCS.parent)
+        if not is_check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(wanted[path])
+        print(f"{name} is stale: make reference" if is_check else name)
+    return 1 if stale and is_check else 0
 
 
-def _committed(name: str) -> str | None:
-    path = REFERENCE / name
+def _committed(path: Path) -> str | None:
     return path.read_text() if path.is_file() else None
 
 

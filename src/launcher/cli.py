@@ -12,6 +12,7 @@ from launcher.doctor.config import DoctorConfig
 from launcher.estimate.config import EstimateConfig
 from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
 from wire.cli.commands import installed_version, run_group
+from wire.cli.other_servers.words import command_hint
 
 _DESCRIPTION = "Serves a text generation model: starts, watches and stops the shards and the router."
 
@@ -33,7 +34,7 @@ def main() -> int:
         version=installed_version,
         description=_DESCRIPTION,
         default=(LauncherConfig, run),
-        remedy=_serve_instead,
+        remedy=_remedy,
         values={"model_id": _models},
     )
 
@@ -45,9 +46,11 @@ def _models() -> list[str]:
     return [DEMO, *cached_models(os.environ)]
 
 
-def _serve_instead(word: str) -> str | None:
-    """Of a word that can only be a model."""
-    is_model = word == "demo" or "/" in word or os.path.isdir(word)
+def _remedy(word: str) -> str | None:
+    """Of another server's command, and of a word that can only be a model."""
+    if instead := command_hint(word):
+        return f"use {instead}"
+    is_model = word == "demo" or "/" in word or word.lower().endswith(".gguf") or os.path.isdir(word)
     return f"to serve a model: launcher serve {word}" if is_model else None
 
 

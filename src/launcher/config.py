@@ -48,7 +48,8 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, Text
 
     model_id: str | None = option(
         None, panel=_MODEL,
-        help=f"Hub id, local directory, or `demo` for the embedded model. Default: {DEFAULT_MODEL_ID}.",
+        help="Hub id (`org/name`, `org/name-GGUF:Q4_K_M`), folder, GGUF file, or `demo` for the embedded model. "
+        f"Default: {DEFAULT_MODEL_ID}.",
     )  # fmt: skip
     config: Path | None = option(
         None, env="TERCET_CONFIG", panel=_MODEL, is_config_file=True,
@@ -257,7 +258,7 @@ class ServeConfig(LauncherConfig):
 
     model_id: str = argument(
         env="MODEL_ID", metavar="MODEL", has_flag=True,
-        help="Hub id, local directory, or `demo` for the embedded model.",
+        help="Hub id (`org/name`, `org/name-GGUF:Q4_K_M`), folder, GGUF file, or `demo` for the embedded model.",
     )  # fmt: skip
 
 

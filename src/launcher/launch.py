@@ -17,6 +17,7 @@ from launcher.errors import ArgumentValidation, DownloadError, LauncherError
 from launcher.group_config import check_placement, num_nodes, with_supervisor
 from launcher.planning import commands, hardware, model_info, preflight
 from launcher.planning.adapters import listed_folders, read_listed
+from launcher.planning.gguf_choice import with_chosen_file
 from launcher.planning.hardware import Hardware
 from launcher.planning.hub import check_cache, check_network
 from launcher.planning.plan import Endpoints, LaunchPlan, NodePart, check_model, make_plan, resolve_num_shard
@@ -129,6 +130,9 @@ class _Launch:
         check(config)
         preflight.check_router_variables(self._environ)
         self._environ = model_info.with_hub_cache(self._environ, config.huggingface_hub_cache)
+        if config.model_id is not None:
+            model_id = with_chosen_file(config.model_id, config.revision, self._environ)
+            self._config = config = dataclasses.replace(config, model_id=model_id)
         self._config = preflight.with_base_model(config, self._environ)
         return self._serve(machine) if num_nodes(config) == 1 else self._serve_in_group(machine)
 

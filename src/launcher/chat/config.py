@@ -14,10 +14,9 @@ class ChatConfig:
     """One conversation."""
 
     model_id: str | None = argument(
-        default=None, metavar="MODEL",
-        help="Model to serve during the chat: hub id, local directory, or `demo`. Default: none; the chat uses the "
-        "server "
-        "at --url.",
+        default=None, metavar="MODEL", has_flag=True,
+        help="Model to serve during the chat: hub id, folder, GGUF file, or `demo`. Default: none; the chat uses the "
+        "server at --url.",
     )  # fmt: skip
     server_options: list[str] = argument(
         default=[], metavar="SERVER_OPTIONS",

@@ -12,7 +12,7 @@ from wire.cli.options import argument, option
 class EstimateConfig:
     """One model on one machine."""
 
-    model_id: str = argument(metavar="MODEL", help="Hub id, local directory, GGUF file, or `demo`.")
+    model_id: str = argument(metavar="MODEL", has_flag=True, help="Hub id, folder, GGUF file, or `demo`.")
     revision: str | None = option(None, env="REVISION", help="Branch, tag or commit of a hub id. Default: main.")
     memory: int | None = option(
         None, env=None, unit="bytes", minimum=1,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation, DownloadError
 from launcher.planning import commands
+from launcher.planning.gguf_choice import with_chosen_file
 from launcher.planning.model_info import hub_cache
 from launcher.planning.preflight import with_gguf_file
 from wire.quantization import gguf
@@ -18,16 +19,17 @@ def prepared(model_id: str, revision: str | None, environ: Mapping[str, str]) ->
     """Return `model_id`, or the GGUF file that it means, whose config is on this machine then.
 
     Raises:
-        ArgumentValidation: The file is not here, or cannot be served.
-        DownloadError: It is a file of the hub that has not been downloaded.
+        ArgumentValidation: The file is not here, cannot be served, or none has the quantization that is asked for.
+        DownloadError: It is a file of the hub that has not been downloaded; or the hub cannot be asked.
     """
-    meant = with_gguf_file(LauncherConfig(model_id=model_id)).model_id or model_id
+    chosen = with_chosen_file(model_id, revision, environ)
+    meant = with_gguf_file(LauncherConfig(model_id=chosen)).model_id or chosen
     if not gguf.names_file(meant):
         return model_id
     if gguf.file_of(meant, revision, hub_cache(environ)) is None:
         if gguf.in_repository(meant) is None:
             raise ArgumentValidation(f"{meant}: no such file")
-        raise DownloadError(f"{meant} is not on this machine, and is estimated by what is in it: download it")
+        raise DownloadError(f"{meant} is not on this machine, and is estimated by what is in it: launcher pull {meant}")
     if gguf.found_folder(meant, revision, hub_cache(environ)) is None:
         command = commands.download(LauncherConfig(model_id=meant, revision=revision), meant, environ)
         done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import subprocess
@@ -16,6 +17,7 @@ from rich.table import Table
 from launcher.errors import ArgumentValidation, LauncherError
 from launcher.models.cached import CachedModel, cached_models, removal
 from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
+from launcher.planning.gguf_choice import with_chosen_file
 from launcher.planning.hub import check_cache
 from launcher.planning.model_info import directory, hub_cache, is_local, is_misspelt_demo, shown_bytes, with_hub_cache
 from wire.cli.spelling import to_argv
@@ -80,6 +82,7 @@ def run_pull(config: PullConfig, environ: Mapping[str, str]) -> int:
             raise ArgumentValidation(f"{config.model_id} needs no download: launcher serve {config.model_id}")
         if is_misspelt_demo(config.model_id) and "/" not in config.model_id:
             raise ArgumentValidation(f"{config.model_id} is no model of the hub; did you mean launcher serve demo?")
+        config = dataclasses.replace(config, model_id=with_chosen_file(config.model_id, config.revision, environ))
         check_cache(config.model_id, directory(config.model_id, config.revision, environ), environ)
     except LauncherError as error:
         return _refuse(error)

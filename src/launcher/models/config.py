@@ -22,7 +22,9 @@ class ModelsConfig:
 class PullConfig:
     """One download."""
 
-    model_id: str = argument(metavar="MODEL", help="Hub id of the model.")
+    model_id: str = argument(
+        metavar="MODEL", has_flag=True, help="Hub id: `org/name`, or `org/name-GGUF:Q4_K_M` for one file."
+    )
     revision: str | None = option(None, env="REVISION", help="Branch, tag or commit. Default: main.")
     huggingface_hub_cache: Path | None = option(None, help=_CACHE_HELP)
 
@@ -31,7 +33,7 @@ class PullConfig:
 class RemoveConfig:
     """One model, or one revision of it."""
 
-    model_id: str = argument(metavar="MODEL", help="Hub id of the model.")
+    model_id: str = argument(metavar="MODEL", has_flag=True, help="Hub id of the model.")
     revision: str | None = option(
         None, env=None, help="Only this branch, tag or commit (its first letters are enough). Default: all."
     )

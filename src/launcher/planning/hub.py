@@ -1,13 +1,17 @@
-"""Whether a model can be fetched at all: the cache folder, the space on its disk, a network. Fetches nothing."""
+"""Whether a model can be fetched at all: the cache folder, the space on its disk, a network; and which files it has.
+
+Downloads nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import proxy_bypass
@@ -24,6 +28,8 @@ _NEARLY_FULL_BYTES = 2 << 30
 _NAME_SERVICE_PATIENCE_S = 15.0
 """A container may be up before its name service is."""
 _DEFAULT_ENDPOINT = "https://huggingface.co"
+HUB_TIMEOUT_S = 20.0
+"""Of one answer of the hub."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
@@ -113,3 +119,49 @@ def check_network(model_id: str, environ: Mapping[str, str], signals: Signals) -
         signals.wait(1.0)
         if signals.received:
             return False
+
+
+def files_of(model_id: str, revision: str | None) -> list[str]:
+    """Names of a repository's files. Raises ArgumentValidation or DownloadError, one line each."""
+    from huggingface_hub import HfApi
+
+    with errors_in_words(model_id, revision):
+        listed = HfApi().model_info(model_id, revision=revision, timeout=HUB_TIMEOUT_S)
+        return [file.rfilename for file in listed.siblings or []]
+
+
+@contextlib.contextmanager
+def errors_in_words(model_id: str, revision: str | None) -> Iterator[None]:
+    """Errors of the hub library as ArgumentValidation or DownloadError, one line each."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        yield
+    except HFValidationError:
+        raise ArgumentValidation(f"{model_id} is neither a directory nor the id of a model (OWNER/NAME)") from None
+    except GatedRepoError:
+        raise DownloadError(
+            f"{model_id} is gated: accept its terms on the hub, then give a token in HF_TOKEN"
+        ) from None
+    except RevisionNotFoundError:
+        raise ArgumentValidation(f"{model_id} has no revision {revision}") from None
+    except RepositoryNotFoundError:
+        raise ArgumentValidation(
+            f"the hub has no model {model_id} for this user: check the name, or give a token in HF_TOKEN"
+        ) from None
+    except OfflineModeIsEnabled:
+        raise DownloadError(
+            f"{model_id} is not completely in the local cache, and HF_HUB_OFFLINE is set, so the hub is not used"
+        ) from None
+    except Exception as error:  # what transports raise differs by version
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise DownloadError(
+            f"the hub cannot be queried for {model_id}: {lines[0]}; check the network with `launcher doctor`, or give "
+            "a local directory"
+        ) from None

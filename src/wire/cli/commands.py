@@ -79,8 +79,8 @@ def run_group(
     if not words:
         return _refuse(prog, "a command is required")
     similar = closest(words[0], commands, letters_per_edit=3)
-    hint = (
-        f"a similar one exists: '{similar}'" if similar else remedy(words[0]) or f"'{prog} --help' lists the commands"
+    hint = remedy(words[0]) or (
+        f"a similar one exists: '{similar}'" if similar else f"'{prog} --help' lists the commands"
     )
     return _refuse(prog, f"unrecognized command '{words[0]}'; {hint}")
 

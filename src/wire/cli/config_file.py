@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from wire.cli.options import Option
-from wire.cli.spelling import closest
+from wire.cli.other_servers.words import option_hint
+from wire.cli.spelling import closest, flag_of
 from wire.model_files import read_text
 
 _NULL = "tag:yaml.org,2002:null"
@@ -56,6 +57,7 @@ def read(path: Path, options: Sequence[Option]) -> Mapping[str, Given]:
         if name not in known:
             found = closest(written, known, letters_per_edit=3)
             hint = f"; a similar one exists: '{found}'" if found else ""
+            hint = option_hint(flag_of(name), {opt.flag for opt in options}) or hint
             raise ValueError(f"{where}: unknown option '{written}'{hint}")
         if name in given:
             raise ValueError(f"{where}: '{written}' is given again, after line {given[name].line}")

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from wire.cli import config_file
 from wire.cli.options import Option, options_of
+from wire.cli.other_servers.words import option_hint, value_hint
 from wire.cli.sizes import count_of
 from wire.cli.spelling import closest, spell
 
@@ -113,7 +114,7 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str], handed_on: Collec
             if (opt := flags.get(flag)) and not opt.is_switch:
                 record(opt, text if equals else _next_value(opt, words))
             elif (opt := flags.get(flag) or negatives.get(flag)) is None:
-                hint = _variable(flag, handed_on) or _similar(flag, [*flags, *negatives])
+                hint = option_hint(flag, flags) or _variable(flag, handed_on) or _similar(flag, [*flags, *negatives])
                 if not hint and positionals and positionals[-1].is_repeated:
                     hint = f"; write '-- {flag}' to hand it on as one of {positionals[-1].label}"
                 raise UsageError(f"unexpected argument '{flag}' found{hint}")
@@ -122,6 +123,8 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str], handed_on: Collec
             else:
                 record(opt, "true" if flag in flags else "false")
         else:
+            if word[:2] not in shorts and (hint := option_hint(word.partition("=")[0], flags)):
+                raise UsageError(f"unexpected argument '{word}' found{hint}")
             _read_shorts(word, shorts, words, record)
     return given
 
@@ -184,7 +187,7 @@ def _convert(opt: Option, text: str) -> Any:
     """One value. Raises ValueError with the reason."""
     if opt.choices:
         if text not in opt.choices:
-            raise ValueError(f"possible values: {', '.join(opt.choices)}")
+            raise ValueError(f"possible values: {', '.join(opt.choices)}{value_hint(opt.flag, text)}")
         return opt.item(text)
     if opt.item is bool:
         word = text.lower()
