@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +44,7 @@ class Context:
 
     def emit(self, line: Line) -> None:
         """Write it down at once: what a stage has said stays even if it is ended."""
-        self.lines.write(json.dumps(line.to_json()) + "\n")
+        self.lines.write(line.to_text() + "\n")
         self.lines.flush()
 
     def figure(

@@ -1,4 +1,5 @@
-"""The first hour on a card, in parts of at most ten minutes: each is one command and leaves one JSON file.
+"""The first hour on a card, in parts of at most ten minutes: each is one command and leaves one JSON file. And the
+first quarter of one, where there is no more: one command whose report is written after each of its stages.
 
 The order is that in which a fault would make what follows worthless.
 """
@@ -37,6 +38,12 @@ _PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 _FAMILIES = "decode or prefill or norm or rope or matmul"
 _SMALL = ("tests/kernels", "--device", "cuda", "-m", "not slow", "-k", _FAMILIES)
 _SMOKE = (sys.executable, "-m", "benchmarks.gpu.child", "S10", os.devnull)
+
+
+# In one command, what is fast first: the card, the demo model, the kernels' tests, speed, a server under load; graphs
+# and equality in what time is left.
+QUARTER = ("S0", "S13", "S14", "S15", "S16", "S2", "S3")
+LAST_CERTAIN = "S16"
 
 
 def _sanitized(tool: str) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -56,6 +57,10 @@ class Line:
         """Without what is not set."""
         found = {k: v for k, v in asdict(self).items() if v not in (None, "")}
         return found | ({"verdict": self.verdict} if self.verdict else {})
+
+    def to_text(self) -> str:
+        """The same as one line of a file."""
+        return json.dumps(self.to_json())
 
 
 def from_json(fields: dict[str, Any]) -> Line:

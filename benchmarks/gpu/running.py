@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -95,20 +95,23 @@ def run_stages(names: Sequence[str], run: Run, report: Report, budget_s: float) 
             report.put(name, {"state": "not started", "why": "the budget is used up", "lines": []})
             continue
         print(f"{name}: {stage.what} (at most {box_s:.0f} s)", flush=True)
-        result = _run_stage(stage, run, report.machine, box_s)
+        result = _run_stage(stage, run, report.machine, box_s, report.path.parent / "lines" / name)
         print(f"{name}: {result['state']} after {result['seconds']:.1f} s", flush=True)
         report.put(name, result)
 
 
-def _run_stage(stage: Stage, run: Run, machine: dict[str, Any] | None, box_s: float) -> dict[str, Any]:
-    """All parts of a stage at once: those that have any do not measure time."""
+def _run_stage(stage: Stage, run: Run, machine: dict[str, Any] | None, box_s: float, folder: Path) -> dict[str, Any]:
+    """All parts of a stage at once: those that have any do not measure time. folder: what they write as they run, for a
+    command that is cut off."""
     parts: tuple[str | None, ...] = PARTS.get(stage.name, (None,))
     started = time.monotonic()
     at_once = min(len(parts), MOST_PARTS_AT_ONCE, max(1, len(os.sched_getaffinity(0)) // 2))
     rounds = -(-len(parts) // at_once)
-    with tempfile.TemporaryDirectory(prefix="stage-") as folder, ThreadPoolExecutor(at_once) as pool:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with ThreadPoolExecutor(at_once) as pool:
         jobs = [
-            pool.submit(_run_part, stage, part, run, machine, box_s / rounds, Path(folder) / f"part-{i}")
+            pool.submit(_run_part, stage, part, run, machine, box_s / rounds, folder / f"part-{i}")
             for i, part in enumerate(parts)
         ]
         results = [job.result() for job in jobs]

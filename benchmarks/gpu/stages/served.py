@@ -6,7 +6,7 @@ import gc
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -55,7 +55,6 @@ def run(context: Context) -> None:
 
 def _measure(context: Context, subject: Subject, shape: Shape | None, load: Load) -> None:
     """In this process first; then its memory is the server's."""
-    name = subject.bar or subject.name
     length = load.prompt + load.output + 64
     driver = subject.driver(context, max(load.levels) * length, (1, *load.levels), length)
     alone = {level: _in_process(driver, load, level) for level in (1, *_compared(load))}
@@ -63,6 +62,18 @@ def _measure(context: Context, subject: Subject, shape: Shape | None, load: Load
     gc.collect()
     if context.on_cuda:
         torch.cuda.empty_cache()
+    measure_server(context, subject, shape, load, alone)
+
+
+def measure_server(
+    context: Context,
+    subject: Subject,
+    shape: Shape | None,
+    load: Load,
+    alone: Mapping[int, tuple[float, float]],
+) -> None:
+    """Start, first token and load of a server. alone: by level, what `_in_process` found; others are not compared."""
+    name = subject.bar or subject.name
     with model_folder(context, shape) as folder, running(context, folder) as server:
         context.figure(f"served {name}: start to an open port", server.start_s, "s", target="start")
         _warm(server, shape, load)

@@ -56,31 +56,34 @@ def _measure(context: Context, subject: Subject) -> None:
     sizes = {batch for batch, _ in cells}
     if not context.tiny:
         sizes |= {32, OFFLINE_ROWS}
-    longest = max(length for _, length in cells) + 2 * steps + 64
+    # A longer sequence than the graphs are made for, be it a prompt, switches them off for all that follows.
+    longest = max(max(length for _, length in cells) + 2 * steps, *map(max, prefills.values())) + 64
     driver = subject.driver(context, wanted, tuple(sizes), longest)
     for batch, length in cells:
         name = f"decode {subject.bar or subject.name} b={batch} c={length}"
         if not context.has_time(8):
             context.skip(name, "no time left")
-        elif not _fits(driver, batch, length + 2 * steps + 4):
+        elif not fits(driver, batch, length + 2 * steps + 4):
             context.skip(name, "its KV cache does not fit beside the weights")
         else:
-            _decode(context, subject, driver, name, batch, length, steps)
+            decode_cell(context, subject, driver, name, batch, length, steps)
         if (batch, length) == cells[1]:  # between the cells with a bar and the rest
             for prefill, lengths in prefills.items():
-                _prefill(context, subject, driver, prefill, lengths)
+                prefill_cell(context, subject, driver, prefill, lengths)
             if context.on_cuda:
                 _idle(context, subject, driver)
     if not context.tiny:
         _offline(context, subject, driver)
 
 
-def _fits(driver: Driver, batch: int, length: int) -> bool:
+def fits(driver: Driver, batch: int, length: int) -> bool:
     size = driver.engine.options.block_size
     return batch * -(-length // size) < driver.engine.cache.num_blocks
 
 
-def _decode(context: Context, subject: Subject, driver: Driver, name: str, batch: int, length: int, steps: int) -> None:
+def decode_cell(
+    context: Context, subject: Subject, driver: Driver, name: str, batch: int, length: int, steps: int
+) -> None:
     """Time from the end of one step on the device to the end of the next, draws included."""
     timing = _step(driver, batch, length, steps)
     machine, cost = context.ceilings, subject.cost
@@ -100,9 +103,9 @@ def _step(driver: Driver, batch: int, length: int, steps: int) -> Timing:
     return of_samples(driver.pace(batch_id, steps).intervals, driver.pace(batch_id, steps).intervals)
 
 
-def _prefill(context: Context, subject: Subject, driver: Driver, name: str, lengths: list[int]) -> None:
+def prefill_cell(context: Context, subject: Subject, driver: Driver, name: str, lengths: list[int]) -> None:
     title = f"prefill {subject.bar or subject.name} {name}"
-    if not context.has_time(5) or not _fits(driver, 1, sum(lengths) + len(lengths) * driver.engine.options.block_size):
+    if not context.has_time(5) or not fits(driver, 1, sum(lengths) + len(lengths) * driver.engine.options.block_size):
         context.skip(title, "no time or memory left")
         return
     timing = _prefill_timing(context, driver, lengths)
@@ -133,7 +136,7 @@ def _idle(context: Context, subject: Subject, driver: Driver) -> None:
     """The share of time without a kernel while 32 rows decode."""
     name = f"idle {subject.bar or subject.name} b=32"
     steps = IDLE_STEPS
-    if not context.has_time(10) or not _fits(driver, 32, 1024 + 4 * steps):
+    if not context.has_time(10) or not fits(driver, 32, 1024 + 4 * steps):
         context.skip(name, "no time or memory left")
         return
     batch_id = driver.rows_at(32, 1024, 3 * steps)
@@ -148,7 +151,7 @@ def _offline(context: Context, subject: Subject, driver: Driver) -> None:
         name = f"offline {subject.bar or subject.name} {prompt}/{output}"
         middle = prompt + output // 2
         rows = OFFLINE_ROWS
-        while rows > 1 and not _fits(driver, rows, middle + 2 * STEPS + 4):
+        while rows > 1 and not fits(driver, rows, middle + 2 * STEPS + 4):
             rows //= 2
         if not context.has_time(12):
             context.skip(name, "no time left")

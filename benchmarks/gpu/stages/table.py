@@ -31,5 +31,9 @@ STAGES = (
     Stage("S10", "smoke: what Triton needs, first steps compared with plain torch", "smoke", 90),
     Stage("S11", "the server while requests keep arriving", "arrivals", 360, for_model=True),
     Stage("S12", "other tiles of attention and products", "tiles", 240),
+    Stage("S13", "the demo model served: its text, many clients at once", "demo_served", 90),
+    Stage("S14", "the kernels' tests, a process for each file", "kernel_tests", 180),
+    Stage("S15", "decode and prompts against the roofline, kernels by time", "quick_speed", 110, for_model=True),
+    Stage("S16", "a server under load", "quick_served", 120, for_model=True),
 )
 BY_NAME = {stage.name: stage for stage in STAGES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -10,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu import report as table
 from benchmarks.gpu import running
-from benchmarks.gpu.measuring.idle import busy_share
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.measuring.idle import Ran, busy_share, by_time
+from benchmarks.gpu.measuring.roofline import Machine
 from benchmarks.gpu.record import Line, Target, from_json
 from benchmarks.gpu.running import Report, Run, run_stages
+from benchmarks.gpu.stages import quick_speed, speed
 from benchmarks.gpu.stages.table import STAGES, Stage
+from benchmarks.gpu.subjects.models import Subject, subjects
 
 ROOT = Path(__file__).parents[3]
 MACHINE = {"bandwidth": 1e11, "flops": 1e11, "gap_s": 1e-6, "memory": 2**31}
@@ -39,7 +45,9 @@ def run_child(tmp_path: Path, stage: str, *arguments: str) -> list[dict[str, Any
     return [json.loads(line) for line in lines.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("stage", [LONG("S2"), LONG("S3"), "S4", LONG("S7"), LONG("S8"), LONG("S10"), LONG("S12")])
+@pytest.mark.parametrize(
+    "stage", [LONG("S2"), LONG("S3"), "S4", LONG("S7"), LONG("S8"), LONG("S10"), LONG("S12"), "S15"]
+)
 def test_a_stage_runs(tmp_path: Path, stage: str) -> None:
     said = run_child(tmp_path, stage)
     assert said
@@ -76,6 +84,47 @@ def test_one_table_and_one_json(tmp_path: Path) -> None:
     assert "copy bandwidth" in (tmp_path / "table.txt").read_text()
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert "S7: kept from an earlier run" in again.stdout
+
+
+def test_graphs_are_made_for_the_longest_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that is longer switches them off for all cells behind it."""
+
+    class Enough(Exception):
+        """The stage has said what it wants."""
+
+    asked: list[int] = []
+
+    def driver(self: Subject, context: Context, tokens: int, sizes: tuple[int, ...], longest: int) -> Any:
+        asked.append(longest)
+        raise Enough
+
+    monkeypatch.setattr(Subject, "driver", driver)
+    with (tmp_path / "lines").open("w") as lines:
+        context = Context(torch.device("cpu"), False, float("inf"), lines, Machine(1e11, 1e11, 1e-6, 2**31))
+        [subject, *_] = subjects(context)
+        with pytest.raises(Enough):
+            speed._measure(context, subject)
+        with pytest.raises(Enough):
+            quick_speed.run(context)
+    assert asked[0] > max(map(max, speed.PREFILL.values())) and asked[1] > max(quick_speed.PREFILL)
+
+
+def test_failing_tests_are_written_at_once(tmp_path: Path) -> None:
+    (tmp_path / "test_two.py").write_text("def test_a():\n    assert False, 'wrong sum'\n\ndef test_b():\n    pass\n")
+    (tmp_path / "test_none.py").write_text("import no_such_module\n")
+    files = {"FAILING_TESTS_LINES": str(tmp_path / "lines"), "FAILING_TESTS_DONE": str(tmp_path / "done")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu.failing_tests", "-p", "no:cacheprovider"]
+    subprocess.run(
+        [*command, "-c", "/dev/null", "--rootdir", str(tmp_path), "--continue-on-collection-errors", str(tmp_path)],
+        cwd=ROOT, env=os.environ | files, capture_output=True, timeout=100,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    assert [(line["name"], line["passed"]) for line in lines] == [
+        ("test_none.py", False),
+        ("test_two.py::test_a", False),
+    ]
+    assert "no_such_module" in lines[0]["detail"] and "wrong sum" in lines[1]["detail"]
+    assert (tmp_path / "done").read_text() == "failed test_two.py::test_a\npassed test_two.py::test_b\n"
 
 
 def make_report(tmp_path: Path) -> Report:
@@ -163,3 +212,8 @@ def test_idle_time() -> None:
     assert busy_share([(0, 2), (1, 3), (5, 6)]) == pytest.approx(4 / 6)
     assert busy_share([(0, 10), (2, 3)]) == 1.0
     assert busy_share([]) == 0.0
+
+
+def test_kernels_by_time() -> None:
+    ran = [Ran("void norm<float>(int)", 0, 2), Ran("gemm", 2, 9), Ran("void norm<float>(int)", 10, 12)]
+    assert by_time(ran, 2) == "5.5 us in 1.5 kernels; 3.5 us, 0.5x gemm; 2.0 us, 1x norm"
