@@ -15,6 +15,9 @@ from router.generation_trace import GenerationTrace
 from wire.images.prepared import ImagePlace, PreparedImage
 
 GrammarKind = Literal["none", "json", "regex", "lark"]
+AnswerKind = Literal["text", "marked", "call"]
+"""How an answer is read: as text, with marks of reasoning or calls in it, or as one call in TGI's form. Where there are
+marks the router looks for stop texts, and the shards do not know them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +143,7 @@ class ValidRequest:
     images: tuple[PlacedImage, ...] = field(default=(), repr=False)
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stopping: StoppingParameters
+    answer: AnswerKind = "text"
     trace: GenerationTrace | None = field(default=None, compare=False, repr=False)  # only with a collector
 
     @property

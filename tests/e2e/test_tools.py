@@ -163,6 +163,8 @@ def test_front_doors_and_refusals(server: RunningServer) -> None:
             "predictions"
         ]
         assert json.loads(predicted) == {"function": {"_name": "get_weather", **PARIS}}
-        both = client.post("/v1/chat/completions", json=body | {"response_format": {"type": "json_object"}})
-        assert both.status_code == 400 and both.json()["error_type"] == "tool_error"
-        assert both.json()["error"]["message"] == "Grammar and tools are mutually exclusive"
+        both = client.post("/v1/chat/completions", json=body | {"response_format": {"type": "json_object"}}).json()
+        assert both["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+        words = body | {"messages": [{"role": "user", "content": "Hello!"}], "response_format": {"type": "json_object"}}
+        message = client.post("/v1/chat/completions", json=words).json()["choices"][0]["message"]
+        assert "tool_calls" not in message and message["content"].lstrip().startswith("{")

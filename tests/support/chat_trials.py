@@ -139,21 +139,30 @@ def _of_response(whole: dict[str, Any]) -> Answer:
         elif item["type"] == "reasoning":
             found.reasoning += item["content"][0]["text"]
         else:
-            found.content += item["content"][0]["text"]
+            found.content = _joined(found.content, item["content"][0]["text"])
     return found
 
 
+def _joined(before: str, text: str) -> str:
+    """Texts that stand apart, as the chat route joins them."""
+    is_apart = not before or not text or before[-1:].isspace() or text[:1].isspace()
+    return before + text if is_apart else f"{before}\n{text}"
+
+
 def _responses_stream(answer: httpx.Response) -> Answer:
-    events, found = events_of(answer), Answer()
+    events, found, text = events_of(answer), Answer(), ""
     for event in events:
-        if event["type"] == "response.output_text.delta":
-            found.content += event["delta"]
-        elif event["type"] == "response.reasoning_text.delta":
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_text.delta":
+            text += event["delta"]
+        elif kind == "reasoning_text.delta":
             found.reasoning += event["delta"]
-        elif event["type"] == "response.output_item.added" and event["item"]["type"] == "function_call":
+        elif kind == "output_item.added" and event["item"]["type"] == "function_call":
             found.calls.append((event["item"]["name"], ""))
-        elif event["type"] == "response.function_call_arguments.delta":
+        elif kind == "function_call_arguments.delta":
             found.calls[-1] = (found.calls[-1][0], found.calls[-1][1] + event["delta"])
+        elif kind == "output_item.done":
+            found.content, text = _joined(found.content, text), ""
     whole = _of_response(events[-1]["response"])
     found.finish = whole.finish
     assert found == whole
@@ -169,19 +178,23 @@ def _messages(answer: httpx.Response) -> Answer:
         elif block["type"] == "thinking":
             found.reasoning += block["thinking"]
         else:
-            found.content += block["text"]
+            found.content = _joined(found.content, block["text"])
     return found
 
 
 def _messages_stream(answer: httpx.Response) -> Answer:
-    found = Answer()
+    found, text = Answer(), ""
     for event in events_of(answer):
-        if event["type"] == "content_block_start" and event["content_block"]["type"] == "tool_use":
-            found.calls.append((event["content_block"]["name"], ""))
+        if event["type"] == "content_block_start":
+            block, text = event["content_block"], ""
+            if block["type"] == "tool_use":
+                found.calls.append((block["name"], ""))
+        elif event["type"] == "content_block_stop":
+            found.content = _joined(found.content, text)
         elif event["type"] == "message_delta":
             found.finish, found.stop = _FINISH[event["delta"]["stop_reason"]], event["delta"]["stop_sequence"]
         delta = event.get("delta", {})
-        found.content += delta.get("text", "")
+        text += delta.get("text", "")
         found.reasoning += delta.get("thinking", "")
         if "partial_json" in delta:
             found.calls[-1] = (found.calls[-1][0], found.calls[-1][1] + delta["partial_json"])

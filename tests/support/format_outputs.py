@@ -128,7 +128,7 @@ OUTPUTS: dict[str, list[Output]] = {
         ),
         Output('<tool_call>{"arguments": {"n": 1}, "name": "f"}</tool_call>', calls=[("f", {"n": 1})]),
         Output('<tool_call>{"name": "f"}</tool_call> and  more ', content="and  more ", calls=[("f", {})]),
-        Output("a <tool_call>\nnothing </tool_call> b", content="a <tool_call>\nnothing  b"),
+        Output("a <tool_call>\nnothing </tool_call> b", content="a <tool_call>\nnothing </tool_call> b"),
         Output('a <tool_call>{"nam', content='a <tool_call>{"nam'),
         Output('<tool_call>{"name": "f", "arguments": {"a": "x', calls=[("f", '{"a": "x')]),
         Output('{"name": "f", "arguments": {}}', content='{"name": "f", "arguments": {}}'),
@@ -190,6 +190,23 @@ OUTPUTS: dict[str, list[Output]] = {
         ),
         Output("Just text", content="Just text"),
         Output("<|channel|>ana"),
+        Output("<|channel|>final Just\ntext<|return|>", content="Just\ntext"),
+        Output("<|channel|>Hello, you.<|return|>", content="Hello, you."),
+        Output(
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant I see <this>.<|end|>",
+            reasoning="Hm.",
+            content="I see <this>.",
+        ),
+        Output(
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant So it is<|channel|>final<|message|>Yes.",
+            reasoning="Hm.",
+            content="So it isYes.",
+        ),
+        Output("<|channel|>analysis Hm.<|end|><|channel|>final<|message|>Yes.", reasoning="Hm.", content="Yes."),
+        Output("<|channel|>analysis<|message|>Hm.<|end|>Yes.", reasoning="Hm.", content="Yes."),
+        Output(
+            "<|channel|>commentary to=functions.get_weather json" + JSON_ALL + "<|call|>", calls=[ALL], is_usual=False
+        ),
     ],
     "deepseek_v3": forms(
         _v3("get_weather", JSON_WEATHER),

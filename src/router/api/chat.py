@@ -18,18 +18,18 @@ from router.api.http.headers import json_headers, stream_headers
 from router.api.json_out import JsonResponse, dumps
 from router.api.openapi.answers import JSON_HEADERS
 from router.api.routes import Routes
-from router.errors import ToolError, ValidationError
+from router.errors import ValidationError
 from router.events import Finished, Predicted, Prefilled
 from router.generation.api_rules import CHAT, ApiRules
 from router.generation.asked import GenerateRequest
 from router.generation.collect import GenerationResult, collect_all, interleaved, start_all
 from router.generation.permits import HeldPermits
-from router.generation.running import Run, Running
+from router.generation.running import Run
 from router.grammar.checker import AskedGrammar
 from router.images.prompt import ImagePrompts
 from router.openai.answers import usage
 from router.openai.chat.answer import completion, prompt_tokens_of, reasoning_tokens_of
-from router.openai.chat.calls import CallStream, is_call
+from router.openai.chat.calls import CallStream
 from router.openai.chat.chunks import ChatHead, ChoiceStream, usage_chunk
 from router.openai.chat.prompt import (
     ending_of,
@@ -43,14 +43,16 @@ from router.openai.chat.prompt import (
 )
 from router.openai.chat.read_stream import ReadStream
 from router.openai.chat.reading import CallIds, ChoiceReader
+from router.openai.chat.stop_watch import StopWatch
 from router.openai.chat.tools import OfferedTools, offered_tools
 from router.openai.chat.two_passes import TwoPasses, permits_of_one_pass
 from router.openai.formats.choice import ModelFormat
 from router.openai.formats.format import IdKind
+from router.openai.formats.reader import AnswerReader
 from router.openai.parameters import choices_of
 from router.openai.stops import stops_left_out
 from router.openai.template.messages import Turn
-from router.request import ValidRequest
+from router.request import AnswerKind, ValidRequest
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 
 AnyStream = ChoiceStream | CallStream | ReadStream
@@ -124,7 +126,6 @@ class Chat:
         self.tools = offered_tools(body)
         self._has_frames = not state.config.disable_grammar_support
         self._is_native = self._speaks_natively()
-        self._check_constraint()
 
     async def request(self) -> GenerateRequest:
         """The message of one choice: the call of a tool if there are any."""
@@ -143,28 +144,41 @@ class Chat:
 
     async def start_choice(self, request: GenerateRequest, index: int, permits: HeldPermits) -> Run:
         """Queues one choice; it takes one permit, also where it comes in two passes."""
-        if self.tools is None or not self.tools.or_none or self._is_native:
-            return await self._inference.start(request, permits)
+        if not self._has_two_passes:
+            return await self._start(request, permits)
 
-        async def as_text(permits: HeldPermits) -> Running:
-            plain = choices_of(await self._request(None), self.number)[index]
-            return await self._inference.start(plain, permits)
+        async def as_text(permits: HeldPermits) -> Run:
+            return await self._start(choices_of(await self._request(None), self.number)[index], permits)
 
         decision = await self._inference.start(request, permits_of_one_pass(permits))
         return TwoPasses(decision, as_text, permits)
 
+    async def _start(self, request: GenerateRequest, permits: HeldPermits) -> Run:
+        running = await self._inference.start(request, permits)
+        if request.stop and (reading := self.reading_of(running.request)) is not None:
+            return StopWatch(running, reading[0])
+        return running
+
     def reading_of(self, request: ValidRequest) -> tuple[ChoiceReader, CallIds] | None:
-        """What reads the tokens of one choice; None where they are text only, or follow a grammar."""
-        format = self.state.model_format
-        schemas = self.tools.schemas if self._is_native and self.tools is not None else None
-        reader = None if is_call(request) else format.reader(schemas, self._prompt)
+        """What reads the tokens of one choice; None where they are text only, or a call in TGI's form."""
+        reader = self._reader() if request.answer == "marked" else None
         if reader is None:
             return None
-        max_calls = 1 if self._has_one_call else None
         num_earlier = sum(len(message.tool_calls or ()) for message in self.body.messages)
-        stops = stops_left_out(request, keeps_stop=self.body.include_stop_str_in_output)
-        choice = ChoiceReader(reader, stops, max_calls=max_calls, hides_reasoning=self.body.hides_reasoning)
-        return choice, CallIds(format.ids, num_earlier)
+        choice = ChoiceReader(
+            reader,
+            request.stopping.stop_sequences,
+            keeps_stop=self.body.include_stop_str_in_output,
+            min_tokens=request.sampling.min_tokens,
+            max_calls=1 if self._has_one_call else None,
+            hides_reasoning=self.body.hides_reasoning,
+        )
+        return choice, CallIds(self.state.model_format.ids, num_earlier)
+
+    def _reader(self) -> AnswerReader | None:
+        """Of an answer that is not a call in TGI's form; None where it has no marks."""
+        schemas = self.tools.schemas if self._is_native and self.tools is not None else None
+        return self.state.model_format.reader(schemas, self._prompt)
 
     @property
     def _has_one_call(self) -> bool:
@@ -172,19 +186,21 @@ class Chat:
 
     def _speaks_natively(self) -> bool:
         """Whether calls have the model's own format: where they are free, or a grammar can force them into it."""
-        format, tools = self.state.model_format, self.tools
+        format, tools, constraint = self.state.model_format, self.tools, self.body.constraint
         if format.format is None or tools is None:
             return False
-        return tools.or_none or (self._has_frames and format.can_force(tools.schemas))
+        can_force = self._has_frames and format.can_force(tools.schemas)
+        if not tools.or_none:
+            return can_force  # and the constraint is of answers in words
+        if constraint is None:
+            return True
+        # One grammar for both, where it can tell them apart.
+        return can_force and constraint.type not in ("regex", "grammar") and format.takes_forms
 
-    def _check_constraint(self) -> None:
-        """Calls and an answer of a given form: where one grammar of the model's own format can hold both."""
-        constraint, format = self.body.constraint, self.state.model_format
-        if constraint is None or self.tools is None:
-            return
-        can_call = self._is_native and format.can_force(self.tools.schemas)
-        if not (can_call and self._has_frames and constraint.type not in ("regex", "grammar") and format.takes_forms):
-            raise ToolError("Grammar and tools are mutually exclusive", param=self._api.grammar, reason="conflict")
+    @property
+    def _has_two_passes(self) -> bool:
+        """Whether the model first decides whether it calls, in TGI's form, and answers in words if it does not."""
+        return self.tools is not None and self.tools.or_none and not self._is_native
 
     def _own_grammar(self, tools: OfferedTools | None, asked: AskedGrammar | None) -> AskedGrammar | None:
         """The grammar in the model's own format instead of the one that was asked for, if there is one."""
@@ -234,8 +250,17 @@ class Chat:
         grammar = self._own_grammar(tools, grammar)
         if grammar is not None and tools is not None and self.state.model_format.has_json_arguments:
             grammar = replace(grammar, loose=tools.loose)
+        if tools is not None and self._has_two_passes and body.constraint is not None:
+            await self._inference.validator.check_grammar(body.constraint, self._api)
         request = request_of(body, prompt, grammar, self._images, self._api)
-        return replace(request, adapter_id=self.state.adapter_of(body.model))
+        kind = self._kind_of_answer(tools, grammar)
+        return replace(request, answer=kind, adapter_id=self.state.adapter_of(body.model))
+
+    def _kind_of_answer(self, tools: OfferedTools | None, grammar: AskedGrammar | None) -> AnswerKind:
+        if tools is not None and not self._is_native:
+            return "call"
+        is_all_under_grammar = tools is None and grammar is not None and grammar == self.body.constraint
+        return "text" if is_all_under_grammar or self._reader() is None else "marked"
 
 
 def _cost(body: ChatBody) -> int:
@@ -327,12 +352,12 @@ def _reasoning_tokens(choices: Mapping[int, AnyStream]) -> int | None:
     return reasoning_tokens_of([one.reader for one in choices.values() if isinstance(one, ReadStream)])
 
 
-def choice_stream(chat: Chat, head: ChatHead, index: int, running: Run) -> AnyStream:
-    """What its first event turns out to belong to: text or a call."""
+def choice_stream(chat: Chat, head: ChatHead, index: int, running: Run, *, are_joined: bool = True) -> AnyStream:
+    """What its first event turns out to belong to: text or a call. `are_joined`: as in `Deltas`."""
     stops = stops_left_out(running.request, keeps_stop=chat.body.include_stop_str_in_output)
     logprobs = chat.body.logprobs
-    if chat.tools is not None and is_call(running.request):
+    if chat.tools is not None and running.request.answer == "call":
         return CallStream(head, index, stops, logprobs=logprobs, only_name=chat.tools.only_name)
     if (reading := chat.reading_of(running.request)) is not None:
-        return ReadStream(head, index, *reading, logprobs=logprobs)
+        return ReadStream(head, index, *reading, logprobs=logprobs, are_joined=are_joined)
     return ChoiceStream(head, index, stops, logprobs=logprobs)

@@ -10,7 +10,7 @@ from router.generation.api_rules import TGI, ApiRules
 from router.grammar.checker import AskedGrammar
 from router.images.asked import AskedImage
 from router.images.prompt import SharedPrompt
-from router.request import SamplingParameters
+from router.request import AnswerKind, SamplingParameters
 from router.schemas.parameters import CommonParameters
 
 # A grammar has a form of its own in each body, and is compiled before it becomes a parameter.
@@ -44,6 +44,7 @@ class GenerateRequest:
     decoder_input_details: bool = False
     top_n_tokens: int | None = None
     grammar: AskedGrammar | None = None
+    answer: AnswerKind = "text"
     adapter_id: str | None = None
     prediction: str = ""  # what the answer will probably be
     images: tuple[AskedImage, ...] | None = None

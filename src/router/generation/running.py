@@ -106,6 +106,12 @@ class Running:
             if self.request.trace is not None:
                 self.request.trace.finish()
 
+    def stop(self, event: TokenGenerated, num_tokens: int) -> Finished:
+        """End the generation with this token, the last of `num_tokens`, which completes a stop text."""
+        finished = self._entry.answered(event, num_tokens)
+        self._finish(finished)
+        return finished
+
     def _observe_tokens(self, count: int) -> None:
         """So many tokens came in one step, which each took its part of the time. 0: they are counted already."""
         if not count:

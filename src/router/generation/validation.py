@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from router.errors import ContextLengthError, GrammarError, ValidationError
+from router.generation.api_rules import ApiRules
 from router.generation.asked import GenerateRequest
 from router.generation.checks import check_logit_bias, check_parameters, check_stop_tokens
-from router.grammar.checker import GrammarChecker, read_grammar
+from router.grammar.checker import AskedGrammar, GrammarChecker, read_grammar
 from router.images.prompt import ImagePrompts
 from router.limits import ServingLimits, ShardInfo
 from router.lora.registry import unknown
@@ -147,6 +148,7 @@ class Validator:
             truncate=request.truncate or limits.max_input_tokens,
             decoder_input_details=request.decoder_input_details,
             top_n_tokens=request.top_n_tokens or 0,
+            answer=request.answer,
             adapter_id=request.adapter_id,
             prediction_ids=extras.prediction_ids,
             images=self._places(request, input_ids),
@@ -158,6 +160,10 @@ class Validator:
                 stop_token_ids=request.stop_token_ids,
             ),
         )
+
+    async def check_grammar(self, grammar: AskedGrammar, api: ApiRules) -> None:
+        """Check one that a later generation of the same request has. Raises GrammarError, OverloadedError."""
+        await self._grammar(GenerateRequest(grammar=grammar, api=api))
 
     async def _checked_before_images(self, request: GenerateRequest) -> _Extras:
         """What can be refused before files are fetched and decoded: whatever does not depend on the number of their

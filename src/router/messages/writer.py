@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from router.openai.chat.ending import Ending
+from router.openai.ending import Ending
 
 Event = tuple[str, dict[str, Any]]
 

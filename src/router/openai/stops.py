@@ -16,6 +16,41 @@ def stops_left_out(request: ValidRequest, *, keeps_stop: bool) -> tuple[str, ...
     return () if keeps_stop else request.stopping.stop_sequences
 
 
+class StopSearch:
+    """Looks for the first end of a stop text in a text that comes in pieces.
+
+    A piece costs the length of the stop texts.
+    """
+
+    def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
+        """`keeps_stop`: what is passed on ends behind the stop text, not before it."""
+        self.found: str | None = None  # the stop text that has come
+        self._stops = tuple(filter(None, stops))
+        self._keeps_stop = keeps_stop
+        self._held = ""
+
+    def push(self, text: str, *, counts: bool = True) -> str:
+        """What is certain to be said, after `text` has come. `counts`: a stop text that ends in it ends the text."""
+        if not self._stops or self.found is not None:
+            return "" if self.found is not None else text
+        held = self._held + text
+        first = len(self._held)
+        starts = [(held.find(stop, max(0, first - len(stop) + 1)), stop) for stop in self._stops]
+        ends = [(start + len(stop), -len(stop)) for start, stop in starts if start >= 0]
+        if ends and counts:
+            end, size = min(ends)
+            self.found, self._held = held[end + size : end], ""
+            return held[: end if self._keeps_stop else end + size]
+        keep = max(_overlap(held, stop) for stop in self._stops)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def end(self) -> str:
+        """What is left where the text ends, or something else follows it."""
+        held, self._held = self._held, ""
+        return held
+
+
 class StopHoldBack:
     """Keeps back the end of a stream while it may still become a stop text. Cost per token: the length of the stops."""
 

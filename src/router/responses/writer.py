@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from router.openai.chat.ending import Ending
+from router.openai.ending import Ending
 from router.responses.items import CallOutput, CustomCallOutput, Event, OutputItem, TextItem
 from router.responses.tools import ServedTools
 from router.schemas.conversations.responses import ResponsesBody

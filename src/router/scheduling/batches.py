@@ -246,9 +246,10 @@ class Batches:
         self._pipeline.abandon()
 
     def _drop(self, entry: Entry) -> None:
-        """A request ends whose client has disconnected."""
+        """Drop a request whose client has disconnected, or has its answer already."""
         entry.drop()
-        self._metrics.request_failed("dropped")
+        if not entry.is_answered:
+            self._metrics.request_failed("dropped")
 
     def _current(self) -> list[RunningBatch]:
         return [batch for one in self.micro_batches for batch in one.batches]

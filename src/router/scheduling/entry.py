@@ -49,6 +49,7 @@ class Entry:
         "closed",
         "done",
         "generated_ids",
+        "is_answered",
         "num_preemptions",
         "predicted",
         "prefilled",
@@ -71,6 +72,7 @@ class Entry:
         self.cached_tokens = 0  # of the prompt, which the prefix cache had when it was first taken
         self.predicted = Predicted() if request.prediction_ids else None  # `delivery.keep_predicted` adds to it
         self.closed = False  # the caller has disconnected
+        self.is_answered = False  # the caller has all that it wanted before it stopped reading
         self.done = False  # its end is settled: finished, failed or dropped
         # Read by the scheduler, written by the methods below under "What the scheduler does with it".
         self.request_id = -1  # given when it is appended to the queue
@@ -122,6 +124,24 @@ class Entry:
         if not self.closed:
             self._events.clear()
             self._leave()
+
+    def answered(self, event: TokenGenerated, num_tokens: int) -> Finished:
+        """Its reader has found a stop text, complete with this token, the last of `num_tokens`. `close` follows."""
+        self.is_answered = True
+        sampling = self.request.sampling
+        return Finished(
+            token=event.token,
+            top_tokens=event.top_tokens,
+            text="",
+            generated_tokens=num_tokens,
+            finish_reason="stop_sequence",
+            seed=sampling.seed if sampling.do_sample else None,
+            queued_at=self.queued_at,
+            started_at=self.queued_at if self.started_at is None else self.started_at,
+            cached_tokens=self.cached_tokens,
+            predicted=self.predicted,
+            step_tokens=0,
+        )
 
     def cut(self, error: RouterError) -> None:
         """End the request before its time: the reader gets what is unread and then `error`; the work is stopped."""
@@ -179,7 +199,7 @@ class Entry:
         self.num_preemptions += 1
 
     def drop(self) -> None:
-        """Its end is settled and not delivered: its caller has disconnected."""
+        """Its end is settled and not delivered: its caller reads no more."""
         self.done = True
 
     @property

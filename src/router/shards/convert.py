@@ -10,7 +10,7 @@ import numpy as np
 
 from router.events import FinishReason, Token
 from router.limits import ShardInfo
-from router.request import SamplingParameters, StoppingParameters
+from router.request import SamplingParameters, ValidRequest
 from router.shards.interface import (
     PROBE_ID,
     BlockGrowth,
@@ -131,7 +131,7 @@ def _request_to(new: NewRequest) -> pb.Request:
         id=new.request_id,
         input_ids=request.input_ids,
         parameters=_sampling_to(request.sampling),
-        stopping_parameters=_stopping_to(request.stopping),
+        stopping_parameters=_stopping_to(request),
         prefill_logprobs=request.decoder_input_details and not new.resume_ids,  # they were delivered before
         top_n_tokens=request.top_n_tokens,
         blocks=new.blocks,
@@ -160,10 +160,12 @@ def _sampling_to(sampling: SamplingParameters) -> pb.NextTokenChooserParameters:
     )
 
 
-def _stopping_to(stopping: StoppingParameters) -> pb.StoppingCriteriaParameters:
+def _stopping_to(request: ValidRequest) -> pb.StoppingCriteriaParameters:
+    stopping = request.stopping
+    stops = () if request.answer == "marked" else stopping.stop_sequences
     return pb.StoppingCriteriaParameters(
         max_new_tokens=stopping.max_new_tokens,
-        stop_sequences=stopping.stop_sequences,
+        stop_sequences=stops,
         ignore_eos_token=stopping.ignore_eos_token,
         stop_token_ids=stopping.stop_token_ids,
     )

@@ -131,13 +131,18 @@ def test_round_trip(client: openai.OpenAI) -> None:
     assert second.choices[0].message.content == "It is sunny and 21 degrees in Paris."
 
 
-def test_tools_and_a_format_exclude_each_other(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(
-            model="tgi", messages=PARIS, tools=TOOLS, response_format={"type": "json_object"}
-        )
-    assert "Grammar and tools are mutually exclusive" in caught.value.message
-    assert caught.value.param == "response_format"
+def test_a_call_beside_a_format_of_answers(client: openai.OpenAI) -> None:
+    for choice in ("auto", "required"):
+        answer = client.chat.completions.create(
+            model="tgi",
+            messages=PARIS,
+            tools=TOOLS,
+            tool_choice=choice,
+            response_format={"type": "json_object"},
+            temperature=0,
+            max_tokens=100,
+        ).choices[0]
+        assert answer.finish_reason == "tool_calls" and answer.message.tool_calls[0].function.name == "get_weather"
 
 
 def test_unknown_tool(client: openai.OpenAI) -> None:

@@ -114,6 +114,11 @@ class FakeEntry:
             return replace(event, queued_at=self.queued_at, started_at=self.queued_at)
         return event
 
+    def answered(self, event: TokenGenerated, num_tokens: int) -> Finished:
+        """As the scheduler's entry."""
+        at = self.queued_at
+        return Finished(event.token, event.top_tokens, "", num_tokens, "stop_sequence", None, at, at)
+
     def interrupt(self, event: Event) -> None:
         """What comes after all where the script says "nothing more"."""
         self._events.append(event)

@@ -22,8 +22,8 @@ from router.generation.collect import interleaved
 from router.generation.permits import HeldPermits
 from router.generation.running import Run
 from router.openai.chat.chunks import ChatHead
-from router.openai.chat.ending import Ending, stop_of
 from router.openai.chat.read_stream import ReadStream
+from router.openai.ending import Ending, stop_of
 from router.schemas.chat import ChatBody
 
 _MANY_ITEMS = 200
@@ -107,7 +107,7 @@ async def _events(chat: Chat, running: Run, writer: Writer) -> AsyncGenerator[li
         async for _, event in arrived:
             if isinstance(event, Prefilled):
                 continue
-            choice = choice or choice_stream(chat, head, 0, running)
+            choice = choice or choice_stream(chat, head, 0, running, are_joined=False)
             choices = [chunk["choices"][0] for chunk in choice.chunks(event)]
             events = [one for each in choices for one in writer.push(each["delta"])]
             if isinstance(event, Finished):
@@ -117,12 +117,13 @@ async def _events(chat: Chat, running: Run, writer: Writer) -> AsyncGenerator[li
 
 
 def _ending(event: Finished, running: Run, choice: AnyStream, finish_reason: str) -> Ending:
+    reader = choice.reader if isinstance(choice, ReadStream) else None
     return Ending(
         finish_reason=finish_reason,
-        stop=stop_of(event, running.request.stopping.stop_sequences),
+        stop=reader.stop if reader else stop_of(event, running.request.stopping.stop_sequences),
         output_tokens=event.generated_tokens,
         cached_tokens=event.cached_tokens,
-        reasoning_tokens=choice.reader.reasoning_tokens if isinstance(choice, ReadStream) else 0,
+        reasoning_tokens=reader.reasoning_tokens if reader else 0,
     )
 
 

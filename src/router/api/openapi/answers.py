@@ -43,7 +43,7 @@ ERRORS: dict[int, Refusal] = {
         {
             "validation": "Input validation error: `temperature` must be > 0",
             "template_error": "Template error: template not found",
-            "tool_error": "Tool error: Grammar and tools are mutually exclusive",
+            "tool_error": "Tool error: `tool_choice` asks for a tool, but `tools` is empty",
             "batch size exceeded": "Input validation error: `prompt` supports up to 4 prompts. Given: 5",
             "suffix not supported": "Input validation error: `suffix` is not supported",
         },

@@ -7,7 +7,7 @@ from typing import Any
 
 from router.generation.collect import GenerationResult
 from router.openai.answers import usage
-from router.openai.chat.calls import call_message, is_call
+from router.openai.chat.calls import call_message
 from router.openai.chat.chunks import ChatHead, logprob
 from router.openai.chat.reading import CallIds, ChoiceReader
 from router.openai.chat.reading import message as read_message
@@ -70,7 +70,7 @@ def _choice(
             generation.text, stops_left_out(generation.request, keeps_stop=keeps_stop), generation.finish_reason
         )
         message, finish_reason = {"role": "assistant", "content": text}, FINISH_REASONS[generation.finish_reason]
-        if tools is not None and is_call(generation.request):
+        if tools is not None and generation.request.answer == "call":
             message, finish_reason = call_message(text, generation.finish_reason, tools.only_name)
     tops = generation.top_tokens or [()] * len(generation.tokens)
     content = [logprob(token, top) for token, top in zip(generation.tokens, tops, strict=True)]
@@ -85,5 +85,5 @@ def _choice(
 def _read(generation: GenerationResult, reader: ChoiceReader, ids: CallIds) -> tuple[dict[str, Any], str]:
     *tokens, last = generation.tokens
     events = [event for token in tokens for event in reader.push(token)]
-    events += reader.finish(last, generation.text, generation.finish_reason)
+    events += reader.finish(last)
     return read_message(events, ids), reader.finish_reason(generation.finish_reason)

@@ -11,14 +11,8 @@ from router.events import Finished, FinishReason, TokenGenerated
 from router.openai.chat.call_parser import ToolCallParser
 from router.openai.chat.chunks import ChatHead, logprob
 from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop
-from router.request import ValidRequest
 
 _MAX_QUOTED = 200
-
-
-def is_call(request: ValidRequest) -> bool:
-    """In a chat with tools, which has no other grammar: whether this generation is a call in TGI's form."""
-    return request.sampling.grammar_kind not in ("none", "lark")
 
 
 def call_message(text: str, reason: FinishReason, only_name: str | None) -> tuple[dict[str, Any], str]:

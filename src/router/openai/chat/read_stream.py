@@ -12,11 +12,21 @@ from router.openai.chat.reading import CallIds, ChoiceReader, Deltas
 class ReadStream:
     """A delta has reasoning, content or part of a call. The logprobs of tokens that bring no delta go with the next."""
 
-    def __init__(self, head: ChatHead, index: int, reader: ChoiceReader, ids: CallIds, *, logprobs: bool) -> None:
+    def __init__(
+        self,
+        head: ChatHead,
+        index: int,
+        reader: ChoiceReader,
+        ids: CallIds,
+        *,
+        logprobs: bool,
+        are_joined: bool = True,
+    ) -> None:
+        """`are_joined`: as in `Deltas`."""
         self.reader = reader
         self._head = head.fields("chat.completion.chunk")
         self._index = index
-        self._deltas = Deltas(ids)
+        self._deltas = Deltas(ids, are_joined=are_joined)
         self._logprobs: list[dict[str, Any]] | None = [] if logprobs else None
         self._is_first = True
 
@@ -26,7 +36,7 @@ class ReadStream:
             self._logprobs.append(logprob(event.token, event.top_tokens))
         if not isinstance(event, Finished):
             return [self._chunk(delta) for delta in self._deltas.of(self.reader.push(event.token))]
-        deltas = self._deltas.of(self.reader.finish(event.token, event.text, event.finish_reason))
+        deltas = self._deltas.of(self.reader.finish(event.token))
         if not deltas and self._is_first:
             deltas = [{"content": ""}]
         reason = self.reader.finish_reason(event.finish_reason)

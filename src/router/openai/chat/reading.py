@@ -8,45 +8,65 @@ from typing import Any
 from router.events import FinishReason, Token
 from router.openai.formats.events import Arguments, CallEnded, CallStarted, ChatEvent, Content, Reasoning
 from router.openai.formats.format import IdKind
-from router.openai.formats.reader import AnswerReader
-from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop
+from router.openai.formats.reader import AnswerReader, merged
+from router.openai.stops import FINISH_REASONS, StopSearch
 
 
 class ChoiceReader:
-    """Reads the tokens of one choice; counts those of its reasoning."""
+    """Reads the tokens of one choice; counts those of its reasoning.
+
+    Stop texts are looked for in what the client gets of the answer: in its text and in arguments, not in reasoning.
+    """
 
     def __init__(
         self,
         reader: AnswerReader,
         stops: Sequence[str],
         *,
+        keeps_stop: bool = False,
+        min_tokens: int = 0,
         max_calls: int | None = None,
         hides_reasoning: bool = False,
     ) -> None:
-        """`max_calls`: calls behind that many are left out. `hides_reasoning`: it is counted, not told."""
+        """Start with nothing read.
+
+        Args:
+            reader: Of the tokens' text.
+            stops: Texts that end the answer.
+            keeps_stop: The answer ends behind the stop text.
+            min_tokens: A stop text counts if it ends behind so many tokens.
+            max_calls: Calls behind so many are left out.
+            hides_reasoning: It is counted, not told.
+        """
         self.reasoning_tokens = 0
         self._reader = reader
-        self._stops = stops
-        self._hold_back = StopHoldBack(stops)
+        self._stops = StopSearch(stops, keeps_stop=keeps_stop)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._searched: type[Content] | type[Arguments] = Content  # the kind of text that the search is in
         self._max_calls = max_calls
         self._num_calls = 0
         self._hides_reasoning = hides_reasoning
 
+    @property
+    def stop(self) -> str | None:
+        """The stop text that has ended the answer."""
+        return self._stops.found
+
     def push(self, token: Token) -> list[ChatEvent]:
         """What a token brings that is not the last."""
         was_reasoning = self._reader.is_reasoning
-        events = self._reader.read(self._hold_back.push(self._reader.text_of(token)))
+        self._num_tokens += 1
+        events = self._reader.read(self._reader.text_of(token))
         self.reasoning_tokens += was_reasoning or self._reader.is_reasoning
-        return self._allowed(events)
+        return merged(self._searched_for_stops(self._allowed(events)))
 
-    def finish(self, token: Token, text: str, reason: FinishReason) -> list[ChatEvent]:
-        """What the last token brings; `text` is the whole answer."""
-        was_reasoning = self._reader.is_reasoning
-        stopped = ended_by_stop(text, self._stops, reason)
-        rest = self._hold_back.finish(self._reader.text_of(token), stopped=stopped)
-        events = self._reader.read(rest)
-        self.reasoning_tokens += was_reasoning or self._reader.is_reasoning
-        return self._allowed(events + self._reader.end())
+    def finish(self, token: Token) -> list[ChatEvent]:
+        """What the last token brings."""
+        events = self.push(token)
+        if self.stop is None:
+            events += self._searched_for_stops(self._allowed(self._reader.end())) + self._held()
+        return merged(events)
 
     def finish_reason(self, reason: FinishReason) -> str:
         """In OpenAI's terms: calls are the reason where the model ended its answer itself."""
@@ -66,6 +86,27 @@ class ChoiceReader:
             self._num_calls += isinstance(event, CallEnded)
         return allowed
 
+    def _searched_for_stops(self, events: list[ChatEvent]) -> list[ChatEvent]:
+        """The events up to a stop text, without the end of a text that may become one."""
+        passed: list[ChatEvent] = []
+        counts = self._num_tokens > self._min_tokens
+        for event in events:
+            if self.stop is not None:
+                break
+            if type(event) is not self._searched:
+                passed += self._held()
+            if not isinstance(event, Content | Arguments):
+                passed.append(event)
+                continue
+            self._searched = type(event)
+            if text := self._stops.push(event.text, counts=counts):
+                passed.append(self._searched(text))
+        return passed
+
+    def _held(self) -> list[ChatEvent]:
+        text = self._stops.end()
+        return [self._searched(text)] if text else []
+
 
 class CallIds:
     """The ids of an answer's calls, in the form that the model's template accepts."""
@@ -81,19 +122,45 @@ class CallIds:
         return call.own_id if call.own_id is not None and self._kind.accepts(call.own_id) else new
 
 
+class Joints:
+    """Text behind something else, a call or reasoning, begins in a line of its own."""
+
+    def __init__(self) -> None:
+        self._ends: dict[type[ChatEvent], str] = {}  # the last character of each kind of text
+        self._last: type[ChatEvent] | None = None
+
+    def text_of(self, event: Content | Reasoning) -> str:
+        """What is added to the texts of its kind that came before."""
+        kind = type(event)
+        end = self._ends.get(kind, "\n")
+        is_apart = self._last is kind or end.isspace() or event.text[:1].isspace()
+        self._last, self._ends[kind] = kind, event.text[-1:] or end
+        return event.text if is_apart else "\n" + event.text
+
+    def other(self) -> None:
+        """Something came that is not text."""
+        self._last = None
+
+
 def message(events: Sequence[ChatEvent], ids: CallIds) -> dict[str, Any]:
     """The message of a whole answer. `content` is null where there is only something else."""
     content, reasoning = "", ""
     calls: list[dict[str, Any]] = []
+    joints = Joints()
     for event in events:
         if isinstance(event, Content):
-            content += event.text
-        elif isinstance(event, Reasoning):
-            reasoning += event.text
-        elif isinstance(event, CallStarted):
+            content += joints.text_of(event)
+            continue
+        if isinstance(event, Reasoning):
+            reasoning += joints.text_of(event)
+            continue
+        joints.other()
+        if isinstance(event, CallEnded):
+            continue
+        if isinstance(event, CallStarted):
             function = {"description": None, "name": event.name, "arguments": ""}
             calls.append({"id": ids.next(event), "type": "function", "function": function})
-        elif isinstance(event, Arguments):
+        else:
             calls[-1]["function"]["arguments"] += event.text
     fields: dict[str, Any] = {"role": "assistant", "content": content or (None if calls or reasoning else "")}
     if reasoning:
@@ -104,18 +171,23 @@ def message(events: Sequence[ChatEvent], ids: CallIds) -> dict[str, Any]:
 class Deltas:
     """The deltas of a stream. Neighbouring events of one kind are one delta."""
 
-    def __init__(self, ids: CallIds) -> None:
+    def __init__(self, ids: CallIds, *, are_joined: bool = True) -> None:
+        """`are_joined`: the client joins all texts of one kind, whatever was between them."""
         self._ids = ids
         self._index = -1
+        self._joints = Joints() if are_joined else None
 
     def of(self, events: Sequence[ChatEvent]) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
         for event in events:
-            if isinstance(event, Content):
-                deltas.append({"content": event.text})
-            elif isinstance(event, Reasoning):
-                deltas.append({"reasoning": event.text, "reasoning_content": event.text})
-            elif isinstance(event, CallStarted):
+            if isinstance(event, Content | Reasoning):
+                text = event.text if self._joints is None else self._joints.text_of(event)
+                names = ("content",) if isinstance(event, Content) else ("reasoning", "reasoning_content")
+                deltas.append(dict.fromkeys(names, text))
+                continue
+            if self._joints is not None:
+                self._joints.other()
+            if isinstance(event, CallStarted):
                 self._index += 1
                 function = {"name": event.name, "arguments": ""}
                 call = {"index": self._index, "id": self._ids.next(event), "type": "function", "function": function}

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable
 
 from router.events import Finished, Prefilled
 from router.generation.permits import HeldPermits, PermitPool
-from router.generation.running import Item, Running, Timings
+from router.generation.running import Item, Run, Running, Timings
 from router.openai.chat.call_parser import ToolCallParser
 from router.openai.chat.tool_schema import NO_TOOL
 from router.request import ValidRequest
 
-Start = Callable[[HeldPermits], Awaitable[Running]]
+Start = Callable[[HeldPermits], Awaitable[Run]]
 
 
 class TwoPasses:
@@ -24,7 +24,7 @@ class TwoPasses:
 
     def __init__(self, decision: Running, answer: Start, permits: HeldPermits) -> None:
         """`decision` is under the tool grammar, started with `permits_of_one_pass`; `answer` starts the other."""
-        self._running = decision
+        self._running: Run = decision
         self._answer = answer
         self._parser = ToolCallParser()
         self._seen: deque[Item] = deque()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from router.events import Token
 from router.openai.formats.events import Arguments, ChatEvent, Content, Reasoning
 from router.openai.formats.format import CallReader, Format
 from router.openai.formats.markers import Markers
@@ -11,6 +10,7 @@ from router.openai.formats.schema_types import ArgumentTypes
 from router.openai.formats.source import Say, Steps, overlap
 
 _Text = Content | Reasoning | Arguments
+_LONGEST_CITATION = 256
 
 
 class AnswerReader:
@@ -26,18 +26,20 @@ class AnswerReader:
         is_open: bool = False,
     ) -> None:
         """`format`: None where no calls are read. `is_open`: the prompt ends inside of the reasoning."""
+        self.text_of = markers.text_of
+        """What `read` takes for a token."""
         self._calls = CallReader(markers, types)
         self._format = format
-        self._style = style
-        self._markers = markers
         self._calls.is_reasoning = is_open and style is not None
         self._is_fresh = True  # only white space has come out
+        self._is_behind_call = False  # the same, since the last call
         self._is_unclosed = False  # a call has ended the reasoning, and its closing mark may follow
         self._trims = self._calls.is_reasoning  # white space that comes next belongs to a mark
         self._openers = tuple(map(markers.encoded, format.openers)) if format else ()
         self._closers = tuple(map(markers.encoded, format.closers)) if format else ()
-        self._thinks = markers.encoded(style.opens) if style else ""
-        self._answers = markers.encoded(style.closes) if style else ""
+        self._marks = _Marks(style, markers) if style else _Marks.none()
+        self._may_think = not self._calls.is_reasoning
+        self._is_wrapped = False  # a mark around the answer has come
         self._steps = format.turn(self._calls) if format and format.turn else self._turn()
         self._is_done = False
 
@@ -62,10 +64,6 @@ class AnswerReader:
         self._calls.source.is_complete = True
         return self._resume()
 
-    def text_of(self, token: Token) -> str:
-        """What `read` takes for a token."""
-        return self._markers.text_of(token)
-
     def _resume(self) -> list[ChatEvent]:
         if not self._is_done:
             try:
@@ -76,6 +74,7 @@ class AnswerReader:
         return merged(events)
 
     def _turn(self) -> Steps[None]:
+        marks = self._marks
         while True:
             if self._format is not None and self._is_fresh and not self._calls.is_reasoning:
                 yield from self._start(self._format)
@@ -83,25 +82,39 @@ class AnswerReader:
             space, mark = yield from self._text(say)
             if not mark:
                 return
-            if mark == self._answers:
+            if mark == marks.closes:
                 self._calls.is_reasoning, self._is_fresh, self._trims = False, True, True
-                self._thinks, self._is_unclosed = "", False
-            elif mark == self._thinks:
+                self._may_think = self._is_unclosed = False
+                self._is_wrapped = not marks.begins
+            elif mark == marks.opens:
                 self._calls.is_reasoning, self._trims = True, True
             elif mark in self._openers and self._format is not None:
                 yield from self._read_calls(self._format, mark, space)
+            elif mark in marks.inline:
+                say(space)
+                if not mark.endswith(">"):
+                    yield from self._calls.source.until(">", limit=_LONGEST_CITATION)
+            elif mark in (marks.begins, marks.ends):
+                self._is_wrapped, self._trims = mark == marks.begins, True
             else:
                 say(space)  # the mark closes nothing
 
-    def _marks(self) -> tuple[str, ...]:
+    def _expected(self) -> tuple[str, ...]:
+        """The marks that mean something where the answer is."""
+        marks = self._marks
         if self._calls.is_reasoning:
-            return (*self._openers, self._answers)
-        marks = self._openers + self._closers
-        if self._thinks and self._is_fresh:
-            marks += (self._thinks,)
-        if self._is_unclosed or (self._style and self._markers.is_token(self._style.closes)):
-            marks += (self._answers,)
-        return marks
+            again = (marks.opens,) if self._trims else ()
+            return (*self._openers, marks.closes, *again)
+        found = [*self._openers, *marks.inline]
+        if self._is_behind_call:
+            found += self._closers
+        if (self._may_think and self._is_fresh) or marks.may_come_again:
+            found.append(marks.opens)
+        if self._is_unclosed:
+            found.append(marks.closes)
+        if self._is_wrapped or self._is_fresh:
+            found.append(marks.ends if self._is_wrapped else marks.begins)
+        return tuple(filter(None, found))
 
     def _start(self, format: Format) -> Steps[None]:
         """A call that begins the answer without a mark."""
@@ -135,7 +148,7 @@ class AnswerReader:
 
     def _called(self) -> None:
         self._is_unclosed |= self._calls.is_reasoning
-        self._calls.is_reasoning, self._is_fresh, self._trims = False, False, True
+        self._calls.is_reasoning, self._is_fresh, self._trims, self._is_behind_call = False, False, True, True
 
     def _text(self, say: Say) -> Steps[tuple[str, str]]:
         """Passes on text up to the first mark, which is read; returns the white space before it and it, "" at the end.
@@ -147,13 +160,13 @@ class AnswerReader:
             if self._trims:
                 rest = source.rest
                 source.skip(len(rest) - len(rest.lstrip()))
-            rest, marks = source.rest, self._marks()
+            rest, marks = source.rest, self._expected()
             found = [(place, mark) for mark in marks if (place := rest.find(mark)) >= 0]
             if found:
                 place, mark = min(found)
                 text = rest[:place].rstrip()
-                if mark == self._thinks and text:
-                    say(rest[: place + len(mark)])  # within an answer it is text
+                if text and self._is_only_first(mark):
+                    say(rest[: place + len(mark)])  # within a text it is text
                     source.skip(place + len(mark))
                     continue
                 say(text)
@@ -168,6 +181,13 @@ class AnswerReader:
             source.skip(len(rest))
             yield
 
+    def _is_only_first(self, mark: str) -> bool:
+        """Whether the mark means something at the beginning of a text only."""
+        marks = self._marks
+        if mark == marks.opens:
+            return self._calls.is_reasoning or not marks.may_come_again
+        return mark == marks.begins or (mark in self._closers and mark not in self._openers)
+
     def _say_content(self, text: str) -> None:
         self._say(Content, text)
 
@@ -178,8 +198,22 @@ class AnswerReader:
         if text:
             self._trims = False
             if kind is Content and not text.isspace():
-                self._is_fresh = False
+                self._is_fresh = self._is_behind_call = False
             self._calls.say(kind, text)
+
+
+class _Marks:
+    """Of a style of reasoning, encoded like the text; empty ones never come."""
+
+    def __init__(self, style: ReasoningStyle, markers: Markers) -> None:
+        self.opens, self.closes = markers.encoded(style.opens), markers.encoded(style.closes)
+        self.begins, self.ends = map(markers.encoded, style.around_answer)
+        self.inline = tuple(map(markers.encoded, style.inline))
+        self.may_come_again = style.may_come_again
+
+    @classmethod
+    def none(cls) -> _Marks:
+        return cls(ReasoningStyle(name="", opens="", closes=""), Markers((), {}))
 
 
 def merged(events: list[ChatEvent]) -> list[ChatEvent]:

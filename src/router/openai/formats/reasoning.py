@@ -7,17 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningStyle:
-    """`opens` and `closes` are single tokens or texts. `tokens`: what of them may be a token of its own."""
+    """`opens` and `closes` are single tokens or texts."""
 
     name: str
     opens: str
     closes: str
-    tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()  # what of these may be a token of its own; empty: both
+    around_answer: tuple[str, str] = ("", "")  # marks at the beginning and the end of the answer, which are left out
+    inline: tuple[str, ...] = ()  # marks within the answer, up to the next `>`, which are left out
+    may_come_again: bool = False  # behind text, too
     aliases: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return self.tokens or (self.opens, self.closes)
+        return tuple(filter(None, (*(self.tokens or (self.opens, self.closes)), *self.around_answer, *self.inline)))
 
     def is_open_in(self, prompt: str) -> bool:
         """Whether a prompt ends inside of the reasoning of the answer that is to come."""

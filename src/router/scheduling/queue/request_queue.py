@@ -274,7 +274,8 @@ class RequestQueue:
 
     def _drop(self, entry: Entry) -> None:
         entry.drop()
-        self._on_dropped(entry)
+        if not entry.is_answered:
+            self._on_dropped(entry)
 
     def _put_all_back(self, scan: _Scan) -> None:
         """In their old order."""

@@ -253,13 +253,6 @@ async def test_refused_before_anything_is_sent(
     router.assert_idle()
 
 
-async def test_grammar_and_tools_together_have_their_own_words(router: Router) -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    answer = await router.post(PATH, body(response_format={"type": "json_object"}, tools=tools))
-    assert message_of(answer) == "Grammar and tools are mutually exclusive"
-    assert answer.json()["error"]["param"] == "response_format"
-
-
 @pytest.mark.parametrize(
     "fields",
     [

@@ -131,12 +131,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"ebnf": "root ::= root root"}, "no text fits it"),
     ({"response_format": {"type": "gbnf"}}, "must be a string that is not empty"),
     ({"regex": "a", "ebnf": 'root ::= "a"'}, "more than one of"),
-    ({"ebnf": 'root ::= "a"', "tools": [{"type": "function", "function": {"name": "f"}}]}, "mutually exclusive"),
     ({"guided_whitespace_pattern": " "}, "`guided_whitespace_pattern` is not served here"),
     ({"structured_outputs": {"whitespace_pattern": " "}}, "`whitespace_pattern` is not served here"),
     ({"structured_outputs": {"structural_tag": "x"}}, "`structural_tag` is not served here"),
     ({"guided_choice": []}, "at least one text"),
-    ({"guided_regex": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "mutually exclusive"),
 ]
 
 

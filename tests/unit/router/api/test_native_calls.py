@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from router_fakes import Router, data_of, is_invalid, message_of, says
-from tool_chats import CALL, PATH, TOOL, body, deltas, script
+from tool_chats import CALL, NO_TOOL, PATH, TOOL, body, deltas, script
 
 from router.openai.formats.choice import ModelFormat
 from router.openai.formats.markers import Markers
@@ -123,17 +123,25 @@ async def test_an_answer_under_a_grammar_is_text(make_native: MakeRouter) -> Non
     assert answer["choices"][0]["message"]["content"] == '{"a": 1}'
 
 
-async def test_a_stop_text_ends_reasoning_and_is_left_out(make_native: MakeRouter) -> None:
+async def test_a_stop_text_counts_behind_the_reasoning_and_is_left_out(make_native: MakeRouter) -> None:
+    """The router looks for it, and ends the generation as one that has succeeded."""
     for stream in (False, True):
         router = make_native()
         router.scheduler.script = lambda request: says(
-            "Let me", " ST", "OP", reason="stop_sequence", text="Let me STOP"
+            "Let STOP", " me", "</think>", "So", " ST", "OP it", " is", " over", reason="length"
         )
         answer = await router.post(PATH, body(stop=["STOP"], stream=stream))
         if stream:
-            assert "".join(each.get("reasoning", "") for each in deltas(data_of(answer.content))) == "Let me"
+            events = deltas(data_of(answer.content))
+            texts = ["".join(each.get(name) or "" for each in events) for name in ("reasoning", "content")]
         else:
-            assert answer.json()["choices"][0]["message"]["reasoning"] == "Let me"
+            choice = answer.json()["choices"][0]
+            texts = [choice["message"][name] for name in ("reasoning", "content")]
+            assert choice["finish_reason"] == "stop" and answer.json()["usage"]["completion_tokens"] == 6
+        assert texts == ["Let STOP me", "So "]
+        assert router.scheduler.last.answer == "marked"
+        router.assert_idle()
+        assert "tgi_request_success 1" in router.metrics.render().decode()
 
 
 async def test_ids_have_the_form_that_the_template_wants(make_native: MakeRouter) -> None:
@@ -372,7 +380,12 @@ async def test_calls_or_an_answer_of_a_form(make_native: MakeRouter, fields: dic
     assert frame_of(router).startswith(begins)
 
 
-async def test_a_form_that_cannot_be_told_from_a_call_is_refused(make_native: MakeRouter) -> None:
-    router = make_native(ANSWER, model_format=model_format("llama_json", None))
-    answer = await router.post(PATH, body() | FORM)
-    assert is_invalid(answer) and "mutually exclusive" in message_of(answer)
+async def test_where_a_form_cannot_be_told_from_a_call_the_model_first_decides(make_native: MakeRouter) -> None:
+    """In TGI's form; then the answer in words has the form that is asked for."""
+    router = make_native([], model_format=model_format("llama_json", None))
+    router.scheduler.script = script(NO_TOOL, ['{"a": ', "1}", "</s>"])
+    choice = (await router.post(PATH, body() | FORM)).json()["choices"][0]
+    assert choice["message"]["content"] == '{"a": 1}' and choice["finish_reason"] == "stop"
+    first, second = router.scheduler.submitted
+    assert "_name" in first.sampling.grammar and first.answer == "call"
+    assert second.sampling.grammar_kind == "json" and second.answer == "text"

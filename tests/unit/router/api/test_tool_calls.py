@@ -240,3 +240,35 @@ async def test_no_tool_body_gives_a_server_error(make_router: MakeRouter, seed: 
         num_served += answer.status_code == 200
         router.assert_idle()
     assert 10 < num_served < 140, "the bodies reach every layer"
+
+
+@pytest.mark.parametrize("form", [{"type": "json_object"}, {"type": "regex", "value": "a+"}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_forced_call_ignores_the_form_of_answers(
+    make_router: MakeRouter, form: dict[str, Any], stream: bool
+) -> None:
+    router = make_router(script(CALL))
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        router.scheduler.script = script(CALL)
+        answer = await router.post(PATH, body(response_format=form, tool_choice=choice, stream=stream))
+        assert answer.status_code == 200 and "get_weather" in answer.text
+        assert len(router.scheduler.submitted) == 1 and "_name" in router.scheduler.last.sampling.grammar
+        router.scheduler.submitted.clear()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_beside_tools_is_a_call_or_fits_the_form(make_router: MakeRouter, stream: bool) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"type": "integer"}}}}}
+    for passes, says_so in (((CALL,), "get_weather"), ((NO_TOOL, ['{"a":', "1}", "</s>"]), "1}")):
+        router = make_router(script(*passes))
+        answer = await router.post(PATH, body(response_format=form, stream=stream))
+        assert answer.status_code == 200 and says_so in answer.text
+        assert len(router.scheduler.submitted) == len(passes)
+        assert len(passes) == 1 or '"a"' in router.scheduler.last.sampling.grammar
+
+
+async def test_a_form_that_no_answer_can_have_is_refused_beside_tools(router: Router) -> None:
+    """Before the model decides whether it calls one."""
+    for form in ({"type": "regex", "value": "("}, {"type": "json_object", "value": {"not": {}}}):
+        answer = await router.post(PATH, body(response_format=form, stream=True))
+        assert is_invalid(answer) and router.scheduler.submitted == []

@@ -38,7 +38,6 @@ MakeRouter = Callable[..., Router]
         ({"tools": [tool(parameters=[])]}, "`f`"),
         ({"tools": [tool(parameters={"type": "array"})]}, "`f`"),
         ({"tools": [tool(parameters={"properties": {"_name": {}}})]}, "`_name`"),
-        ({"tools": [tool()], "response_format": {"type": "json_object"}}, "mutually exclusive"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -42,7 +42,7 @@ def streamed(name: str, pieces: list[str], *, thinks: bool = False) -> dict[str,
     reader, deltas = choice(name, thinks=thinks), Deltas(CallIds(FORMATS[name].ids, 0))
     tokens = [Token(number, piece, -1.0) for number, piece in enumerate(pieces)]
     events = [event for token in tokens[:-1] for event in deltas.of(reader.push(token))]
-    events += deltas.of(reader.finish(tokens[-1], "".join(pieces), "eos_token"))
+    events += deltas.of(reader.finish(tokens[-1]))
     joined: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
     for delta in events:
         joined["content"] += delta.get("content", "")
@@ -79,10 +79,24 @@ def test_a_stray_mark_leaves_no_brace_too_many(name: str) -> None:
     for stray in format.closers if format.turn is None else ():
         if format.starts and not any(opener in output.text for opener in format.openers):
             continue  # it is a call at the beginning of an answer only
-        for text in (stray + "\n" + output.text, output.text + stray, output.text + "\n" + stray + "\n"):
+        for text in (output.text + stray, output.text + "\n" + stray + "\n"):
             joined = streamed(name, list(text))
             assert calls_in(joined) == output.calls
             assert joined["content"] == output.content
+
+
+@ROWS
+def test_a_mark_that_closes_nothing_is_text(name: str) -> None:
+    """Within a text, before calls and behind them; and so is the end of a reasoning that nobody has begun."""
+    format = FORMATS[name]
+    for stray in (*format.closers, "</think>") if format.turn is None else ():
+        for text in (f"Write {stray} so.", stray, f"a{stray}b", f"{stray}\n\nYes {stray}"):
+            assert streamed(name, list(text)) == {"content": text, "reasoning": "", "calls": []}
+        call = CALL_IN[name].text
+        if call.startswith(format.openers):
+            joined = streamed(name, list(f"Write {stray} so.\n{call}\nNow {stray} again."))
+            assert calls_in(joined) == CALL_IN[name].calls
+            assert joined["content"] == f"Write {stray} so.\nNow {stray} again."
 
 
 def test_a_brace_too_many_is_no_part_of_the_arguments() -> None:
@@ -133,7 +147,7 @@ def test_ids_have_one_form_in_streams_and_whole_answers(name: str) -> None:
     pattern = form.get(name, "call_[0-9a-f]{24}")
     for output in OUTPUTS[name]:
         reader = choice(name)
-        events = reader.finish(Token(1, output.text, -1.0), output.text, "eos_token")
+        events = reader.finish(Token(1, output.text, -1.0))
         calls = message(events, CallIds(FORMATS[name].ids, 0)).get("tool_calls", ())
         found = [call["id"] for call in calls], [call[0] for call in streamed(name, list(output.text or " "))["calls"]]
         for ids in found:

@@ -11,44 +11,77 @@ from router.openai.formats.source import Steps
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _END, _RETURN, _CALL = "<|end|>", "<|return|>", "<|call|>"
-_LONGEST_HEADER = 1024
-_RECIPIENT = re.compile(r"(?:^|\s)to=([^\s\ud800-\udfff<]+)")
+_LONGEST_HEADER = 512
+_ROLE, _CHANNELS = "assistant", ("analysis", "commentary", "final")
+_RECIPIENT = r"to=([^\s\ud800-\udfff<{]+)"
+
+_Kind = type[Content] | type[Reasoning]
 
 
 def _turn(reader: CallReader) -> Steps[None]:
     source = reader.source
+    headers = _Headers(reader)
     begins = tuple(map(reader.mark, (_START, _CHANNEL)))
     marks = (*begins, *map(reader.mark, (_END, _RETURN, _CALL)))
     # The prompt ends with the start of a message.
     mark = yield from source.literal(*begins, " to=")
-    is_header = bool(mark)
     while True:
-        kind: type[Content] | type[Reasoning] = Content
-        if is_header:
-            header = yield from source.until(reader.mark(_MESSAGE), limit=_LONGEST_HEADER)
-            if header is None:
-                # Cut in a mark, or no header at all.
-                mark = yield from source.text_until(marks, _drop if source.is_complete else partial(reader.say, kind))
-                if not mark:
-                    return
-                is_header = mark in begins
-                continue
-            kind, name = _understood(reader, mark + header[0])
+        kind: _Kind = Content
+        if mark in (*begins, " to="):
+            kind, name = yield from headers.read(mark)
+            reader.is_reasoning = kind is Reasoning
             if name:
                 yield from _read_call(reader, name)
-        reader.is_reasoning = kind is Reasoning
         mark = yield from source.text_until(marks, partial(reader.say, kind))
         if not mark:
             return
-        is_header = mark in begins
 
 
-def _understood(reader: CallReader, header: str) -> tuple[type[Content] | type[Reasoning], str]:
-    """What kind of text a message has, and the function that it calls, if any."""
-    recipient = _RECIPIENT.search(header)
-    channel = header.rpartition(reader.mark(_CHANNEL))[2].strip()
-    kind = Reasoning if channel.startswith("analysis") else Content
-    return kind, recipient[1].removeprefix("functions.") if recipient else ""
+class _Headers:
+    """What is between the start of a message and its text: role, channel, recipient, form of what follows."""
+
+    def __init__(self, reader: CallReader) -> None:
+        self._reader = reader
+        self._source = reader.source
+        start, self._channel, constrain, self._message = map(reader.mark, (_START, _CHANNEL, _CONSTRAIN, _MESSAGE))
+        self._ends = (self._message, start, *map(reader.mark, (_END, _RETURN, _CALL)))
+        channel = f"{re.escape(self._channel)}({'|'.join(_CHANNELS)})?"
+        words = f"{re.escape(start)}({_ROLE})?|{channel}|{_RECIPIENT}|({re.escape(constrain)})?json"
+        self._word = re.compile(words)
+        self._words = re.compile(rf"(\s*({words}))*\s*")
+
+    def read(self, mark: str) -> Steps[tuple[_Kind, str]]:
+        """What kind of text the message has, and the function that it calls, if any.
+
+        Text where a header is due is content, and so is text behind a header without its end.
+        """
+        position = self._source.hold()
+        found = yield from self._source.until(*self._ends, limit=_LONGEST_HEADER)
+        if found is not None and found[1] == self._message:
+            header = mark + found[0]
+            left = self._word.sub("", header).strip()
+            if " " in left:  # else it is the name of a form
+                self._reader.say(Content, left)
+            return self._understood(header)
+        self._source.rewind(position)
+        rest = self._source.rest
+        words = self._words.match(mark + rest)
+        header = words[0] if words else mark
+        self._source.skip(len(header) - len(mark))
+        if self._source.is_complete and self._is_cut(self._source.rest):
+            self._source.skip(len(self._source.rest))
+        kind, name = self._understood(header)
+        return kind, name if self._source.rest.startswith("{") else ""
+
+    def _understood(self, header: str) -> tuple[_Kind, str]:
+        recipient = re.search(_RECIPIENT, header)
+        channel = header.rpartition(self._channel)[2].strip()
+        kind = Reasoning if channel.startswith(_CHANNELS[0]) else Content
+        return kind, recipient[1].removeprefix("functions.") if recipient else ""
+
+    def _is_cut(self, text: str) -> bool:
+        """Whether the answer ends within a word of a header."""
+        return any(word.startswith(text) for word in (_ROLE, *_CHANNELS))
 
 
 def _read_call(reader: CallReader, name: str) -> Steps[None]:
@@ -58,10 +91,6 @@ def _read_call(reader: CallReader, name: str) -> Steps[None]:
     yield from reader.source.space()
     reader.events.append(CallEnded(is_complete))
     reader.num_complete += is_complete
-
-
-def _drop(text: str) -> None:
-    """Part of a mark."""
 
 
 def _read(reader: CallReader, opener: str) -> Steps[None]:

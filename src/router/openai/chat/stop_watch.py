@@ -1,0 +1,44 @@
+"""Ends a generation at a stop text that only the reader of its answer can tell from reasoning and marks."""
+
+from __future__ import annotations
+
+from router.events import Finished, Prefilled
+from router.generation.running import Item, Running, Timings
+from router.openai.chat.reading import ChoiceReader
+from router.request import ValidRequest
+
+
+class StopWatch:
+    """Reads like `Running`. The model server does not know the stop texts: a token or two that it has computed behind
+    one are dropped."""
+
+    def __init__(self, running: Running, reader: ChoiceReader) -> None:
+        """`reader`: of this answer, for nothing else."""
+        self._running = running
+        self._reader = reader
+        self._num_tokens = 0
+
+    @property
+    def request(self) -> ValidRequest:
+        return self._running.request
+
+    @property
+    def request_id(self) -> str:
+        return self._running.request_id
+
+    @property
+    def timings(self) -> Timings | None:
+        return self._running.timings
+
+    async def next_event(self) -> Item:
+        """As `Running.next_event`."""
+        event = await self._running.next_event()
+        if isinstance(event, Prefilled | Finished):
+            return event
+        self._num_tokens += 1
+        self._reader.push(event.token)
+        return event if self._reader.stop is None else self._running.stop(event, self._num_tokens)
+
+    def close(self) -> None:
+        """As `Running.close`."""
+        self._running.close()
