@@ -47,7 +47,7 @@ class ConsoleFilter(logging.Filter):
             return True
         if record.levelno < logging.WARNING or (self.is_starting and record.levelno >= logging.ERROR):
             return False
-        if line.target == _REFUSALS:
+        if line.target == _REFUSALS and not line.exception:  # with one, the server has failed
             return False
         return line.rank is None or self._is_new(line.message)
 

@@ -297,7 +297,7 @@ def test_start_up_phases(signals: Signals, monkeypatch: pytest.MonkeyPatch, capl
 def test_a_stop_that_ends_the_trial_of_the_tokenizer(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal's Ctrl-C goes to the trial too, which is then no fault of the tokenizer."""
 
-    def interrupted(path: Path) -> str:
+    def interrupted(path: Path, directory: Path) -> str:
         signals.notify(signal.SIGINT)
         return f"{path} takes more memory or time"
 

@@ -142,6 +142,7 @@ def test_router_argv_of_a_plain_launch() -> None:
         "--max-images", "8", "--max-image-fetch-size", "10485760", "--max-image-pixels", "50000000",
         "--max-image-memory-mib", "2048", "--image-cache-mib", "256", "--image-fetch", "public",
         "--image-fetch-seconds", "10", "--task", "auto", "--max-queue-tokens", "4194304", "--auto-truncate", "true",
+        "--error-format", "auto",
     )  # fmt: skip
     assert command.url == "http://127.0.0.1:3001"
     assert command.rank is None and command.title == "router"

@@ -63,7 +63,7 @@ def test_errors_of_children_count_once_they_serve(console: Console, screen: Tty)
     assert screen.getvalue() == ""
     console.filter.is_starting = False
     of_child("shard", LogLine(level="ERROR", message="out of memory", rank=1))
-    of_child("router", LogLine(level="ERROR", message="Refused: validation", target="router.generation.inference"))
+    of_child("router", LogLine(level="ERROR", message="Refused: validation", target="router.api.errors"))
     of_child("router", LogLine(level="ERROR", message="a stream has failed", target="router.api.errors",
                                fields={"request_id": "7"}, exception="Traceback"))  # fmt: skip
     assert screen.getvalue() == "error: rank 1: out of memory\nerror: a stream has failed\n  Traceback\n"

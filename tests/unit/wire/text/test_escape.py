@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from launcher.errors import ArgumentValidation
-from router.api.errors import error_body, openai_event_body
+from router.api.errors import error_body, event_of
 from router.errors import BackendError, ValidationError
 from wire.cli.commands import run_command
 from wire.log import log_setup
@@ -42,7 +42,7 @@ def test_a_usage_error_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_error_of_a_client_is_escaped() -> None:
     assert error_body(str(ValidationError(HOSTILE)), "validation")["error"].endswith(ESCAPED)
-    assert "\u202e".encode() not in openai_event_body(ValidationError(HOSTILE))
+    assert "\u202e".encode() not in event_of(ValidationError(HOSTILE), "openai")
 
 
 @pytest.mark.parametrize("json_output", [False, True])

@@ -124,9 +124,9 @@ async def test_a_failure_in_either_pass(make_router: MakeRouter, stream: bool) -
         router = make_router(lambda request, passes=passes: passes.pop(0))
         answer = await router.post(PATH, body(stream=stream))
         if stream:
-            assert data_of(answer.content)[-2]["error"]["code"] == 424
+            assert data_of(answer.content)[-2]["error"]["type"] == "server_error"
         else:
-            assert answer.status_code == 424
+            assert answer.status_code == 500
         router.assert_idle()
 
 
@@ -136,5 +136,5 @@ async def test_an_answer_in_words_whose_prompt_cannot_be_rendered(make_router: M
     answer = await router.post(PATH, body())
     assert is_invalid(answer) and answer.json()["error_type"] == "template_error"
     events = data_of((await router.post(PATH, body(stream=True))).content)
-    assert events[0]["error"]["type"] == "template_error"
+    assert events[0]["error"]["type"] == "invalid_request_error" and events[0]["error_type"] == "template_error"
     router.assert_idle()
