@@ -10,8 +10,10 @@ from router.errors import ImageError
 from wire.images.prepared import Detail, PreparedImage
 
 _BEGIN = "![]("
-_MARKER = re.compile(r"!\[\]\((?=https?://|data:)")
-_LONGEST_BEGIN = len("![](https://")
+_LONGEST_SCHEME = 32
+_MARKER = re.compile(rf"!\[\]\((?=[A-Za-z][A-Za-z0-9+.-]{{0,{_LONGEST_SCHEME - 1}}}:)")
+_LONGEST_BEGIN = len(_BEGIN) + _LONGEST_SCHEME + 1
+_SERVED = ("http://", "https://", "data:")
 _DATA = "data:"
 _BASE64 = "base64,"
 _PIECE = 1 << 17  # characters, a multiple of four; they take a fraction of a millisecond
@@ -34,8 +36,8 @@ def invalid(reason: str) -> ImageError:
 def split_markers(text: str, most: int) -> tuple[list[str], list[str]]:
     """The texts around the markers `![](url)` of a prompt, one more than there are markers, and the URLs.
 
-    A marker has an URL of http, https or data; whatever else looks like one stays text, also one with a description in
-    its brackets. Ends after `most` + 1 markers.
+    A marker has an URL with a scheme; whatever else looks like one stays text, also one with a description in its
+    brackets. Ends after `most` + 1 markers. Raises ValidationError for another scheme than http, https and data.
     """
     texts: list[str] = []
     urls: list[str] = []
@@ -47,7 +49,10 @@ def split_markers(text: str, most: int) -> tuple[list[str], list[str]]:
             break
         begin = marker.start()
         texts.append(text[done:begin])
-        urls.append(text[begin + len(_BEGIN) : end])
+        url = text[begin + len(_BEGIN) : end]
+        if not url.startswith(_SERVED):
+            raise _no_image(url)
+        urls.append(url)
         done = end + 1
     texts.append(text[done:])
     return texts, urls
@@ -69,7 +74,7 @@ def data_of(url: str, max_bytes: int) -> bytes | None:
     separator = url.find(";")
     begin = separator + 1 + len(_BASE64)
     if separator < 0 or not url.startswith(_BASE64, separator + 1) or url.find(";", begin) >= 0:
-        raise ImageError(f"invalid image content: {url[:50]}")
+        raise _no_image(url)
     num_padding = url[max(begin, len(url) - 2) :].count("=")
     end = len(url) - num_padding
     check_size((end - begin) * 3 // 4, max_bytes)
@@ -84,6 +89,11 @@ def data_of(url: str, max_bytes: int) -> bytes | None:
     except ValueError:  # binascii.Error is one
         raise ImageError("base64 encoding is invalid: it has other characters, or not their number") from None
     return bytes(data)
+
+
+def _no_image(url: str) -> ImageError:
+    """In TGI's words."""
+    return ImageError(f"invalid image content: {url[:50]}")
 
 
 def check_size(num_bytes: int, max_bytes: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+import re
 
 import pytest
 
@@ -19,7 +20,7 @@ from router.images.asked import data_of, split_markers
         ("a ![](http://x/y.png) b", ["a ", " b"], ["http://x/y.png"]),
         ("![](https://x)![](data:;base64,AA==)", ["", "", ""], ["https://x", "data:;base64,AA=="]),
         ("![alt](http://x) b", ["![alt](http://x) b"], []),
-        ("![](file:///etc/passwd) ![](HTTP://x)", ["![](file:///etc/passwd) ![](HTTP://x)"], []),
+        ("![](pictures/x.png) ![](#x)", ["![](pictures/x.png) ![](#x)"], []),
         ("![](http://x", ["![](http://x"], []),
         ("![]( ![](http://x) )", ["![]( ", " )"], ["http://x"]),
         ("![](http://a ![](http://b)", ["", ""], ["http://a ![](http://b"]),
@@ -27,6 +28,13 @@ from router.images.asked import data_of, split_markers
 )
 def test_markers(text: str, texts: list[str], urls: list[str]) -> None:
     assert split_markers(text, 8) == (texts, urls)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x", "HTTP://x", "http:x", "C:/x.png", "a" * 32 + ":x"])
+def test_urls_that_are_no_images(url: str) -> None:
+    for text in (f"![]({url})", f"![](http://x) and ![]({url}) behind"):
+        with pytest.raises(ValidationError, match=rf"invalid image content: {re.escape(url)}$"):
+            split_markers(text, 8)
 
 
 def test_markers_over_the_borders_of_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
