@@ -68,6 +68,8 @@ def shape_is_negative(model: Path, trace: Path) -> None:
 
 
 def index_leads_outside(model: Path, trace: Path) -> None:
+    # Beside a whole file of this name, an index that does not list it is not read.
+    (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../../secret.safetensors"}}')
 
 

@@ -181,6 +181,8 @@ def qk_norm(
     dim = spec.head_dim
     ranges = (queries, keys)
     if loader.has(names[0] + ".norms.0.weight"):
+        for name, count in zip(names, (spec.num_heads, spec.num_kv_heads), strict=True):
+            loader.reader.skip(*(f"{name}.norms.{h}.weight" for h in range(count)))  # other ranks read the others
         weights = [
             torch.cat([loader.whole(f"{name}.norms.{h}.weight") for h in range(*heads)]).view(-1, dim)
             for name, heads in zip(names, ranges, strict=True)
