@@ -14,6 +14,11 @@ from parity.cases import CASES, REPRESENTATIVE, Cases, Key
 from parity.protocol import assert_equal_logits, run_protocol
 from parity.tp_worker import E4M3, FLOAT8_JOBS
 from support.loading import load
+from support.thread_ranks import on_ranks
+
+from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Layout, Ranks
+from model_server.runner.runner import Runner
 
 TESTS = Path(__file__).parents[1]
 # Variants that differ only in numbers (rope kinds) or in names are left to the single rank.
@@ -97,6 +102,20 @@ def test_ranks_equal_transformers(worlds: Worlds, cases: Cases, world_size: int,
     for other in results[1:]:
         for a, b in zip(first, other["jobs"]["-".join(key)]["logits"], strict=True):
             assert torch.equal(a, b), "ranks must make the same choices"
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("key", SHARDED, ids="-".join)
+def test_each_stage_of_two_ranks_reads_what_is_its_own(cases: Cases, key: Key) -> None:
+    """A tensor that nothing reads ends a start; one of another stage or of another rank's share does not."""
+    path = cases[key].path
+    for stage in range(2):
+
+        def of_rank(group: ProcessGroup, stage: int = stage) -> Runner:
+            layout = Layout.of(2 * stage + group.rank, 4, num_stages=2)
+            return load(path, ranks=Ranks(layout, group, group))
+
+        assert len(on_ranks(2, of_rank)) == 2
 
 
 @pytest.mark.parametrize("world_size", SIZES)

@@ -12,6 +12,7 @@ import torch
 from parity.protocol import assert_equal_logits, prompts, run_protocol
 from safetensors.torch import load_file, save_file
 from support.loading import load
+from support.thread_ranks import on_ranks
 from support.tiny_models import tiny_checkpoint
 from support.tiny_types import type_checkpoint
 from torch import Tensor
@@ -182,6 +183,22 @@ def test_each_stage_reads_its_own(native: Path, tmp_path: Path) -> None:
             except StartupError as error:
                 errors.append(str(error))
         assert len(errors) == (refused is not None) and all(error.startswith(refused or "") for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "variant"), [("stablelm", "parallel"), ("cohere", "qk_norm"), ("gpt_oss", "plain")]
+)
+def test_each_rank_leaves_the_heads_of_the_others_to_them(model_type: str, variant: str, tmp_path: Path) -> None:
+    plain = tiny_checkpoint(model_type, tmp_path / "plain", variant=variant, with_tokenizer=False)
+    assert len(on_ranks(2, lambda group: load(plain, group=group))) == 2
+
+
+def test_a_norm_of_a_head_that_no_rank_has(tmp_path: Path) -> None:
+    plain = tiny_checkpoint("stablelm", tmp_path / "plain", variant="parallel", with_tokenizer=False)
+    name = "model.layers.0.self_attn.k_layernorm.norms.2.weight"
+    folder = changed(plain, tmp_path / "m", lambda tensors: tensors.update({name: torch.ones(16)}))
+    with pytest.raises(StartupError, match=f"^weight {name} is in the files"):
+        on_ranks(2, lambda group: load(folder, group=group))
 
 
 def warnings_of(folder: Path) -> tuple[str, ...]:
