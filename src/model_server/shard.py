@@ -131,7 +131,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
                 "Prompts are computed whole, as their tokens see each other both ways: no chunks, no shared prefixes"
             )
             config = replace(config, prefill_chunking=False, prefix_caching=False)
-        engine = _engine(config, runner, tokenizer, device, layout, links, speculator, encoder, residents)
+        engine = _engine(config, runner, tokenizer, device, ranks, links, speculator, encoder, residents)
         facts = replace(
             announce(config, runner, device, dtype, layout, stored, model.scheme.method),
             images=encoder is not None,
@@ -224,7 +224,7 @@ def _engine(
     runner: Runner,
     tokenizer: Tokenizer,
     device: torch.device,
-    layout: Layout,
+    ranks: Ranks,
     links: StageLinks | None,
     speculator: Speculator | None,
     encoder: ImageEncoder | None,
@@ -234,10 +234,11 @@ def _engine(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
     )
     options = EngineOptions(
-        device=device, layout=layout, block_size=runner.traits.block_size,
+        device=device, layout=ranks.layout, block_size=runner.traits.block_size,
         prompt_logprobs_allowed=config.request_logprobs,
         chunking=config.prefill_chunking and not runner.traits.keeps_state, grows=_grows(config, runner),
         residents=residents,
+        peers=ranks.tensor,
     )  # fmt: skip
     return Engine(runner, tokenizer, sampler, options, links, speculator, encoder)
 

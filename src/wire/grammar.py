@@ -25,6 +25,8 @@ that they have learnt."""
 _WHITESPACE = " ?"
 
 
+_LARGE_CHARACTERS = 4 * 1024
+
 _TRIGGER = re.compile(r'\{"trigger": ?')
 
 
@@ -53,13 +55,30 @@ def trigger_of(kind: GrammarKind, text: str) -> int | TextTrigger | None:
 
 
 def _limits() -> LLParserLimits:
-    """Bounds of one grammar: about 50 ms for its start, about 10 ms for a step, 100 MB of automaton."""
+    """Bounds of one grammar: about 50 ms for its start, about 10 ms for the lexer in a step, 100 MB of automaton.
+
+    There is none on the time of a step: a row of the parser costs up to the cube of its items where a grammar is
+    ambiguous, and next to nothing where it is a list of a thousand members.
+    """
     return LLParserLimits(
         initial_lexer_fuel=100_000,
         step_lexer_fuel=100_000,
         max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        max_items_in_row=2_000,
+        step_max_items=20_000,
         verbose_errors=False,
     )
+
+
+def may_be_expensive(kind: GrammarKind, text: str) -> bool:
+    """Whether a mask may take long, as far as the text shows: it is large, or a client has written it."""
+    return len(text) > _LARGE_CHARACTERS or is_by_client(kind, text)
+
+
+def is_by_client(kind: GrammarKind, text: str) -> bool:
+    """Whether a part of it beside the frame may be no JSON schema, and so be ambiguous in any way."""
+    return kind == "lark" and text.count('"lark_grammar"') > 1  # not parsed: it may have megabytes
 
 
 def compile_grammar(kind: GrammarKind, text: str, tokenizer: LLTokenizer, end_ids: Iterable[int]) -> LLMatcher:

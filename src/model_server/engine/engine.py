@@ -26,6 +26,7 @@ from model_server.batch.batch import Batch
 from model_server.batch.growth import will_have_slots
 from model_server.batch.results import CachedBatch, Generation, StepResult
 from model_server.batch.sequence import NewRequest, Sequence
+from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Layout
 from model_server.distributed.stage_links import StageLinks
 from model_server.engine.answers import Answers
@@ -52,7 +53,8 @@ Collect = Callable[[], StepResult]
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """What does not change while the shard lives. chunking: a prompt may be computed in several steps. grows: running
-    requests may get more blocks. residents: adapters that come while it serves; None: none do."""
+    requests may get more blocks. residents: adapters that come while it serves; None: none do. peers: the ranks that
+    sample the same rows, this one among them."""
 
     device: torch.device
     layout: Layout = field(default_factory=Layout)
@@ -61,6 +63,7 @@ class EngineOptions:
     chunking: bool = False
     grows: bool = False
     residents: Residents | None = None
+    peers: ProcessGroup = field(default_factory=ProcessGroup)
 
 
 class Engine:
@@ -96,7 +99,7 @@ class Engine:
         self._factory = SequenceFactory(
             tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, options.layout.owns,
             runner.traits.decoder_prefix, runner.traits.adapters, None if encoder is None else encoder.tower,
-            options.residents, runner.traits.slots,
+            options.residents, runner.traits.slots, options.peers,
         )  # fmt: skip
         self._store = BatchStore()
         self._cache: KvCache | None = None

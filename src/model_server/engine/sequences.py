@@ -13,6 +13,7 @@ from model_server.adapters.rows import BASE
 from model_server.adapters.slots.table import SlotTable
 from model_server.batch.sequence import NewRequest, Sequence, check_layout, number_blocks
 from model_server.batch.stopping import StoppingState
+from model_server.distributed.group import ProcessGroup
 from model_server.errors import RequestError
 from model_server.sampling.grammar import Grammars
 from model_server.sampling.sampler import Sampler
@@ -51,18 +52,20 @@ class SequenceFactory:
         tower: SeesImages | None = None,
         residents: Residents | None = None,
         slots: SlotTable | None = None,
+        peers: ProcessGroup | None = None,
     ) -> None:
         """owns: whether this rank answers for a request id. decoder_prefix: the tokens before the first generated one
         where these are not the prompt. adapters: names of those that are loaded, by their numbers. tower: None: images
         are refused. residents: adapters that come while the model serves; None: none do.
-        slots: into which adapters are copied; None: rows have them by their numbers."""
+        slots: into which adapters are copied; None: rows have them by their numbers. peers: the ranks that sample the
+        same rows, this one among them; None: no others."""
         self._tokenizer = tokenizer
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._prompt_logprobs_allowed = prompt_logprobs_allowed
         self._owns = owns
         self._decoder_prefix = decoder_prefix
-        self._grammars = Grammars(tokenizer, vocab_size)
+        self._grammars = Grammars(tokenizer, vocab_size, peers.all_reduce_min if peers and peers.size > 1 else None)
         self._adapters = {name: number for number, name in enumerate(adapters)}
         self._tower = tower
         self._residents = residents

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +22,13 @@ from torch import Tensor
 
 from model_server.errors import RequestError
 from model_server.memory.transfer import upload
+from model_server.sampling.grammar_cost import FREE_S, JOB_S, SLOW_S, STEP_S, Agree, GrammarCost, GuardedThread
 from model_server.sampling.parameters import Grammar
 from model_server.text.tokenizer import Tokenizer
 from model_server.text.watch import TextWatch
-from wire.grammar import TextTrigger, compile_grammar, trigger_of
+from wire.grammar import TextTrigger, compile_grammar, is_by_client, may_be_expensive, trigger_of
+
+T = TypeVar("T")
 
 # Compiled grammars that are kept: TGI's number, and a bound on the texts that are their keys.
 _MOST_GRAMMARS = 32
@@ -49,10 +54,12 @@ class GrammarState:
         executor: LLExecutor,
         num_words: int,
         trigger: int | TextWatch | None = None,
+        cost: GrammarCost | None = None,
     ) -> None:
         """`eos_token_ids`: empty where the model has none, `made_up_eos` is then the token that stands in for one and
         must never be sampled; `num_words`: the width of a mask; `trigger`: until this token, or the text for which it
-        watches, comes any may come, and the state is asleep."""
+        watches, comes any may come, and the state is asleep; `cost`: of one that may be expensive."""
+        self.cost = cost
         self.matcher = matcher
         self.made_up_eos = made_up_eos
         self.executor = executor
@@ -70,12 +77,13 @@ class GrammarState:
     @property
     def error(self) -> str | None:
         """Why the automaton cannot continue, if it cannot."""
+        if self.cost is not None and self.cost.is_over:
+            return "the grammar takes too much time for each token: name fewer alternatives, or make it unambiguous"
         return f"the grammar failed: {_reason(self.matcher)}" if self.matcher.is_error() else None
 
     def forced(self) -> list[int]:
         """Tokens that must follow, as far as the grammar leaves no choice of their text."""
-        ids: list[int] = [] if self.is_asleep else self.matcher.compute_ff_tokens()
-        return ids
+        return [] if self.is_asleep else self._run(self.matcher.compute_ff_tokens, [])
 
     def possible(self, token_ids: list[int]) -> list[int]:
         """As many of these tokens, from the first, as may follow one after the other; while asleep, those before
@@ -84,15 +92,17 @@ class GrammarState:
             return self._trigger.before_trigger(token_ids)
         if self._trigger is not None:
             return token_ids[: token_ids.index(self._trigger)] if self._trigger in token_ids else token_ids
-        return token_ids[: self.matcher.validate_tokens(token_ids)]
+        return token_ids[: self._run(lambda: self.matcher.validate_tokens(token_ids), 0)]
 
     def try_next(self, token_id: int) -> bool:
         """Take a token that is `possible` and not known to be the next one; whether another may follow."""
-        return self.is_asleep or (self.matcher.consume_token(token_id) and not self.matcher.is_stopped())
+        if self.is_asleep:
+            return True
+        return self._run(lambda: self.matcher.consume_token(token_id) and not self.matcher.is_stopped(), False)
 
     def rewind(self, num_tokens: int) -> None:
         """Give back the last tokens that `try_next` took."""
-        if not self.is_asleep:
+        if not self.is_asleep and (self.cost is None or not self.cost.is_over):
             self.matcher.rollback(num_tokens)
 
     def advance(self, token_id: int) -> None:
@@ -100,24 +110,45 @@ class GrammarState:
         token_ids = [token_id]
         if isinstance(self._trigger, TextWatch):
             token_ids = self._trigger.add(token_id)
-            if not token_ids or self.matcher.validate_tokens(token_ids) < len(token_ids):
+            if not token_ids or self._run(lambda: self.matcher.validate_tokens(token_ids), 0) < len(token_ids):
                 return  # what came with the text does not fit: and begins no call
         elif self._trigger not in (None, token_id):
             return
         self._trigger = None  # the automaton need not know what came before
         # One at a time: behind drafts that were taken and given back `consume_tokens` fails where this does not.
-        if not all(self.matcher.consume_token(one) for one in token_ids):
+        fits = self._run(lambda: all(self.matcher.consume_token(one) for one in token_ids), True)
+        if self.cost is not None and self.cost.is_over:
+            return  # as the next mask says
+        if not fits:
             raise RequestError(f"the grammar failed: {_reason(self.matcher)}")
         if self.matcher.is_stopped():
             self.is_over = not self._eos_token_ids or token_id in self._eos_token_ids
+
+    def mask(self, into: npt.NDArray[np.uint32], limit_s: float = JOB_S) -> None:
+        """What may follow, one bit per token; nothing where it takes too much time."""
+        row_bytes = self.num_words * into.itemsize
+        if self.cost is None or self.cost.is_proven:
+            self.matcher.unsafe_compute_mask_ptr(into.ctypes.data, row_bytes)
+            return
+        own = np.zeros_like(into)  # written to even after the automaton was given up
+        self.cost.run_for_mask(lambda: self.matcher.unsafe_compute_mask_ptr(own.ctypes.data, row_bytes), limit_s)
+        into[:] = own
+
+    def _run(self, work: Callable[[], T], default: T) -> T:
+        if self.cost is None or self.cost.may_prove:
+            return work()
+        return self.cost.run(work, default)
 
 
 class Grammars:
     """Compiles grammars for one model; may be called from several threads. The tokenizer is read on first use."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """`vocab_size`: the width of the logits, which may differ from the tokenizer's."""
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, agree: Agree | None = None) -> None:
+        """`vocab_size`: the width of the logits, which may differ from the tokenizer's; `agree`: with the ranks that
+        sample the same rows; None: there are no others."""
         self._tokenizer = tokenizer
+        self._agree = agree
+        self._guard = GuardedThread()
         self._width = max(vocab_size, tokenizer.vocab_size)
         self._eos_token_ids = frozenset(i for i in tokenizer.eos_token_ids if 0 <= i < vocab_size)
         self._made_up_eos: int | None = None
@@ -136,8 +167,12 @@ class Grammars:
         trigger = trigger_of(grammar.kind, grammar.text)
         watched = TextWatch(trigger, self._vocabulary) if isinstance(trigger, TextTrigger) else trigger
         num_words = -(-self._width // _WORD_BITS)
+        cost = None
+        if may_be_expensive(grammar.kind, grammar.text):
+            may_prove = not is_by_client(grammar.kind, grammar.text)
+            cost = GrammarCost(self._guard, self._agree, may_prove=may_prove)
         return GrammarState(
-            matcher.deep_copy(), self._eos_token_ids, self._made_up_eos, self._executor, num_words, watched
+            matcher.deep_copy(), self._eos_token_ids, self._made_up_eos, self._executor, num_words, watched, cost
         )
 
     def compiled(self, grammar: Grammar) -> LLMatcher:
@@ -191,7 +226,6 @@ class GrammarMasks:
         """`rows` [n] int64: which logits rows, in the order of `states`."""
         self._rows = rows
         self._states = states
-        self._matchers = [(state.matcher, place) for place, state in enumerate(states)]
         self._device = device
         self._bits = 2 ** torch.arange(8, dtype=torch.uint8, device=device)
 
@@ -221,21 +255,42 @@ class GrammarMasks:
     def _allowed(self) -> npt.NDArray[np.uint32]:
         """What may follow: [n, num_words], one bit per token, the lowest first."""
         words = np.zeros((len(self._states), self._states[0].num_words), np.uint32)
-        row_bytes = words.shape[1] * words.itemsize
-        if len(self._states) == 1:
-            self._states[0].matcher.unsafe_compute_mask_ptr(words.ctypes.data, row_bytes)
+        costs = {place: state.cost for place, state in enumerate(self._states) if state.cost is not None}
+        if costs:
+            self._compute_measured(costs, words)
+            GrammarCost.settle(list(costs.values()))
         else:
-            self._states[0].executor.unsafe_compute_mask_ptr(
-                self._matchers, words.ctypes.data, row_bytes, len(self._states)
-            )
-        for matcher, place in self._matchers:
-            if matcher.is_error():
-                words[place] = 0
+            self._compute(range(len(self._states)), words)
+        for state, row in zip(self._states, words, strict=True):
+            if state.error is not None:
+                row[:] = 0
         made_up = self._states[0].made_up_eos
         if made_up is not None:
             word, bit = divmod(made_up, _WORD_BITS)
             words[:, word] &= ~np.uint32(1 << bit)
         return words
+
+    def _compute(self, places: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
+        """Those of some rows, at once."""
+        if len(places) == 1:
+            self._states[places[0]].mask(words[places[0]])
+        elif places:
+            matchers = [(self._states[place].matcher, place) for place in places]
+            row_bytes = words.shape[1] * words.itemsize
+            self._states[0].executor.unsafe_compute_mask_ptr(matchers, words.ctypes.data, row_bytes, len(words))
+
+    def _compute_measured(self, costs: Mapping[int, GrammarCost], words: npt.NDArray[np.uint32]) -> None:
+        """One by one those that may be expensive, until they have been cheap for some tokens."""
+        alone = [place for place, cost in costs.items() if not cost.is_proven]
+        began = perf_counter()
+        self._compute([place for place in range(len(self._states)) if place not in alone], words)
+        if perf_counter() - began > SLOW_S:
+            for cost in costs.values():
+                cost.doubt()
+        spent = 0.0
+        for place in alone:
+            self._states[place].mask(words[place], JOB_S if spent < STEP_S else FREE_S)
+            spent += costs[place].last_s
 
     def _mask_on_host(self, logits: Tensor, allowed: npt.NDArray[np.uint8]) -> None:
         """Row by row against a bound of its own, which stays in the CPU's cache: twenty times as fast as torch's masked

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from router.grammar.closed_schema import close_objects
 from router.grammar.listed import listed
 from router.grammar.text_grammar import lark_of, lark_of_regex
+from router.grammar.walk import walked
 from wire.grammar import OF_CALLS, GrammarKind, compile_grammar
 from wire.worker.forked import Forked, JobEndedError
 from wire.worker.main import serve
 
 MEMORY_LIMIT = 512 << 20
 _CPU_LIMIT_S = 10
-_STEPS = 4
 _LONGEST_FAULT = 300
 _NOTHING_FITS = "NoExtensionBias"  # how llguidance calls it
 _REGEX_FAULT = re.compile(r"^error: (.*)$", re.MULTILINE)
@@ -73,7 +73,7 @@ def _checked(kind: GrammarKind, text: str, tokenizer: LLTokenizer) -> dict[str, 
     try:
         text = _closed(kind, text)
         matcher = compile_grammar(kind, _with_known_tokens(text) if kind == "lark" else text, tokenizer, [_END_ID])
-        _walk(matcher)
+        matcher = walked(matcher, seed=len(text))
     except RecursionError:
         return {"fault": "nested too deeply"}
     except MemoryError:
@@ -117,17 +117,6 @@ def _with_known_tokens(text: str) -> str:
 
     frame["lark_grammar"] = _TOKENS.sub(renumbered, frame["lark_grammar"])
     return orjson.dumps({"grammars": [frame, *others]}).decode()
-
-
-def _walk(matcher: LLMatcher) -> None:
-    """Some limits are only met on the way."""
-    for _ in range(_STEPS):
-        if matcher.is_error() or matcher.is_stopped():
-            return
-        mask = int.from_bytes(matcher.compute_bitmask(), "little")
-        if not mask or matcher.is_error():
-            return
-        matcher.consume_token((mask & -mask).bit_length() - 1)
 
 
 def main() -> None:

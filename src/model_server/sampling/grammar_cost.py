@@ -1,0 +1,183 @@
+"""CPU time that grammars take. Their masks are made on the host, one for each token, while all rows of a step wait.
+
+A grammar that is ambiguous, or has thousands of branches, may take seconds for one mask within all bounds that
+llguidance has, and nothing interrupts the library. What may take long is therefore done in a thread that can be given
+up: its request fails, the step and its other rows continue.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+FREE_S = 0.05
+"""What one step of a request may take at no charge. Ordinary masks take 0.02 to 0.3 ms, some tens of ms once for each
+of a lexer's states on vocabularies of 262,144 tokens."""
+
+MOST_S = 1.0
+"""What a request may take beyond that, in all."""
+
+JOB_S = 0.25
+"""What it may take at once."""
+
+STEP_S = 0.5
+"""Once the masks of a step have taken as long, the others may take no more than FREE_S each."""
+
+SLOW_S = 0.2
+"""A step whose masks take longer has an expensive one among them."""
+
+_NUM_PROVING = 8
+_LOOK_EVERY_S = 0.02
+
+Agree = Callable[[int], int]
+"""The least of the values that the ranks have which sample the same rows: they measure different times, and are to fail
+the same rows."""
+
+
+class GivenUpError(Exception):
+    """A job took too much CPU time. What it works on belongs to its thread from now on."""
+
+
+class GuardedThread:
+    """Runs one job at a time, in a thread that is left behind with a job that takes too much. For one thread."""
+
+    def __init__(self) -> None:
+        self._worker: _Worker | None = None
+
+    def run(self, work: Callable[[], T], limit_s: float) -> T:
+        """Return what `work` returns, or raise what it raises.
+
+        Args:
+            work: Holds the interpreter's lock only for moments.
+            limit_s: Of CPU time: that others keep the machine busy is not the job's fault.
+
+        Raises:
+            GivenUpError: It took more.
+        """
+        if self._worker is None:
+            self._worker = _Worker()
+        worker = self._worker
+        job = _Job(work)
+        worker.jobs.put(job)
+        while not job.is_done.wait(_LOOK_EVERY_S):
+            if job.clock is not None and time.clock_gettime(job.clock) - job.began > limit_s:
+                self._worker = None
+                worker.leave()
+                raise GivenUpError
+        if job.error is not None:
+            raise job.error
+        return job.result  # type: ignore[return-value]
+
+
+class _Job:
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+        self.is_done = threading.Event()
+        self.clock: int | None = None  # of the thread's CPU time, as soon as it has begun
+        self.began = 0.0
+        self.result: object = None
+        self.error: BaseException | None = None
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="grammars", daemon=True)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """It ends behind its job, and until then works only where nothing else does."""
+        self.jobs.put(None)
+        if self._thread.native_id is not None:
+            os.sched_setscheduler(self._thread.native_id, os.SCHED_IDLE, os.sched_param(0))
+
+    def _work(self) -> None:
+        clock = time.pthread_getcpuclockid(threading.get_ident())
+        while (job := self.jobs.get()) is not None:
+            job.began, job.clock = time.clock_gettime(clock), clock
+            try:
+                job.result = job.work()
+            except BaseException as error:
+                job.error = error
+            job.is_done.set()
+            del job
+
+
+class GrammarCost:
+    """Of one request. `is_over`: it has taken too much, on all ranks; nothing is asked of its automaton any more."""
+
+    def __init__(self, guard: GuardedThread, agree: Agree | None, *, may_prove: bool) -> None:
+        """agree: None: no other rank samples the row. may_prove: some cheap masks show that the next ones are; not so
+        where a client has written the grammar."""
+        self.may_prove = may_prove
+        self.is_over = False
+        self.last_s = 0.0
+        """What the last step took."""
+        self._guard = guard
+        self._agree = agree
+        self._spent_s = 0.0
+        self._num_cheap = 0
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the next mask is made beside others, and not measured."""
+        return self.may_prove and self._num_cheap >= _NUM_PROVING
+
+    def doubt(self) -> None:
+        """Measure its next masks."""
+        self._num_cheap = 0
+
+    def run(self, work: Callable[[], T], default: T) -> T:
+        """What `work` returns, at this request's charge; `default` where it takes too much, or it has before.
+
+        With several ranks it is waited for: drafts, and so the rows of a step, follow from what it returns.
+        """
+        if self.is_over:
+            return default
+        result = self._measured(work, default, JOB_S if self._agree is None else math.inf)
+        if self._agree is None:
+            self.is_over = self._is_exceeded
+        return result
+
+    def run_for_mask(self, work: Callable[[], object], limit_s: float) -> None:
+        """Do `work`, unless it takes too much, or the request has before. `settle` comes next."""
+        self.last_s = 0.0
+        if not self.is_over and not self._is_exceeded:
+            self._measured(work, None, limit_s)
+
+    @staticmethod
+    def settle(costs: Sequence[GrammarCost]) -> None:
+        """Behind the masks of a step: which requests have taken too much, on any rank."""
+        agree = costs[0]._agree or int
+        if not agree(int(not any(cost._is_exceeded for cost in costs))):
+            for cost in costs:
+                cost.is_over = not agree(int(not cost._is_exceeded))
+
+    @property
+    def _is_exceeded(self) -> bool:
+        """By this rank's clock."""
+        return self._spent_s > MOST_S
+
+    def _measured(self, work: Callable[[], T], default: T, limit_s: float) -> T:
+        def measured() -> tuple[T, float]:
+            began = time.thread_time()
+            return work(), time.thread_time() - began
+
+        try:
+            result, self.last_s = self._guard.run(measured, limit_s)
+        except GivenUpError:
+            self.last_s, self._spent_s = limit_s, math.inf
+            return default
+        if self.last_s <= FREE_S:
+            self._num_cheap += 1
+        else:
+            self._num_cheap = 0
+            self._spent_s += self.last_s - FREE_S
+        return result

@@ -1,0 +1,146 @@
+"""Grammars whose masks take too long: their requests fail, the steps of others continue."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.expensive_grammars import ambiguous
+
+import wire.demo_model
+from model_server.sampling import grammar as masks
+from model_server.sampling import grammar_cost
+from model_server.sampling.grammar import GrammarMasks, Grammars, GrammarState
+from model_server.sampling.grammar_cost import GivenUpError, GrammarCost, GuardedThread
+from model_server.sampling.parameters import Grammar
+from model_server.text.tokenizer import Tokenizer
+
+CPU = torch.device("cpu")
+END = 2
+EXPENSIVE = json.dumps(
+    {"grammars": [{"name": "frame", "lark_grammar": "start: @x"}, {"name": "x", "lark_grammar": ambiguous(100, "ab")}]}
+)
+
+
+def busy(seconds: float) -> Callable[[], str]:
+    """Work that holds the interpreter for moments only, as llguidance's does."""
+
+    def work() -> str:
+        began = time.thread_time()
+        while time.thread_time() - began < seconds:
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 2000)
+        return "done"
+
+    return work
+
+
+def test_what_takes_too_much_cpu_time_is_given_up() -> None:
+    guard = GuardedThread()
+    assert guard.run(busy(0.01), 60.0) == "done"
+    used: list[threading.Thread] = []
+
+    def endless() -> None:
+        used.append(threading.current_thread())
+        busy(1.0)()
+
+    with pytest.raises(GivenUpError):
+        guard.run(endless, 0.05)
+    assert used[0].is_alive() and used[0].native_id is not None
+    assert os.sched_getscheduler(used[0].native_id) == os.SCHED_IDLE
+    assert guard.run(busy(0.01), 60.0) == "done", "in another thread"
+    used[0].join(60)
+    assert not used[0].is_alive()
+
+
+def test_waiting_is_no_cpu_time_and_errors_are_raised() -> None:
+    guard = GuardedThread()
+    guard.run(lambda: time.sleep(0.2), 0.05)
+
+    def wrong() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        guard.run(wrong, 60.0)
+
+
+def test_a_request_may_take_so_much_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_cost, "FREE_S", 0.01)
+    monkeypatch.setattr(grammar_cost, "MOST_S", 0.1)
+    cost = GrammarCost(GuardedThread(), None, may_prove=True)
+    for _ in range(8):
+        assert cost.run(lambda: "cheap", "") == "cheap"
+    assert cost.is_proven and not cost.is_over
+    cost.doubt()
+    assert not cost.is_proven
+    assert cost.run(busy(0.06), "") == "done" and not cost.is_over
+    assert cost.run(busy(0.08), "") == "done" and cost.is_over
+    assert cost.run(lambda: "more", "") == ""
+
+
+@pytest.fixture(scope="module")
+def demo() -> Tokenizer:
+    return Tokenizer.load(Path(wire.demo_model.__file__).parent)
+
+
+def steps(tokenizer: Tokenizer, states: list[GrammarState], count: int) -> list[str | None]:
+    """Masks and the first token that each allows; what has failed in the end."""
+    width = tokenizer.vocab_size
+    for _ in range(count):
+        going = [state for state in states if state.error is None]
+        if not going:
+            break
+        logits = torch.zeros(len(going), width)
+        GrammarMasks(slice(0, len(going)), going, CPU).apply(logits)
+        for state, row in zip(going, logits, strict=True):
+            if state.error is None:
+                [state.advance(one) for one in (row == 0).nonzero().flatten().tolist()[-1:]]
+    return [state.error for state in states]
+
+
+def test_a_mask_that_is_too_expensive_ends_its_request_and_no_other(
+    demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = Grammars(demo, demo.vocab_size)
+    asked = [Grammar("lark", EXPENSIVE), Grammar("regex", "[ab]{100}"), Grammar("lark", EXPENSIVE)]
+    monkeypatch.setattr(masks, "JOB_S", 0.01)
+    errors = steps(demo, [grammars.start(one) for one in asked], 40)
+    assert errors[1] is None
+    for error in (errors[0], errors[2]):
+        assert error is not None and error.startswith("the grammar takes too much time for each token: ")
+
+
+def test_all_ranks_fail_the_same_rows(demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that any of them cannot make in time; the others are told of it at the end of the masks."""
+    said: list[int] = []
+
+    def agree(value: int) -> int:
+        """With another rank, which found the second row of three too expensive."""
+        said.append(value)
+        return min(value, [0, 1, 0, 1][len(said) - 1]) if len(said) <= 4 else value
+
+    grammars = Grammars(demo, demo.vocab_size, agree)
+    cheap = json.dumps(
+        {"grammars": [{"name": "frame", "lark_grammar": "start: @x"}, {"name": "x", "lark_grammar": "start: /[ab]+/"}]}
+    )
+    states = [grammars.start(Grammar("lark", cheap)) for _ in range(3)]
+    assert [error is None for error in steps(demo, states, 3)] == [True, False, True]
+    assert said == [1, 1, 1, 1, 1, 1]
+
+
+def test_only_what_may_be_expensive_is_measured(demo: Tokenizer) -> None:
+    grammars = Grammars(demo, demo.vocab_size)
+    assert grammars.start(Grammar("json", "{}")).cost is None
+    large = json.dumps({"enum": [f"value {number}" for number in range(2000)]})
+    cost = grammars.start(Grammar("json", large)).cost
+    assert cost is not None and cost.may_prove
+    cost = grammars.start(Grammar("lark", EXPENSIVE)).cost
+    assert cost is not None and not cost.may_prove
+    schemas = {"grammars": [{"name": "frame", "lark_grammar": "start: @x"}, {"name": "x", "json_schema": {}}]}
+    assert grammars.start(Grammar("lark", json.dumps(schemas))).cost is None
