@@ -15,7 +15,7 @@ from model_server.batch.sequence import NewRequest, Sequence, check_layout, numb
 from model_server.batch.stopping import StoppingState
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import RequestError
-from model_server.sampling.grammar import Grammars
+from model_server.sampling.grammars.masks import Grammars
 from model_server.sampling.sampler import Sampler
 from model_server.text.detokenizer import Detokenizer
 from model_server.text.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from torch import Tensor
 from model_server.memory.transfer import Staging, upload
 from model_server.sampling.categorical import uniforms, weight_bits
 from model_server.sampling.filters import LARGEST_SELECTION, Filters
-from model_server.sampling.grammar import GrammarMasks
+from model_server.sampling.grammars.masks import GrammarMasks
 from model_server.sampling.kernel_rows import KernelRows, fits
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.penalties import Penalties, adjustments_of

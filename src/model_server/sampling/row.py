@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from model_server.sampling.grammar import GrammarState
+from model_server.sampling.grammars.masks import GrammarState
 from model_server.sampling.parameters import SamplingParameters
 
 

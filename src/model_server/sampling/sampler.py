@@ -24,7 +24,7 @@ from model_server.kernels.availability import usable
 from model_server.memory.transfer import Staging, download, upload
 from model_server.sampling.categorical import sample_columns, weight_bits, weights
 from model_server.sampling.filters import Scores, filter_selected, filter_whole, shifted, unusable
-from model_server.sampling.grammar import GrammarState
+from model_server.sampling.grammars.masks import GrammarState
 from model_server.sampling.groups import Group, GroupKind, RowGroups
 from model_server.sampling.kernel_rows import KernelRows
 from model_server.sampling.parameters import SamplingParameters

@@ -10,7 +10,7 @@ import torch
 from support.engine_shard import EngineShard, generations_of, mixed_requests
 
 from model_server.batch.sequence import Sequence
-from model_server.sampling.grammar import GrammarState
+from model_server.sampling.grammars.masks import GrammarState
 from model_server.sampling.groups import RowGroups
 from model_server.sampling.penalties import Penalties
 from model_server.speculation.pace import Pace

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from model_server.errors import RequestError
 from model_server.memory.transfer import upload
-from model_server.sampling.grammar_cost import FREE_S, JOB_S, SLOW_S, STEP_S, Agree, GrammarCost, GuardedThread
+from model_server.sampling.grammars.cost import FREE_S, JOB_S, SLOW_S, STEP_S, Agree, GrammarCost, GuardedThread
 from model_server.sampling.parameters import Grammar
 from model_server.text.tokenizer import Tokenizer
 from model_server.text.watch import TextWatch

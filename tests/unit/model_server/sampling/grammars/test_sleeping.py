@@ -10,7 +10,7 @@ from support.tiny_models import write_tokenizer
 from tokenizers import Tokenizer as Backend
 
 from model_server.errors import RequestError
-from model_server.sampling.grammar import GrammarMasks, Grammars, GrammarState
+from model_server.sampling.grammars.masks import GrammarMasks, Grammars, GrammarState
 from model_server.sampling.parameters import Grammar, SamplingParameters
 from model_server.sampling.penalties import MinTokens
 from model_server.sampling.row import SamplingRow

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Backend
 
 import wire.demo_model
 from model_server.errors import RequestError
-from model_server.sampling.grammar import GrammarMasks, Grammars, GrammarState
+from model_server.sampling.grammars.masks import GrammarMasks, Grammars, GrammarState
 from model_server.sampling.parameters import Grammar, SamplingParameters
 from model_server.sampling.row import SamplingRow
 from model_server.sampling.sampler import Sampler

@@ -15,10 +15,10 @@ import torch
 from support.expensive_grammars import ambiguous
 
 import wire.demo_model
-from model_server.sampling import grammar as masks
-from model_server.sampling import grammar_cost
-from model_server.sampling.grammar import GrammarMasks, Grammars, GrammarState
-from model_server.sampling.grammar_cost import GivenUpError, GrammarCost, GuardedThread
+from model_server.sampling.grammars import cost as grammar_cost
+from model_server.sampling.grammars import masks
+from model_server.sampling.grammars.cost import GivenUpError, GrammarCost, GuardedThread
+from model_server.sampling.grammars.masks import GrammarMasks, Grammars, GrammarState
 from model_server.sampling.parameters import Grammar
 from model_server.text.tokenizer import Tokenizer
 

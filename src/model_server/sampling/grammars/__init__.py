@@ -1,0 +1,1 @@
+"""Grammars as automata beside the rows that they constrain."""
