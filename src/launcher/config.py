@@ -25,6 +25,7 @@ from wire.text.chat_options import check_chat_options
 DEFAULT_MODEL_ID = "bigscience/bloom-560m"
 """TGI's default. Kept because scripts rely on it, warned about because it mostly means a misspelt variable."""
 
+_MODEL_HELP = "Hub id (`org/name`, `org/name-GGUF:Q4_K_M`), folder, GGUF file, or `demo` for the embedded model."
 Dtype = Literal["float16", "bfloat16", "float32"]
 Attention = Literal[
     "triton", "flash_attn", "torch_varlen", "cpp", "reference",
@@ -48,8 +49,7 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, Text
 
     model_id: str | None = option(
         None, panel=_MODEL,
-        help="Hub id (`org/name`, `org/name-GGUF:Q4_K_M`), folder, GGUF file, or `demo` for the embedded model. "
-        f"Default: {DEFAULT_MODEL_ID}.",
+        help=f"{_MODEL_HELP} Default: {DEFAULT_MODEL_ID}.",
     )  # fmt: skip
     config: Path | None = option(
         None, env="TERCET_CONFIG", panel=_MODEL, is_config_file=True,
@@ -256,10 +256,7 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, Text
 class ServeConfig(LauncherConfig):
     """Options of `launcher serve`."""
 
-    model_id: str = argument(
-        env="MODEL_ID", metavar="MODEL", has_flag=True,
-        help="Hub id (`org/name`, `org/name-GGUF:Q4_K_M`), folder, GGUF file, or `demo` for the embedded model.",
-    )  # fmt: skip
+    model_id: str = argument(env="MODEL_ID", metavar="MODEL", has_flag=True, help=_MODEL_HELP)
 
 
 SECRETS = frozenset({"api_key", "group_token", "ngrok_authtoken"})

@@ -17,7 +17,6 @@ from launcher.errors import ArgumentValidation, DownloadError, LauncherError
 from launcher.group_config import check_placement, num_nodes, with_supervisor
 from launcher.planning import commands, hardware, model_info, preflight
 from launcher.planning.adapters import listed_folders, read_listed
-from launcher.planning.gguf_choice import with_chosen_file
 from launcher.planning.hardware import Hardware
 from launcher.planning.hub import check_cache, check_network
 from launcher.planning.plan import Endpoints, LaunchPlan, NodePart, check_model, make_plan, resolve_num_shard
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("text_generation_launcher")
 
 _FLUSH_TIMEOUT_S = 2.0
+_FAILED_STEP = re.compile(r"^download exited with status \d+: ")
 _SHOWN = {console.ATTRIBUTE: True}
 
 
@@ -130,10 +130,7 @@ class _Launch:
         check(config)
         preflight.check_router_variables(self._environ)
         self._environ = model_info.with_hub_cache(self._environ, config.huggingface_hub_cache)
-        if config.model_id is not None:
-            model_id = with_chosen_file(config.model_id, config.revision, self._environ)
-            self._config = config = dataclasses.replace(config, model_id=model_id)
-        self._config = preflight.with_base_model(config, self._environ)
+        self._config = preflight.with_base_model(preflight.with_quantization(config, self._environ), self._environ)
         return self._serve(machine) if num_nodes(config) == 1 else self._serve_in_group(machine)
 
     def _serve_in_group(self, machine: Hardware) -> int:
@@ -195,7 +192,7 @@ class _Launch:
             port = preflight.http_port(config, address)
             self._config = config = preflight.without_busy_metrics_port(config, address)
         if directory is None and model_info.is_misspelt_demo(model_id):
-            raise ArgumentValidation(f"`--model-id` {model_id}: no such directory; did you mean {model_info.DEMO}?")
+            raise ArgumentValidation(f"{model_id}: no such directory; did you mean {model_info.DEMO}?")
         if not is_local:
             check_cache(model_id, directory, self._environ)
         with (
@@ -213,7 +210,7 @@ class _Launch:
             empty = " (the variable MODEL_ID is set, but empty)" if "MODEL_ID" in self._environ else ""
             logger.warning(
                 "NO MODEL WAS GIVEN%s: serving TGI's default %s. Give one with --model-id (or MODEL_ID); "
-                "`--model-id demo` serves the embedded model without any download",
+                "`launcher serve demo` serves the embedded model without any download",
                 empty,
                 DEFAULT_MODEL_ID,
             )
@@ -330,11 +327,12 @@ class _Launch:
             about_other = re.search("(?:LoRA adapter `|--speculator ).*", str(error))
             if about_other is not None:
                 raise DownloadError(about_other[0]) from error
-            message = str(error).rpartition(f"--model-id {model_id}: ")[2]
-            if model_id in message:
-                raise DownloadError(message) from error
-            hint = "" if "/" in model_id else f"; there is no directory {model_id} either"
-            raise DownloadError(f"{model_id}: {message}{hint}") from error
+            message = _FAILED_STEP.sub("", str(error).rpartition(f"--model-id {model_id}: ")[2])
+            kind = ArgumentValidation if model_info.is_local(model_id) else DownloadError
+            if model_id.rstrip("/") in message:
+                raise kind(message) from error
+            hint = f"; there is no directory {model_id} either" if kind is DownloadError and "/" not in model_id else ""
+            raise kind(f"{model_id}: {message}{hint}") from error
         if status is None:
             logger.info("Successfully downloaded weights for %s", model_id)
         return status

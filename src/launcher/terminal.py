@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +14,7 @@ from launcher.command import connection_to
 from wire.log.console import Console
 
 _REDRAW_S = 0.1
-_INFO_TIMEOUT_S = 2.0
+_INFO_TIMEOUT_S, _METRICS_TIMEOUT_S = 2.0, 0.5
 _FEW_RANKS = 4
 _NAME_WIDTH = 10
 
@@ -56,15 +58,29 @@ class Terminal:
 
 def info_of(url: str) -> Mapping[str, Any]:
     """What the router's /info answers; empty where it does not."""
-    connection = connection_to(url, _INFO_TIMEOUT_S)
     try:
-        connection.request("GET", "/info")
-        answer = json.loads(connection.getresponse().read())
+        answer = json.loads(_get(url, "/info", _INFO_TIMEOUT_S))
     except (OSError, ValueError, http.client.HTTPException):
         return {}
-    finally:
-        connection.close()
     return answer if isinstance(answer, dict) else {}
+
+
+def unfinished_requests(url: str) -> int | None:
+    """How many requests the router runs or has queued; None where it does not say."""
+    try:
+        counts = re.findall(
+            rb"^tgi_(?:queue|batch_current)_size (\d+)", _get(url, "/metrics", _METRICS_TIMEOUT_S), re.M
+        )
+    except (OSError, http.client.HTTPException):
+        return None
+    return sum(map(int, counts)) if counts else None
+
+
+def _get(url: str, path: str, timeout_s: float) -> bytes:
+    """Raises OSError or HTTPException."""
+    with contextlib.closing(connection_to(url, timeout_s)) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().read()
 
 
 def how_to_ask(url: str, *, has_page: bool, needs_key: bool) -> list[tuple[str, str]]:

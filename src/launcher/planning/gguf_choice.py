@@ -17,6 +17,7 @@ _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _QUANTIZATION = re.compile(r"(?:^|[-._/])(I?Q\d\w*|F16|F32|BF16|MXFP4\w*)$", re.IGNORECASE)
 _LOCAL = ("/", "./", "../", "~")
 _MOST_SHOWN = 8
+_ADDRESS = re.compile(r"https?://[^/]+/([^/?#]+/[^/?#]+)")
 
 
 def with_chosen_file(model_id: str, revision: str | None, environ: Mapping[str, str]) -> str:
@@ -25,9 +26,11 @@ def with_chosen_file(model_id: str, revision: str | None, environ: Mapping[str, 
     The hub is asked for the files of a repository where the cache has none of this quantization.
 
     Raises:
-        ArgumentValidation: No file has this quantization, or it has several parts.
+        ArgumentValidation: No file has this quantization, or it has several parts; or `model_id` is an address.
         DownloadError: The hub cannot be asked.
     """
+    if address := _ADDRESS.match(model_id):
+        raise ArgumentValidation(f"{model_id} is an address, and no id of a model: give {address[1]}")
     found = _CHOICE.fullmatch(model_id)
     if found is None or os.path.exists(os.path.expanduser(model_id)):
         return model_id

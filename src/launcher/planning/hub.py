@@ -113,7 +113,7 @@ def check_network(model_id: str, environ: Mapping[str, str], signals: Signals) -
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 raise DownloadError(
                     f"{model_id} is not in the local cache, and the hub cannot be reached: {host} has no address here "
-                    f"({reason}); without a network use a local directory, or `--model-id demo`, which needs no "
+                    f"({reason}); without a network give a folder, a GGUF file, or the model `demo`, which needs no "
                     "download"
                 ) from None
         signals.wait(1.0)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from launcher.errors import ArgumentValidation
 from launcher.planning.weight_files import tensors_of_codes, type_in, weight_bytes
@@ -170,9 +170,9 @@ def is_misspelt_demo(model_id: str) -> bool:
 
 def similar_directory(model_id: str) -> str | None:
     """The directory beside `model_id`, spelled as it is, that it was probably meant to be."""
-    written, slash, _ = model_id.rstrip("/").rpartition("/")
-    parent = Path(os.path.expanduser(written + slash))
-    return closest(model_id, [written + slash + name for name in _folders(parent)], letters_per_edit=_LETTERS_PER_EDIT)
+    written, slash, asked = model_id.rstrip("/").rpartition("/")
+    others = [name for name in _folders(Path(os.path.expanduser(written + slash))) if name != asked]
+    return closest(model_id, [written + slash + name for name in others], letters_per_edit=_LETTERS_PER_EDIT)
 
 
 def similar_cached(model_id: str, environ: Mapping[str, str]) -> str | None:
@@ -214,29 +214,47 @@ def check_directory(model_id: str, path: Path) -> None:
     if is_made_of_gguf(path):
         return
     if path.is_file():
-        raise ArgumentValidation(f"`--model-id` {model_id} is a file: give its directory, {path.parent}")
+        is_weights = path.name.endswith((".safetensors", ".bin", ".pt", ".pth"))
+        what = (
+            f"the folder of its model, {path.parent}" if is_weights else "a folder, a GGUF file, or the id of a model"
+        )
+        raise ArgumentValidation(f"{model_id} is a file, and no GGUF file: give {what}")
     if not path.is_dir():
         similar = similar_directory(model_id)
         hint = f"; did you mean {similar}?" if similar else ""
-        raise ArgumentValidation(f"`--model-id` {model_id}: no such directory{hint}")
+        raise ArgumentValidation(f"{model_id}: no such directory{hint}")
     try:
         found = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
-        raise ArgumentValidation(f"`--model-id` {model_id} cannot be read: {error.strerror}") from None
+        raise ArgumentValidation(f"{model_id} cannot be read: {error.strerror}") from None
     refuse_gguf(found, model_id, ArgumentValidation)
     if "config.json" not in found:
-        if ADAPTER_CONFIG in found:
-            raise ArgumentValidation(f"`--model-id` {model_id}: {path} holds an adapter and no model")
-        snapshots = sorted((path / "snapshots").glob("*")) if "snapshots" in found else []
-        remedy = f"; did you mean {snapshots[-1]}?" if snapshots else f" (found: {_some(found)})"
-        raise ArgumentValidation(f"`--model-id` {model_id}: the directory has no config.json{remedy}")
+        _refuse_without_config(model_id, path, found)
     if not any(name.endswith(".safetensors") for name in found):
         if any(name.endswith((".bin", ".pt", ".pth")) for name in found):
             raise ArgumentValidation(
-                f"`--model-id` {model_id}: the directory holds pickled weights and no *.safetensors; nothing is "
+                f"{model_id}: the directory holds pickled weights and no *.safetensors; nothing is "
                 f"unpickled here: convert them once with `model-server download-weights {model_id} --auto-convert`"
             )
-        raise ArgumentValidation(f"`--model-id` {model_id}: the directory has no *.safetensors (found: {_some(found)})")
+        raise ArgumentValidation(
+            f"{model_id}: the directory has no weights, which are *.safetensors (found: {_some(found)}): download the "
+            "whole model"
+        )
+
+
+def _refuse_without_config(model_id: str, path: Path, found: list[str]) -> NoReturn:
+    """Raises ArgumentValidation."""
+    if not found:
+        raise ArgumentValidation(f"{model_id} is empty: a model is a folder with config.json and *.safetensors")
+    if ADAPTER_CONFIG in found:
+        raise ArgumentValidation(f"{model_id} holds an adapter and no model: give its base model, and --lora-adapters")
+    snapshots = sorted((path / "snapshots").glob("*")) if "snapshots" in found else []
+    models = [name for name in found if (path / name / "config.json").is_file()] or [
+        name for name in found if name.lower().endswith(gguf.SUFFIX)
+    ]
+    meant = snapshots[-1] if snapshots else path / models[0] if len(models) == 1 else None
+    remedy = f"; did you mean {meant}?" if meant else f" (found: {_some(found)})"
+    raise ArgumentValidation(f"{model_id}: the directory has no config.json{remedy}")
 
 
 def _some(names: list[str]) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation
 from launcher.http_config import http_port as asked_http_port
+from launcher.planning.gguf_choice import with_chosen_file
 from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import DEMO, ModelInfo, directory, is_made_of_gguf
 from launcher.planning.plan import DEFAULT_MASTER_PORT
@@ -60,6 +61,18 @@ def with_gguf_file(config: LauncherConfig) -> LauncherConfig:
     if not gguf.names_file(name) or name.startswith(("/", "~")) or ".." in Path(name).parts:
         raise ArgumentValidation(f"`--gguf-file` {name} is no name of a GGUF file in the folder of `--model-id`")
     return dataclasses.replace(config, model_id=f"{model_id.rstrip('/')}/{name}", gguf_file=None)
+
+
+def with_quantization(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfig:
+    """`config` with the GGUF file that a `--model-id` such as `org/name-GGUF:Q4_K_M` chooses.
+
+    Raises:
+        ArgumentValidation: There is no such file.
+        DownloadError: The hub cannot be asked.
+    """
+    if config.model_id is None:
+        return config
+    return dataclasses.replace(config, model_id=with_chosen_file(config.model_id, config.revision, environ))
 
 
 def _single_gguf_file(model_id: str) -> str | None:

@@ -13,7 +13,9 @@ from launcher.processes.child import Child
 from launcher.processes.failures import blame_order, cause, exit_of, headline, is_orderly, report_crash
 from launcher.processes.signals import Signals
 from launcher.processes.timeouts import Timeouts
+from launcher.terminal import unfinished_requests
 from wire.log import console
+from wire.text.counting import counted
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -36,7 +38,7 @@ class Stopping:
         """The router first, which answers what it still can. Raises LauncherError if a child had failed before."""
         received = self._signals.received
         why = signal.Signals(received[0]).name if received else "The group of nodes ends"
-        logger.info("%s: stopping, at most %g s", why, self._timeouts.graceful_s, extra=SHOWN)
+        logger.info("%s: %s", why, self._announced(router), extra=SHOWN)
         deadline = time.monotonic() + self._timeouts.graceful_s
         routers = [router] if router is not None else []
         if not self.end(routers, self._timeouts.graceful_s):
@@ -61,6 +63,18 @@ class Stopping:
             )
         if first is not None:
             raise (WebserverFailed if router_failed else ShardFailed)(cause(first))
+
+    def _announced(self, router: Child | None) -> str:
+        """What happens now."""
+        again = "Ctrl-C" if signal.SIGINT in self._signals.received else "signal"
+        now = f"a second {again} ends everything now"
+        if router is None or router.poll() is not None or router.ready_at is None:
+            return f"stopping; {now}"
+        num = unfinished_requests(router.command.url or "")
+        if num == 0:
+            return "stopping, no request runs"
+        runs = "" if num is None else f"{counted(num, 'request')} {'runs' if num == 1 else 'run'}; "
+        return f"{runs}stopping, at most {self._timeouts.graceful_s:g} s; {now}"
 
     def _wait_for_others(self, shards: Sequence[Child], group: Group, deadline: float) -> None:
         """Until no request of the group needs these shards."""

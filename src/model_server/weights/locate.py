@@ -43,7 +43,7 @@ def resolve(model_id: str, revision: str | None) -> Path:
     if found is None:
         raise StartupError(
             f"--model-id {model_id}: not in the local cache; run `model-server download-weights {model_id}` "
-            "where the hub can be reached, or use `--model-id demo`, which needs no download"
+            "where the hub can be reached, or use the model `demo`, which needs no download"
         )
     return found
 

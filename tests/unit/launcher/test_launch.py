@@ -240,7 +240,7 @@ def test_room_for_a_download(
 
 def test_a_hub_without_an_address(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"HF_ENDPOINT": "https://hub.invalid:8080/x"}
-    with pytest.raises(DownloadError, match=r"org/m is not in the local cache.*hub\.invalid .*--model-id demo"):
+    with pytest.raises(DownloadError, match=r"org/m is not in the local cache.*hub\.invalid .*the model `demo`"):
         hub.check_network("org/m", environ, signals)
     # The child says this itself, and a proxy may know the name.
     assert hub.check_network("org/m", environ | {"HF_HUB_OFFLINE": "1"}, signals)

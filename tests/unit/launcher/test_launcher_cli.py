@@ -72,7 +72,7 @@ def test_usage_error() -> None:
     [
         (["--model-id", "demo", "--quantize", "awq"], 'Error: ArgumentValidation("`--quantize awq` names a stored'),
         (["--model-id", "demo", "--num-shard", "3"], 'Error: ArgumentValidation("`--num-shard` 3 does not divide'),
-        (["--model-id", "./nowhere"], 'Error: ArgumentValidation("`--model-id` ./nowhere: no such directory'),
+        (["--model-id", "./nowhere"], 'Error: ArgumentValidation("./nowhere: no such directory'),
         (["--model-id", "demo", "--sharded", "true"], 'Error: NotEnoughCUDADevices("'),
         (["--model-id", "demo", "--max-input-tokens", "9", "--max-total-tokens", "9"], "Error: ArgumentValidation("),
     ],
@@ -116,7 +116,7 @@ def test_the_default_model_is_warned_about_and_the_demo_named(tmp_path: os.PathL
     assert answer.returncode == 1
     assert "NO MODEL WAS GIVEN" in answer.stdout
     assert answer.stderr.startswith('Error: DownloadError("bigscience/bloom-560m: ')
-    assert "`--model-id demo`" in answer.stderr
+    assert "the model `demo`" in answer.stderr
 
 
 def test_report_alone_ends_there() -> None:

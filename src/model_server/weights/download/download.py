@@ -159,7 +159,7 @@ class HubDownload:
     @property
     def _instead(self) -> str:
         """What serves without a network."""
-        return "use a local directory, or `--model-id demo`, which needs no download"
+        return "use a local directory, or the model `demo`, which needs no download"
 
     def run(self) -> Path:
         """The snapshot, complete. Raises StartupError, OSError."""

@@ -56,6 +56,11 @@ def test_other_model_ids_stay_as_they_are(model_id: str) -> None:
     assert with_chosen_file(model_id, None, {}) == model_id
 
 
+def test_an_address_is_no_id() -> None:
+    with pytest.raises(ArgumentValidation, match=r"is an address, and no id of a model: give org/name$"):
+        with_chosen_file("https://hub.example/org/name/tree/main", None, {})
+
+
 def test_a_folder_whose_name_has_a_colon(tmp_path: Path) -> None:
     (tmp_path / "model:Q4_0").mkdir()
     assert with_chosen_file(f"{tmp_path}/model:Q4_0", None, {}) == f"{tmp_path}/model:Q4_0"

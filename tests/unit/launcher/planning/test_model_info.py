@@ -153,7 +153,7 @@ def test_directories_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(ArgumentValidation, match="no such directory"):
         check_directory("./x", tmp_path / "x")
     (tmp_path.parent / "model.safetensors").write_text("")
-    with pytest.raises(ArgumentValidation, match="is a file: give its directory"):
+    with pytest.raises(ArgumentValidation, match=r"is a file, .*: give the folder of its model, "):
         check_directory("./model.safetensors", tmp_path.parent / "model.safetensors")
     with pytest.raises(ArgumentValidation, match=r"^m holds a GGUF file in several parts .*`llama-gguf-split --merge`"):
         (tmp_path / "m-00001-of-00002.gguf").write_text("")
@@ -164,11 +164,25 @@ def test_directories_that_cannot_be_served(tmp_path: Path) -> None:
         check_directory("m", tmp_path)
     for file in tmp_path.glob("*.gguf"):
         file.unlink()
-    with pytest.raises(ArgumentValidation, match=r"no config\.json \(found: nothing\)"):
+    with pytest.raises(ArgumentValidation, match=r"^m is empty: a model is a folder with config\.json"):
         check_directory("m", tmp_path)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ArgumentValidation, match=r"notes.txt is a file, and no GGUF file: give a folder"):
+        check_directory("m/notes.txt", tmp_path / "notes.txt")
+    with pytest.raises(ArgumentValidation, match=r"no config\.json \(found: notes\.txt\)"):
+        check_directory("m", tmp_path)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "config.json").touch()
+    with pytest.raises(ArgumentValidation, match=r"no config\.json; did you mean .*/inner\?"):
+        check_directory("m", tmp_path)
+    (tmp_path / "inner" / "config.json").unlink()
+    (tmp_path / "notes.txt").unlink()
+    (tmp_path / "inner").rmdir()
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.onnx").write_text("")
-    with pytest.raises(ArgumentValidation, match=r"no \*\.safetensors \(found: config\.json, model\.onnx\)"):
+    with pytest.raises(
+        ArgumentValidation, match=r"no weights, which are \*\.safetensors \(found: config\.json, model\.onnx\)"
+    ):
         check_directory("m", tmp_path)
     (tmp_path / "pytorch_model.bin").write_text("")
     with pytest.raises(ArgumentValidation, match=r"pickled weights .*: convert .*download-weights m --auto-convert`"):

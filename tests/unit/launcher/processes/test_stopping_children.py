@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +28,32 @@ def stopping() -> Iterator[Stopping]:
     signals.close()
 
 
+@pytest.fixture
+def httpserver() -> Iterator[Callable[[str], str]]:
+    """Starts a server of one text; returns its address."""
+    servers = []
+
+    def start(text: str) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
 def ended(returncode: int, rank: int | None = None) -> Child:
     logs = SimpleNamespace(last_error="", errors=SimpleNamespace(last="", chunks=list))
     name = "router" if rank is None else f"shard {rank}"
@@ -37,6 +65,33 @@ def ended(returncode: int, rank: int | None = None) -> Child:
 
 def test_a_start_in_which_everybody_was_signalled_is_an_orderly_stop(stopping: Stopping) -> None:
     stopping.in_order([ended(-signal.SIGTERM, 0)], None, Group())
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ("tgi_queue_size 0\ntgi_batch_current_size 0\n", "SIGTERM: stopping, no request runs"),
+        ("tgi_queue_size 2\ntgi_batch_current_size 1\n", "SIGTERM: 3 requests run; stopping, at most 1 s; a second"),
+        ("tgi_batch_current_size 1\n", "SIGTERM: 1 request runs; stopping, at most 1 s; a second"),
+        ("", "SIGTERM: stopping, at most 1 s; a second signal ends everything now"),
+    ],
+)  # fmt: skip
+def test_what_a_signal_says(
+    stopping: Stopping, metrics: str, said: str, caplog: pytest.LogCaptureFixture, httpserver: Callable[[str], str]
+) -> None:
+    router = ended(0)
+    router.exit, router.ready_at = None, 1.0
+    router.terminate = lambda: setattr(router, "exit", Exit(0))  # type: ignore[method-assign]
+    router.command.url = httpserver(metrics)  # type: ignore[misc]
+    with caplog.at_level("INFO"):
+        stopping.in_order([], router, Group())
+    assert said in caplog.text
+
+
+def test_what_a_signal_says_during_the_start(stopping: Stopping, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        stopping.in_order([ended(-signal.SIGTERM, 0)], None, Group())
+    assert "SIGTERM: stopping; a second signal ends everything now" in caplog.text
 
 
 def test_shards_that_were_taken_from_under_a_router_are_named(stopping: Stopping) -> None:

@@ -70,7 +70,7 @@ def test_not_cached(cache: Path) -> None:
     with pytest.raises(StartupError) as caught:
         resolve("org/other", None)
     assert "download-weights org/other" in str(caught.value)
-    assert "--model-id demo" in str(caught.value)
+    assert "the model `demo`" in str(caught.value)
     with pytest.raises(StartupError, match="not in the local cache"):
         resolve("org/name", "other-branch")
 

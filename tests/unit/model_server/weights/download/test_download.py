@@ -104,14 +104,14 @@ def test_network_hiccups_are_retried(tmp_path: Path) -> None:
 
 def test_without_a_network(tmp_path: Path) -> None:
     hub = FakeHub([*OTHERS, "model.safetensors"], failures=5)
-    with pytest.raises(StartupError, match=r"cannot be reached \(connection refused\).*--model-id demo"):
+    with pytest.raises(StartupError, match=r"cannot be reached \(connection refused\).*the model `demo`"):
         download("org/name", None, hub=hub, wait_s=0)
     assert hub.failures == 0
 
 
 def test_real_client_offline() -> None:
     """Whatever `model_id` is, HF_HUB_OFFLINE is named; and what huggingface_hub raises is understood."""
-    with pytest.raises(StartupError, match=r"HF_HUB_OFFLINE is set.*--model-id demo"):
+    with pytest.raises(StartupError, match=r"HF_HUB_OFFLINE is set.*the model `demo`"):
         download("org/name", None, hub=HuggingFaceHub(), wait_s=0)
     with pytest.raises(StartupError, match="neither a directory nor a hub id"):
         download("a/b/c", None, hub=HuggingFaceHub(), wait_s=0)
