@@ -14,6 +14,7 @@ from pathlib import Path
 
 from router.errors import StartupError
 from router.images.asked import invalid
+from router.images.size import pixels_of
 from router.worker.lane import Lane
 from router.worker.pair import QueuedWorker
 from wire.images import frames
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 LIMIT_S = 10.0
 _MODULE = "wire.images.worker"
+_PIXELS_OF_A_BYTE = 4
+"""A photo in JPEG has a byte for four or more; the largest picture may have some kilobytes."""
 _SETTINGS = ("config.json", "preprocessor_config.json", "processor_config.json")
 
 
@@ -75,7 +78,7 @@ class ImageWorkers:
         index = min(range(len(self._workers)), key=self._num_jobs.__getitem__)
         self._num_jobs[index] += 1
         try:
-            answer = await self._workers[index].ask(len(job.data), partial(_job_to, job, memory), self._limit_s)
+            answer = await self._workers[index].ask(_cost(job), partial(_job_to, job, memory), self._limit_s)
         except TimeoutError:
             raise invalid(f"it takes more than {self._limit_s:g} s to decode") from None
         except WorkerEndedError:
@@ -109,6 +112,13 @@ class ImageWorkers:
         """Ends the processes, whatever they do."""
         for worker in self._workers:
             worker.close()
+
+
+def _cost(job: Job) -> int:
+    """As the bytes of a lane: so that an ordinary picture waits for no number of large ones."""
+    pixels = pixels_of(job.data)
+    most = job.max_pixels if pixels is None else min(pixels, job.max_pixels)
+    return max(len(job.data), most // _PIXELS_OF_A_BYTE)
 
 
 def _job_to(job: Job, memory: SharedMemory | None) -> bytes:

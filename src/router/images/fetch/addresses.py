@@ -9,6 +9,8 @@ from typing import Any
 
 import httpcore2
 
+from router.images.fetch.bounded_stream import BoundedStream
+
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """All addresses of a host."""
@@ -71,7 +73,7 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ASYNC109
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
+    ) -> BoundedStream:
         """Raises NotAllowedError, OSError, httpcore2.ConnectError."""
         addresses = await self._resolve(host, port)
         if not self._may_be_private(host, port):
@@ -82,7 +84,8 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         failure: Exception = httpcore2.ConnectError("the host has no address")
         for address in addresses:
             try:
-                return await self._connect.connect_tcp(address, port, timeout, local_address, socket_options)
+                stream = await self._connect.connect_tcp(address, port, timeout, local_address, socket_options)
+                return BoundedStream(stream)
             except httpcore2.ConnectError as error:
                 failure = error
         raise failure

@@ -18,6 +18,7 @@ import httpcore2
 from router.errors import ImageError
 from router.images.asked import check_size
 from router.images.fetch.addresses import CheckedBackend, NotAllowedError, Resolve
+from router.images.fetch.bounded_stream import HEAD_BYTES, BoundedStream, TooLongError
 from router.images.fetch.places import FetchPlaces
 from router.images.fetch.resolver import Resolver
 
@@ -29,6 +30,9 @@ _MAX_AT_ONCE = 16
 _MAX_OF_A_HOST = 4
 _MAX_URL = 8192
 _REDIRECTS = (301, 302, 303, 307, 308)
+_TINY_BYTES = 256
+_MOST_TINY_PIECES = 512
+_PIECES_OF_A_TURN = 32
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "tercet"}
 
@@ -84,6 +88,8 @@ class UrlFetcher:
             reason = "timed out"
         except NotAllowedError:
             reason = "address not allowed"
+        except TooLongError:
+            reason = "the server sends too much besides the file"
         except _FetchError as error:
             reason = str(error)
         except (OSError, httpcore2.NetworkError, httpcore2.TimeoutException, ssl.SSLError):
@@ -107,14 +113,10 @@ class UrlFetcher:
             length = fields.get(b"content-length", b"0")
             if length.isdigit():
                 check_size(int(length[:20]), max_bytes)
-            data = bytearray()
-            try:
-                async for piece in response.aiter_stream():
-                    data += piece
-                    check_size(len(data), max_bytes)
-            except (httpcore2.NetworkError, httpcore2.ProtocolError):
-                raise ImageError("Failed to read image data: it ended too early") from None
-            return bytes(data)
+            stream = response.extensions["network_stream"]
+            assert isinstance(stream, BoundedStream)
+            stream.allow(max_bytes + max_bytes // 8 + HEAD_BYTES)
+            return await _read(response, max_bytes)
 
     def _checked_host(self, url: str) -> str:
         """Raises _FetchError for URLs with more than a host, a port and a path, and for hosts that are not listed."""
@@ -137,6 +139,25 @@ class UrlFetcher:
 
     def _may_be_private(self, host: str, port: int) -> bool:
         return self._mode == "all" or self._is_listed(host, port)
+
+
+async def _read(response: httpcore2.Response, max_bytes: int) -> bytes:
+    """The file. Every piece costs time, whatever its size, and hundreds of them may have come at once: other work is
+    done in between."""
+    data = bytearray()
+    num_pieces = 0
+    try:
+        async for piece in response.aiter_stream():
+            data += piece
+            num_pieces += 1
+            check_size(len(data), max_bytes)
+            if num_pieces > _MOST_TINY_PIECES + len(data) // _TINY_BYTES:
+                raise _FetchError("the file comes in pieces that are too small")
+            if num_pieces % _PIECES_OF_A_TURN == 0:
+                await asyncio.sleep(0)
+    except (httpcore2.NetworkError, httpcore2.ProtocolError):
+        raise ImageError("Failed to read image data: it ended too early") from None
+    return bytes(data)
 
 
 def _without_dot(host: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import os
@@ -18,7 +19,7 @@ from router_fakes import until
 from support.pictures import picture, saved
 from support.vision_settings import settings_folder
 
-from router.errors import StartupError, ValidationError
+from router.errors import OverloadedError, StartupError, ValidationError
 from router.images.workers import ImageWorkers
 from wire.images import frames
 from wire.images.frames import Job
@@ -161,6 +162,34 @@ async def test_memory_outlives_a_caller_that_leaves(folder: Path, monkeypatch: p
         with pytest.raises(ValidationError, match="too late"):
             await workers.prepare(job(b"x"))
         await until(lambda: gc.collect() >= 0 and all(one() is None for one in made))
+    finally:
+        busy.goes_on.set()
+        await asyncio.to_thread(workers.close)
+
+
+async def test_an_ordinary_image_overtakes_large_ones(folder: Path) -> None:
+    """Of a few kilobytes each, and no more of them wait than take a minute or two."""
+    workers = ImageWorkers(folder, "bfloat16", num_workers=1)
+    busy = workers._workers[0].process = Busy()
+    order: list[str] = []
+
+    async def prepare(name: str, data: bytes) -> None:
+        with contextlib.suppress(ValidationError):
+            await workers.prepare(job(data))
+        order.append(name)
+
+    try:
+        asked = [asyncio.create_task(prepare("first", picture(30, 40)))]
+        await asyncio.to_thread(busy.has_frame.wait, 60)
+        file = large()
+        many = [asyncio.create_task(prepare("large", file)) for _ in range(40)]
+        await asyncio.sleep(0)
+        ordinary = asyncio.create_task(prepare("ordinary", picture(30, 40)))
+        await asyncio.sleep(0)
+        busy.goes_on.set()
+        refused = await asyncio.gather(*asked, *many, ordinary, return_exceptions=True)
+        assert order[:2] == ["first", "ordinary"]
+        assert any(isinstance(error, OverloadedError) for error in refused) and order.count("large") > 10
     finally:
         busy.goes_on.set()
         await asyncio.to_thread(workers.close)

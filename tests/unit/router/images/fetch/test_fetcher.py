@@ -46,6 +46,11 @@ class Server:
                 while True:
                     writer.write(bytes(10_000))
                     await writer.drain()
+            elif path in ("/interim", "/interim-file"):
+                for _ in range(1000 if path == "/interim-file" else 1_000_000):
+                    writer.write(b"HTTP/1.1 100 x\r\n\r\n")
+                    await writer.drain()
+                writer.write(self.answers["/file"])
             else:
                 writer.write(self.answers.get(path, head(404)))
             await writer.drain()
@@ -232,3 +237,47 @@ async def test_certificates_are_for_the_name_and_https_never_becomes_http() -> N
         )
     finally:
         listening.close()
+
+
+def chunked(file: bytes, size: int) -> bytes:
+    pieces = (file[place : place + size] for place in range(0, len(file), size))
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return head(200, "transfer-encoding: chunked") + chunks + b"0\r\n\r\n"
+
+
+async def test_pieces_of_one_byte_are_refused(server: Server) -> None:
+    server.answers["/tiny"] = chunked(bytes(50_000), 1)
+    server.answers["/small"] = chunked(FILE * 2000, 512)
+    base = f"http://x:{server.port}"
+    assert (
+        await refusal(fetcher(), f"{base}/tiny") == "Could not fetch image: the file comes in pieces that are too small"
+    )
+    assert await fetcher().fetch(f"{base}/small", 100_000) == FILE * 2000
+
+
+async def test_other_work_is_done_between_the_pieces(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what came at once. The pieces are counted that come between two turns of the event loop."""
+    server.answers["/tiny"] = chunked(bytes(500), 1)
+    pieces, most, turn = 0, 0, asyncio.sleep
+
+    def counted(num_bytes: int, max_bytes: int) -> None:
+        nonlocal pieces, most
+        pieces += 1
+        most = max(most, pieces)
+
+    async def slept(seconds: float) -> None:
+        nonlocal pieces
+        pieces = 0
+        await turn(seconds)
+
+    monkeypatch.setattr("router.images.fetch.fetcher.check_size", counted)
+    monkeypatch.setattr("router.images.fetch.fetcher.asyncio.sleep", slept)
+    assert await fetcher().fetch(f"http://x:{server.port}/tiny", 1000) == bytes(500)
+    assert 0 < most <= 33
+
+
+async def test_interim_answers_without_an_end(server: Server) -> None:
+    base = f"http://x:{server.port}"
+    assert await fetcher().fetch(f"{base}/interim-file", 1000) == FILE
+    said = await refusal(fetcher(), f"{base}/interim")
+    assert said == "Could not fetch image: the server sends too much besides the file"
