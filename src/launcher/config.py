@@ -18,6 +18,7 @@ from wire.cli.adapter_options import AdapterOptions
 from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
 from wire.cli.pooling_options import TEXT_FLAGS, Preset, TextOptions, check_prompts
+from wire.cli.sampling_options import SamplingOptions, check_sampling
 from wire.quantization.methods import Quantize
 from wire.speculation.options import check_speculation
 from wire.text.chat_options import check_chat_options
@@ -44,7 +45,7 @@ _NOT_YET = "Not served yet (refused at start)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, TextOptions):
+class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, TextOptions, SamplingOptions):
     """Options of the launcher."""
 
     model_id: str | None = option(
@@ -103,12 +104,10 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, Text
         None, panel=_SHARDS, metavar="true|false", help="Require (true) or forbid (false) more than one shard."
     )
     num_shard: int | None = option(
-        None,
-        panel=_SHARDS,
-        maximum=_MOST_SHARDS,
+        None, panel=_SHARDS, maximum=_MOST_SHARDS,
         help="Number of shards of each stage. Default: as many of the visible GPUs as divide the attention heads; 1 on "
         "a CPU.",
-    )
+    )  # fmt: skip
     num_stage: int = option(
         1, panel=_SHARDS, minimum=1, maximum=_MOST_SHARDS,
         help="Stages of a pipeline, each of which holds consecutive layers and has its own shards.",
@@ -125,13 +124,10 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, Text
         1.0, panel=_SHARDS, minimum=0.0, maximum=1.0, help="Share of each GPU's memory that may be used."
     )
     cuda_graphs: list[int] = option(
-        [],
-        panel=_SHARDS,
-        separator=",",
-        maximum=_U32,
+        [], panel=_SHARDS, separator=",", maximum=_U32,
         help="Decode batch sizes to capture as CUDA graphs, 0 for none. Default: 1, 2, 4, then every multiple of 8 up "
         "to 256.",
-    )
+    )  # fmt: skip
     tgi_wiggle_room: float = option(
         0.95,
         panel=_SHARDS,
@@ -271,6 +267,7 @@ ROUTER_FLAGS = (
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
     *IMAGE_FLAGS, "lora_root", "lora_host_memory", "task", "pooling", *TEXT_FLAGS, "error_format",
+    "override_generation_config",
 )  # fmt: skip
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
 """Secrets are not in argv, which every user of the machine can read."""
@@ -306,6 +303,7 @@ def check(config: LauncherConfig) -> None:
         raise ArgumentValidation(f"`--sharded true` needs `--num-shard` > 1, given {config.num_shard}")
     parsers = config.tool_call_parser, config.reasoning_parser
     check_chat_options(*parsers, config.default_chat_template_kwargs, ArgumentValidation)
+    check_sampling(config, ArgumentValidation)
     check_speculation(config.speculator, config.speculate, config.num_stage, ArgumentValidation)
     if config.num_shard is not None and config.num_shard * config.num_stage % num_nodes(config):
         raise ArgumentValidation(

@@ -15,6 +15,7 @@ from wire import tls
 from wire.cli.image_options import ImageOptions
 from wire.cli.options import option
 from wire.cli.pooling_options import Preset, TextOptions, check_prompts
+from wire.cli.sampling_options import SamplingOptions
 from wire.tracing import TracingError
 from wire.tracing import check as check_tracing
 
@@ -35,7 +36,7 @@ _UNSERVED = "Accepted for compatibility"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(ImageOptions, TextOptions):
+class RouterConfig(ImageOptions, TextOptions, SamplingOptions):
     """Options of the router."""
 
     max_concurrent_requests: int = option(

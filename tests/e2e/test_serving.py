@@ -23,11 +23,14 @@ MAX_CONCURRENT = 12
 
 
 @pytest.fixture(scope="module")
-def server(llama: Path) -> Iterator[RunningServer]:
+def server(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    sampling = tmp_path_factory.mktemp("sampling")
+    (sampling / "generation_config.json").write_text(json.dumps({"top_k": 40, "temperature": 0.9}))
     with running_server(
         llama, "--dtype", "float32", "--max-batch-total-tokens", str(CAPACITY), "--max-batch-prefill-tokens",
         str(MAX_TOTAL), "--max-total-tokens", str(MAX_TOTAL), "--max-input-tokens", "500",
         "--max-concurrent-requests", str(MAX_CONCURRENT), "--enable-prefill-logprobs",
+        "--generation-config", str(sampling), "--override-generation-config", '{"top_k": 1}',
     ) as running:  # fmt: skip
         yield running
 
@@ -42,6 +45,20 @@ def _generate(client: httpx.Client, inputs: str = "Hello", **parameters: Any) ->
     return client.post("/generate", json={"inputs": inputs, "parameters": parameters})
 
 
+def test_defaults_of_sampling_hold_on_openai_s_routes_alone(client: httpx.Client) -> None:
+    assert client.get("/info").json()["sampling_defaults"] == {"temperature": 0.9, "top_k": 1}
+
+    def completed(**fields: Any) -> str:
+        body = {"prompt": "Hello", "max_tokens": 16, **fields}
+        return str(client.post("/v1/completions", json=body).json()["choices"][0]["text"])
+
+    greedy = completed(temperature=0)
+    assert {completed(), completed(seed=1), completed(seed=2), completed(temperature=5, seed=3)} == {greedy}
+    assert completed(seed=1, top_k=-1) != completed(seed=2, top_k=-1), "the request wins"
+    drawn = {_generate(client, do_sample=True, seed=seed, max_new_tokens=16).text for seed in (1, 2)}
+    assert len(drawn) == 2, "TGI's routes have TGI's defaults"
+
+
 def test_openai_chat(server: RunningServer) -> None:
     messages: Any = [{"role": "user", "content": "Hello!"}]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
@@ -53,9 +70,9 @@ def test_openai_chat(server: RunningServer) -> None:
             )
         )  # fmt: skip
         assert [m.id for m in client.models.list()]
-        with pytest.raises(openai.UnprocessableEntityError) as refused:
+        with pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(model="tgi", messages=messages, temperature=-1)
-        assert "temperature" in refused.value.response.json()["error"]
+        assert refused.value.param == "temperature" and "temperature" in refused.value.message
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content
     assert whole.choices[0].finish_reason in {"stop", "length"}
@@ -85,7 +102,7 @@ def test_openai_completions(server: RunningServer) -> None:
         spans = httpx.post(f"{server.url}/tokenize", json={"inputs": "The quick"}).json()
         by_ids = create(prompt=[span["id"] for span in spans], **asked)
         assert by_ids.choices[0].text == whole.choices[0].text
-        with pytest.raises(openai.UnprocessableEntityError):
+        with pytest.raises(openai.BadRequestError):
             create(prompt="x", suffix="y", model="tgi")
 
 

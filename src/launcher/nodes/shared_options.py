@@ -18,7 +18,7 @@ _OF_A_NODE = SECRETS | {
     "json_output", "log_level", "verbose", "verbose_startup",
 }  # fmt: skip
 """Options that each node has for itself."""
-_FILES_OF_THE_ROUTER = ("tokenizer_config_path", "ssl_certfile", "ssl_keyfile")
+_FILES_OF_THE_ROUTER = ("tokenizer_config_path", "generation_config", "ssl_certfile", "ssl_keyfile")
 """Options whose files only node 0 needs."""
 
 

@@ -6,6 +6,7 @@ of another name, or a value that the plan decides, is in the child's function.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +29,7 @@ from wire.cli.spelling import to_argv, to_environment, variable_of
 from wire.log.console import REQUESTS
 from wire.log.levels import level_from_filter
 from wire.processes.python_child import child_environment, module_command
+from wire.text.sampling_defaults import AUTO, NONE
 
 DECIDED = frozenset({
     "COLLECTIVE_TIMEOUT", "ENDPOINTS", "MASTER_SHARD_UDS_PATH", "NODE_ENDPOINT", "NUM_NODES", "RANK",
@@ -137,6 +139,7 @@ def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = Fals
         "max_input_tokens": plan.max_input_tokens,
         "max_batch_prefill_tokens": plan.max_batch_prefill_tokens,
         "max_batch_tokens": asked.max_batch_tokens or asked.max_batch_prefill_tokens,
+        "generation_config": _of_any_folder(asked.generation_config),
         # Always JSON to the launcher, which writes the record again in the form that was asked for.
         "json_output": True,
         **handed_on(asked, ROUTER_FLAGS),
@@ -162,6 +165,13 @@ def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = Fals
         env=to_environment(defaults) | inherited | to_environment(variables),
         url=plan.url,
     )
+
+
+def _of_any_folder(generation_config: str | None) -> str | None:
+    """Children run in another folder than the launcher."""
+    if generation_config in (None, AUTO, NONE):
+        return generation_config
+    return os.path.abspath(os.path.expanduser(generation_config))
 
 
 def drain_seconds(timeout: int) -> int:

@@ -40,6 +40,8 @@ class AppState:
     """What is read in the model's answers besides text."""
     template_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Variables of every chat's template, where the request does not set them."""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """What OpenAI's and Anthropic's routes take where the request does not say it."""
     model_id: str
     model_sha: str | None = None
     quantization: str | None = None

@@ -49,7 +49,7 @@ from router.openai.chat.two_passes import TwoPasses, permits_of_one_pass
 from router.openai.formats.choice import ModelFormat
 from router.openai.formats.format import IdKind
 from router.openai.formats.reader import AnswerReader
-from router.openai.parameters import choices_of
+from router.openai.parameters import choices_of, with_defaults
 from router.openai.stops import stops_left_out
 from router.openai.template.messages import Turn
 from router.request import AnswerKind, ValidRequest
@@ -118,7 +118,7 @@ class Chat:
         self._image_prompts = images = state.inference.images
         if images is not None and not self._template.iterates_content:
             body = with_marked_images(body, images.reader.max_images)
-        self.body = body
+        self.body = body = with_defaults(body, state.sampling_defaults)
         self._images = images_of(body)
         if images is not None:
             images.reader.check_number(len(self._images))

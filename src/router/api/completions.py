@@ -25,6 +25,7 @@ from router.generation.running import Running
 from router.openai.answers import usage
 from router.openai.completion.answer import ChoiceStream, CompletionHead, completion, echoed
 from router.openai.completion.prompt import Counts, check_served, counts_of, requests_of
+from router.openai.parameters import with_defaults
 from router.schemas.completion import Completion, CompletionBody, CompletionChunk
 
 routes = Routes("Completions", is_fast=True)
@@ -47,6 +48,7 @@ async def completions(request: Request) -> Response:
 async def answer(request: Request, state: AppState, body: CompletionBody) -> Response:
     """The answer to a completion body, whichever route it came by."""
     inference = state.inference
+    body = with_defaults(body, state.sampling_defaults)
     counts = _counts(state, body)
     head = CompletionHead.new("cmpl", state.adapter_of(body.model) or state.model_names[0])
     with inference.take_permits(counts.generations, request_id=request_id_of(request)) as permits:

@@ -80,6 +80,7 @@ async def info(request: Request) -> Response:
         quantization=state.quantization or state.info.quantize,
         has_chat_template=bool(state.chat_template.sources),
         reads_images=state.inference.images is not None,
+        sampling_defaults=dict(state.sampling_defaults),
     )
     return JsonResponse(answer.model_dump())
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from router.errors import ValidationError
 from router.generation.asked import GenerateRequest
 from router.schemas.openai import OpenAIBody
+
+BodyType = TypeVar("BodyType", bound=OpenAIBody)
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _LIKELIEST = 1e-6
@@ -35,6 +38,12 @@ def request_of(body: OpenAIBody, **others: Any) -> GenerateRequest:
         "prediction": "" if body.prediction is None else body.prediction.text,
     }
     return GenerateRequest.of(body, sampling, greedy=greedy, **others)
+
+
+def with_defaults(body: BodyType, defaults: Mapping[str, float]) -> BodyType:
+    """The body with the server's defaults of sampling in the fields that it leaves open."""
+    open_fields = {name: value for name, value in defaults.items() if getattr(body, name) is None}
+    return body.model_copy(update=open_fields) if open_fields else body
 
 
 def most_tokens(asked: int | None) -> int | None:

@@ -76,6 +76,7 @@ class Info(BaseModel):
     quantization: str | None
     has_chat_template: bool
     reads_images: bool
+    sampling_defaults: dict[str, float]
 
 
 class Version(BaseModel):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 
 from router.api.app_state import AppState
@@ -34,6 +35,7 @@ from router.text.tokenizer import PromptTokenizer
 from wire import phases
 from wire.pooling.task import find_task
 from wire.text.counting import counted
+from wire.text.sampling_defaults import AUTO, sampling_defaults
 from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
@@ -79,6 +81,9 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
         task = find_task(files.folder, config.task, StartupError)
         if task.is_pooled:
             return await serve_pooled(config, task, files, stop, listener, metrics_listener)
+        defaults = sampling_defaults(
+            config.generation_config or AUTO, config.override_generation_config, files.folder, StartupError
+        )
         tokenizer = PromptTokenizer.from_file(
             files.tokenizer_json, num_workers=config.validation_workers, folder=files.folder
         )
@@ -116,7 +121,8 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             state = _app_state(
                 config, files, tokenizer, chat_template, model_format, grammars, images, metrics, started, adapters
             )
-            state = replace(state, template_defaults=template_defaults)
+            state = replace(state, template_defaults=template_defaults, sampling_defaults=defaults)
+            _tell(defaults)
             app = create_app(state, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
             scheduler = started.scheduler
             return await serve_application(
@@ -139,6 +145,12 @@ async def _adapters(config: RouterConfig, metrics: Metrics, started: Started) ->
     count = await register_folders(registry, config.lora_root, taken=names)
     logger.info("%s of %s can be asked for", counted(count, "LoRA adapter"), config.lora_root)
     return registry
+
+
+def _tell(defaults: Mapping[str, float]) -> None:
+    said = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+    if said:
+        logger.info("OpenAI's and Anthropic's routes sample with %s where a request does not say it", said)
 
 
 def _tracing(endpoint: str, service_name: str) -> Tracing:

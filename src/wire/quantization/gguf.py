@@ -15,7 +15,7 @@ WEIGHTS = "model.gguf"
 """The link."""
 _TOKENIZER = "tokenizer.json"
 # What is written may change from one version to the next.
-_VERSION = 4
+_VERSION = 5
 _LOCAL = ("/", "./", "../", "~")
 
 

@@ -61,7 +61,7 @@ def test_overload(busy_url: str) -> None:
 def test_errors(url: str, faulty_url: str, key: str) -> None:
     broken: Any = [{"role": "user", "content": "break down"}]
     for kind, base, token, options in (
-        (openai.UnprocessableEntityError, url, "-", {"messages": HELLO, "temperature": -1}),
+        (openai.BadRequestError, url, "-", {"messages": HELLO, "temperature": -1}),
         (openai.AuthenticationError, faulty_url, "wrong", {"messages": HELLO}),
         (openai.APIStatusError, faulty_url, key, {"messages": broken}),
     ):

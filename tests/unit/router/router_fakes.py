@@ -178,6 +178,7 @@ class Router:
         renderer: Renderer | None = None,
         model_format: ModelFormat | None = None,
         template_defaults: dict[str, Any] | None = None,
+        sampling_defaults: dict[str, float] | None = None,
         adapters: AdapterRegistry | None = None,
         scheduler: FakeScheduler | None = None,
     ) -> None:
@@ -213,6 +214,7 @@ class Router:
             chat_template=self.chat_template,
             model_format=model_format or ModelFormat(),
             template_defaults=template_defaults or {},
+            sampling_defaults=sampling_defaults or {},
             model_id=config.tokenizer_name,
             responses=ResponseStore(config.response_store) if config.response_store else None,
             created=1_700_000_000,

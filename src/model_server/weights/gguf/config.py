@@ -36,6 +36,10 @@ _GEMMA_ACTIVATION = "gelu_pytorch_tanh"
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 # Llama 3's own parameters; files hold only the factors that they lead to.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_SAMPLING = {
+    "general.sampling.temp": "temperature", "general.sampling.top_k": "top_k", "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p", "general.sampling.penalty_repeat": "repetition_penalty",
+}  # fmt: skip
 # `general.file_type` of llama.cpp, for files whose weights have several types.
 _MIXTURES = {14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
 _LLAMA3_ORIGINALS = (8192, 4096, 2048, 16384, 32768)
@@ -77,7 +81,7 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
 
 
 def generation_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """generation_config.json: the ids that end a text, among them those that end a turn."""
+    """generation_config.json: how to sample, and the ids that end a text, among them those that end a turn."""
     ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens = metadata.get("tokenizer.ggml.tokens")
     # llama.cpp ends at these, whatever else a file names.
@@ -89,7 +93,13 @@ def generation_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     ends = list(dict.fromkeys(one for one in ids if isinstance(one, int)))
     found: dict[str, Any] = {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
     bos = metadata.get("tokenizer.ggml.bos_token_id")
+    found |= {name: _shortest(metadata[key]) for key, name in _SAMPLING.items() if key in metadata}
     return found if bos is None else {"bos_token_id": bos, **found}
+
+
+def _shortest(value: Any) -> Any:
+    """A number of 32 bits as its author wrote it: 0.6 and not 0.6000000238418579."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _file_type(header: GgufHeader) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,14 @@ def test_router_argv_with_everything() -> None:
     for asked in (0, None):  # asked for none, or for one that is busy
         command = commands.router(plan(prometheus_port=asked), {"PROMETHEUS_PORT": "9001"})
         assert value_of(command, "--prometheus-port") is None and "PROMETHEUS_PORT" not in command.env
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [("auto", "auto"), ("none", "none"), ("mine", os.path.abspath("mine")), ("/a/b", "/a/b"), (None, None)],
+)
+def test_the_folder_of_a_generation_config_is_found_from_another_one(asked: str | None, given: str | None) -> None:
+    assert value_of(commands.router(plan(generation_config=asked), {}), "--generation-config") == given
 
 
 def test_router_environment() -> None:

@@ -35,6 +35,7 @@ async def test_info_has_tgis_keys_in_tgis_order_and_ours_behind(router: Router) 
         "max_waiting_tokens", "max_batch_size", "tercet_version", "kv_cache_dtype", "quantize", "speculate",
         "speculator",
         "tool_call_parser", "reasoning_parser", "quantization", "has_chat_template", "reads_images",
+        "sampling_defaults",
     ]  # fmt: skip
     assert answer["model_id"] == "some/model" and answer["version"] == "3.3.7"
     assert (answer["kv_cache_dtype"], answer["quantize"]) == ("float32", "gptq")

@@ -117,3 +117,12 @@ def test_ids_that_end_a_text() -> None:
     assert generation_of({"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.bos_token_id": 0, **tokens}) == {
         "bos_token_id": 0, "eos_token_id": 1,
     }  # fmt: skip
+
+
+def test_sampling_that_a_file_asks_for() -> None:
+    stored = {"temp": struct.unpack("f", struct.pack("f", 0.6))[0], "top_k": 20, "min_p": 0.0, "penalty_last_n": 64}
+    found = generation_of({f"general.sampling.{name}": value for name, value in stored.items()})
+    assert found == {"temperature": 0.6, "top_k": 20, "min_p": 0.0}
+    stored = {"top_p": struct.unpack("f", struct.pack("f", 0.95))[0], "penalty_repeat": 1.0}
+    found = generation_of({f"general.sampling.{name}": value for name, value in stored.items()})
+    assert found == {"top_p": 0.95, "repetition_penalty": 1.0}
