@@ -8,10 +8,15 @@ PIN    := -c constraints.txt
 # The GPU image's Triton: the kernels are tested with it too, from a folder that comes before the installed one.
 IMAGE_TRITON := $(shell sed -n 's/^triton==\([0-9.]*\).*/\1/p' docker/requirements-cuda.txt)
 NEW_TRITON   := $(abspath $(VENV)-kernels)/triton-$(IMAGE_TRITON)
+# The stand-in for a GPU: with the torch of the lock, and with the one that ran on a GPU.
+LOCKED_TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+CARD_TORCHES := $(LOCKED_TORCH) 2.11.0
+CARD_FOLDER   = $(VENV)-card/torch-$(1)
+CARD_RUN      = $(BIN)/python tests/fake_card/run.py $(CARD_FOLDER)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all unit thorough parity test-nodes test-clients kernels test-gpu lint docs bench bench-router bench-gpu soak \
+.PHONY: run test test-all unit thorough parity test-nodes test-clients kernels fake-card test-gpu lint docs bench bench-router bench-gpu soak \
         operators stubs reference locks check-deploy clean
 
 run: $(VENV)/.installed
@@ -29,7 +34,7 @@ unit: $(VENV)/.installed-test
 
 # All that runs without a card, an engine for images or a quarter of an hour of abuse; in the end the seconds of each.
 test-all:
-	@for part in test thorough test-clients kernels; do \
+	@for part in test thorough test-clients kernels fake-card; do \
 	    began=$$(date +%s); \
 	    $(MAKE) --no-print-directory SHORT=1 $$part || exit; \
 	    took="$$took $$part $$(( $$(date +%s) - began )) s;"; \
@@ -66,6 +71,20 @@ ifeq ($(filter-out 0,$(SHORT)),)
 endif
 	PYTHONPATH=$(NEW_TRITON):src:tests/kernels $(KBIN)/python -m aot $(if $(filter-out 0,$(SHORT)),--targets 90) \
 	    --out build/kernels/aot-$(IMAGE_TRITON).json
+
+# The GPU path without a GPU (tests/fake_card): torch's CUDA build on stand-ins for its libraries. SHORT=1: the part of
+# `make test-all`, three minutes, with the torch of the lock. The whole takes an hour, and ends with the lines of src that
+# touch a GPU's driver and did not run.
+ifeq ($(filter-out 0,$(SHORT)),)
+fake-card: $(foreach torch,$(CARD_TORCHES),$(call CARD_FOLDER,$(torch))/.prepared)
+	rm -rf build/fake-card && mkdir -p build/fake-card
+	$(foreach torch,$(CARD_TORCHES),FAKE_CARD_COVERAGE=$(CURDIR)/build/fake-card/coverage \
+	    $(call CARD_RUN,$(torch)) python -m pytest tests/fake_card -n 2 --order both &&) true
+	$(call CARD_RUN,$(LOCKED_TORCH)) python tests/fake_card/device_lines.py build/fake-card/coverage.* --least 0.95
+else
+fake-card: $(call CARD_FOLDER,$(LOCKED_TORCH))/.prepared
+	$(call CARD_RUN,$(LOCKED_TORCH)) python -m pytest tests/fake_card -n 2 -m short --order random
+endif
 
 # On a machine with a card: PYTHON must have torch for CUDA (with its Triton), numpy, pytest and what the package needs.
 test-gpu:
@@ -152,6 +171,10 @@ $(NEW_TRITON)/.installed: $(VENV)-kernels/.installed docker/requirements-cuda.tx
 	$(KBIN)/pip install --quiet --no-deps --target $(@D) triton==$(IMAGE_TRITON)
 	touch $@
 
+$(VENV)-card/torch-%/.prepared: $(VENV)/.installed-test tests/fake_card/prepare.py $(wildcard tests/fake_card/libraries/*)
+	$(BIN)/python tests/fake_card/prepare.py $(@D) $*
+	touch $@
+
 $(VENV)-deploy/.installed: tests/deploy/requirements.txt
 	$(CREATE) $(VENV)-deploy $(ASKED)
 	$(VENV)-deploy/bin/pip install --quiet -r tests/deploy/requirements.txt
@@ -186,5 +209,5 @@ operators: $(VENV)/.torch
 	@$(OPERATORS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels $(VENV)-deploy $(VENV)-docs .venv-clients build dist src/*.egg-info \
+	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels $(VENV)-card $(VENV)-deploy $(VENV)-docs .venv-clients build dist src/*.egg-info \
 	    src/model_server/cpp/*.so

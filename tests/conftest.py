@@ -21,9 +21,10 @@ _OURS = (
 )  # fmt: skip
 
 
-# The real clients run in environments of their own (tests/clients/run.py), so do the kernels (`make kernels`); tests
-# that need a card are `make test-gpu`, and those of the chart and the like `make check-deploy`.
-collect_ignore = ["clients", "deploy", "kernels", "gpu"]
+# The real clients run in environments of their own (tests/clients/run.py), so do the kernels (`make kernels`) and the
+# stand-in for a GPU (`make fake-card`); tests that need a card are `make test-gpu`, and those of the chart and the like
+# `make check-deploy`.
+collect_ignore = ["clients", "deploy", "kernels", "gpu", "fake_card"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,9 +19,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Triton asks when a kernel is defined: before any test file is imported, in every worker process.
     if config.getoption("--device") == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-        import numpy_scalars
+        from support.triton_interpreter import mend
 
-        numpy_scalars.mend()
+        mend()
     else:
         os.environ.pop("TRITON_INTERPRET", None)
 

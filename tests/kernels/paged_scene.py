@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from numpy_scalars import mend
+from support.triton_interpreter import mend
 from torch import Tensor
 
 from model_server.attention.backend import Alibi, AttentionLayer, AttentionStep

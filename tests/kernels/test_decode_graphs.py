@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from numpy_scalars import mend
 from parity.protocol import attention_metadata
 from support.graph_doubles import PlainGraphCapture
+from support.triton_interpreter import mend
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
@@ -75,11 +75,11 @@ class RandomReader:
 
     def skip(self, *names: str) -> None: ...
 
-    def rows(self, name: str, ranges: Sequence[Range]) -> Tensor:
+    def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
         shape = self.shape(name)
         seed = torch.Generator().manual_seed(sum(name.encode()))
         whole = torch.randn(shape, generator=seed) * 0.1 if len(shape) == 2 else torch.ones(shape)
-        return torch.cat([whole[a:b] for a, b in ranges]).to(self.device)
+        return torch.cat([whole[a:b] for a, b in ranges]).to(self.device, dtype)
 
     def fill(
         self, out: Tensor, name: str, rows: Sequence[Range], columns: Range | None = None, *,

@@ -16,12 +16,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-import numpy_scalars
+from support.triton_interpreter import mend
 
 from model_server.attention.flash_prefill import FlashPrefill
 from model_server.attention.triton_paged import TritonBackend
 
-numpy_scalars.mend()
+mend()
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the double computes on the CPU")
 KINDS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-import numpy_scalars
+from support.triton_interpreter import mend
 
 from model_server.kernels.cache_writes.latent import latent_write
 from model_server.layers.fused.fused import Fused
@@ -16,7 +16,7 @@ from model_server.layers.fused.torch import TorchFused
 from model_server.layers.fused.triton import TritonFused
 from model_server.layers.rotary import Rope, Rotary
 
-numpy_scalars.mend()
+mend()
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 

@@ -7,12 +7,12 @@ import torch
 
 pytest.importorskip("triton")
 
-import numpy_scalars
+from support.triton_interpreter import mend
 
 from model_server.kernels.speculation.lookup import look_up_rows
 from model_server.speculation.device.lookup import look_up_on, plain
 
-numpy_scalars.mend()
+mend()
 
 TRACES = [
     ([5, 6, 7, 8, 5, 6, 7], 4, [8, 5, 6, 7]),

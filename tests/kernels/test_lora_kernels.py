@@ -8,11 +8,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-import numpy_scalars
+from support.triton_interpreter import mend
 
 from model_server.kernels.lora.products import COLUMNS, SlotMatrices, add, rank_step
 
-numpy_scalars.mend()
+mend()
 
 SLOTS = 4
 # First and last of the outputs of each module, and which of the As it reads: q, (k has no adapter), v, and v again.

@@ -9,14 +9,14 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-import numpy_scalars
+from support.triton_interpreter import mend
 
 from model_server.adapters.factors import Expansion, Factors, joined
 from model_server.adapters.rows import BASE, adapter_rows
 from model_server.adapters.slots.product import ProductSlots, SlotSizes
 from model_server.weights.matrix import Part
 
-numpy_scalars.mend()
+mend()
 
 INPUTS = 48
 PARTS = (Part("q", ((0, 80),), 80), Part("k", ((0, 32),), 32), Part("v", ((3, 35),), 64))

@@ -7,12 +7,12 @@ import torch
 
 pytest.importorskip("triton")
 
-import numpy_scalars
+from support.triton_interpreter import mend
 
 from model_server.kernels import matmul
 from model_server.kernels.matmul import TileConfig
 
-numpy_scalars.mend()
+mend()
 
 SMALL = (TileConfig(True, 4, 64, 4), TileConfig(False, 16, 32, 4, 2), TileConfig(False, 64, 128, 4, 4))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-import numpy_scalars
+from support.triton_interpreter import mend
 
 from model_server.adapters.reader import Product
 from model_server.adapters.rows import BASE, CurrentRows, adapter_rows
@@ -25,7 +25,7 @@ from model_server.layers.experts.triton import TritonExperts
 from model_server.quantization.forms import Plain
 from model_server.quantization.forms.codes import Codes
 
-numpy_scalars.mend()
+mend()
 
 NUM, HIDDEN, SIZE, TOP_K, SLOTS = 5, 40, 24, 2, 3
 PRODUCT = Product(parts=(), columns=None, weight=lambda: torch.empty(0))

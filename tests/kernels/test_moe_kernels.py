@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 
 pytest.importorskip("triton")
 
-import numpy_scalars
+from support.triton_interpreter import mend
 
 from model_server.kernels.moe import placement
 from model_server.layers.activation import clamped_swiglu, gated
@@ -22,7 +22,7 @@ from model_server.quantization.forms.codes import E2M1, Codes, Order
 from model_server.quantization.forms.float8 import Fp8, quantize_rows
 from model_server.quantization.forms.table import FP4, NF4, TableCodes
 
-numpy_scalars.mend()
+mend()
 
 KINDS = ("codes4", "codes8")
 STORED = (*KINDS, "float4", "nvfp4", "mxfp4", "table4", "float8", "block")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-import numpy_scalars
+from support.triton_interpreter import mend
 
 from model_server.kernels import quantized
 from model_server.kernels.quantized import TILES, TileConfig, multiply, tiles_for
@@ -22,7 +22,7 @@ from model_server.quantization.forms.codes import E2M1, Codes, Order
 from model_server.quantization.forms.float8 import Fp8
 from model_server.quantization.forms.table import FP4, NF4, TableCodes
 
-numpy_scalars.mend()
+mend()
 
 # out, in: multiples of nothing; in even for 4 bits.
 SHAPES = ((33, 130), (70, 94), (5, 16))

@@ -10,12 +10,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-import numpy_scalars
+from support.triton_interpreter import mend
 
 from model_server.layers.fused.triton import TritonFused
 from model_server.layers.routing import Routing, choose
 
-numpy_scalars.mend()
+mend()
 
 ROUTINGS = {
     "mixtral": Routing(num_experts=8, top_k=2, norm=1.0),
