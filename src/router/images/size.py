@@ -25,7 +25,7 @@ def pixels_of(data: bytes) -> int | None:
             return None
     except (struct.error, ValueError):
         return None
-    return width * height
+    return int(width) * int(height)
 
 
 def _webp(data: bytes) -> tuple[int, int]:

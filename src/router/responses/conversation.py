@@ -83,7 +83,7 @@ def _of_items(items: list[Item], tools: ServedTools) -> list[dict[str, Any]]:
         elif isinstance(item, CallItem | CustomCallItem):
             _assistant(turns).setdefault("tool_calls", []).append(_call(item, tools))
         elif isinstance(item, ReasoningItem):
-            if text := _reasoning(item):
+            if text := reasoning_text(item):
                 _assistant(turns, without=("content", "tool_calls", "reasoning"))["reasoning"] = text
         elif isinstance(item, CallOutputItem):
             turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
@@ -113,7 +113,7 @@ def _part(part: InputPart) -> dict[str, Any]:
     return {"type": "text", "text": part.refusal if part.type == "refusal" else part.text}
 
 
-def _reasoning(item: ReasoningItem) -> str:
+def reasoning_text(item: ReasoningItem) -> str:
     """Its text; nothing where another server has written it in a form of its own."""
     if item.content:
         return "".join(part.text for part in item.content)

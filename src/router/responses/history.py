@@ -10,8 +10,9 @@ import orjson
 from pydantic import TypeAdapter
 
 from router.errors import ValidationError
+from router.responses.conversation import reasoning_text
 from router.responses.store import ResponseStore
-from router.schemas.conversations.responses import Item, ItemReference, MessageItem, ResponsesBody
+from router.schemas.conversations.responses import Item, ItemReference, MessageItem, ReasoningItem, ResponsesBody
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _INSTEAD = "send the whole conversation in `input`"
@@ -34,8 +35,11 @@ class Conversation:
 class History:
     """What a request takes from the store; looked up at once, and read by `conversation`."""
 
-    def __init__(self, body: ResponsesBody, store: ResponseStore | None) -> None:
-        """Raises ValidationError for what is not stored."""
+    def __init__(self, body: ResponsesBody, store: ResponseStore | None, *, most_bytes: int) -> None:
+        """most_bytes: of what is taken from the store, each item as often as it is named.
+
+        Raises ValidationError for what is not stored, and for more.
+        """
         self._body = body
         self._is_written = store is not None and body.store
         self._earlier: tuple[bytes, ...] = ()
@@ -45,24 +49,26 @@ class History:
             if stored is None:
                 raise _absent("`previous_response_id`", "previous_response_id", previous, store)
             self._earlier = stored.items
+        self.cost = sum(map(len, self._earlier))
+        """Bytes of what was stored, which `conversation` goes through."""
         for item in self._given:
             if isinstance(item, ItemReference):
                 found = None if store is None else store.item(item.id)
                 if found is None:
                     raise _absent("`item_reference`", "input", item.id, store)
                 self._named[item.id] = found
-
-    @property
-    def cost(self) -> int:
-        """Bytes of what was stored, which `conversation` goes through."""
-        return sum(map(len, self._earlier)) + sum(map(len, self._named.values()))
+                self.cost += len(found)
+        if self.cost > most_bytes:
+            text = f"what is stored of the conversation has {self.cost} bytes, the limit is {most_bytes}: {_INSTEAD}"
+            param = "input" if previous is None else "previous_response_id"
+            raise ValidationError(text, param=param, reason="body_too_large", given=self.cost, limit=most_bytes)
 
     def conversation(self) -> Conversation:
         given = [self._read(item) if isinstance(item, ItemReference) else item for item in self._given]
         items = [*_ITEMS.validate_json(b"[" + b",".join(self._earlier) + b"]"), *given]
         if not self._is_written:
             return Conversation(items=items)
-        new = [_with_id(item) for item in given]
+        new = [_with_id(item) for item in given if not _is_foreign(item)]
         written = (*self._earlier, *(orjson.dumps(one) for one in new))
         return Conversation(items=items, written=written, new_ids=tuple(one["id"] for one in new))
 
@@ -75,8 +81,15 @@ class History:
         return _ITEMS.validate_json(b"[" + self._named[reference.id] + b"]")[0]
 
 
+def _is_foreign(item: Item) -> bool:
+    """Reasoning that only another server can read: no prompt contains it, so nothing would bound it."""
+    return isinstance(item, ReasoningItem) and not reasoning_text(item)
+
+
 def _with_id(item: Item) -> dict[str, Any]:
     fields = item.model_dump(exclude_none=True)
+    if isinstance(item, ReasoningItem) and item.content:
+        fields.pop("encrypted_content", None)  # `content` is read in its place
     if isinstance(item, MessageItem) and isinstance(item.content, str):
         kind = "output_text" if item.role == "assistant" else "input_text"
         fields["content"] = [{"type": kind, "text": item.content}]

@@ -35,6 +35,11 @@ class StoredResponse:
         return _ENTRY_BYTES + len(self.response) + sum(_ITEM_BYTES + len(item) for item in self.items)
 
 
+def has_id(item: bytes, item_id: str) -> bool:
+    """Whether it is the item of that id, by which its JSON begins."""
+    return item.startswith(orjson.dumps({"id": item_id})[:-1])
+
+
 class ResponseStore:
     """The responses that were used last. Not for several threads."""
 

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import orjson
+
 from router.openai.ending import Ending
 from router.responses.items import CallOutput, CustomCallOutput, Event, OutputItem, TextItem
 from router.responses.tools import ServedTools
@@ -25,7 +27,7 @@ class ResponseWriter:
         self._tools = tools
         self._keep = keep
         self._is_encrypted = _ENCRYPTED in body.include
-        self._fields = _echoed(body, tools, model, is_stored=keep is not None)
+        self._fields = _fields(body, model, is_stored=keep is not None) | _echoed(body, tools)
         self._output: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
         self._input_tokens = 0
@@ -116,7 +118,8 @@ class ResponseWriter:
         return [self._numbered(f"response.{name}", place | data) for name, data in events]
 
     def _lifecycle(self, name: str) -> Event:
-        return self._numbered(f"response.{name}", {"response": copy.deepcopy(self.whole)})
+        whole = {**self._fields, "output": copy.deepcopy(self._output)}
+        return self._numbered(f"response.{name}", {"response": whole})
 
     def _numbered(self, name: str, data: dict[str, Any]) -> Event:
         number, self._num_events = self._num_events, self._num_events + 1
@@ -132,8 +135,8 @@ class ResponseWriter:
         }
 
 
-def _echoed(body: ResponsesBody, tools: ServedTools, model: str, *, is_stored: bool) -> dict[str, Any]:
-    """The response before its first item, with all fields that openai's client requires."""
+def _fields(body: ResponsesBody, model: str, *, is_stored: bool) -> dict[str, Any]:
+    """The response before its first item, with all fields that openai's client requires but those of `_echoed`."""
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
@@ -142,9 +145,7 @@ def _echoed(body: ResponsesBody, tools: ServedTools, model: str, *, is_stored: b
         "background": False,
         "error": None,
         "incomplete_details": None,
-        "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata,
         "model": model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls,
@@ -152,12 +153,20 @@ def _echoed(body: ResponsesBody, tools: ServedTools, model: str, *, is_stored: b
         "reasoning": {"effort": body.reasoning.effort, "summary": None},
         "store": is_stored,
         "temperature": body.temperature,
-        "text": {
-            "format": body.text.format.model_dump(by_alias=True, exclude_unset=True) | {"type": body.text.format.type}
-        },
-        "tool_choice": body.tool_choice,
-        "tools": tools.echoed,
         "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,
     }
+
+
+def _echoed(body: ResponsesBody, tools: ServedTools) -> dict[str, orjson.Fragment]:
+    """What comes back as it was sent and may be large: made JSON once, for all events that have it."""
+    form = body.text.format
+    echoed = {
+        "instructions": body.instructions,
+        "metadata": body.metadata,
+        "text": {"format": form.model_dump(by_alias=True, exclude_unset=True) | {"type": form.type}},
+        "tool_choice": body.tool_choice,
+        "tools": tools.echoed,
+    }
+    return {name: orjson.Fragment(orjson.dumps(value)) for name, value in echoed.items()}

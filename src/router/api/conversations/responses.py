@@ -19,7 +19,7 @@ from router.generation.api_rules import RESPONSES
 from router.openai.chat.prompt import model_name
 from router.responses.conversation import chat_of
 from router.responses.history import Conversation, History
-from router.responses.store import StoredResponse
+from router.responses.store import StoredResponse, has_id
 from router.responses.tools import ServedTools
 from router.responses.writer import Keep, ResponseWriter
 from router.schemas.chat import ChatBody
@@ -48,7 +48,7 @@ async def responses(request: Request) -> Response:
     state = state_of(request)
     body = await state.read(request, ResponsesBody)
     tools = ServedTools.of(body.tools)
-    history = History(body, state.responses)
+    history = History(body, state.responses, most_bytes=state.config.payload_limit)
     num_items = 0 if isinstance(body.input, str) else len(body.input)
     make = partial(_read, body, tools, history)
     chat, conversation = await as_chat(state, num_items, make, num_bytes=history.cost)
@@ -81,18 +81,18 @@ async def delete_response(request: Request, response_id: str) -> Response:
 async def input_items(request: Request, response_id: str) -> Response:
     """The conversation before a stored response, the last item first; query: `limit`, `after`, `order`."""
     query = request.query_params
-    items = [orjson.loads(item) for item in _stored(request, response_id).asked]
-    if query.get("order", "desc") == "desc":
-        items.reverse()
-    if (after := query.get("after")) is not None:
-        items = items[next((place for place, item in enumerate(items, 1) if item["id"] == after), len(items)) :]
     try:
         limit = int(query.get("limit", _PAGE))
     except ValueError:
         limit = 0
     if not 1 <= limit <= _LARGEST_PAGE:
         raise ValidationError(f"`limit` must be in 1..={_LARGEST_PAGE}", param="limit", limit=_LARGEST_PAGE)
-    page = items[:limit]
+    items = _stored(request, response_id).asked
+    if query.get("order", "desc") == "desc":
+        items = items[::-1]
+    if (after := query.get("after")) is not None:
+        items = items[next((place for place, item in enumerate(items, 1) if has_id(item, after)), len(items)) :]
+    page = [orjson.loads(item) for item in items[:limit]]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return JsonResponse({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
 

@@ -180,6 +180,8 @@ class ReasoningConfig(Body):
     summary: str | None = Field(default=None, description="Has no effect: reasoning is given whole.", examples=["auto"])
 
 
+_MOST_METADATA, _LONGEST_NAME, _LONGEST_TEXT = 16, 64, 512  # OpenAI's
+
 _UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "conversation": ((), "is not served here: send the whole conversation in `input`"),
     "background": ((False,), "is not served here: leave it out"),
@@ -236,7 +238,11 @@ class ResponsesBody(Body):
         description="Keep the response, on a server with `--response-store`; the answer says whether it is kept.",
         examples=[False],
     )
-    metadata: dict[str, Any] = Field(default_factory=dict, description="Comes back in the answer.", examples=[{}])
+    metadata: dict[str, str] = Field(
+        default_factory=dict,
+        description="Comes back in the answer: up to 16 texts of 512 characters, their names of 64.",
+        examples=[{"session": "1"}],
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -252,6 +258,11 @@ class ResponsesBody(Body):
     def _is_whole(self) -> ResponsesBody:
         if not self.input and isinstance(self.input, list):
             raise FieldError("`input` must hold at least one item", param="input", code="empty_array")
+        if len(self.metadata) > _MOST_METADATA or any(
+            len(name) > _LONGEST_NAME or len(text) > _LONGEST_TEXT for name, text in self.metadata.items()
+        ):
+            text = f"`metadata` may hold {_MOST_METADATA} texts of {_LONGEST_TEXT} characters, names of {_LONGEST_NAME}"
+            raise FieldError(text, param="metadata")
         return self
 
 

@@ -35,6 +35,7 @@ _QUOTED = r"/Q([^Q\\]|\\([nrtbf\\\/'\"]|u[0-9a-fA-F]{4}))"
 _KEY = re.compile(r"[\w.-]+")
 _FAR_REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 _MAX_DEPTH = 8
+_LARGEST_COUNT = 1_000_000
 
 
 class UnsuitableError(Exception):
@@ -114,7 +115,9 @@ class ArgumentRules:
         if "properties" not in schema and schema.get("additionalProperties") is not False:
             raise UnsuitableError("any keys")
         properties, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, dict) or not isinstance(required, list) or set(required) - properties.keys():
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            raise UnsuitableError("required")
+        if not all(isinstance(key, str) and key in properties for key in required):
             raise UnsuitableError("required")
         if not all(_KEY.fullmatch(key) for key in properties) or depth > _MAX_DEPTH:
             raise UnsuitableError("keys")
@@ -140,7 +143,7 @@ class ArgumentRules:
             if not all(isinstance(one, str) and one and (not end or end not in one) for one in choices):
                 raise UnsuitableError("choices")
             return f"({' | '.join(map(_literal, choices))}) {self._symbols(end)}"
-        bounds = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+        bounds = _bounds(schema)
         body = f"/(.|\\n){bounds}/"
         if self._form.ends_text:
             ends = "|".join(map(_pattern, self._form.ends_text))
@@ -157,7 +160,7 @@ class ArgumentRules:
             return parts
         if (choices := _choices(schema)) is not None and not schema.keys() - _OF_TEXT:
             return self._rule(" | ".join(map(self._choice, choices)))
-        given = schema.get("type")
+        given = _type(schema)
         if given == "string":
             return f"{self._symbols(self._form.quote)} {self._text(schema, self._form.quote)}"
         if given == "array" and not schema.keys() - _OF_ARRAYS and isinstance(schema.get("items"), dict):
@@ -181,11 +184,11 @@ class ArgumentRules:
             return parts
         if (choices := _choices(schema)) is not None and not schema.keys() - _OF_TEXT:
             return self._rule(" | ".join(_literal(text) for one in choices for text in _spelled(one)))
-        given = schema.get("type")
+        given = _type(schema)
         if given in _PYTHON_WORDS and not schema.keys() - _NOTES:
             return _PYTHON_WORDS[given]
         if given == "string" and not schema.keys() - _OF_TEXT:
-            bounds = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+            bounds = _bounds(schema)
             return self._rule(
                 " | ".join(_QUOTED.replace("Q", quote) + bounds + quote + "/" for quote in "'\""), is_terminal=True
             )
@@ -203,10 +206,10 @@ class ArgumentRules:
         if depth > _MAX_DEPTH:
             raise UnsuitableError("depth")
         for keyword in ("anyOf", "oneOf"):
-            if isinstance(schema.get(keyword), list) and not schema.keys() - _NOTES - {keyword}:
+            if schema.get(keyword) and isinstance(schema[keyword], list) and not schema.keys() - _NOTES - {keyword}:
                 return self._rule(" | ".join(value(one, depth + 1) for one in schema[keyword]))
         given = schema.get("type")
-        if isinstance(given, list) and _choices(schema) is None:
+        if given and isinstance(given, list) and _choices(schema) is None:
             return self._rule(" | ".join(value({**schema, "type": one}, depth + 1) for one in given))
         return None
 
@@ -220,7 +223,7 @@ class ArgumentRules:
 
     def _array(self, schema: dict[str, Any], item: str, between: str) -> str:
         item = self._rule(item)
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
         if most == 0:
             return '"[]"'
         more = f'("{between}" {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
@@ -243,7 +246,9 @@ class ArgumentRules:
             return all(self._is_plain(one) for one in kinds)
         given = schema.get("type")
         types = [given] if isinstance(given, str) else given
-        return not schema.keys() - _NOTES and isinstance(types, list) and set(types) <= _SCALARS
+        if schema.keys() - _NOTES or not isinstance(types, list):
+            return False
+        return all(isinstance(one, str) and one in _SCALARS for one in types)
 
     def _local(self, schema: Any) -> dict[str, Any]:
         found = resolved(schema, self._root)
@@ -264,10 +269,36 @@ _EMPTY = '""'
 
 
 def _choices(schema: dict[str, Any]) -> Sequence[Any] | None:
+    """Raises UnsuitableError where there are none."""
     if "const" in schema:
         return [schema["const"]]
     choices = schema.get("enum")
+    if choices == []:
+        raise UnsuitableError("choices")
     return choices if isinstance(choices, list) else None
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """Raises UnsuitableError for what is no type."""
+    given = schema.get("type", "")
+    if not isinstance(given, str):
+        raise UnsuitableError("type")
+    return given
+
+
+def _count(schema: dict[str, Any], keyword: str) -> int | None:
+    """A number that is written into a rule as it is. Raises UnsuitableError for what is no number of characters or
+    items."""
+    number = schema.get(keyword)
+    if number is not None and (type(number) is not int or not 0 <= number <= _LARGEST_COUNT):
+        raise UnsuitableError(keyword)
+    return number
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    """Of the characters of a text, as in a regular expression."""
+    most = _count(schema, "maxLength")
+    return f"{{{_count(schema, 'minLength') or 0},{'' if most is None else most}}}"
 
 
 def _spelled(choice: Any) -> list[str]:

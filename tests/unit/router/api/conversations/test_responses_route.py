@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import openai
+import orjson
 import pytest
 from pydantic import BaseModel
 from router_fakes import Router, failing, message_of, says
@@ -105,6 +106,36 @@ async def test_reasoning_text_and_calls_whole_and_streamed(make_native: MakeRout
     asked = body(input=[user, unread, {"role": "assistant", "content": "A"}, foreign, user])
     assert (await again.post(PATH, asked)).status_code == 200
     assert again.scheduler.last.inputs == "<user>Hi\n<assistant>(Let me.)A\n<user>Hi\n<assistant>"
+
+
+async def test_what_comes_back_is_made_json_once(make_native: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large it is: each event copies it as it is."""
+    written: list[Any] = []
+    dumps = orjson.dumps
+
+    def noted(value: Any, *others: Any, **options: Any) -> bytes:
+        written.append(value)
+        return dumps(value, *others, **options)
+
+    monkeypatch.setattr("router.responses.writer.orjson.dumps", noted)
+    router = make_native(ANSWER)
+    many = [{**TOOLS[0], "name": f"tool_{number}", "description": "d" * 2000} for number in range(60)]
+    answer = await router.post(PATH, body(tools=many, stream=True, instructions="i" * 100))
+    whole = checked(events_of(answer.content))
+    assert whole["tools"] == many and whole["instructions"] == "i" * 100
+    lists = [value for value in written if isinstance(value, list) and len(value) == 60]
+    assert len(lists) == 1, "the tools were made JSON more than once"
+    shown = [value["response"]["tools"] for value in written if isinstance(value, dict) and "response" in value]
+    assert len(shown) == 3 and all(isinstance(tools, orjson.Fragment) for tools in shown)
+
+
+@pytest.mark.parametrize(
+    "metadata", [{str(n): "" for n in range(17)}, {"n" * 65: ""}, {"a": "x" * 513}, {"a": 1}, {"a": {"b": "c"}}]
+)
+async def test_metadata_has_openais_bounds(router: Router, metadata: Any) -> None:
+    assert (await router.post(PATH, body(metadata={str(n): "x" * 512 for n in range(16)}))).status_code == 200
+    refused = await router.post(PATH, body(metadata=metadata))
+    assert refused.status_code == 400 and refused.json()["error"]["param"].startswith("metadata")
 
 
 async def test_a_whole_conversation_reaches_the_template(make_native: MakeRouter) -> None:

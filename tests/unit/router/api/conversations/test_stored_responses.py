@@ -27,12 +27,12 @@ CALL = [
 
 @pytest.fixture
 def make_storing(make_router: MakeRouter) -> MakeRouter:
-    def make(*answers: list[str], most: int = 10, api_key: str | None = None) -> Router:
+    def make(*answers: list[str], most: int = 10, **options: Any) -> Router:
         return make_router(
             script(*([*answer, "</s>"] for answer in answers)),
             templates={"default": TEMPLATE},
             model_format=ModelFormat(format=FORMATS["hermes"], style=style_named("think"), markers=Markers((), {})),
-            config=RouterConfig(tokenizer_name="some/model", response_store=most, api_key=api_key),
+            config=RouterConfig(tokenizer_name="some/model", response_store=most, **options),
         )
 
     return make
@@ -79,6 +79,36 @@ async def test_items_are_referred_to(make_storing: MakeRouter) -> None:
     asked.append({"role": "user", "content": "?"})
     assert (await router.post(PATH, body(input=asked))).status_code == 200
     assert router.scheduler.last.inputs == "<user>Say one.\n<assistant>One.\n<user>?\n<assistant>"
+
+
+async def test_reasoning_that_nobody_here_can_read_is_not_stored(make_storing: MakeRouter) -> None:
+    foreign = {"type": "reasoning", "encrypted_content": "f" * 100_000}
+    shown = {"type": "reasoning", "content": [{"text": "Hm."}], "encrypted_content": "f" * 100_000}
+    turn = {"role": "user", "content": "Hello"}
+    router = make_storing(["One."])
+    first = (await router.post(PATH, body(input=[foreign, shown, turn]))).json()
+    listed = await router.request("GET", f"{PATH}/{first['id']}/input_items?order=asc")
+    assert [item["type"] for item in listed.json()["data"]] == ["reasoning", "message"]
+    assert "fff" not in listed.text and listed.json()["data"][0]["content"][0]["text"] == "Hm."
+
+
+async def test_a_chain_has_the_limit_of_a_body(make_storing: MakeRouter) -> None:
+    """By its texts, and by references to one item."""
+    router = make_storing(*([f"{number}."] for number in range(40)), payload_limit=1500)
+    last: str | None = None
+    for _ in range(7):
+        answer = await router.post(PATH, body(input="r" * 350, previous_response_id=last))
+        if answer.status_code != 200:
+            break
+        last = answer.json()["id"]
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "previous_response_id", error
+    assert "the limit is 1500: send the whole conversation" in error["message"]
+
+    item = (await router.request("GET", f"{PATH}/{last}/input_items")).json()["data"][0]
+    many = await router.post(PATH, body(input=[{"id": item["id"]}] * 5))
+    assert many.status_code == 400 and many.json()["error"]["param"] == "input"
+    router.assert_idle()
 
 
 async def test_what_is_not_to_be_stored_is_not(make_storing: MakeRouter) -> None:

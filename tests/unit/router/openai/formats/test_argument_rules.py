@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -136,3 +137,44 @@ def test_names_that_python_cannot_have() -> None:
     markers = tokenizer_of("pythonic")[2]
     for name, is_possible in (("a.b_c", True), ("a-b", False), ("a.call", False)):
         assert has_rules(FORMATS["pythonic"], markers, {name: SCHEMA}) == is_possible
+
+
+_WRONG: list[Any] = [
+    None,
+    True,
+    -1,
+    1.5,
+    10**12,
+    '0,1}/ "TEXT" /x{0',
+    "string",
+    [],
+    [{}],
+    [[]],
+    {},
+    {"a": [{}]},
+    [None, 1],
+]
+_KEYWORDS = ("type", "required", "properties", "enum", "const", "anyOf", "oneOf", "minLength", "maxLength", "items",
+             "minItems", "maxItems", "additionalProperties", "$ref", "$defs", "title", "default")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(name for name, one in FORMATS.items() if one.form is not None))
+def test_no_keyword_of_a_wrong_type_is_an_error_of_ours_or_reaches_a_grammar(name: str) -> None:
+    """As a keyword of the arguments, of one of them, and of a part of one."""
+    format_, (_, _, markers) = FORMATS[name], tokenizer_of(name)
+    base: list[Any] = [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]
+    num_served = 0
+    for keyword, wrong, one in itertools.product(_KEYWORDS, _WRONG, base):
+        member = {**one, keyword: wrong}
+        for schema in (
+            {"type": "object", "properties": {"a": member}},
+            {"type": "object", "properties": {"a": {"type": "array", "items": member}}},
+            {"type": "object", "properties": {"a": {"anyOf": [member, {"type": "null"}]}}, "required": ["a"]},
+            {"type": "object", "properties": {"a": one}, keyword: wrong},
+        ):
+            if has_rules(format_, markers, {"f": schema}):
+                grammar = forced_calls(format_, markers, {"f": schema}, Thinking(), is_one=True)
+                num_served += 1
+                frame = json.loads(grammar)["grammars"][0]["lark_grammar"]
+                assert '/ "TEXT" /' not in frame, (schema, frame)
+    assert num_served
