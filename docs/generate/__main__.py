@@ -1,4 +1,4 @@
-"""`python -m docs.generate` writes docs/reference and the tables of the migration guides.
+"""`python -m docs.generate` writes docs/reference, the tables of the migration guides and the README's figures.
 
 With `--check` it only says what is stale, with status 1.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from docs.generate.figures import readme
 from docs.generate.pages import REFERENCE, pages
 from docs.generate.word_tables import DOCS, guides
 
 
 def main() -> int:
-    wanted = {REFERENCE / name: text for name, text in pages().items()} | dict(guides())
+    wanted = {REFERENCE / name: text for name, text in pages().items()} | dict(guides()) | dict(readme())
     stale = [path for path, text in wanted.items() if _committed(path) != text]
     is_check = "--check" in sys.argv[1:]
     for path in stale:

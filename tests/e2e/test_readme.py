@@ -33,7 +33,7 @@ def test_every_command_is_an_example(name: str) -> None:
     examples = documents.examples(name)
     text = documents.read(name)
     assert len(examples) == text.count("\ncurl ") + text.count("\n```python\n")
-    assert len(examples) >= 3
+    assert examples
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

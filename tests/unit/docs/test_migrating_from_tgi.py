@@ -236,8 +236,6 @@ def test_every_command_is_understood_and_the_same_for_both() -> None:
         check(config)
         configs.append(config)
     assert len(configs) == 3 and configs[1] == configs[2]
-    served = [parse(RouterConfig, words[1:], {}) for words in documents.commands(TEXT, "serves")]
-    assert [config.port for config in served] == [8080]
 
 
 def test_the_chart() -> None:

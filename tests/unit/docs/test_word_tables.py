@@ -1,4 +1,4 @@
-"""The guides for users of other servers: their tables are those of the parser, and our side is in the code."""
+"""Tables that are written into the guides for users of other servers and into the README: fresh, and true here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from support import documents
 from support.documents import bare, rows, section
 
 from docs.generate import variables
+from docs.generate.figures import README, readme
 from docs.generate.word_tables import guides
 from launcher.config import LauncherConfig, ServeConfig, check
 from router.server.app import create_app
@@ -27,6 +28,12 @@ VARIABLES |= {one.name for one in variables.VARIABLES} | {str(opt.env) for _, op
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_the_tables_are_fresh(path: Path) -> None:
     assert path.read_text() == GUIDES[path], f"docs/{path.name} is stale: make reference"
+
+
+def test_the_readme_has_the_figures_of_the_results() -> None:
+    text = README.read_text()
+    assert text == readme()[README], "README.md is stale: make reference"
+    assert text.count("<!-- figures: ") == 2 and text.count("** × ") >= 1  # cells in which another server is faster
 
 
 def test_each_server_has_a_guide() -> None:
