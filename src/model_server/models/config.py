@@ -12,6 +12,9 @@ from model_server.layers.rotary import Rope
 # No count in a real model comes near; a larger one would be asked for as memory.
 MAX_COUNT = 2**31
 
+# Kinds of rotation that depend on the length of the texts before they were scaled.
+_WITH_ORIGINAL = ("llama3", "longrope", "su", "yarn")
+
 
 class ModelConfig:
     """Fields of one config.json. Every reader raises StartupError naming the field when its value is not usable."""
@@ -87,9 +90,14 @@ class ModelConfig:
         """The same file with these fields, whatever it says."""
         return ModelConfig({**self._fields, **fields})
 
+    def without(self, *names: str) -> ModelConfig:
+        """The same file without fields that other types have, and that transformers does not read for this one."""
+        return ModelConfig({name: value for name, value in self._fields.items() if name not in names})
+
     def rope_block(self) -> Mapping[str, Any]:
-        """`rope_parameters` of transformers 5, or the older `rope_scaling`; empty if the file has neither."""
-        block = self._fields.get("rope_parameters") or self._fields.get("rope_scaling") or {}
+        """`rope_scaling`, which people add to files that have `rope_parameters` of transformers 5, or these; empty if
+        the file has neither."""
+        block = self._fields.get("rope_scaling") or self._fields.get("rope_parameters") or {}
         if not isinstance(block, Mapping):
             raise StartupError(f"config.json: the rope parameters must be an object, got {block!r}")
         return block
@@ -106,8 +114,8 @@ class ModelConfig:
         found = ModelConfig({"rope_theta": block.get("rope_theta") or self._fields.get("rope_theta")})
         parameters = dict(block)
         original = self._fields.get("original_max_position_embeddings")
-        if original is not None:  # Phi 3 keeps it outside
-            parameters.setdefault("original_max_position_embeddings", original)
+        if original is not None and kind in _WITH_ORIGINAL:  # Phi 3 keeps it outside, where it counts first
+            parameters["original_max_position_embeddings"] = original
         return Rope(
             kind=str(kind),
             theta=found.number("rope_theta", theta),

@@ -69,6 +69,10 @@ OF_HEADS = (
 )
 
 
+# Fields of models that do not generate text -> their values in those that do.
+_BIDIRECTIONAL = {"use_bidirectional_attention": False, "is_causal": True}
+
+
 class UnknownFamilyError(StartupError):
     """The native decoder does not know this model type. Another runner may."""
 
@@ -80,11 +84,23 @@ def spec_of(config: ModelConfig) -> Spec:
     for a config that cannot be used.
     """
     text = text_config(config)
+    _check_is_causal(text)
     family = FAMILIES.get(text.model_type)
     if family is None:
         served = ", ".join(sorted({*FAMILIES, *TEXT_TYPES}))
         raise UnknownFamilyError(f"Unsupported model type {config.model_type}; this version serves {served}")
     return family(text)
+
+
+def _check_is_causal(config: ModelConfig) -> None:
+    """Raises StartupError for a model whose tokens see those behind them: it cannot generate text."""
+    for name, causal in _BIDIRECTIONAL.items():
+        value = config.get(name)
+        if value is not None and value is not causal:
+            raise StartupError(
+                f"config.json: `{name}` is {str(value).lower()}: tokens of this model see those behind them, and it "
+                "generates no text; for embeddings use --task embed"
+            )
 
 
 def pooled_spec_of(config: ModelConfig, stored: Collection[str]) -> Spec:
@@ -100,7 +116,7 @@ def pooled_spec_of(config: ModelConfig, stored: Collection[str]) -> Spec:
             raise UnknownFamilyError(f"the native {config.model_type} does not serve this form of it")
         return replace(spec, left_over=(*spec.left_over, *OF_HEADS))
     bidirectional = config.flag("use_bidirectional_attention", False) or not config.flag("is_causal", True)
-    spec = spec_of(config)
+    spec = spec_of(config.without(*_BIDIRECTIONAL))
     left_over = (*spec.left_over, *OF_HEADS)
     spec = replace(spec, has_head=False, bidirectional=bidirectional, left_over=left_over)
     if bidirectional and config.model_type == "gemma3_text":

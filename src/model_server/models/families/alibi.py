@@ -28,7 +28,7 @@ def bloom(config: ModelConfig) -> Spec:
     """A norm on the embeddings; q, k and v packed head by head."""
     if config.flag("apply_residual_connection_post_layernorm", False):
         raise StartupError("config.json: `apply_residual_connection_post_layernorm` is not served")
-    config = config.renamed(
+    config = config.without("rms_norm_eps").renamed(
         {
             "hidden_size": ("hidden_size", "n_embed"),
             "num_hidden_layers": "n_layer",
@@ -60,7 +60,7 @@ def falcon(config: ModelConfig) -> Spec:
     bfloat16.
     """
     new = config.flag("new_decoder_architecture", config.model_type == "RefinedWeb")
-    config = config.renamed(
+    config = config.without("rms_norm_eps").renamed(
         {
             "num_hidden_layers": "n_layer",
             "num_attention_heads": "n_head",
@@ -119,16 +119,22 @@ def mpt(config: ModelConfig) -> Spec:
     for name in ("qk_ln", "prefix_lm"):
         if attention.flag(name, False):
             raise StartupError(f"config.json: `{name}` is not served")
-    config = config.renamed(
-        {
-            "hidden_size": "d_model",
-            "num_hidden_layers": "n_layers",
-            "num_attention_heads": "n_heads",
-            "max_position_embeddings": "max_seq_len",
-            "rms_norm_eps": "layer_norm_epsilon",
-        }
-    ).replaced(
-        num_key_value_heads=1 if attention.get("attn_type") == "multiquery_attention" else attention.get("kv_n_heads")
+    config = (
+        config.without("rms_norm_eps")
+        .renamed(
+            {
+                "hidden_size": "d_model",
+                "num_hidden_layers": "n_layers",
+                "num_attention_heads": "n_heads",
+                "max_position_embeddings": "max_seq_len",
+                "rms_norm_eps": "layer_norm_epsilon",
+            }
+        )
+        .replaced(
+            num_key_value_heads=1
+            if attention.get("attn_type") == "multiquery_attention"
+            else attention.get("kv_n_heads")
+        )
     )
     hidden_size, num_heads = config.count("hidden_size"), config.count("num_attention_heads")
     alibi = attention.flag("alibi", True)

@@ -20,12 +20,13 @@ def base(
     default_eps: float = 1e-6,
     default_activation: str = "silu",
     default_theta: float = 10000.0,
-    default_rotary_factor: float = 1.0,
+    default_rotary_factor: float | None = None,
     tied: bool = False,
     **differences: Any,
 ) -> Spec:
     """The fields that families share, with transformers' defaults as given; `differences` replace some of them.
 
+    default_rotary_factor: of types that may rotate a part of a head; None: this one always rotates all of it.
     tied: what a file without `tie_word_embeddings` means.
     """
     hidden_size = config.count("hidden_size")
@@ -63,13 +64,21 @@ def base(
 
 
 def rotary_dim(
-    config: ModelConfig, head_dim: int, default_factor: float = 1.0, block: Mapping[str, Any] | None = None
+    config: ModelConfig, head_dim: int, default_factor: float | None = None, block: Mapping[str, Any] | None = None
 ) -> int:
-    """How many numbers of a head rotate: a part of it where the config says so."""
+    """How many numbers of a head rotate: a part of it where the config says so.
+
+    default_factor: None: the type always rotates all of it. Raises StartupError for a part that cannot be.
+    """
     block = config.rope_block() if block is None else block
     factor = block.get("partial_rotary_factor")
     factors = ModelConfig({"partial_rotary_factor": config.get("partial_rotary_factor") if factor is None else factor})
-    dim = int(head_dim * factors.number("partial_rotary_factor", default_factor))
+    dim = int(head_dim * factors.number("partial_rotary_factor", default_factor or 1.0))
+    if default_factor is None and dim != head_dim:
+        raise StartupError(
+            f"config.json: `partial_rotary_factor` makes {dim} of {head_dim} numbers of a head rotate, but heads of "
+            f"{config.get('model_type')} rotate as a whole: remove it"
+        )
     if dim % 2 != 0 or not 0 < dim <= head_dim:
         raise StartupError(f"config.json: the rotated part of `head_dim` must be even, got {dim} of {head_dim}")
     return dim

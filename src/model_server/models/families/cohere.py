@@ -29,7 +29,7 @@ def cohere2(config: ModelConfig) -> Spec:
 
 def _cohere(config: ModelConfig, *, theta: float, **differences: Any) -> Spec:
     return base(
-        config.renamed({"rms_norm_eps": "layer_norm_eps"}),
+        config.without("rms_norm_eps").renamed({"rms_norm_eps": "layer_norm_eps"}),
         default_eps=1e-5,
         default_positions=8192,
         default_theta=theta,

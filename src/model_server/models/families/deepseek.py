@@ -77,6 +77,12 @@ def _experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -
         raise StartupError(
             f"config.json: `topk_group` is {routing.top_groups}, but there are {routing.num_groups} groups"
         )
+    eligible = routing.num_experts // routing.num_groups * routing.top_groups
+    if eligible < routing.top_k:
+        raise StartupError(
+            f"config.json: `num_experts_per_tok` is {routing.top_k}, but `topk_group` ({routing.top_groups}) groups "
+            f"have {eligible} experts"
+        )
     intermediate_size = config.count("moe_intermediate_size", size)
     return Moe(
         routing=routing,

@@ -204,7 +204,7 @@ def _rotating(config: ModelConfig, names: Names, *, theta: float, activation: st
         return None
     dim = config.count("hidden_size") // config.count("num_attention_heads")
     positions = config.count("max_position_embeddings", 8192)
-    rope = config.rope(rotary_dim(config, dim), positions, theta=theta)
+    rope = config.rope(rotary_dim(config, dim, 1.0), positions, theta=theta)
     ropes = (rope,) * config.count("num_hidden_layers")
     return _post_norm(config, names, ropes=ropes, gated=True, activation=activation, **differences)
 

@@ -21,6 +21,8 @@ GPT2_FIELDS: dict[str, str | tuple[str, ...]] = {
     "hidden_act": "activation_function",
     "rms_norm_eps": "layer_norm_epsilon",
 }
+# Fields of other types, which these do not have.
+OF_OTHERS = ("intermediate_size", "hidden_act", "rms_norm_eps")
 GPT2 = Names(
     base="transformer.",
     embedding="transformer.wte",
@@ -56,7 +58,7 @@ def gpt_bigcode(config: ModelConfig) -> Spec:
 
 
 def _gpt2(config: ModelConfig, names: Names, num_kv_heads: int | None, activation: str = "gelu_new") -> Spec:
-    config = config.renamed(GPT2_FIELDS)
+    config = config.without(*OF_OTHERS).renamed(GPT2_FIELDS)
     plain = base(
         config.renamed({}, intermediate_size=4 * config.count("hidden_size")).replaced(
             num_key_value_heads=num_kv_heads
@@ -76,7 +78,7 @@ def _gpt2(config: ModelConfig, names: Names, num_kv_heads: int | None, activatio
 
 def gptj(config: ModelConfig) -> Spec:
     """Attention and MLP in parallel after one norm; part of a head rotates, pairs side by side; the head has a bias."""
-    config = config.renamed(GPT2_FIELDS)
+    config = config.without(*OF_OTHERS).renamed(GPT2_FIELDS)
     head_dim = config.count("hidden_size") // config.count("num_attention_heads")
     rotary_dim = (
         config.count("rotary_dim", 64) if config.get("rotary_dim") or not config.has("rotary_dim") else head_dim
@@ -111,7 +113,7 @@ def gptj(config: ModelConfig) -> Spec:
 
 def gpt_neox(config: ModelConfig) -> Spec:
     """GPT-NeoX, Pythia: q, k, v packed head by head; attention and MLP in parallel after norms of their own, or not."""
-    config = config.renamed(
+    config = config.without("rms_norm_eps", "partial_rotary_factor", "rope_theta").renamed(
         {"rms_norm_eps": "layer_norm_eps", "partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
     )
     names = Names(
@@ -158,7 +160,7 @@ def opt(config: ModelConfig) -> Spec:
         output_projection="model.decoder.project_out",
     )
     return base(
-        config.renamed({"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}),
+        config.without(*OF_OTHERS).renamed({"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}),
         default_eps=1e-5,
         default_positions=2048,
         default_activation="relu",
@@ -187,7 +189,7 @@ def phi(config: ModelConfig) -> Spec:
         norm="model.final_layernorm",
     )
     return base(
-        config.renamed({"rms_norm_eps": "layer_norm_eps"}),
+        config.without("rms_norm_eps").renamed({"rms_norm_eps": "layer_norm_eps"}),
         default_eps=1e-5,
         default_positions=2048,
         default_activation="gelu_new",
@@ -202,7 +204,7 @@ def phi(config: ModelConfig) -> Spec:
 def starcoder2(config: ModelConfig) -> Spec:
     """Grouped heads, rotation, biases everywhere, one window for all layers."""
     return base(
-        config.renamed({"rms_norm_eps": "norm_epsilon"}),
+        config.without("rms_norm_eps").renamed({"rms_norm_eps": "norm_epsilon"}),
         default_kv_heads=2,
         default_eps=1e-5,
         default_positions=4096,
@@ -219,7 +221,7 @@ def stablelm(config: ModelConfig) -> Spec:
     """Llama with LayerNorms; a quarter of a head rotates; some have parallel attention and MLP, or norms of heads."""
     parallel = config.flag("use_parallel_residual", False)
     return base(
-        config.renamed({"rms_norm_eps": "layer_norm_eps"}),
+        config.without("rms_norm_eps").renamed({"rms_norm_eps": "layer_norm_eps"}),
         default_eps=1e-5,
         default_positions=4096,
         default_rotary_factor=0.25,

@@ -59,7 +59,17 @@ def granite(config: ModelConfig) -> Spec:
 def phi3(config: ModelConfig) -> Spec:
     """Packed qkv and gate_up; LongRoPE in the long variants, whose original length is outside of the block."""
     names = Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",))
-    return base(config, default_positions=4096, default_eps=1e-5, names=names, windows=one_window(config, None))
+    block = config.rope_block()
+    if (block.get("rope_type") or block.get("type")) == "yarn":  # what first files call LongRoPE
+        config = config.replaced(rope_scaling={**block, "rope_type": "longrope"})
+    return base(
+        config,
+        default_positions=4096,
+        default_eps=1e-5,
+        default_rotary_factor=1.0,
+        names=names,
+        windows=one_window(config, None),
+    )
 
 
 def smollm3(config: ModelConfig) -> Spec:

@@ -11,7 +11,7 @@ import pytest
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
-from model_server.models.families import FAMILIES, UnknownFamilyError, spec_of
+from model_server.models.families import FAMILIES, UnknownFamilyError, pooled_spec_of, spec_of
 
 # transformers has no config class for these.
 OWN = ("RefinedWeb", "RefinedWebModel", "baichuan")
@@ -113,7 +113,9 @@ def test_baichuan() -> None:
 
 def test_gemma_says_gelu_and_means_the_approximation() -> None:
     assert spec("gemma", hidden_act="gelu", hidden_activation=None).activation == "gelu_pytorch_tanh"
-    assert spec("gemma", hidden_act="gelu", hidden_activation="gelu").activation == "gelu"
+    assert spec("gemma", hidden_act="gelu", hidden_activation="gelu").activation == "gelu_pytorch_tanh"
+    assert spec("gemma", hidden_act="silu", hidden_activation="gelu").activation == "silu"
+    assert spec("gemma2", hidden_act="silu", hidden_activation="gelu").activation == "gelu"
 
 
 def test_caps_of_gemma2() -> None:
@@ -132,6 +134,55 @@ def test_gemma3_in_both_spellings() -> None:
     assert old.windows == (4096, None, 4096, None)
     kinds = [(r.kind, r.theta, r.parameters.get("factor")) for r in old.ropes if r]
     assert kinds == [("default", 2e4, None), ("linear", 5e5, 8.0)] * 2
+
+
+def test_gemma3_with_the_rotation_of_one_kind_of_layer() -> None:
+    made = spec("gemma3_text", rope_parameters={"full_attention": {"rope_type": "linear", "factor": 8.0}})
+    ropes = {rope.kind: rope for rope in made.ropes if rope is not None}
+    assert (ropes["linear"].theta, ropes["default"].theta) == (1e6, 1e4)
+    scaled = spec("gemma3_text", rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert {rope.kind for rope in scaled.ropes if rope is not None} == {"linear", "default"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        ("gpt2", {"rms_norm_eps": 0.5, "hidden_act": "relu", "intermediate_size": 8}),
+        ("gptj", {"rms_norm_eps": 0.5, "hidden_act": "relu", "intermediate_size": 8}),
+        ("opt", {"rms_norm_eps": 0.5, "hidden_act": "gelu"}),
+        ("phi", {"rms_norm_eps": 0.5}),
+        ("stablelm", {"rms_norm_eps": 0.5}),
+        ("cohere", {"rms_norm_eps": 0.5}),
+        ("bloom", {"rms_norm_eps": 0.5}),
+        ("falcon", {"rms_norm_eps": 0.5}),
+        ("mpt", {"rms_norm_eps": 0.5}),
+        ("starcoder2", {"rms_norm_eps": 0.5}),
+        ("gpt_neox", {"rms_norm_eps": 0.5, "rope_theta": 3.0, "partial_rotary_factor": 1.0}),
+    ],
+)
+def test_fields_of_other_types_are_not_read(model_type: str, fields: dict[str, Any]) -> None:
+    own = {"layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "activation_function", "n_inner", "rope_parameters"}
+    left = tuple(own & set(defaults(model_type)))
+    assert numbers(spec(model_type, without=left, **fields)) == numbers(spec(model_type, without=left))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize("fields", [{"is_causal": False}, {"use_bidirectional_attention": True}])
+def test_models_whose_tokens_see_those_behind_them_generate_no_text(model_type: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(
+        StartupError, match=f"`{next(iter(fields))}` is .* generates no text; for embeddings use --task"
+    ):
+        spec(model_type, **fields)
+    bidirectional = pooled_spec_of(ModelConfig(defaults(model_type) | fields), ())
+    assert bidirectional.bidirectional
+
+
+def test_experts_in_too_few_groups() -> None:
+    fields = {"n_routed_experts": 8, "n_group": 8, "topk_group": 2, "num_experts_per_tok": 3}
+    for model_type in ("deepseek_v2", "deepseek_v3"):
+        method = {"topk_method": "group_limited_greedy"} if model_type == "deepseek_v2" else {}
+        with pytest.raises(StartupError, match=r"per_tok` is 3, but `topk_group` \(2\) groups have 2 experts"):
+            spec(model_type, **fields, **method)
 
 
 def test_partial_rotation_in_all_spellings() -> None:

@@ -65,6 +65,26 @@ def test_rope_old_and_new(fields: dict[str, Any]) -> None:
     assert (rope.kind, rope.theta, rope.number("factor")) == ("linear", 5e5, 2.0)
 
 
+def test_a_scaling_that_is_added_to_a_newer_file_is_the_one_that_counts() -> None:
+    newer = {"rope_type": "default", "rope_theta": 1e6}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    rope = spec(rope_parameters=newer, rope_scaling=yarn, rope_theta=5e5).ropes[0]
+    assert rope is not None and (rope.kind, rope.theta) == ("yarn", 5e5)
+
+
+def test_an_original_length_outside_of_the_block_counts_first() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    rope = spec(rope_parameters=yarn, original_max_position_embeddings=64).ropes[0]
+    assert rope is not None and rope.parameters["original_max_position_embeddings"] == 64
+
+
+def test_heads_that_rotate_as_a_whole() -> None:
+    for fields in ({"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
+        with pytest.raises(StartupError, match="heads of llama rotate as a whole"):
+            spec(**fields)
+    assert spec(partial_rotary_factor=1.0) == spec()
+
+
 def test_rope_scaling_null() -> None:
     (rope,) = {r.theta for r in spec(rope_scaling=None, rope_theta=1e6).ropes if r}
     assert rope == 1e6
