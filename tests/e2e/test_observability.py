@@ -256,7 +256,12 @@ def test_the_log_is_json_with_the_fields_of_tgi(server: RunningServer) -> None:
         "vertex_compatibility",
     }  # fmt: skip
     refused = [record for record in records if str(record.get("message", "")).startswith("Refused: ")]
-    assert {record["message"] for record in refused} == {"Refused: validation", "Refused: overloaded"}
+    assert {record["message"] for record in refused} == {
+        "Refused: overloaded reason=overloaded",
+        "Refused: validation reason=invalid_value field=n given=200 limit=3",
+        "Refused: validation reason=invalid_value field=temperature given=-1 limit=0",
+        "Refused: validation reason=prompt_empty field=inputs",
+    }
     assert all(record["level"] == "ERROR" and record["request_id"] for record in refused)
 
 

@@ -199,5 +199,5 @@ async def test_what_the_scheduler_gets(router: Router) -> None:
     )
     assert request.stopping.stop_sequences == ("a", "b")
     assert request.stopping.max_new_tokens == 9
-    assert request.stopping.ignore_eos_token and request.stopping.stop_anywhere
+    assert request.stopping.ignore_eos_token
     assert request.truncate == 2000
