@@ -115,6 +115,7 @@ class Chat:
         self._template = state.chat_template
         self.state = state
         self._prompt = ""
+        self._begun = ""  # what the client has written of the answer
         self._image_prompts = images = state.inference.images
         if images is not None and not self._template.iterates_content:
             body = with_marked_images(body, images.reader.max_images)
@@ -178,7 +179,7 @@ class Chat:
     def _reader(self) -> AnswerReader | None:
         """Of an answer that is not a call in TGI's form; None where it has no marks."""
         schemas = self.tools.schemas if self._is_native and self.tools is not None else None
-        return self.state.model_format.reader(schemas, self._prompt)
+        return self.state.model_format.reader(schemas, self._prompt, begun=self._begun)
 
     @property
     def _has_one_call(self) -> bool:
@@ -247,6 +248,8 @@ class Chat:
             ending=ending_of(body),
             documents=body.documents,
         )
+        if turns[-1].is_open and ending_of(body) in ("usual", "continued"):
+            self._begun = turns[-1].text
         grammar = self._own_grammar(tools, grammar)
         if grammar is not None and tools is not None and self.state.model_format.has_json_arguments:
             grammar = replace(grammar, loose=tools.loose)

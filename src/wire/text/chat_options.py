@@ -13,15 +13,19 @@ TOOL_CALL_PARSERS = (
     "glm", "granite3", HARMONY, "hermes", "kimi_k2", "llama_json", "mistral_args", "mistral_json", "phi4_mini",
     "pythonic", "qwen_xml",
 )  # fmt: skip
-REASONING_PARSERS = (AUTO, NONE, HARMONY, "cohere", "gemma4", "granite32", "magistral", "seed", "think")
+REASONING_PARSERS = (
+    AUTO, NONE, HARMONY, "apertus", "apriel", "cohere", "gemma4", "granite32", "hy_v3", "magistral", "minimax_m3",
+    "seed", "think", "think_answer", "think_response",
+)  # fmt: skip
 
 _OTHER_TOOL_CALL_PARSERS = frozenset(
     {"openai", "gpt-oss", "gpt_oss", "deepseek_v32", "glm45", "glm47", "glm4", "qwen3_coder",
-     "qwen3_xml", "nemotron_v3", "mistral", "cohere_command3", "phi4_mini_json", "granite", "granite-20b-fc",
+     "qwen3_xml", "nemotron_v3", "mistral", "cohere_command3", "phi4_mini_json", "granite",
      "llama4_pythonic", "llama3_json", "llama3", "llama4_json", "qwen", "qwen25", "qwen3", "granite4"}
 )  # fmt: skip
 _OTHER_REASONING_PARSERS = frozenset(
-    {"openai", "gpt-oss", "gpt_oss", "seed_oss", "mistral", "cohere_command3", "deepseek_r1", "deepseek-r1",
+    {"openai", "gpt-oss", "gpt_oss", "seed_oss", "mistral", "cohere_command3", "cohere_command4", "ernie45",
+     "granite33", "deepseek_r1", "deepseek-r1",
      "deepseek_v3", "qwen3", "glm45", "kimi_k2", "hunyuan_a13b", "step3", "granite"}
 )  # fmt: skip
 """Names that other servers have for them; tests compare them with the router's tables, which say what they mean."""

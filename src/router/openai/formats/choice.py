@@ -164,16 +164,24 @@ class ModelFormat:
             budget=budget,
         )
 
-    def reader(self, schemas: Mapping[str, Any] | None, prompt: str) -> AnswerReader | None:
+    def reader(self, schemas: Mapping[str, Any] | None, prompt: str, *, begun: str = "") -> AnswerReader | None:
         """Of one answer; None where there is only content. `schemas`: of the functions that it may call, by name; None
-        where it calls none."""
+        where it calls none. `begun`: as in `ReasoningStyle.is_open_in`."""
         format = self.format
         if format is not None and format.turn is None and schemas is None:
             format = None
         if format is None and self.style is None:
             return None
-        is_open = self.style is not None and self.style.is_open_in(prompt)
-        return AnswerReader(format, self.style, self.markers, types=ArgumentTypes(schemas or {}), is_open=is_open)
+        style = self.style
+        is_open = style is not None and style.is_open_in(prompt, begun)
+        return AnswerReader(
+            format,
+            style,
+            self.markers,
+            types=ArgumentTypes(schemas or {}),
+            is_open=is_open,
+            is_begun=style is not None and is_open and not style.ends_with_mark(prompt),
+        )
 
 
 async def choose(
@@ -229,6 +237,8 @@ async def _proved(
     template: ChatTemplate, format: Format, style: ReasoningStyle | None, markers: Markers, *, is_given: bool
 ) -> Format | None:
     count = await calls_in_an_answer(template, format, style, markers)
+    if count == 0 and not any("tool_calls" in source for source in template.sources.values()):
+        return format  # it tells the model how to call, and shows no earlier calls
     if count == 0:
         instead = "--tool-call-parser asks for it" if is_given else "calls are forced into TGI's form instead"
         logger.warning("the chat template does not write tool calls that are read as %s; %s", format.name, instead)

@@ -6,6 +6,7 @@ Each answer is found by comparing the prompt that it answers with a later one th
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any
 
@@ -32,12 +33,13 @@ async def calls_in_an_answer(
     template: ChatTemplate, format: Format, style: ReasoningStyle | None, markers: Markers
 ) -> int:
     """How many calls of one answer are read as they were rendered: 2, 1 or none."""
+    marks = [*format.marks, *format.starts, *(style.marks if style else ())]
     for count in (1,) if format.is_one else (2, 1):
         expected = _CALLS[:count]
         for content in (None, ""):  # as clients write an answer without text
             reader = AnswerReader(format, style, markers, types=ArgumentTypes({name: _CITY for name, _ in _CALLS}))
             try:
-                text = await _answer(template, expected, format, content)
+                text = await _answer(template, expected, format, content, marks)
             except TemplateError:
                 continue
             if _read(reader.read(markers.encoded(text)) + reader.end())[:count] == expected:
@@ -45,7 +47,9 @@ async def calls_in_an_answer(
     return 0
 
 
-async def _answer(template: ChatTemplate, calls: list[tuple[str, Any]], format: Format, content: str | None) -> str:
+async def _answer(
+    template: ChatTemplate, calls: list[tuple[str, Any]], format: Format, content: str | None, marks: Iterable[str]
+) -> str:
     """What follows the prompt in the chat that contains the answer. Raises TemplateError."""
     ids = [format.ids.new(name, number) for number, (name, _) in enumerate(calls)]
     tool_calls = [
@@ -60,7 +64,17 @@ async def _answer(template: ChatTemplate, calls: list[tuple[str, Any]], format: 
     prompt = await template.render([_QUESTION], _TOOLS)
     later = await template.render(turns, _TOOLS)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, later, strict=False)))
-    return later[same:]
+    return later[_outside_marks(later, same, marks) :]
+
+
+def _outside_marks(text: str, place: int, marks: Iterable[str]) -> int:
+    """A place in a text, or the beginning of the mark around it: prompts may end in a mark that begins like another."""
+    around = [
+        start
+        for mark in marks
+        if (start := text.find(mark, max(0, place - len(mark) + 1), place + len(mark) - 1)) >= 0 and start < place
+    ]
+    return min(around, default=place)
 
 
 def _read(events: list[ChatEvent]) -> list[tuple[str, Any]]:

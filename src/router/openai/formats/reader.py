@@ -24,8 +24,10 @@ class AnswerReader:
         *,
         types: ArgumentTypes,
         is_open: bool = False,
+        is_begun: bool = False,
     ) -> None:
-        """`format`: None where no calls are read. `is_open`: the prompt ends inside of the reasoning."""
+        """`format`: None where no calls are read. `is_open`: the prompt ends inside of the reasoning; `is_begun`: and
+        not at its opening mark."""
         self.text_of = markers.text_of
         """What `read` takes for a token."""
         self._calls = CallReader(markers, types)
@@ -34,7 +36,7 @@ class AnswerReader:
         self._is_fresh = True  # only white space has come out
         self._is_behind_call = False  # the same, since the last call
         self._is_unclosed = False  # a call has ended the reasoning, and its closing mark may follow
-        self._trims = self._calls.is_reasoning  # white space that comes next belongs to a mark
+        self._trims = self._calls.is_reasoning and not is_begun  # white space that comes next belongs to a mark
         self._openers = tuple(map(markers.encoded, format.openers)) if format else ()
         self._closers = tuple(map(markers.encoded, format.closers)) if format else ()
         self._marks = _Marks(style, markers) if style else _Marks.none()

@@ -16,35 +16,81 @@ class ReasoningStyle:
     around_answer: tuple[str, str] = ("", "")  # marks at the beginning and the end of the answer, which are left out
     inline: tuple[str, ...] = ()  # marks within the answer, up to the next `>`, which are left out
     may_come_again: bool = False  # behind text, too
+    also: tuple[str, ...] = ()  # what a template of this style has besides its closing mark
     aliases: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
         return tuple(filter(None, (*(self.tokens or (self.opens, self.closes)), *self.around_answer, *self.inline)))
 
-    def is_open_in(self, prompt: str) -> bool:
-        """Whether a prompt ends inside of the reasoning of the answer that is to come."""
-        return prompt.rfind(self.opens) > prompt.rfind(self.closes) and self._is_at_end(prompt)
+    def is_open_in(self, prompt: str, begun: str = "") -> bool:
+        """Whether a prompt ends inside of the reasoning of the answer that is to come.
 
-    def _is_at_end(self, prompt: str) -> bool:
+        `begun`: what the client has written of the answer, which is at the end of the prompt.
+        """
         # An opening mark in an earlier message is text; the one of the answer is followed by white space alone.
+        return prompt.rfind(self.opens) > prompt.rfind(self.closes) and (
+            self.ends_with_mark(prompt) or self.opens in begun
+        )
+
+    def ends_with_mark(self, prompt: str) -> bool:
+        """Whether white space alone follows the last opening mark."""
         return not prompt[prompt.rfind(self.opens) + len(self.opens) :].strip()
+
+    def is_in(self, template: str) -> bool:
+        """Whether a template is written for this style."""
+        # Some templates name only the closing mark, which they cut off earlier answers with.
+        return all(mark in template for mark in (self.closes, *self.also))
 
 
 STYLES = (
     ReasoningStyle(name="seed", opens="<seed:think>", closes="</seed:think>", aliases=("seed_oss",)),
     ReasoningStyle(name="magistral", opens="[THINK]", closes="[/THINK]", aliases=("mistral",)),
     ReasoningStyle(
-        name="cohere", opens="<|START_THINKING|>", closes="<|END_THINKING|>", aliases=("cohere_command3",)
+        name="cohere",
+        opens="<|START_THINKING|>",
+        closes="<|END_THINKING|>",
+        around_answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        inline=("<co>", "</co:"),
+        aliases=("cohere_command3", "cohere_command4"),
     ),
     ReasoningStyle(
-        name="gemma4", opens="<|channel>thought\n", closes="<channel|>", tokens=("<|channel>", "<channel|>")
+        name="gemma4",
+        opens="<|channel>thought\n",
+        closes="<channel|>",
+        tokens=("<|channel>", "<channel|>"),
+        may_come_again=True,
+    ),
+    ReasoningStyle(name="apertus", opens="<|inner_prefix|>", closes="<|inner_suffix|>"),
+    ReasoningStyle(name="minimax_m3", opens="<mm:think>", closes="</mm:think>"),
+    ReasoningStyle(name="hy_v3", opens="<think:opensource>", closes="</think:opensource>"),
+    ReasoningStyle(
+        name="apriel",
+        opens="Here are my reasoning steps:",
+        closes="[BEGIN FINAL RESPONSE]",
+        around_answer=("", "[END FINAL RESPONSE]"),
+    ),
+    ReasoningStyle(
+        name="think_response",
+        opens="<think>",
+        closes="</think>",
+        around_answer=("<response>", "</response>"),
+        also=("<response>",),
+        aliases=("ernie45", "granite33"),
+    ),
+    ReasoningStyle(
+        name="think_answer",
+        opens="<think>",
+        closes="</think>",
+        around_answer=("<answer>", "</answer>"),
+        also=("<answer>",),
+        aliases=("hunyuan_a13b",),
     ),
     ReasoningStyle(
         name="think",
         opens="<think>",
         closes="</think>",
-        aliases=("deepseek_r1", "deepseek-r1", "deepseek_v3", "qwen3", "glm45", "kimi_k2", "hunyuan_a13b", "step3"),
+        aliases=("deepseek_r1", "deepseek-r1", "deepseek_v3", "qwen3", "glm45", "kimi_k2", "step3"),
     ),
     ReasoningStyle(
         name="granite32",
@@ -63,5 +109,4 @@ def named(name: str) -> ReasoningStyle | None:
 
 def style_in(template: str) -> ReasoningStyle | None:
     """The style that a template is written for."""
-    # Some templates name only the closing mark, which they cut off earlier answers with.
-    return next((style for style in STYLES if style.closes in template), None)
+    return next((style for style in STYLES if style.is_in(template)), None)

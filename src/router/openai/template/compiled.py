@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jinja2.environment import Template
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import SecurityError, TemplateError
 
+from router.openai.template.fallbacks import fault_in, other_forms
 from router.openai.template.messages import PromptEnding, Traits, Turn, message, with_tools
 from router.openai.template.sandbox import ChatEnvironment
 
@@ -45,6 +47,22 @@ class CompiledTemplate:
         return self._render(turns, tools, {**variables, "add_generation_prompt": ending != "closed"})
 
     def _render(self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]) -> str:
+        """Raises what the template does, for a chat that it takes in no form."""
+        try:
+            return self._render_as(turns, tools, variables)
+        except (MemoryError, SecurityError):
+            raise
+        except Exception:
+            for form in other_forms(turns):
+                with suppress(Exception):
+                    return self._render_as(form, tools, variables)
+            if (fault := fault_in(turns)) is not None:
+                raise TemplateError(fault) from None
+            raise
+
+    def _render_as(
+        self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+    ) -> str:
         messages = [message(turn, self._traits) for turn in turns]
         own = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
         return self._template.render({**own, **variables})

@@ -389,3 +389,19 @@ async def test_where_a_form_cannot_be_told_from_a_call_the_model_first_decides(m
     first, second = router.scheduler.submitted
     assert "_name" in first.sampling.grammar and first.answer == "call"
     assert second.sampling.grammar_kind == "json" and second.answer == "text"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_is_continued_within_its_reasoning(make_native: MakeRouter, stream: bool) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    router = make_native([" me.", "</think>", "\n\nYes", "</s>"], templates={"default": template})
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>He asks"}]
+    asked = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "stream": stream}
+    answer = await router.post(PATH, asked)
+    if not stream:
+        message = answer.json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == (" me.", "Yes")
+    else:
+        found = deltas(data_of(answer.content))
+        assert "".join(delta.get("reasoning") or "" for delta in found) == " me."
+        assert "".join(delta.get("content") or "" for delta in found) == "Yes"

@@ -11,7 +11,7 @@ from support.format_templates import STYLES as OWN_STYLES
 
 from router.errors import StartupError
 from router.openai.formats.choice import ModelFormat, choose
-from router.openai.formats.reasoning import STYLES
+from router.openai.formats.reasoning import STYLES, ReasoningStyle
 from router.openai.formats.table import FORMATS
 from router.openai.template.renderer import Renderer
 from router.openai.template.template import ChatTemplate
@@ -59,6 +59,39 @@ async def test_calls_come_back_from_a_template_in_the_style_of_each_format(rende
     mark, other = style.wrong
     changed = style.template.replace(mark, other)
     assert changed != style.template and (await chosen(renderer, changed)).tool_call_parser != name
+
+
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
+@pytest.mark.parametrize("name", OWN_STYLES)
+async def test_prompts_may_end_in_reasoning(renderer: Renderer, name: str, style: ReasoningStyle) -> None:
+    """Its marks may begin like those of calls; and templates may refuse calls without text."""
+    for thought in (style.opens, f"{style.opens}\n", f"{style.opens}{style.closes}"):
+        prompt = "<|user|>assistant: {% endif %}"
+        source = OWN_STYLES[name].template.replace(prompt, prompt.replace("{%", thought + "{%"))
+        source = source.replace("{{ m.content or '' }}", "{{ m.content.split('" + style.closes + "')[-1] }}")
+        source = source.replace("<|user|>{{ m.role }}: ", "<|user|>{{ m.role + ': ' }}")
+        found = await chosen(renderer, source)
+        assert found.tool_call_parser == name and not found.has_one_call
+
+
+async def test_a_template_that_shows_no_earlier_calls_is_believed(renderer: Renderer) -> None:
+    source = (
+        "{% if tools %}To call one, write <|tool_call|> and a JSON list.\n{{ tools | tojson }}{% endif %}"
+        "{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}<|end_of_text|>{% endfor %}"
+    )
+    assert (await chosen(renderer, source)).tool_call_parser == "granite3"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("<think></think>", "think"), ("<think></think><answer>", "think_answer"),
+        ("<think></think><response>", "think_response"), ("[BEGIN FINAL RESPONSE]", "apriel"),
+        ("{{ m.content.split('</think>')[-1] }}", "think"), ("<mm:think></mm:think>", "minimax_m3"),
+    ],
+)  # fmt: skip
+async def test_a_template_shows_its_style_of_reasoning(renderer: Renderer, text: str, name: str) -> None:
+    assert (await chosen(renderer, "{% for m in messages %}" + text + "{% endfor %}")).reasoning_parser == name
 
 
 def test_each_format_has_a_template() -> None:

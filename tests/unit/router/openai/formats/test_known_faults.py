@@ -15,11 +15,12 @@ from support.format_outputs import OUTPUTS, SCHEMAS
 
 from router.events import Token
 from router.openai.chat.reading import CallIds, ChoiceReader, Deltas, message
+from router.openai.formats.events import Content, Reasoning
 from router.openai.formats.format import Format
 from router.openai.formats.grammar import Thinking, forced_calls
 from router.openai.formats.markers import Markers
 from router.openai.formats.reader import AnswerReader
-from router.openai.formats.reasoning import STYLES
+from router.openai.formats.reasoning import STYLES, ReasoningStyle
 from router.openai.formats.schema_types import ArgumentTypes
 from router.openai.formats.table import FORMATS
 
@@ -193,3 +194,51 @@ def test_no_grammar_begins_inside_the_thinking(format: Format) -> None:
     assert matcher.consume_tokens(thoughts) and not matcher.is_accepting()
     assert matcher.consume_tokens(tokenizer.encode(closes or THINKS[1], add_special_tokens=False).ids)
     assert matcher.validate_tokens(thoughts) < len(thoughts)
+
+
+def read(style: ReasoningStyle, text: str, size: int, **options: Any) -> tuple[str, str]:
+    """Reasoning and content of an answer whose marks are text."""
+    reader = AnswerReader(None, style, Markers((), {}), types=ArgumentTypes({}), **options)
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    events = [event for piece in pieces for event in reader.read(piece)] + reader.end()
+    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
+    return reasoning, "".join(event.text for event in events if isinstance(event, Content))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
+def test_marks_around_the_answer_are_left_out(style: ReasoningStyle, size: int) -> None:
+    begins, ends = style.around_answer
+    thought = f"{style.opens}\nHm.\n{style.closes}\n"
+    assert read(style, f"{thought}{begins}\nYes, <b>.\n{ends}", size) == ("Hm.", "Yes, <b>." + "\n" * (not ends))
+    assert read(style, f"{thought}{begins}Yes", size) == ("Hm.", "Yes")
+    assert read(style, f"{begins}Yes{ends if begins else ''}", size) == ("", "Yes")
+    assert read(style, f"{thought}Yes{ends if begins else ''}", size) == ("Hm.", f"Yes{ends if begins else ''}")
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_marks_of_citations_are_left_out(size: int) -> None:
+    style = next(style for style in STYLES if style.name == "cohere")
+    text = "<|START_RESPONSE|>It is <co>21 degrees</co: 0:[1]> in <co>Oslo</co: 0:[1,2],1:[0]>.<|END_RESPONSE|>"
+    assert read(style, text, size) == ("", "It is 21 degrees in Oslo.")
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
+def test_an_opening_mark_that_is_repeated_is_left_out(style: ReasoningStyle, size: int) -> None:
+    text = f"{style.opens}Hm. {style.closes}Yes"
+    assert read(style, text, size, is_open=True) == ("Hm.", "Yes")
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_gemmas_thoughts_may_come_behind_text(size: int) -> None:
+    style = next(style for style in STYLES if style.name == "gemma4")
+    text = "So.<|channel>thought\nHm.<channel|>Yes"
+    assert read(style, text, size) == ("Hm.", "So.Yes")
+
+
+def test_an_answer_that_is_continued_within_its_reasoning() -> None:
+    prompt = "user: Hi\nassistant: <think>He asks"
+    assert THINK.is_open_in(prompt, "<think>He asks") and not THINK.is_open_in(prompt)
+    assert not THINK.is_open_in("<think>a</think>b", "<think>a</think>b")
+    assert read(THINK, " me.</think>\n\nYes", 1, is_open=True, is_begun=True) == (" me.", "Yes")

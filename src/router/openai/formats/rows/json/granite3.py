@@ -20,7 +20,7 @@ def _read(reader: CallReader, opener: str) -> Steps[None]:
 FORMAT = Format(
     name="granite3",
     openers=_OPENERS,
-    aliases=("granite", "granite-20b-fc"),
+    aliases=("granite",),
     signs=lambda template: "<|tool_call|>" in template,
     form=CallForm(
         before_name='{"name": "',
