@@ -24,6 +24,7 @@ _OWN_NAMES = {
     ".weight.quant_state.bitsandbytes__fp4": "bitsandbytes",
     ".SCB": "bitsandbytes",
     "._weight_qdata": "torchao",
+    ".biases": "MLX",
 }
 """Ends of names that only one method has."""
 _BLOCKS = ("quantization_config", "compression_config")
@@ -36,7 +37,27 @@ def said_of(directory: Path, fields: Mapping[str, Any], error: type[Exception]) 
 
     fields: config.json. Raises `error` for a file that cannot be read.
     """
-    return in_config(fields) or _in_files(directory, error)
+    found = in_config(fields)
+    if found is None:
+        return _in_files(directory, error)
+    if found.get("quant_method") == "gptq" and gptq_layout(found) is None:
+        beside = [read_optional_object(directory / name, error) for name in OLDER]
+        layout = next((named for one in beside if (named := gptq_layout(one)) is not None), None)
+        return found if layout is None else {**found, "checkpoint_format": layout}
+    return found
+
+
+def gptq_layout(said: Mapping[str, Any]) -> str | None:
+    """The name of the layout of a gptq checkpoint, `gptq_v2` where zero points are stored as they are."""
+    return next((name for key in ("checkpoint_format", "format") if isinstance(name := said.get(key), str)), None)
+
+
+def stores_whole_zeros(said: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint in gptq's layout stores zero points as they are, and not one less."""
+    if not str(said.get("quant_method")).endswith("auto-round"):
+        return gptq_layout(said) == "gptq_v2"
+    kernel = next((name for key in ("packing_format", "backend") if isinstance(name := said.get(key), str)), "")
+    return kernel.startswith("auto_round") and "auto_gptq" not in kernel
 
 
 def in_config(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from wire.quantization.config import gptq_layout
 
 Quantize = Literal[
     "awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin", "bitsandbytes", "bitsandbytes-nf4",
@@ -53,6 +55,8 @@ _TORCHAO = (
     "float8_dynamic_activation_float8_weight",
 )  # fmt: skip
 _TORCHAO_BY_MODULE = ("FqnToConfig", "ModuleFqnToConfig")
+# Data types of auto-round whose scales or numbers are not those that their layout suggests.
+_OTHER_TYPES = ("mx_int", "nvfp4_v2", "nv_fp4_v2")
 _AWQ_BITS, _OTHER_AWQ = (4,), ("gemv", "gemv_fast", "marlin")
 
 
@@ -74,6 +78,11 @@ def choose(flag: str | None, said: Mapping[str, Any] | None, model: str, error: 
     if said is None:
         return _of_plain(flag, model, error)
     method = method_of(said)
+    if method == "unknown" and {"bits", "group_size"} <= set(said):
+        raise error(
+            f"{model} does not say by which method it is quantized; if it was made for MLX, which is not served, give "
+            "the model that it was made from, with --quantize if it is too large"
+        )
     if method not in STORED:
         raise error(f"{model} is quantized with {method}, which is not served; served are {', '.join(STORED)}")
     status = said.get("quantization_status")
@@ -136,7 +145,7 @@ def method_of(said: Mapping[str, Any]) -> str:
     method = str(said.get("quant_method") or "unknown")
     if method.startswith("modelopt"):
         return f"modelopt {_modelopt(said)}"
-    variant = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, "torchao": _torchao}.get(method)
+    variant = _VARIANTS.get(method.removeprefix("intel/"))
     other = None if variant is None else variant(said)
     return method if other is None else f"{method} {other}"
 
@@ -168,7 +177,7 @@ def _compressed(said: Mapping[str, Any]) -> str | None:
 
 
 def _gptq(said: Mapping[str, Any]) -> str | None:
-    named = said.get("checkpoint_format")
+    named = gptq_layout(said)
     return f"in {named} format" if named not in _GPTQ_FORMATS else _other_bits(said, _GPTQ_BITS)
 
 
@@ -197,6 +206,23 @@ def _torchao_kinds(said: object) -> Iterator[str]:
         yield str(said["_type"])
 
 
+def _auto_round(said: Mapping[str, Any]) -> str | None:
+    kind = said.get("data_type")
+    if said.get("rotation_config"):
+        return "with rotations"
+    return f"of data type {kind}" if isinstance(kind, str) and kind.startswith(_OTHER_TYPES) else None
+
+
 def _other_bits(said: Mapping[str, Any], served: tuple[int, ...]) -> str | None:
     bits = said.get("bits")
     return f"of {bits} bits" if bits is not None and bits not in served else None
+
+
+_VARIANTS: Mapping[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "compressed-tensors": _compressed,
+    "gptq": _gptq,
+    "awq": _awq,
+    "torchao": _torchao,
+    "auto-round": _auto_round,
+}
+"""Method -> what is not served of it; None: all of it."""

@@ -23,6 +23,8 @@ GPT2_FIELDS: dict[str, str | tuple[str, ...]] = {
 }
 # Fields of other types, which these do not have.
 OF_OTHERS = ("intermediate_size", "hidden_act", "rms_norm_eps")
+# Of other types' rotations; GPT-J's has no parameters.
+ROTATION = ("rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings")
 GPT2 = Names(
     base="transformer.",
     embedding="transformer.wte",
@@ -78,7 +80,7 @@ def _gpt2(config: ModelConfig, names: Names, num_kv_heads: int | None, activatio
 
 def gptj(config: ModelConfig) -> Spec:
     """Attention and MLP in parallel after one norm; part of a head rotates, pairs side by side; the head has a bias."""
-    config = config.without(*OF_OTHERS).renamed(GPT2_FIELDS)
+    config = config.without(*OF_OTHERS, *ROTATION).renamed(GPT2_FIELDS)
     head_dim = config.count("hidden_size") // config.count("num_attention_heads")
     rotary_dim = (
         config.count("rotary_dim", 64) if config.get("rotary_dim") or not config.has("rotary_dim") else head_dim

@@ -29,6 +29,7 @@ from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import Codes, cat
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
+from wire.quantization.config import stores_whole_zeros
 
 BITS = (2, 3, 4, 8)
 
@@ -40,7 +41,7 @@ class GptqFormat:
         bits, group = config.get("bits"), config.get("group_size")
         self._bits = bits if type(bits) is int and bits in BITS else 4
         self._group = group if type(group) is int else None
-        self._is_second = config.get("checkpoint_format") == "gptq_v2"
+        self._is_second = stores_whole_zeros(config)
         self._is_symmetric = config.get("sym") is not False
         self._says_symmetric = config.get("sym") is True
 
@@ -90,25 +91,29 @@ class GptqFormat:
             raise StartupError(f"weight {names['g_idx']} names groups that do not exist: there are {num_groups}")
         if index is not None and group is not None and _is_plain(index, group):
             index = None
-        zeros = unpack(read_words(reader, names["qzeros"]), bits, num_rows, dense=True)
+        words = read_words(reader, names["qzeros"])
         return Grouped(
             name=names["qweight"],
             bits=bits,
             num_columns=num_columns,
             scales=read_scales(reader, names["scales"]).t(),
-            zeros=self._zeros(zeros, bits).t(),
+            zeros=self._zeros(words, bits, num_rows).t(),
             group=group or num_columns,
             index=index,
         )
 
-    def _zeros(self, stored: Tensor, bits: int) -> Tensor:
+    def _zeros(self, words: Tensor, bits: int, count: int) -> Tensor:
         """The first version stores one less. Zero points of a symmetric file are the middle: what it stores tells its
         version, whatever it says."""
+        stored = unpack(words, bits, count, dense=True)
         middle = 2 ** (bits - 1)
         if self._is_symmetric and bool((stored == middle).all()):
             return stored
         if self._is_second and not (self._says_symmetric and bool((stored == middle - 1).all())):
             return stored
+        if WORD % bits == 0:  # writers subtract from words, so that a zero point of 0 borrows from the next code
+            ones = (2**WORD - 1) // (2**bits - 1)
+            return unpack(words + (ones - 2**WORD if ones >= 2 ** (WORD - 1) else ones), bits, count, dense=True)
         zeros: Tensor = (stored + 1) & (2**bits - 1)
         return zeros
 

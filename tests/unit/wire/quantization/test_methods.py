@@ -62,6 +62,11 @@ def mixed(*algorithms: str) -> dict[str, Any]:
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq"),
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "gptq"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "bitblas"}, "gptq in bitblas format"),
+        ({"quant_method": "gptq", "bits": 4, "format": "bitblas"}, "gptq in bitblas format"),
+        ({"quant_method": "auto-round", "data_type": "int", "rotation_config": None}, "auto-round"),
+        ({"quant_method": "auto-round", "rotation_config": {"block_size": 32}}, "auto-round with rotations"),
+        ({"quant_method": "intel/auto-round", "data_type": "mx_int"}, "intel/auto-round of data type mx_int"),
+        ({"quant_method": "auto-round", "data_type": "nvfp4_v2"}, "auto-round of data type nvfp4_v2"),
         ({"quant_method": "awq", "bits": 4, "version": "GEMM"}, "awq"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq of version gemv"),
         ({"quant_method": "awq", "bits": 8}, "awq of 8 bits"),
@@ -69,6 +74,10 @@ def mixed(*algorithms: str) -> dict[str, Any]:
 )
 def test_what_a_config_names(config: dict[str, Any], named: str) -> None:
     assert method_of(config) == named
+
+
+def test_folders_of_mlx() -> None:
+    assert "if it was made for MLX, which is not served, give the model" in refusal(None, {"bits": 4, "group_size": 64})
 
 
 def test_the_words_of_the_flag() -> None:

@@ -41,6 +41,18 @@ def test_the_best_source_wins(first: int, tmp_path: Path) -> None:
     assert said(tmp_path, *SOURCES[first:]) == SOURCES[first][2]
 
 
+@pytest.mark.parametrize("key", ["checkpoint_format", "format"])
+def test_a_layout_that_only_the_older_file_names(key: str, tmp_path: Path) -> None:
+    (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 4, key: "gptq_v2"}))
+    fields = {"quantization_config": {**GPTQ, "bits": 4}}
+    found = said_of(tmp_path, fields, ValueError)
+    assert found == {**GPTQ, "bits": 4, "checkpoint_format": "gptq_v2"}
+    assert said_of(tmp_path, {"quantization_config": {**GPTQ, "format": "gptq"}}, ValueError) == {
+        **GPTQ,
+        "format": "gptq",
+    }
+
+
 def test_none_says_so(tmp_path: Path) -> None:
     assert said(tmp_path) is None
     assert said(tmp_path, ("config.json", {"quantization_config": None, "compression_config": {}}, "")) is None

@@ -54,6 +54,8 @@ def _group(group: Mapping[str, Any]) -> tuple[Sequence[str], Weights]:
     if not isinstance(weights, Mapping):
         return names, Weights(float8_inputs=float8_inputs)
     bits, width, block = weights.get("num_bits"), weights.get("group_size"), weights.get("block_structure")
+    if isinstance(block, str):  # "128x128" in the first files
+        block = [int(size) for size in block.split("x") if size.isdecimal()]
     known = Weights(bits if _is_count(bits) else None, float8_inputs=float8_inputs)
     if _is_count(width):
         return names, replace(known, block=(1, width))

@@ -149,6 +149,7 @@ def test_gemma3_with_the_rotation_of_one_kind_of_layer() -> None:
     [
         ("gpt2", {"rms_norm_eps": 0.5, "hidden_act": "relu", "intermediate_size": 8}),
         ("gptj", {"rms_norm_eps": 0.5, "hidden_act": "relu", "intermediate_size": 8}),
+        ("gptj", {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 5.0}),
         ("opt", {"rms_norm_eps": 0.5, "hidden_act": "gelu"}),
         ("phi", {"rms_norm_eps": 0.5}),
         ("stablelm", {"rms_norm_eps": 0.5}),

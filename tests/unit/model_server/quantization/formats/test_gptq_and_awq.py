@@ -57,6 +57,11 @@ def test_words_of_files() -> None:
         (0x88888888, {"checkpoint_format": "gptq_v2"}, -2.5),
         (0x88888888, {"checkpoint_format": "gptq", "sym": True}, -2.5),  # of version 2, whatever it says
         (0x88888888, {"sym": False}, -3.0),
+        (0x88888888, {"sym": False, "format": "gptq_v2"}, -2.5),
+        (0x88888888, {"sym": False, "quant_method": "auto-round", "packing_format": "auto_round"}, -2.5),
+        (0x88888888, {"sym": False, "quant_method": "auto-round", "packing_format": "auto_round:gptqmodel"}, -2.5),
+        (0x88888888, {"sym": False, "quant_method": "intel/auto-round", "backend": "auto_round:exllamav2"}, -2.5),
+        (0x88888888, {"sym": False, "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}, -3.0),
     ],
 )
 def test_zero_points_of_two_versions(stored: int, config: dict[str, object], value: float) -> None:
@@ -65,6 +70,22 @@ def test_zero_points_of_two_versions(stored: int, config: dict[str, object], val
     wanted = MatrixSlice(parts=(Part("m", ((0, 8),), 8),), columns=(0, 8), num_columns=8)
     form = read_matrix(reader, wanted, formats_of(config))
     assert torch.equal(form.dequantize(torch.float32), torch.full((8, 8), value))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_zero_point_of_0_borrows_from_the_word(bits: int) -> None:
+    """Writers of the first version subtract one from each code of a word by one subtraction."""
+    count = 32 // bits
+    zeros = [index % 3 for index in range(count)]
+    word = sum((zero << (bits * index)) - (1 << (bits * index)) for index, zero in enumerate(zeros)) % 2**32
+    tensors = {
+        "qweight": words(*[0] * count * bits).view(bits, count),
+        "qzeros": words(word).view(1, 1),
+        "scales": torch.ones(1, count).half(),
+    }
+    wanted = MatrixSlice(parts=(Part("m", ((0, count),), count),), columns=(0, 32), num_columns=32)
+    form = read_matrix(DictReader(named(tensors)), wanted, formats_of({"bits": bits, "sym": False}))
+    assert form.dequantize(torch.float32)[:, 0].tolist() == [-float(zero) for zero in zeros]
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

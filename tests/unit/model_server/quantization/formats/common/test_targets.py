@@ -15,6 +15,7 @@ CONFIG = {
         "a": {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "channel", "group_size": None}},
         "b": {"targets": ["re:.*down_proj$", "re:.*\\.1\\..*"], "weights": {"num_bits": 4, "group_size": 32}},
         "c": {"targets": ["model.layers.1.o_proj"], "weights": {"num_bits": 8, "block_structure": [64, 32]}},
+        "d": {"targets": ["model.layers.2.o_proj"], "weights": {"num_bits": 8, "block_structure": "64x32"}},
     }
 }
 SCHEMES = {"Linear": Weights(8), "re": Weights(4, (1, 32)), "model": Weights(8, (64, 32))}
@@ -22,7 +23,14 @@ SCHEMES = {"Linear": Weights(8), "re": Weights(4, (1, 32)), "model": Weights(8, 
 
 @pytest.mark.parametrize(
     "module",
-    ["model.layers.0.q_proj", "model.layers.0.down_proj", "model.layers.1.o_proj", "model.layers.1.q_proj", "lm_head"],
+    [
+        "model.layers.0.q_proj",
+        "model.layers.0.down_proj",
+        "model.layers.1.o_proj",
+        "model.layers.1.q_proj",
+        "model.layers.2.o_proj",
+        "lm_head",
+    ],
 )
 def test_the_closest_target_as_the_library_finds_it(module: str) -> None:
     targets = [target for group in CONFIG["config_groups"].values() for target in group["targets"]]
@@ -39,7 +47,7 @@ def test_the_closest_target_as_the_library_finds_it(module: str) -> None:
         {"config_groups": {"a": {"targets": "Linear", "weights": {"num_bits": 4}}}},
         {"config_groups": {"a": {"targets": ["Linear"], "weights": None}}},
         {"config_groups": {"a": {"targets": ["Linear", 3], "weights": {"num_bits": "4", "group_size": -1}}}},
-        {"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": True, "block_structure": "128x128"}}}},
+        {"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": True, "block_structure": "all"}}}},
         {"config_groups": {"a": {"targets": ["re:("], "weights": {"num_bits": 4}}}},
     ],
 )
