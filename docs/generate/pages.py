@@ -15,6 +15,7 @@ from launcher.bench.config import BenchConfig
 from launcher.chat.config import ChatConfig
 from launcher.chat.conversation import COMMANDS
 from launcher.chat.settings import DEFAULTS, PARAMETERS
+from launcher.clients.config import ClientConfig
 from launcher.config import LauncherConfig
 from launcher.doctor.config import DoctorConfig
 from launcher.estimate.config import EstimateConfig
@@ -51,6 +52,7 @@ def pages() -> dict[str, str]:
         "launcher.md": _launcher(),
         "bench.md": _bench(),
         "chat.md": _chat(),
+        "launch.md": _launch(),
         "models.md": _models(),
         "estimate.md": _estimate(),
         "doctor.md": _doctor(),
@@ -144,6 +146,19 @@ def _chat() -> str:
         "without an answer ends the chat with status 1 and an error.",
         _SEE_RULES,
         option_tables(ChatConfig, lambda opt: ""),
+    )
+
+
+def _launch() -> str:
+    return page(
+        "# launcher launch",
+        "`launcher launch CLIENT [OPTIONS]`: asks a running server for its model and writes what CLIENT needs for it "
+        "into the settings of that program. It shows the change and asks first, keeps a copy of the file that was "
+        "there, and leaves other settings as they are; `--print` writes nothing. Open WebUI has no file of settings: "
+        "its variables are printed. [integrations.md](../integrations.md) has these programs and others.",
+        _SEE_RULES,
+        option_tables(ClientConfig, lambda opt: ""),
+        "Exit status: 0, or 1 with `error: …`; 1 too where the question is not answered with yes.",
     )
 
 

@@ -101,6 +101,16 @@ VARIABLES = (
         "the best that the CPU supports.",
         in_code=True,
     ),
+    Variable(
+        "CLAUDE_CONFIG_DIR", "`launcher launch claude`", "Folder of Claude Code's settings. Unset: `~/.claude`.",
+        in_code=True,
+    ),
+    Variable("CODEX_HOME", "`launcher launch codex`", "Folder of Codex' settings. Unset: `~/.codex`.", in_code=True),
+    Variable("XDG_CONFIG_HOME", "`launcher launch opencode`", "Used instead of `~/.config`.", in_code=True),
+    Variable(
+        "TERCET_API_KEY", "codex, opencode", "The server's key, in settings that `launcher launch` writes.",
+        in_code=True,
+    ),
     Variable("LOG_COLORIZE", "launcher", "`0`: no colours on a terminal.", in_code=True),
     Variable("TERM", "launcher", "`dumb`: no progress bars on a terminal.", in_code=True),
     Variable("TERMINAL_WIDTH", "every command", "Columns of a help page in a pipe. Unset: 120.", in_code=True),

@@ -7,6 +7,7 @@ import os
 
 from launcher.bench.config import BenchConfig
 from launcher.chat.config import ChatConfig
+from launcher.clients.config import ClientConfig
 from launcher.config import LauncherConfig, ServeConfig
 from launcher.doctor.config import DoctorConfig
 from launcher.estimate.config import EstimateConfig
@@ -23,6 +24,7 @@ def main() -> int:
         {
             "serve": (ServeConfig, run),
             "chat": (ChatConfig, chat),
+            "launch": (ClientConfig, launch),
             "bench": (BenchConfig, bench),
             "models": (ModelsConfig, models),
             "pull": (PullConfig, pull),
@@ -89,6 +91,13 @@ def estimate(config: EstimateConfig) -> int:
     from launcher.estimate.command import run_estimate
 
     return run_estimate(config, os.environ)
+
+
+def launch(config: ClientConfig) -> int:
+    """Set up claude, codex, opencode or open-webui for a running server: show, then write, their settings."""
+    from launcher.clients.command import run_client
+
+    return run_client(config, os.environ)
 
 
 def models(config: ModelsConfig) -> int:

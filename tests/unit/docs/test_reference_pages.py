@@ -16,6 +16,7 @@ from docs.generate.option_page import default, names, option_tables, values
 from docs.generate.pages import REFERENCE, pages
 from launcher.bench.config import BenchConfig
 from launcher.chat.config import ChatConfig
+from launcher.clients.config import ClientConfig
 from launcher.config import LauncherConfig
 from launcher.doctor.config import DoctorConfig
 from launcher.errors import LauncherError
@@ -39,6 +40,7 @@ CONFIGS = {
     "launcher.md": [LauncherConfig],
     "bench.md": [BenchConfig],
     "chat.md": [ChatConfig],
+    "launch.md": [ClientConfig],
     "models.md": [ModelsConfig, PullConfig, RemoveConfig],
     "estimate.md": [EstimateConfig],
     "doctor.md": [DoctorConfig],
@@ -48,6 +50,11 @@ CONFIGS = {
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|TERM")
 NOT_VARIABLES = {"SC_CLK_TCK", "SC_PAGE_SIZE", "SC_PHYS_PAGES", "STRICT_SPREAD"}
 """Words of the same shape in modules that read the environment."""
+OF_OTHER_PROGRAMS = {
+    "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ENABLE_OLLAMA_API", "OPENAI_API_BASE_URL",
+    "OPENAI_API_KEY",
+}  # fmt: skip
+"""Written into their settings."""
 ALWAYS_THERE = {
     "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
     "HF_DEACTIVATE_ASYNC_LOAD",
@@ -76,7 +83,7 @@ def test_every_option_has_one_row(name: str) -> None:
 def test_every_row_has_five_cells(name: str) -> None:
     """A bar in a help text would shift them."""
     for line in PAGES[name].partition("## Variables of")[0].splitlines():
-        if line.startswith(("| `-", "| `MODEL")):
+        if line.startswith(("| `-", "| `MODEL", "| `CLIENT")):
             assert len(re.split(r"(?<!\\)\|", line)) == 7, line
 
 
@@ -132,7 +139,7 @@ def test_every_variable_that_the_code_names_is_described() -> None:
     named = set().union(*(_words_of(module) for module in SOURCE.rglob("*.py")))
     options = {opt.env for configs in CONFIGS.values() for one in configs for opt in options_of(one)}
     described = {one.name for one in variables.VARIABLES if one.in_code} - options
-    found = named - NOT_VARIABLES - ALWAYS_THERE - options - set(variables.WITHOUT_EFFECT)
+    found = named - NOT_VARIABLES - OF_OTHER_PROGRAMS - ALWAYS_THERE - options - set(variables.WITHOUT_EFFECT)
     assert found - described == set(), "describe them in docs/generate/variables.py"
     assert described - found == set(), "the code does not name them any more"
 

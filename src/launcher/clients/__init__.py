@@ -1,0 +1,1 @@
+"""`launcher launch`: settings of programs that use a running server."""

@@ -1,0 +1,164 @@
+"""The settings of each program: where they are, and what is in them for a server of ours. Reads and writes no file."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NAME = "tercet"
+KEY_VARIABLE = "TERCET_API_KEY"
+"""Where codex and opencode find the key: their files do not hold it."""
+_NO_KEY = "none"
+"""For programs that refuse to start without a key."""
+_TABLE = re.compile(r"^[ \t]*\[", re.M)
+_OWN_TABLE = re.compile(rf"^\[model_providers\.{NAME}\][^\n]*\n(?:(?![ \t]*\[).*\n?)*", re.M)
+
+
+class UnreadableError(Exception):
+    """The file that is there cannot be extended; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A running server. context: the longest prompt and answer together, None if it does not say."""
+
+    url: str
+    model: str
+    context: int | None = None
+    api_key: str | None = None
+
+    @property
+    def openai_url(self) -> str:
+        return f"{self.url}/v1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program with a file of settings.
+
+    place: the file, by the environment. extended: the text of the file with a server's settings; raises
+    UnreadableError. reads_key: whether it takes the key from KEY_VARIABLE.
+    """
+
+    command: str
+    place: Callable[[Mapping[str, str]], Path]
+    extended: Callable[[str, Server], str]
+    reads_key: bool
+
+
+def _claude_place(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("CLAUDE_CONFIG_DIR") or "~/.claude").expanduser() / "settings.json"
+
+
+def _claude(text: str, server: Server) -> str:
+    settings = _object(text)
+    env = settings.setdefault("env", {})
+    if not isinstance(env, dict):
+        raise UnreadableError("`env` in it is not an object")
+    env.pop("ANTHROPIC_API_KEY", None)  # beside a token it would be sent too
+    env |= {"ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_AUTH_TOKEN": server.api_key or _NO_KEY}
+    env |= {f"ANTHROPIC_DEFAULT_{size}_MODEL": server.model for size in ("OPUS", "SONNET", "HAIKU")}
+    return _json(settings)
+
+
+def _codex_place(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("CODEX_HOME") or "~/.codex").expanduser() / "config.toml"
+
+
+def _codex(text: str, server: Server) -> str:
+    """Edits the lines, since comments are to stay; then compares the values of the whole file with what is wanted."""
+    before = _toml(text)
+    top: dict[str, Any] = {"model": server.model, "model_provider": NAME}
+    if server.context is not None:
+        top["model_context_window"] = server.context
+    provider = {"name": "Tercet", "base_url": server.openai_url, "wire_api": "responses"}
+    if server.api_key is not None:
+        provider["env_key"] = KEY_VARIABLE
+    rest = _OWN_TABLE.sub("", text)
+    start = found.start() if (found := _TABLE.search(rest)) else len(rest)
+    head, tables = rest[:start], rest[start:]
+    for name in ("model", "model_provider", "model_context_window"):
+        head = re.sub(rf"^[ \t]*{name}[ \t]*=.*\n?", "", head, flags=re.M)
+    lines = [*_assignments(top), head.strip("\n"), tables.strip("\n"), f"\n[model_providers.{NAME}]"]
+    after = "\n".join([line for line in lines if line] + _assignments(provider)) + "\n"
+    wanted = {name: value for name, value in before.items() if name != "model_context_window"} | top
+    wanted["model_providers"] = before.get("model_providers", {}) | {NAME: provider}
+    if _toml(after) != wanted:
+        raise UnreadableError("its form is not one that can be extended line by line")
+    return after
+
+
+def _opencode_place(environ: Mapping[str, str]) -> Path:
+    folder = Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "opencode"
+    commented = folder / "opencode.jsonc"
+    return commented if commented.is_file() else folder / "opencode.json"
+
+
+def _opencode(text: str, server: Server) -> str:
+    settings = _object(text)
+    model: dict[str, Any] = {"name": server.model}
+    if server.context is not None:
+        # What is reserved for an answer counts against the conversation, which is summarized sooner.
+        model["limit"] = {"context": server.context, "output": max(1, server.context // 4)}
+    key = _NO_KEY if server.api_key is None else f"{{env:{KEY_VARIABLE}}}"
+    settings.setdefault("$schema", "https://opencode.ai/config.json")
+    providers = settings.setdefault("provider", {})
+    if not isinstance(providers, dict):
+        raise UnreadableError("`provider` in it is not an object")
+    providers[NAME] = {
+        "npm": "@ai-sdk/openai-compatible", "name": "Tercet",
+        "options": {"baseURL": server.openai_url, "apiKey": key}, "models": {server.model: model},
+    }  # fmt: skip
+    settings["model"] = f"{NAME}/{server.model}"
+    return _json(settings)
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "claude": Program(command="claude", place=_claude_place, extended=_claude, reads_key=False),
+    "codex": Program(command="codex", place=_codex_place, extended=_codex, reads_key=True),
+    "opencode": Program(command="opencode", place=_opencode_place, extended=_opencode, reads_key=True),
+}
+
+
+def open_webui(server: Server) -> str:
+    """Open WebUI has no file of settings: variables for its first start, as lines of a shell."""
+    values = {
+        "OPENAI_API_BASE_URL": server.openai_url, "OPENAI_API_KEY": server.api_key or _NO_KEY,
+        "ENABLE_OLLAMA_API": "false",
+    }  # fmt: skip
+    return "".join(f"export {name}={_quoted(value)}\n" for name, value in values.items())
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text) if text.strip() else {}
+    except ValueError as error:
+        raise UnreadableError(f"it is not plain JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise UnreadableError("it is not a JSON object")
+    return found
+
+
+def _json(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+
+
+def _toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UnreadableError(f"it is not TOML ({error})") from None
+
+
+def _assignments(values: Mapping[str, Any]) -> list[str]:
+    """A JSON string of ASCII is a TOML string too."""
+    return [f"{name} = {json.dumps(value)}" for name, value in values.items()]
