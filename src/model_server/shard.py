@@ -113,7 +113,9 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     orderly = False
     phases.enter(phases.LOADING)
     try:
-        placement = Placement(device, dtype, ranks, stored, batch_invariant=config.batch_invariant)
+        placement = Placement(
+            device, dtype, ranks, stored, batch_invariant=config.batch_invariant, num_drafted=config.num_drafted
+        )
         runner = _load(config, model, placement, attention, captures=bool(graphs))
         residents = resident_adapters(model, runner, config.lora_root, dtype, layout)
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None

@@ -51,6 +51,8 @@ REPRESENTATIVE: list[Key] = [
     ("deepseek_v2", "plain"),
     ("deepseek_v3", "plain"),
     ("llama4_text", "plain"),
+    ("lfm2", "plain"),
+    ("lfm2_moe", "plain"),
 ]
 # The rest runs under the marker `parity`.
 OTHERS: list[Key] = [
@@ -105,6 +107,8 @@ OTHERS: list[Key] = [
     ("deepseek_v2", "greedy"),
     ("deepseek_v3", "halves"),
     ("llama4_text", "top_two"),
+    ("lfm2", "wide"),
+    ("lfm2_moe", "no_bias"),
 ]
 CASES = REPRESENTATIVE + OTHERS
 

@@ -16,15 +16,14 @@ from parity.engine_run import BLOCK, NEW_TOKENS, Router, make_engine, make_reque
 from support.running_server import free_port
 from support.tiny_models import tiny_checkpoint
 
-from model_server.batch.sequence import slots_of
 from model_server.distributed.group import ProcessGroup
 
 Said = dict[int, dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint("llama", tmp_path_factory.mktemp("model"))
+@pytest.fixture(scope="module", params=["llama", "lfm2"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(request.param, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def test_a_cached_prefix_gives_the_same_tokens(checkpoint: Path, plain: Said, ch
             cached = (len(request.input_ids) - 1) // BLOCK * BLOCK
             again.append(dataclasses.replace(request, cache_len=cached, chunk_len=chunk_len, prefill_logprobs=False))
             for rows in router.engine.cache.rows:
-                rows[torch.from_numpy(slots_of(request.blocks, BLOCK)[cached:])] = math.nan
+                rows.view(128, -1, rows.shape[1])[torch.from_numpy(request.blocks[cached // BLOCK :])] = math.nan
         for request in again:
             if request.chunk_len is not None:
                 rest = len(request.input_ids) - request.cache_len

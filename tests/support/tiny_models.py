@@ -265,6 +265,32 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
         "attention_chunk_size": WINDOW,
         "rope_parameters": _LLAMA3,
     },
+    ("lfm2", "plain"): {"layer_types": ["conv", "conv", "full_attention", "conv"], "block_multiple_of": 16},
+    ("lfm2", "wide"): {
+        "layer_types": ["full_attention", "conv", "full_attention", "conv"],
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": 6,
+        "conv_bias": True,
+        "tie_word_embeddings": True,
+    },
+    ("lfm2_moe", "plain"): {
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "num_dense_layers": 1,
+        "routed_scaling_factor": 1.5,
+    },
+    ("lfm2_moe", "no_bias"): {
+        "layer_types": ["full_attention", "conv"] * 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "num_dense_layers": 0,
+        "use_expert_bias": False,
+        "norm_topk_prob": False,
+        "tie_word_embeddings": True,
+    },
     ("olmo2", "mha"): {"num_key_value_heads": 4},
     ("qwen3", "windows"): {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
 }
@@ -326,7 +352,7 @@ def random_model(
             else:
                 parameter.add_(noise * 0.1)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
     return model.eval()
 

@@ -129,7 +129,10 @@ def _of_all_layers(info: ModelInfo, num_shard: int, rank: int, width: int) -> in
     attention = _of_attention(info, num_shard, hidden)
     if attention is None:
         return 0
-    inputs, outputs = (layers * numbers for numbers in attention)
+    others = 0 if info.convolutions is None else info.convolutions.layers
+    inputs, outputs = ((layers - others) * numbers for numbers in attention)
+    channels = hidden // num_shard  # of the two matrices around a short convolution
+    inputs, outputs = inputs + others * (hidden + channels), outputs + others * (3 * channels + hidden)
     num_dense = min(info.num_dense, layers) if info.num_routed else layers
     for count, size in ((num_dense, inner // num_shard), (layers - num_dense, info.shared_size // num_shard)):
         if size:

@@ -65,7 +65,9 @@ def estimate(
     cache_type = cache_dtype(config, info, gpus[0] if gpus else None)
     stages = config.num_stage
     token = token_bytes(info, num_shard // stages, 1 if cache_type is not None else width)
-    token = token and -(-token // stages)
+    token = token and -(
+        -(token + _convolution_bytes(info, num_shard // stages, width, config.speculate or 0)) // stages
+    )
     sizes = [gpu.memory_mib << 20 for gpu in gpus if gpu.memory_mib]
     cache, tokens = asked, None
     if gpus:
@@ -183,4 +185,19 @@ def token_bytes(info: ModelInfo, num_shard: int, width: int) -> int | None:
         return info.num_layers * info.latent.cached * width
     if not info.num_kv_heads or not info.head_dim:
         return None
-    return 2 * info.num_layers * max(1, info.num_kv_heads // num_shard) * info.head_dim * width
+    layers = info.num_layers - (0 if info.convolutions is None else info.convolutions.layers)
+    return 2 * layers * max(1, info.num_kv_heads // num_shard) * info.head_dim * width
+
+
+def _convolution_bytes(info: ModelInfo, num_shard: int, width: int, num_drafted: int) -> int:
+    """Return the part of a token in what layers with short convolutions keep in each block, on one shard.
+
+    Args:
+        width: Bytes of a number, which has the model's type.
+        num_drafted: Length of the longest draft, whose inputs are kept beside those before it.
+    """
+    found = info.convolutions
+    if found is None or not info.hidden_size:
+        return 0
+    rows = min(found.width + num_drafted if num_drafted else found.width - 1, kv_memory.BLOCK)
+    return found.layers * rows * (info.hidden_size // num_shard) * width // kv_memory.BLOCK

@@ -262,7 +262,7 @@ class ReferenceStep:
             order = sorted(sequences, key=lambda s: visible[s])
         token_of = dict(zip(sequences, tokens, strict=True)) if tokens is not None else None
         chunks: list[_DecodeChunk] = []
-        row_bytes = self._cache.rows[0].shape[1] * dtype.itemsize
+        row_bytes = max(shape.row_width for shape in self._cache.shapes if shape.newest is None) * dtype.itemsize
         for rows in _split(order, visible, max_keys=DECODE_CHUNK_BYTES // row_bytes):
             places: slice | Tensor
             if token_of is None and not sort:

@@ -349,7 +349,7 @@ def _try_image(engine: Engine, *, largest: bool) -> Encoded | None:
 def _block_bytes(engine: Engine, plan: MemoryPlan) -> int:
     if engine.runner.traits.state_bytes is not None:
         return engine.runner.traits.state_bytes
-    return engine.options.block_size * sum(s.bytes_per_token(plan.dtype) for s in engine.runner.kv_shapes)
+    return sum(shape.block_bytes(engine.options.block_size, plan.dtype) for shape in engine.runner.kv_shapes)
 
 
 def _name(dtype: torch.dtype) -> str:

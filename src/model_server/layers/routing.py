@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # DeepSeek V3's guard against a sum of zero.
-_TINY = 1e-20
+TINY = 1e-20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,8 @@ class Routing:
     score: softmax over all experts; sigmoid of each; or sparse mixer (Phi 3.5 MoE): the experts are chosen one after
     the other, each weighted by a softmax over those that come within `jitter` of it.
     group_score: of a group of experts, where only the best `top_groups` of `num_groups` groups are open to a token.
-    norm: None, or p: the chosen weights are divided by their p-norm. scaling: on the weights at the end.
+    norm: None, or p: the chosen weights are divided by their p-norm, to which `guard` is added. scaling: on the weights
+    at the end.
     on_input: the weights multiply what an expert reads instead of what it gives.
     wide: the router's product is taken in float32 whatever the type of the model.
     """
@@ -34,6 +35,7 @@ class Routing:
     top_groups: int = 1
     group_score: Literal["max", "best_two"] = "max"
     norm: float | None = None
+    guard: float = TINY
     scaling: float = 1.0
     on_input: bool = False
     wide: bool = False
@@ -89,7 +91,9 @@ def choose(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple
     chosen = choice.topk(routing.top_k, dim=-1, sorted=False).indices
     weights = scores.gather(-1, chosen)
     if routing.norm is not None:
-        weights = weights / torch.linalg.vector_norm(weights, ord=routing.norm, dim=-1, keepdim=True).add_(_TINY)
+        weights = weights / torch.linalg.vector_norm(weights, ord=routing.norm, dim=-1, keepdim=True).add_(
+            routing.guard
+        )
     if routing.scaling != 1.0:
         weights = weights * routing.scaling
     return weights, chosen

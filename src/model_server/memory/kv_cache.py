@@ -23,12 +23,17 @@ class KvShape:
     """What one layer stores for one token on this rank.
 
     value_in_key: nothing is stored for values; a value is the first `value_dim` numbers of its key (latent attention).
+    newest: for how many of a block's tokens, the newest ones, there is a row: the token at position p has row
+    p % newest of its block, in place of the token at p - newest (layers that read a few tokens back); None: for all.
+    dtype: of the rows; None: the cache's.
     """
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
     value_in_key: bool = False
+    newest: int | None = None
+    dtype: torch.dtype | None = None
 
     @property
     def row_width(self) -> int:
@@ -37,15 +42,20 @@ class KvShape:
             return self.num_kv_heads * self.key_dim
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return self.row_width * dtype.itemsize
+    def rows_per_block(self, block_size: int) -> int:
+        return block_size if self.newest is None else min(self.newest, block_size)
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """What a block of `block_size` tokens takes in a cache of `dtype`."""
+        return self.rows_per_block(block_size) * self.row_width * (self.dtype or dtype).itemsize
 
 
 class KvCache:
     """Keys and values of all layers: `keys[layer]` is [num_blocks, block_size, num_kv_heads, key_dim], values alike.
 
     Both are views of `rows[layer]` [num_blocks * block_size, row_width]: a token's keys and values are in one row, so
-    that one copy writes and one gather reads both. Only the last dimension of the views is contiguous.
+    that one copy writes and one gather reads both. Only the last dimension of the views is contiguous. A layer whose
+    shape says so has fewer rows in a block (`KvShape.newest`).
     """
 
     def __init__(
@@ -59,14 +69,15 @@ class KvCache:
         self.values: list[Tensor] = []
         for shape in shapes:
             # Zeros, not empty: a kernel may read a block's unwritten tail and mask it, and 0 * NaN would be NaN.
-            rows = _zeros(num_blocks * block_size, shape.row_width, dtype, device)
-            blocks = rows.view(num_blocks, block_size, shape.row_width)
+            in_block = shape.rows_per_block(block_size)
+            rows = _zeros(num_blocks * in_block, shape.row_width, shape.dtype or dtype, device)
+            blocks = rows.view(num_blocks, in_block, shape.row_width)
             key_width = shape.num_kv_heads * shape.key_dim
-            keys = blocks[..., :key_width].view(num_blocks, block_size, shape.num_kv_heads, shape.key_dim)
+            keys = blocks[..., :key_width].view(num_blocks, in_block, shape.num_kv_heads, shape.key_dim)
             if shape.value_in_key:
                 values = keys[..., : shape.value_dim]
             else:
-                values = blocks[..., key_width:].view(num_blocks, block_size, shape.num_kv_heads, shape.value_dim)
+                values = blocks[..., key_width:].view(num_blocks, in_block, shape.num_kv_heads, shape.value_dim)
             self.rows.append(rows)
             self.keys.append(keys)
             self.values.append(values)

@@ -297,7 +297,8 @@ class GraphedRunner:
     def _capture_prompts(self, cache: KvCache, world: ProcessGroup) -> None:
         """The sizes of steps with prompts, first because they are the largest. Without memory for one, the others are
         captured; if they cannot be captured at all, decode steps still may."""
-        if self.traits.attention is None or self.traits.is_stage or self._keeps is not None:
+        traits = self.traits
+        if traits.attention is None or traits.is_stage or not traits.in_pieces or self._keeps is not None:
             return
         families = (False, True) if self._num_slots(cache.rows[0].device) else (False,)
         for tokens, adapted in itertools.product(TOKEN_SIZES, families):

@@ -100,6 +100,8 @@ class RunnerTraits:
     decoder_prefix: the tokens before the first generated one where that is not the prompt (encoder-decoder).
     capturable: decode steps may be captured as CUDA graphs. Such a step asks the device for nothing, and the host's
     lengths only bound what it does: their true values are those on the device.
+    in_pieces: of steps with prompts what is between two calls of attention may be captured: it depends on the number of
+    tokens alone.
     position_rows: longest sequence that a learned table of positions serves; None: there is no table.
     weight_bytes: what this rank's weights take; None: not counted.
     adapters: names of the LoRA adapters that are loaded; the place of one is its number.
@@ -113,6 +115,7 @@ class RunnerTraits:
     image_reserve: int = 0
     decoder_prefix: tuple[int, ...] | None = None
     capturable: bool = False
+    in_pieces: bool = True
     position_rows: int | None = None
     weight_bytes: int | None = None
     adapters: tuple[str, ...] = ()

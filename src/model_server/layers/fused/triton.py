@@ -18,7 +18,7 @@ from model_server.layers.fused.fused import HeadLayout
 from model_server.layers.fused.torch import TorchFused, norm_heads
 from model_server.layers.norm import AddNorm, Norm
 from model_server.layers.rotary import Rotations
-from model_server.layers.routing import Choice, Routing, choose
+from model_server.layers.routing import TINY, Choice, Routing, choose
 
 
 class TritonRmsNorm:
@@ -73,7 +73,7 @@ class TritonFused:
         return partial(activation.clamped_swiglu, alpha=alpha, limit=limit)
 
     def route(self, routing: Routing, correction: Tensor | None) -> Choice:
-        if routing.score == "sparse_mixer" or routing.norm not in (None, 1.0, 2.0):
+        if routing.score == "sparse_mixer" or routing.norm not in (None, 1.0, 2.0) or routing.guard != TINY:
             return partial(choose, routing=routing, correction=correction)
         return partial(
             route,

@@ -19,7 +19,8 @@ def adapter_targets(spec: Spec) -> Targets:
     other_names: dict[str, str] = {}
     for index in range(spec.num_layers):
         prefix = f"{spec.names.layers}.{index}."
-        attention = heads_targets(spec) if spec.attention is None else spec.attention.targets(spec)
+        mixer = spec.mixer(index) or spec.attention
+        attention = heads_targets(spec) if mixer is None else mixer.targets(spec)
         found.update((prefix + name, shape) for name, shape in attention.linear.items())
         mlp = spec.mlps[index] if spec.mlps else None
         if mlp is None:

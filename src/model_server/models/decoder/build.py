@@ -21,6 +21,7 @@ from model_server.models.decoder.cpp_stack import cpp_stack
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
+from model_server.models.decoder.parts import AttentionPart
 from model_server.models.decoder.spec import Spec
 from model_server.models.decoder.vocabulary import load_vocabulary
 from model_server.quantization.kv_cache import CacheScales
@@ -64,6 +65,7 @@ def build(
         scheme=scheme or Scheme(),
         batch_invariant=placement.batch_invariant,
         adapters=adapters,
+        num_drafted=placement.num_drafted,
         chosen_linears=linears,
     )
     embedding, output = load_vocabulary(
@@ -95,7 +97,16 @@ def build(
         bidirectional=spec.bidirectional,
         adapters=adapters,
         first_layer=layers.start,
+        has_mixers=any(spec.mixer(index) is not None for index in layers),
     )
+
+
+def _load_mixer(loader: Loader, spec: Spec, index: int) -> AttentionPart:
+    """What lets the tokens of layer `index` see each other: attention, or what the layer has instead."""
+    mixer = spec.mixer(index)
+    if mixer is not None:
+        return mixer.load(loader, spec, index)
+    return load_attention(loader, spec, index) if spec.attention is None else spec.attention.load(loader, spec, index)
 
 
 def load_block(loader: Loader, spec: Spec, index: int) -> Block:
@@ -110,9 +121,7 @@ def load_block(loader: Loader, spec: Spec, index: int) -> Block:
     attention_norm = norm(names.attention_norm) if has_norm else None
     attention_post_norm = norm(names.attention_post_norm)
     mlp_spec = spec.mlps[index] if spec.mlps else None
-    attention = (
-        load_attention(loader, spec, index) if spec.attention is None else spec.attention.load(loader, spec, index)
-    )
+    attention = _load_mixer(loader, spec, index)
     mlp_norm, mlp_post_norm = norm(names.mlp_norm), norm(names.mlp_post_norm)
     mlp = load_mlp(loader, spec, index) if mlp_spec is None else mlp_spec.load(loader, spec, index)
     reduce = loader.tensor_group.all_reduce

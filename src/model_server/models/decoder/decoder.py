@@ -24,6 +24,7 @@ from model_server.models.decoder.blocks import Block, Stream, residual_norm
 from model_server.models.decoder.cpp_stack import CppStack, cpp_stack
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.vocabulary import Output
+from model_server.recurrence.segments import Segments
 from model_server.runner.runner import ModelInputs, RunnerTraits, TokenRow
 
 _SEES_AHEAD = ReferenceBackend()
@@ -35,7 +36,7 @@ class Decoder:
     embedding: None where other ranks have the first layer: hidden states come instead of ids. output: None where other
     ranks have the last layer: hidden states go out instead of logits. stream: what those take for a token. stack: all
     blocks in one, which is preferred to them in the steps that it takes. adapters: that the layers were loaded with.
-    first_layer: of this stage.
+    first_layer: of this stage. has_mixers: some layers have something else than attention.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Decoder:
         bidirectional: bool = False,
         adapters: AdapterSites | None = None,
         first_layer: int = 0,
+        has_mixers: bool = False,
     ) -> None:
         self._embedding = embedding
         self._blocks = blocks
@@ -65,6 +67,7 @@ class Decoder:
         self._max_positions = max_positions
         self._stack = stack
         self._first_layer = first_layer
+        self._has_mixers = has_mixers
         self.bidirectional = bidirectional
         self.adapters = adapters
         self._kept_layers: tuple[int, ...] = ()
@@ -73,6 +76,7 @@ class Decoder:
         self.traits = RunnerTraits(
             attention=attention,
             capturable=attention.capturable and all(block.mlp.capturable for block in blocks),
+            in_pieces=not has_mixers,
             position_rows=None if embedding is None else embedding.position_rows,
             weight_bytes=weight_bytes,
             adapters=() if adapters is None else adapters.names,
@@ -141,6 +145,7 @@ class Decoder:
             cache=cache,
             attention=inputs.attention_step or self._begin(metadata, cache),
             is_decode=metadata.is_decode,
+            segments=Segments(metadata, cache.block_size) if self._has_mixers else None,
         )
         kept = inputs.kept
         rows_last = kept is not None and kept.all_tokens and inputs.logit_rows is not None

@@ -51,6 +51,7 @@ class Loader:
     scheme: Scheme = field(default_factory=Scheme)
     batch_invariant: bool = False
     adapters: AdapterSites | None = None  # None: the model is loaded without adapters
+    num_drafted: int = 0  # the longest draft, behind which the cache must be able to go back
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
     chosen_linears: LinearFactory | None = None  # None: the fastest
@@ -113,6 +114,14 @@ class Loader:
         if len(shape) != 1 or size not in (None, *shape):
             raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {[size]}")
         return self._count(self.reader.rows(name, ranges, dtype))
+
+    def depthwise(self, name: str, channels: Range, num_channels: int, width: int) -> Tensor:
+        """Weights [num_channels, 1, width] of a convolution of each channel by itself, as [width, channels] float32."""
+        shape = self.reader.shape(name)
+        if tuple(shape) != (num_channels, 1, width):
+            raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {[num_channels, 1, width]}")
+        weight = self._count(self.reader.rows(name, [channels], torch.float32))
+        return weight.squeeze(1).t().contiguous()
 
     def whole(self, name: str) -> Tensor:
         """All of a tensor."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from model_server.attention.backend import AttentionStep
 from model_server.layers.rotary import Rotations
 from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.recurrence.segments import Segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,12 @@ class Step:
     cache: KvCache
     attention: AttentionStep
     is_decode: bool  # every sequence has one token
+    segments: Segments | None = None  # None: no layer asks for them
 
 
 class AttentionPart(Protocol):
-    """Attention of this rank's heads, in two calls: tokens that are no longer needed are dropped in between."""
+    """Attention of this rank's heads, or what a layer has instead, in two calls: tokens that are no longer needed are
+    dropped in between."""
 
     @property
     def kv_shape(self) -> KvShape:

@@ -60,6 +60,16 @@ class AttentionSpec(Protocol):
         """What attention reads of the cache, over all ranks: number of KV heads, width of a key, width of a value."""
 
 
+class MixerSpec(Protocol):
+    """What a layer has instead of attention, by which a token reads those before it."""
+
+    def load(self, loader: Loader, spec: Spec, index: int) -> AttentionPart:
+        """This rank's part of layer `index`."""
+
+    def targets(self, spec: Spec) -> Targets:
+        """What of it takes adapters, by names relative to the layer."""
+
+
 class MlpSpec(Protocol):
     """An MLP of another kind than the fields of Spec describe."""
 
@@ -128,8 +138,13 @@ class Spec:
     alibi: tuple[float, ...] | None = None  # slope of every query head
     alibi_bfloat16_scale: float | None = None  # see `attention.backend.Alibi`
     attention: AttentionSpec | None = None  # instead of the fields since num_heads
+    mixers: tuple[MixerSpec | None, ...] = ()  # per layer; None, and everywhere if empty: attention
 
     activation: str
     gated: bool = True
     up_before_gate: bool = False  # in a matrix that holds both
     mlps: tuple[MlpSpec | None, ...] = ()  # per layer; None, and everywhere if empty: the MLP of the fields above
+
+    def mixer(self, index: int) -> MixerSpec | None:
+        """What layer `index` has instead of attention; None: it has attention."""
+        return self.mixers[index] if self.mixers else None

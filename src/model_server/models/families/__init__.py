@@ -13,6 +13,7 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import alibi, cohere, deepseek, gemma, gpt, llama, llama4, moe
 from model_server.models.families.encoders import ENCODERS
+from model_server.models.families.hybrid import lfm2
 from model_server.models.families.vision import TEXT_TYPES, text_config
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
@@ -38,6 +39,8 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "gptj": gpt.gptj,
     "granite": llama.granite,
     "granitemoe": moe.granitemoe,
+    "lfm2": lfm2.lfm2,
+    "lfm2_moe": lfm2.lfm2_moe,
     "llama": llama.llama,
     "llama4_text": llama4.llama4_text,
     "mistral": llama.mistral,
@@ -118,6 +121,8 @@ def pooled_spec_of(config: ModelConfig, stored: Collection[str]) -> Spec:
     bidirectional = config.flag("use_bidirectional_attention", False) or not config.flag("is_causal", True)
     spec = spec_of(config.without(*_BIDIRECTIONAL))
     left_over = (*spec.left_over, *OF_HEADS)
+    if bidirectional and any(spec.mixers):
+        raise UnknownFamilyError(f"the native {config.model_type} reads tokens in one direction only")
     spec = replace(spec, has_head=False, bidirectional=bidirectional, left_over=left_over)
     if bidirectional and config.model_type == "gemma3_text":
         # Half of the window is before a token, half behind it.

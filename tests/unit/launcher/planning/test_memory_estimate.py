@@ -29,6 +29,7 @@ from model_server.distributed.placement import Placement
 from model_server.layers.adapted_heads import AdaptedHeads
 from model_server.models.load import load_runner
 from model_server.models.model import describe, in_slots, with_adapters
+from model_server.runner.runner import Runner
 from model_server.weights.checkpoint import examine
 
 CPU = torch.device("cpu")
@@ -78,7 +79,25 @@ def test_a_shard_takes_what_was_estimated(
     runner = load_runner(model, placement, AttentionChoice("reference", CPU))
     # Of a file this small the header is some 5 %, and counted as if it were weights.
     assert expected.weights == pytest.approx(runner.traits.weight_bytes, rel=0.15)
-    assert expected.token == sum(shape.bytes_per_token(torch.float32) for shape in runner.kv_shapes)
+    assert expected.token == _token_bytes(runner)
+
+
+@pytest.mark.parametrize("speculate", [None, 3, 15])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_short_convolutions_take_what_was_estimated(tmp_path: Path, world_size: int, speculate: int | None) -> None:
+    folder = tiny_checkpoint("lfm2", tmp_path)
+    config = LauncherConfig(dtype="float32", speculate=speculate)
+    expected = estimate(config, Hardware(), read(folder), world_size)
+
+    def load(group: ProcessGroup) -> Runner:
+        placement = Placement(CPU, torch.float32, Ranks.of(group), num_drafted=speculate or 0)
+        return load_runner(describe(examine(folder)), placement, AttentionChoice("reference", CPU))
+
+    assert [_token_bytes(runner) for runner in on_ranks(world_size, load)] == [expected.token] * world_size
+
+
+def _token_bytes(runner: Runner) -> int:
+    return sum(shape.block_bytes(16, torch.float32) for shape in runner.kv_shapes) // 16
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,23 @@ def make(shape: KvShape = SHAPE, dtype: torch.dtype = torch.float32) -> KvCache:
 def test_sizes() -> None:
     shape = KvShape(2, 3, 5)
     assert shape.row_width == 16
-    assert shape.bytes_per_token(torch.bfloat16) == 32
+    assert shape.block_bytes(2, torch.bfloat16) == 2 * 32
     cache = make(shape, torch.bfloat16)
     assert cache.keys[0].shape == (4, 2, 2, 3)
     assert cache.values[1].shape == (4, 2, 2, 5)
     assert cache.rows[0].shape == (8, 16)
-    assert cache.rows[0].nbytes == 8 * shape.bytes_per_token(torch.bfloat16)
+    assert cache.rows[0].nbytes == 4 * shape.block_bytes(2, torch.bfloat16)
+
+
+def test_a_layer_that_keeps_the_newest_tokens_of_a_block_has_fewer_rows_of_its_own_type() -> None:
+    shape = KvShape(1, 6, 0, newest=3, dtype=torch.bfloat16)
+    assert [shape.rows_per_block(size) for size in (2, 3, 16)] == [2, 3, 3]
+    cache = KvCache((SHAPE, shape), num_blocks=4, block_size=16, dtype=torch.float8_e4m3fn, device=CPU)
+    assert cache.rows[1].shape == (4 * 3, 6)
+    assert cache.rows[1].dtype == torch.bfloat16
+    assert cache.rows[1].nbytes == 4 * shape.block_bytes(16, torch.float8_e4m3fn)
+    assert cache.keys[1].shape == (4, 3, 1, 6)
+    assert cache.values[1].numel() == 0
 
 
 def test_write_lands_in_its_slots_and_layer_only() -> None:

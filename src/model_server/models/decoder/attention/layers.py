@@ -9,8 +9,8 @@ from model_server.models.decoder.spec import Spec
 
 
 def attention_layers(spec: Spec) -> tuple[AttentionLayer, ...]:
-    """All layers of the undivided model."""
-    return tuple(attention_layer(spec, index) for index in range(spec.num_layers))
+    """All layers of the undivided model that have attention."""
+    return tuple(attention_layer(spec, index) for index in range(spec.num_layers) if spec.mixer(index) is None)
 
 
 def attention_layer(spec: Spec, index: int) -> AttentionLayer:

@@ -21,8 +21,9 @@ from model_server.models.model import Model, describe
 from model_server.runner.runner import Runner
 from model_server.weights.checkpoint import examine
 
-# Blocks of every kind: sequential, with post norms, parallel, latent attention, experts, learned positions, tied heads.
-FAMILIES = ["llama", "gemma2", "cohere", "deepseek_v2", "mixtral", "gpt2", "granite"]
+# Blocks of every kind: sequential, with post norms, parallel, latent attention, experts, learned positions, tied heads,
+# convolutions.
+FAMILIES = ["llama", "gemma2", "cohere", "deepseek_v2", "mixtral", "gpt2", "granite", "lfm2"]
 
 
 def stage_of(

@@ -1,0 +1,83 @@
+"""Short convolutions (LFM2): a token reads the gated inputs of the few tokens before it.
+
+These inputs are all that is kept of a sequence. They are in its KV blocks, where each block has those of its newest
+tokens: what shares, preempts or frees blocks does the same for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from model_server.adapters.folder import Targets
+from model_server.layers.linear.linear import Linear
+from model_server.memory.kv_cache import KvShape
+from model_server.models.decoder.loader import Loader
+from model_server.models.decoder.parts import Step
+from model_server.models.decoder.spec import Spec
+from model_server.recurrence.convolution import convolve
+from model_server.weights.matrix import Part
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """gate * convolution(gate * x) of this rank's channels, an `AttentionPart`."""
+
+    project: Linear  # rows: the gate of the inputs, the gate of the sums, the inputs
+    output: Linear
+    index: int  # of the layer in the cache
+    weight: Tensor  # [width, channels] float32
+    bias: Tensor | None  # [channels] float32
+    kv_shape: KvShape
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """[num_tokens, hidden] -> [num_tokens, channels], before the output product."""
+        assert step.segments is not None, "the decoder knows that it has such layers"
+        inputs, gate, values = self.project(hidden).chunk(3, dim=1)
+        assert self.kv_shape.newest is not None
+        plan = step.segments.convolution(len(self.weight), self.kv_shape.newest)
+        sums = convolve(inputs * values, self.weight, self.bias, step.cache.rows[self.index], plan)
+        return sums.mul_(gate).to(hidden.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvSpec:
+    """A `MixerSpec`. width: tokens that a sum is of, its own included. Names are relative to the layer."""
+
+    width: int
+    project: str = "conv.in_proj"
+    convolution: str = "conv.conv"
+    output: str = "conv.out_proj"
+
+    def load(self, loader: Loader, spec: Spec, index: int) -> ShortConv:
+        prefix, size = f"{spec.names.layers}.{index}.", spec.hidden_size
+        drafted = loader.num_drafted
+        start, stop = channels = loader.share(size)
+        name = prefix + self.project
+        parts = [Part(name, ((i * size + start, i * size + stop),), 3 * size) for i in range(3)]
+        convolution = prefix + self.convolution
+        bias = None
+        if loader.has(convolution + ".bias"):
+            bias = loader.vector(convolution + ".bias", [channels], size).float()
+        return ShortConv(
+            project=loader.column_linear(parts, size),
+            output=loader.row_linear(prefix + self.output, channels, size),
+            index=index - loader.first_layer,
+            weight=loader.depthwise(convolution + ".weight", channels, size, self.width),
+            bias=bias,
+            kv_shape=KvShape(1, stop - start, 0, newest=kept_inputs(self.width, drafted), dtype=loader.reader.dtype),
+        )
+
+    def targets(self, spec: Spec) -> Targets:
+        size = spec.hidden_size
+        return Targets(linear={self.project: (size, 3 * size), self.output: (size, size)})
+
+
+def kept_inputs(width: int, num_drafted: int) -> int:
+    """How many inputs of a block are kept for sums of `width` tokens.
+
+    A draft of up to `num_drafted` tokens goes into the cache before it is known to be right, together with the token
+    before it: what that token reads must outlast them.
+    """
+    return width + num_drafted if num_drafted else width - 1

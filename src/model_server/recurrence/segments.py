@@ -1,0 +1,84 @@
+"""Where the tokens of one forward are in their sequences, for layers that read the tokens before each.
+
+All of it is computed on the device from the device's own lengths, so that a captured step does so, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_server.attention.metadata import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionPlan:
+    """The inputs that a layer of a causal convolution reads, and the rows of its cache that it writes.
+
+    previous: rows of the cache of the inputs before each segment, the nearest first. missing: which of them are before
+    the sequence's first token. sources: for the nearest token before, the next one, and so on: where it is among the
+    step's own inputs followed by the previous ones of all segments; None: each segment has one token. written: a row of
+    the cache for each token, of the reserved block for those that newer ones replace. writes_first: the tokens of some
+    segments of one token may follow each other, and read what the step writes.
+    """
+
+    previous: Tensor  # [num_segments, width - 1] int64
+    missing: Tensor  # [num_segments, width - 1, 1] bool
+    sources: tuple[Tensor, ...] | None  # each [num_tokens] int64
+    written: Tensor  # [num_tokens] int64
+    writes_first: bool
+
+
+class Segments:
+    """The consecutive tokens of each sequence in one step: planned once, for all layers."""
+
+    def __init__(self, metadata: AttentionMetadata, block_size: int) -> None:
+        self._metadata = metadata
+        self._block_size = block_size
+        self._convolutions: dict[tuple[int, int], ConvolutionPlan] = {}
+        lengths = metadata.kv_lengths.long()
+        self._ends = lengths  # [num_segments]: position behind the last token of each, in its sequence
+        if metadata.is_decode:
+            self.positions = self.starts = lengths - 1
+            return
+        tokens = torch.arange(len(metadata.slots), device=lengths.device)
+        bounds = metadata.cu_seqlens_q.long()
+        self.owner = torch.searchsorted(bounds[1:], tokens, right=True)  # [num_tokens]: which segment a token is in
+        self.starts = lengths - bounds.diff()  # [num_segments]: position of its first token in the sequence
+        self.offsets = tokens - bounds[self.owner]  # [num_tokens]: index in the segment
+        self.positions = self.starts[self.owner] + self.offsets  # [num_tokens]: position in the sequence
+
+    def convolution(self, width: int, newest: int) -> ConvolutionPlan:
+        """What a convolution over `width` tokens reads.
+
+        Args:
+            newest: Tokens of a block that have rows, at least `width - 1`. With more, the tokens of a draft may be
+                checked as rows of their own.
+        """
+        found = self._convolutions.get((width, newest))
+        if found is None:
+            found = self._convolutions[width, newest] = self._plan(width, newest)
+        return found
+
+    def _plan(self, width: int, newest: int) -> ConvolutionPlan:
+        size, writes_first = self._block_size, newest >= width
+        newest = min(newest, size)
+        lags = torch.arange(1, width, device=self.starts.device)
+        before = self.starts.unsqueeze(1) - lags
+        missing = before < 0
+        before = before.clamp_(min=0)
+        previous = self._metadata.block_tables.gather(1, before // size).long().mul_(newest).add_(before % newest)
+        written = (self._metadata.slots // size).mul_(newest).add_(self.positions % newest)
+        if self._metadata.is_decode:
+            return ConvolutionPlan(previous, missing.unsqueeze(2), None, written, writes_first)
+        last = torch.minimum(self._ends[self.owner], (self.positions // size + 1) * size)
+        is_newest = self.positions + newest >= last
+        tokens = torch.arange(len(self.positions), device=self.positions.device)
+        behind = len(tokens) + self.owner * (width - 1)
+        sources = tuple(
+            torch.where(self.offsets >= lag, tokens - lag, behind + lag - 1 - self.offsets) for lag in range(1, width)
+        )
+        written = torch.where(is_newest, written, self.positions % newest)
+        return ConvolutionPlan(previous, missing.unsqueeze(2), sources, written, writes_first=False)
