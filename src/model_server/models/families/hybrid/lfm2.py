@@ -27,7 +27,7 @@ _NAMES = Names(
 
 def lfm2(config: ModelConfig) -> Spec:
     """The width of the MLP is two thirds of the file's, scaled and rounded up, unless the file says that it is not."""
-    config = config.renamed({"intermediate_size": ("block_ff_dim", "intermediate_size")}, intermediate_size=12288)
+    config = config.renamed({"intermediate_size": ("block_ff_dim", "intermediate_size")})
     size = config.count("intermediate_size")
     if config.flag("block_auto_adjust_ff_dim", True):
         size = int(2 * size / 3)
@@ -41,7 +41,7 @@ def lfm2(config: ModelConfig) -> Spec:
 
 def lfm2_moe(config: ModelConfig) -> Spec:
     """Experts behind the first layers, chosen by sigmoids and a bias."""
-    num_layers, num_experts = config.count("num_hidden_layers", 32), config.count("num_experts", 32)
+    num_layers, num_experts = config.count("num_hidden_layers"), config.count("num_experts", 32)
     routing = Routing(
         num_experts=num_experts,
         top_k=top_k(config, num_experts, 4),
@@ -58,15 +58,15 @@ def lfm2_moe(config: ModelConfig) -> Spec:
         correction="feed_forward.expert_bias" if config.flag("use_expert_bias", True) else None,
     )
     num_dense = 0 if config.get("num_dense_layers") == 0 else config.count("num_dense_layers", 2)
-    plain = _lfm2(config, config.count("intermediate_size", 7168))
+    plain = _lfm2(config, config.count("intermediate_size"))
     return replace(plain, mlps=tuple(None if index < num_dense else mixture for index in range(num_layers)))
 
 
 def _lfm2(config: ModelConfig, intermediate_size: int) -> Spec:
-    num_layers = config.count("num_hidden_layers", 32)
+    num_layers = config.count("num_hidden_layers")
     attention = indices(config, "full_attn_idxs")
     default = ["full_attention" if attention is None or index in attention else "conv" for index in range(num_layers)]
-    kinds = layer_kinds(config.replaced(num_hidden_layers=num_layers), default, ("conv", "full_attention"))
+    kinds = layer_kinds(config, default, ("conv", "full_attention"))
     if "full_attention" not in kinds:
         raise StartupError("config.json: `layer_types` names no layer with attention, which is not served")
     width = config.count("conv_L_cache", 3)

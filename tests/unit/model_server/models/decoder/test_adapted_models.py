@@ -46,6 +46,7 @@ FAMILIES: list[Any] = [
             ("falcon", "plain", {}),
             ("granite", "plain", {}),
             ("olmo2", "plain", {}),
+            ("lfm2", "plain", {"target_modules": ["q_proj", "out_proj", "in_proj", "w1", "w2", "w3"]}),
             ("opt", "plain", {}),
             ("bloom", "plain", {}),
             ("gpt_bigcode", "plain", {}),
