@@ -14,6 +14,7 @@ from router.generation import parsed_bodies
 from router.generation.asked import GenerateRequest
 from router.generation.collect import GenerationResult, collect, collect_all, start_all
 from router.generation.permits import HeldPermits, PermitPool
+from router.generation.preparing import Preparing
 from router.generation.running import Running
 from router.generation.validation import Validator
 from router.images.prompt import ImagePrompts
@@ -50,6 +51,7 @@ class Inference:
         self.validator = validator
         self.permit_pool = PermitPool(limits.max_concurrent_requests)
         self.is_draining = False
+        self._preparing = Preparing()
         self._scheduler = scheduler
         metrics.follow("tgi_lora_requests_info", self._adapters_in_use)
 
@@ -69,9 +71,14 @@ class Inference:
             raise OverloadedError(max(1, min(math.ceil(wait_s), _MAX_RETRY_AFTER_S)))
         return HeldPermits(self.permit_pool, number, request_id, entered())
 
+    def end(self) -> None:
+        """No scheduler is left: requests that are being prepared fail now, as those that it had."""
+        self.is_draining = True
+        self._preparing.end()
+
     async def start(self, request: GenerateRequest, permits: HeldPermits) -> Running:
         """Validates and queues. The generation takes over one of the permits."""
-        validation = self.validator.validate(request)
+        validation = self._preparing.of(self.validator.validate(request))
         asked = permits.request_span
         valid = await (validation if asked is None else asked.around_validation(validation))
         parsed_bodies.leave()
@@ -82,7 +89,7 @@ class Inference:
             return Running(valid, self._scheduler.submit(valid), self.metrics, permits)
         self.metrics.count("tgi_lora_requests", adapter=self.metrics.adapter_label(request.adapter_id))
         try:
-            use = await self.adapters.use(request.adapter_id)
+            use = await self._preparing.of(self.adapters.use(request.adapter_id))
         except GenerationError as error:
             self.metrics.count("tgi_request_failure", err="generation")
             logger.error("%s", error, extra={"request_id": permits.request_id} if asked is None else asked.log_fields())
@@ -105,7 +112,7 @@ class Inference:
         While images are fetched and prepared it holds a permit, as a generation does.
         """
         with self.take_permits() if await self.validator.names_images(request) else nullcontext():
-            return await self.validator.with_images(request)
+            return await self._preparing.of(self.validator.with_images(request))
 
     async def generate(self, request: GenerateRequest, permits: HeldPermits) -> GenerationResult:
         """One generation, to its end. Cancelling the caller ends the generation."""

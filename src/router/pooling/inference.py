@@ -12,6 +12,7 @@ from typing import Literal
 
 from router.errors import UnhealthyError
 from router.generation.permits import PermitPool
+from router.generation.preparing import Preparing
 from router.metrics import PoolingMetrics
 from router.pooling.errors import PoolingError, overloaded, too_many
 from router.pooling.queue import Entry
@@ -80,6 +81,7 @@ class PooledInference:
         self.tokenizer = tokenizer
         self.permit_pool = PermitPool(limits.max_concurrent_requests)
         self.is_draining = False
+        self._preparing = Preparing()
         self._scheduler = scheduler
 
     async def compute(self, asked: Asked) -> Computed:
@@ -98,7 +100,8 @@ class PooledInference:
             raise overloaded(self._retry_after_s)
         try:
             self.metrics.count(f"te_{job}_count", len(asked.texts))
-            tokens = await self.tokenizer.encode(asked.texts, asked.cut, asked.name, asked.second_at_most)
+            encoding = self.tokenizer.encode(asked.texts, asked.cut, asked.name, asked.second_at_most)
+            tokens = await self._preparing.of(encoding)
             tokenized = time.monotonic()
             num_tokens = [len(one.ids) for one in tokens]
             if self._scheduler.queue and (
@@ -133,6 +136,11 @@ class PooledInference:
         )
         self._count(computed, job, method)
         return computed
+
+    def end(self) -> None:
+        """No scheduler is left: requests whose texts are being cut into tokens fail now, as those that it had."""
+        self.is_draining = True
+        self._preparing.end()
 
     def check_size(self, count: int, name: str) -> None:
         """Raises PoolingError for more texts than a request may hold."""

@@ -76,6 +76,8 @@ class Serving(Protocol):
     is_draining: bool
     permit_pool: PermitPool
 
+    def end(self) -> None: ...
+
 
 class Computing(Protocol):
     """What computes them."""
@@ -110,7 +112,7 @@ class Drain:
 
     def end_without_scheduler(self) -> None:
         """Every request has its answer or its failure: only clients that have not read it are waited for."""
-        self._inference.is_draining = True
+        self._inference.end()
         self._server.config.timeout_graceful_shutdown = FLUSH_TIMEOUT_S
         self._server.should_exit = True
 
@@ -132,6 +134,7 @@ class Drain:
         self._server.config.timeout_graceful_shutdown = left_s + _FLUSH_TIMEOUT_OF_DRAIN_S
         self._server.should_exit = True
         await asyncio.sleep(left_s)
+        self._inference.end()
         await self._scheduler.close()
 
 

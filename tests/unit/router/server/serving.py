@@ -67,10 +67,11 @@ async def ask(port: int, path: str) -> bytes:
     return answer
 
 
-async def post(port: int) -> bytes:
+async def post(port: int, path: str = "/generate") -> bytes:
     reader, writer = await connect(port)
-    head = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 14\r\n\r\n"
-    writer.write(head.encode() + b'{"inputs":"x"}')
+    body = b'{"inputs":"x","prompt":"x"}'
+    head = f"host: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(f"POST {path} HTTP/1.1\r\n{head}".encode() + body)
     answer = await reader.read()
     writer.close()
     return answer

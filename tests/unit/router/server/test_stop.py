@@ -14,6 +14,7 @@ from router_fakes import says, until
 from serving import EndingScheduler, ask, connect, drains, get, open_stream, post, terminate
 
 from router.config import RouterConfig
+from router.generation.validation import Validator
 from router.server import server, stop
 from router.server.server import serve
 from router.server.startup import Started
@@ -78,6 +79,29 @@ async def test_the_status_says_that_the_shards_are_stuck(config: RouterConfig, s
     scheduler.failure = StalledError("no step finished for 2 s", detail="no step")
     scheduler.ended.set()
     assert await asyncio.wait_for(serving_task, ENDS_S) == STALLED
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/v1/completions"])
+async def test_requests_that_are_being_prepared_are_answered_when_the_scheduler_ends(
+    config: RouterConfig, scheduler: EndingScheduler, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Images may take many seconds, which no client of a server without shards has to wait."""
+    entered = asyncio.Event()
+
+    async def never(self: Validator, request: object) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Validator, "validate", never)
+    monkeypatch.setattr(stop, "FLUSH_TIMEOUT_S", 60)
+    serving_task = asyncio.ensure_future(serve(config))
+    asked = asyncio.ensure_future(post(config.port, path))
+    await entered.wait()
+    scheduler.failure = RuntimeError("shard lost")
+    scheduler.ended.set()
+    answer = await asked
+    assert answer.startswith(b"HTTP/1.1 503 ") and b'"healthcheck"' in answer
+    assert await asyncio.wait_for(serving_task, ENDS_S) == 1
 
 
 async def test_the_last_word_is_why_the_scheduler_ended(
