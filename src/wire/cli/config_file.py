@@ -44,6 +44,8 @@ def read(path: Path, options: Sequence[Option]) -> Mapping[str, Given]:
         raise ValueError(f"{path}{where} is not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):

@@ -29,6 +29,9 @@ _FIELDS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+_NUMBERS = ("rms_norm_eps", "rope_theta", "attn_logit_softcapping", "final_logit_softcapping")
+"""Fields that need not be whole."""
+_LARGEST = 2**31
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "rms_norm_eps")
 _GEMMA_ACTIVATION = "gelu_pytorch_tanh"
@@ -41,6 +44,10 @@ _SAMPLING = {
     "general.sampling.min_p": "min_p", "general.sampling.penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 # `general.file_type` of llama.cpp, for files whose weights have several types.
+_SCALES = (
+    "rope.dimension_count", "rope.scaling.factor", "rope.scale_linear", "rope.scaling.original_context_length",
+    "rope.freq_base_swa",
+)  # fmt: skip
 _MIXTURES = {14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
 _LLAMA3_ORIGINALS = (8192, 4096, 2048, 16384, 32768)
 
@@ -51,6 +58,10 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
     name = header.metadata["general.architecture"]
     given = {key.removeprefix(f"{name}."): value for key, value in header.metadata.items()}
     fields: dict[str, Any] = {ours: given[theirs] for ours, theirs in _FIELDS.items() if theirs in given}
+    for ours, value in fields.items():
+        if ours == "sliding_window" and value == 0:  # there is none: files of Phi say so
+            continue
+        _check(value, ours in _NUMBERS, f"{path}: `{name}.{_FIELDS[ours]}`")
     for ours in _REQUIRED:
         if ours not in fields:
             raise StartupError(f"{path} lacks the metadata `{name}.{_FIELDS[ours]}`")
@@ -71,13 +82,22 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
     if name == "phi3":
         fields.setdefault("sliding_window", None)
     fields |= _rotation(given, fields, header, path)
-    fields |= _special(header.metadata)
+    fields |= _special(header.metadata, path)
     # For the launcher, which sees no more of the file: the type of the KV cache follows from it.
     if (dtype := _DTYPES.get(stored_type(header.tensors.values()) or "")) is not None:
         fields["dtype"] = dtype
     if any(stored.dtype.startswith("Q") for stored in header.tensors.values()):
         fields["quantization_config"] = {"quant_method": "gguf", "file_type": _file_type(header)}
     return fields
+
+
+def _check(value: Any, is_number: bool, what: str) -> None:
+    """Raises StartupError for what is no positive number, or not a whole one where it must be."""
+    is_right = type(value) in ((int, float) if is_number else (int,)) and 0 < value < _LARGEST
+    if not is_right:
+        raise StartupError(
+            f"{what} is {value!r:.80}; a positive {'number' if is_number else 'whole number'} is expected"
+        )
 
 
 def generation_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,10 +134,15 @@ def _file_type(header: GgufHeader) -> str:
     return mixture if mixture.startswith(commonest) else commonest
 
 
-def _special(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    given = {ours: metadata.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in names.items()}
-    return {ours: value for ours, value in given.items() if value is not None}
+def _special(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for ours, theirs in {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}.items():
+        key = f"tokenizer.ggml.{theirs}_token_id"
+        value = metadata.get(key)
+        if value is not None and (type(value) is not int or not 0 <= value < _LARGEST):
+            raise StartupError(f"{path}: `{key}` is {value!r:.80}; the id of a token is expected")
+        found |= {} if value is None else {ours: value}
+    return found
 
 
 def _gemma(name: str, fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,6 +161,9 @@ def _gemma(name: str, fields: Mapping[str, Any], given: Mapping[str, Any]) -> di
 def _rotation(given: Mapping[str, Any], fields: Mapping[str, Any], header: GgufHeader, path: Path) -> dict[str, Any]:
     """What scales the rotations. Raises StartupError for what transformers' parameters cannot say."""
     found: dict[str, Any] = {}
+    for name in _SCALES:
+        if name in given:
+            _check(given[name], True, f"{path}: `{name}`")
     rotated = given.get("rope.dimension_count", fields["head_dim"])
     if rotated != fields["head_dim"]:
         found["partial_rotary_factor"] = rotated / fields["head_dim"]

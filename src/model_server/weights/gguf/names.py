@@ -29,7 +29,7 @@ _SANDWICH = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _PACKED = {**_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ ARCHITECTURES = {
 def architecture_of(metadata: Mapping[str, Any], path: Path) -> Architecture:
     """Raises StartupError for an architecture that is not served from GGUF files, by its name."""
     name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise StartupError(f"{path} lacks the metadata `general.architecture`, a text")
     if metadata.get(f"{name}.expert_count", 0):
         raise StartupError(f"{path} holds a mixture of experts, which is not served from GGUF files")
     if name not in ARCHITECTURES:

@@ -20,6 +20,8 @@ from wire.quantization.gguf import WEIGHTS, folder_of
 logger = logging.getLogger(__name__)
 
 _TOKENIZER = "tokenizer.json"
+_CONTRADICTIONS = (ArithmeticError, LookupError, TypeError, ValueError)
+"""What values of wrong types and sizes come to, here and in the tokenizers library."""
 
 
 def prepare(file: Path, cache: Path) -> Path:
@@ -53,21 +55,27 @@ def _write(file: Path, folder: Path) -> None:
     from model_server.weights.gguf.tokenizer import tokenizer_config_of, tokenizer_of
 
     header = read_gguf(file)
-    config = config_of(header, file)
-    named_tensors(header, file)
-    objects: Mapping[str, Mapping[str, Any]] = {
-        "config.json": config,
-        "generation_config.json": generation_of(header.metadata),
-        "tokenizer_config.json": tokenizer_config_of(header.metadata),
-    }
+    try:
+        config = config_of(header, file)
+        named_tensors(header, file)
+        objects: Mapping[str, Mapping[str, Any]] = {
+            "config.json": config,
+            "generation_config.json": generation_of(header.metadata),
+            "tokenizer_config.json": tokenizer_config_of(header.metadata),
+        }
+    except _CONTRADICTIONS as error:
+        raise StartupError(f"{file} has metadata that contradicts itself: {_line(error)}") from error
     for name, value in objects.items():
         (folder / name).write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     (folder / WEIGHTS).symlink_to(file.resolve())
     try:
         tokenizer_of(header.metadata, file).save(str(folder / _TOKENIZER))
-    except (ValueError, TypeError) as error:  # what the library makes of a vocabulary that contradicts itself
-        reason = " ".join(str(error).split())[:300]
-        raise StartupError(f"{file} has a tokenizer that cannot be made: {reason}") from error
+    except _CONTRADICTIONS as error:
+        raise StartupError(f"{file} has a tokenizer that cannot be made: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _publish(folder: Path, target: Path) -> None:

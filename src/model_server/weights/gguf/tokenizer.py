@@ -17,6 +17,10 @@ from model_server.errors import StartupError
 _KEY = "tokenizer.ggml."
 # Kinds of tokens, as sentencepiece has them.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+_WHOLE = (_UNKNOWN, _CONTROL, _BYTE)
+"""Kinds that are not merged of other pieces."""
+_LONGEST_PIECE = 512
+"""Ways to make a piece of two others are as many as it has characters, and each of these is a text of its own."""
 
 # Words, numbers and signs, each with what may precede it; line ends; spaces.
 _BEFORE_NUMBERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -108,6 +112,9 @@ def _pieces(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) -> T
     kinds = _kinds(metadata, len(tokens))
     vocabulary = _vocabulary(tokens, kinds)
     unknown = _token(metadata, "unknown", tokens)
+    longest = max((len(piece) for piece, number in vocabulary.items() if kinds[number] not in _WHOLE), default=0)
+    if longest > _LONGEST_PIECE:
+        raise StartupError(f"{path} has a piece of {longest} characters; pieces of up to {_LONGEST_PIECE} are served")
     merges: list[Any] = _merges(vocabulary, scores, kinds)
     tokenizer = Tokenizer(
         models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True, ignore_merges=False)
@@ -126,7 +133,7 @@ def _merges(vocabulary: Mapping[str, int], scores: Sequence[float], kinds: Seque
     """All pairs of pieces that make a piece, the best piece first, as sentencepiece merges them."""
     merges = []
     for piece, number in vocabulary.items():
-        if kinds[number] in (_UNKNOWN, _CONTROL, _BYTE):
+        if kinds[number] in _WHOLE:
             continue
         pairs = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
         known = [(vocabulary[a], vocabulary[b], a, b) for a, b in pairs if a in vocabulary and b in vocabulary]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
+import regex
+
+from model_server.errors import StartupError
+
 # For files whose config does not say: what DeepSeek's files have, and those that follow them.
 DEFAULT_BLOCK = (128, 128)
+_MATCH_S = 2.0
+"""Of one pattern and one name, which takes microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +78,15 @@ def _names(target: str, module: str) -> bool:
 
 
 def _pattern(target: str, module: str) -> bool:
+    """Raises StartupError for a pattern that may be matched for hours."""
     try:
-        return target.startswith("re:") and re.match(target[3:], module) is not None
-    except re.error:
+        return target.startswith("re:") and regex.match(target[3:], module, timeout=_MATCH_S) is not None
+    except TimeoutError:
+        raise StartupError(
+            f"config.json: `config_groups` of the quantization_config has the pattern {target!r:.80}, which takes too "
+            "long to match a name"
+        ) from None
+    except (regex.error, RecursionError, OverflowError):
         return False
 
 

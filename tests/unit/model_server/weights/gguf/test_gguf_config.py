@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +18,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from model_server.errors import StartupError
 from model_server.weights.gguf.config import config_of, generation_of
 from model_server.weights.gguf.header import GgufHeader
+from model_server.weights.gguf.names import named_tensors
+from model_server.weights.gguf.prepare import _write
 from model_server.weights.header import Stored
 
 LLAMA = {
@@ -126,3 +132,54 @@ def test_sampling_that_a_file_asks_for() -> None:
     stored = {"top_p": struct.unpack("f", struct.pack("f", 0.95))[0], "penalty_repeat": 1.0}
     found = generation_of({f"general.sampling.{name}": value for name, value in stored.items()})
     assert found == {"top_p": 0.95, "repetition_penalty": 1.0}
+
+
+_WRONG: list[Any] = [None, True, 0, -1, 2**40, 1.5, float("nan"), "x", "", [], [1], ["x"]]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
+def test_metadata_of_any_type_is_served_or_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    """By what writes the folder of a file: whatever it makes of it can be read again."""
+    path = tmp_path / "a.gguf"
+    path.touch()
+    plain = header(name)
+    keys = [key.partition(".")[2] for key in plain.metadata if key.startswith(f"{name}.")]
+    others = ["rope.dimension_count", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "expert_count",
+              "rope.scaling.original_context_length", "attention.sliding_window_pattern", "rope.freq_base_swa",
+              "attention.key_length", "attention.sliding_window", "attn_logit_softcapping"]  # fmt: skip
+    ours = ["general.architecture", "general.file_type", "general.sampling.temp", "tokenizer.ggml.tokens",
+            "tokenizer.ggml.token_type", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
+            "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template"]  # fmt: skip
+    num_refused = 0
+    for key, wrong in itertools.product([f"{name}.{key}" for key in (*keys, *others)] + ours, _WRONG):
+        given = GgufHeader({**plain.metadata, key: wrong}, EMBEDDING)
+        reads = mock.patch("model_server.weights.gguf.prepare.read_gguf", return_value=given)
+        with reads, pytest.raises(StartupError) as refused:  # there is never a whole tokenizer
+            _write(path, _emptied(tmp_path / "made"))
+        assert "\n" not in str(refused.value)
+        if (tmp_path / "made" / "config.json").exists():
+            config = json.loads((tmp_path / "made" / "config.json").read_text())
+            assert all(type(config[field]) is int for field in ("hidden_size", "num_hidden_layers", "head_dim"))
+        else:
+            num_refused += 1
+    assert num_refused > 100
+
+
+def test_factors_that_are_no_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(struct.pack("<4f", *[float("nan")] * 4))
+    given = header(tensors={"rope_freqs.weight": Stored("F32", (4,), 0, 16)})
+    reads = mock.patch("model_server.weights.gguf.prepare.read_gguf", return_value=given)
+    with reads, pytest.raises(StartupError, match="has metadata that contradicts itself"):
+        _write(path, _emptied(tmp_path / "made"))
+
+
+def _emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def test_a_tensor_of_a_layer_that_no_model_has() -> None:
+    with pytest.raises(StartupError, match="which is not served in its architecture"):
+        named_tensors(header(tensors={f"blk.{'9' * 5000}.attn_q.weight": Stored("F16", (1, 1), 0, 2)}), Path("a.gguf"))

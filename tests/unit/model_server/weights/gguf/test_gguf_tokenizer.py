@@ -136,3 +136,13 @@ def test_what_is_refused(metadata: dict[str, Any], message: str) -> None:
         tokenizer_of(metadata, FILE)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_piece_of_many_letters_is_refused_before_it_is_divided(
+    pieces: tuple[sentencepiece.SentencePieceProcessor, dict[str, Any]],
+) -> None:
+    _, metadata = pieces
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    tokens[-1] = "a" * 60_000
+    with pytest.raises(StartupError, match="has a piece of 60000 characters; pieces of up to 512 are served"):
+        tokenizer_of({**metadata, "tokenizer.ggml.tokens": tokens}, FILE)

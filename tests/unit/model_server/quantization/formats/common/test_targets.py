@@ -8,6 +8,7 @@ import pytest
 from compressed_tensors.utils.match import match_targets
 from torch import nn
 
+from model_server.errors import StartupError
 from model_server.quantization.formats.common.targets import Targets, Weights, targets_of
 
 CONFIG = {
@@ -57,3 +58,17 @@ def test_what_is_not_understood_says_nothing(config: dict[str, Any]) -> None:
 
 def test_no_config() -> None:
     assert Targets(()).weights_of("m") == Weights()
+
+
+def test_a_pattern_that_takes_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model_server.quantization.formats.common.targets._MATCH_S", 0.05)
+    name = "model.layers.0." + "ab" * 20 + "c"
+    for pattern in ("^(([a-z_.0-9])+)+!$", "^(?:.*.*)*(?:.*.*)*(.*)\\1!$"):
+        config = {"config_groups": {"a": {"targets": [f"re:{pattern}"], "weights": {"num_bits": 8}}}}
+        try:
+            assert targets_of(config).weights_of(name) == Weights()
+        except StartupError as error:
+            assert "which takes too long to match a name" in str(error)
+    config["config_groups"]["a"]["targets"] = ["re:" + "(a|aa)+" * 12 + "$"]
+    with pytest.raises(StartupError, match="takes too long to match"):
+        targets_of(config).weights_of("a" * 400 + "!")
