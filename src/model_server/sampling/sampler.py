@@ -281,7 +281,7 @@ class Sampler:
         log_total = total.log_()
         chosen.choices.append(_Choice(group.index, ids.squeeze(1), -log_total.squeeze(1), unusable(peak)))
         if group.top:
-            chosen.top.append(TopTokens.of(logits, None, (log_total + peak).squeeze(1), group.top))
+            chosen.top.append(TopTokens.of(logits, None, log_total.squeeze(1), group.top, peak=peak.squeeze(1)))
 
     def _largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Lowest id of the largest logit, and that logit: both [n, 1].

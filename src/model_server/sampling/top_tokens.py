@@ -26,6 +26,7 @@ class TopTokens:
     rows: list[int]  # which rows of the batch
     _scores: Tensor  # [n, width], on the device
     _columns: Tensor | None  # [n, width]
+    _peak: Tensor  # [n, 1]: taken off the scores first, as where the chosen token's log probability is computed
     _log_total: Tensor  # [n, 1]
     _least: Tensor  # [n, 1]: each row's n-th largest score
     # The first of them, on the host once the step is over: descending, -inf past a row's own.
@@ -35,9 +36,16 @@ class TopTokens:
 
     @classmethod
     def of(
-        cls, scores: Tensor, columns: Tensor | None, log_total: Tensor, wanted: Sequence[tuple[int, int, int]]
+        cls,
+        scores: Tensor,
+        columns: Tensor | None,
+        log_total: Tensor,
+        wanted: Sequence[tuple[int, int, int]],
+        *,
+        peak: Tensor | None = None,
     ) -> TopTokens:
-        """From a group's `scores` [n, width] (-inf: filtered), `columns` [n, width] and `log_total` [n].
+        """From a group's `scores` [n, width] (-inf: filtered), `columns` [n, width], and `log_total` [n] of the scores
+        less `peak` [n].
 
         `wanted`: (row of the group, row of the batch, top_n). Does not wait for the device.
         """
@@ -46,15 +54,17 @@ class TopTokens:
         numbers = [min(n, width) for _, _, n in wanted]
         places = upload(torch.tensor(numbers)[:, None] - 1, scores.device)
         scores, log_total = scores[local], log_total[local, None]
+        peak = torch.zeros_like(log_total) if peak is None else peak[local, None]
         columns = None if columns is None else columns[local]
         values, column = scores.topk(min(max(numbers) + _TIE_MARGIN, width), dim=1)
         least = values.gather(1, places)
-        logprobs, ids = _kept(values, column, columns, least, log_total)
+        logprobs, ids = _kept(values, column, columns, least, peak, log_total)
         num_kept = ((scores >= least) & (scores > -math.inf)).sum(1)
         return cls(
             rows=[row for _, row, _ in wanted],
             _scores=scores,
             _columns=columns,
+            _peak=peak,
             _log_total=log_total,
             _least=least,
             _logprobs=download(logprobs),
@@ -71,7 +81,7 @@ class TopTokens:
         most = int(self._num_kept.max())
         if most > logprobs.shape[1]:
             values, column = self._scores.topk(most, dim=1)
-            logprobs, ids = _kept(values, column, self._columns, self._least, self._log_total)
+            logprobs, ids = _kept(values, column, self._columns, self._least, self._peak, self._log_total)
         for row, row_logprobs, row_ids in zip(self.rows, logprobs.tolist(), ids.tolist(), strict=True):
             pairs = [pair for pair in zip(row_ids, row_logprobs, strict=True) if pair[1] > -math.inf]
             pairs.sort(key=lambda pair: (-pair[1], pair[0]))
@@ -79,8 +89,8 @@ class TopTokens:
 
 
 def _kept(
-    values: Tensor, column: Tensor, columns: Tensor | None, least: Tensor, log_total: Tensor
+    values: Tensor, column: Tensor, columns: Tensor | None, least: Tensor, peak: Tensor, log_total: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Log probabilities, -inf below `least`, and ids: both [n, count]."""
     ids = column if columns is None else columns.gather(1, column)
-    return values.masked_fill(values < least, -math.inf) - log_total, ids
+    return (values.masked_fill(values < least, -math.inf) - peak) - log_total, ids

@@ -21,6 +21,7 @@ from model_server.errors import RequestError, StartupError
 from wire import tokenizer_file
 from wire.model_files import NAMED_TOKENS, length_limit, read_optional_object, read_tokenizer, token_text
 from wire.text.added_tokens import add_tokens
+from wire.text.token_bytes import byte_level
 from wire.text.tokenizer_failure import reason_of
 
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -196,7 +197,7 @@ class BytePieces(dict[int, tuple[bytes, str | None]]):
 
     def __missing__(self, token_id: int) -> tuple[bytes, str | None]:
         token = self._backend.id_to_token(token_id)
-        data = b"" if token is None else _token_bytes(token)
+        data = b"" if token is None else byte_level(token)
         try:
             piece: tuple[bytes, str | None] = (data, data.decode())
         except UnicodeDecodeError:
@@ -204,24 +205,6 @@ class BytePieces(dict[int, tuple[bytes, str | None]]):
         if token is not None:
             self[token_id] = piece
         return piece
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes (`encoder.py:bytes_to_unicode`)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
-
-
-def _token_bytes(token: str) -> bytes:
-    """As the library's ByteLevel decoder: a token with any other character stands for its own UTF-8."""
-    try:
-        return bytes([_BYTES[character] for character in token])
-    except KeyError:
-        return token.encode()
 
 
 def _special_tokens(settings: dict[str, Any]) -> list[str]:

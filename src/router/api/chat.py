@@ -49,6 +49,7 @@ from router.openai.chat.two_passes import TwoPasses, permits_of_one_pass
 from router.openai.formats.choice import ModelFormat
 from router.openai.formats.format import IdKind
 from router.openai.formats.reader import AnswerReader
+from router.openai.logprobs import TokenNames
 from router.openai.parameters import choices_of, with_defaults
 from router.openai.stops import stops_left_out
 from router.openai.template.messages import Turn
@@ -90,7 +91,7 @@ async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
         head,
         generations,
         chat.reading_of,
-        logprobs=body.logprobs,
+        logprobs=chat.names,
         tools=chat.tools,
         keeps_stop=body.include_stop_str_in_output,
     )
@@ -127,6 +128,11 @@ class Chat:
         self.tools = offered_tools(body)
         self._has_frames = not state.config.disable_grammar_support
         self._is_native = self._speaks_natively()
+
+    @property
+    def names(self) -> TokenNames | None:
+        """Of the tokens whose log probabilities the answer has."""
+        return TokenNames(self._inference.tokenizer.token_bytes) if self.body.logprobs else None
 
     async def request(self) -> GenerateRequest:
         """The message of one choice: the call of a tool if there are any."""
@@ -358,7 +364,7 @@ def _reasoning_tokens(choices: Mapping[int, AnyStream]) -> int | None:
 def choice_stream(chat: Chat, head: ChatHead, index: int, running: Run, *, are_joined: bool = True) -> AnyStream:
     """What its first event turns out to belong to: text or a call. `are_joined`: as in `Deltas`."""
     stops = stops_left_out(running.request, keeps_stop=chat.body.include_stop_str_in_output)
-    logprobs = chat.body.logprobs
+    logprobs = chat.names
     if chat.tools is not None and running.request.answer == "call":
         return CallStream(head, index, stops, logprobs=logprobs, only_name=chat.tools.only_name)
     if (reading := chat.reading_of(running.request)) is not None:

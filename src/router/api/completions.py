@@ -25,6 +25,7 @@ from router.generation.running import Running
 from router.openai.answers import usage
 from router.openai.completion.answer import ChoiceStream, CompletionHead, completion, echoed
 from router.openai.completion.prompt import Counts, check_served, counts_of, requests_of
+from router.openai.logprobs import TokenNames
 from router.openai.parameters import with_defaults
 from router.schemas.completion import Completion, CompletionBody, CompletionChunk
 
@@ -57,8 +58,13 @@ async def answer(request: Request, state: AppState, body: CompletionBody) -> Res
             return _stream(state, body, counts, head, running, stream_failure(request))
         groups, offsets = await cancel_on_disconnect(request.receive, _generate(state, body, counts, permits))
     return JsonResponse(
-        completion(head, body, groups, offsets), headers=summed_headers(groups, state.config.compute_type)
+        completion(head, body, groups, offsets, _names(state)),
+        headers=summed_headers(groups, state.config.compute_type),
     )
+
+
+def _names(state: AppState) -> TokenNames:
+    return TokenNames(state.inference.tokenizer.token_bytes)
 
 
 def _counts(state: AppState, body: CompletionBody) -> Counts:
@@ -111,7 +117,7 @@ def _stream(
             one.close()
 
     return sse.EventStream(
-        _events(body, counts, head, running, failure),
+        _events(body, counts, head, running, failure, _names(state)),
         headers=stream_headers(*running[:: counts.n], compute_type=state.config.compute_type),
         close=close,
         stalled_s=state.config.stalled_client_seconds,
@@ -119,11 +125,16 @@ def _stream(
 
 
 async def _events(
-    body: CompletionBody, counts: Counts, head: CompletionHead, running: Sequence[Running], failure: StreamFailure
+    body: CompletionBody,
+    counts: Counts,
+    head: CompletionHead,
+    running: Sequence[Running],
+    failure: StreamFailure,
+    names: TokenNames,
 ) -> AsyncGenerator[bytes, None]:
     """The tokens of all choices as they come. A choice that fails says so; the others continue."""
     choices = [
-        ChoiceStream(head, index, one.request, body, echoed(body, index // counts.n, one.request))
+        ChoiceStream(head, index, one.request, body, echoed(body, index // counts.n, one.request), names)
         for index, one in enumerate(running)
     ]
     num_unfinished, generated = len(running), [0] * len(running)

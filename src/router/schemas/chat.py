@@ -172,13 +172,14 @@ class ChatBody(TemplateBody, Constrained):
 
 
 class TopLogprob(BaseModel):
+    """`token` is `\\xe2\\x9c` where the `bytes` are only part of a character."""
+
     token: str
     logprob: float | None
+    bytes: list[int]
 
 
-class TokenLogprob(BaseModel):
-    token: str
-    logprob: float | None
+class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 

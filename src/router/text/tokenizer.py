@@ -16,6 +16,7 @@ from tokenizers import Encoding, Tokenizer
 from router.errors import StartupError, ValidationError
 from router.text.spans import TokenSpans
 from router.text.token_bound import token_bound
+from router.text.token_bytes import TokenBytes
 from router.worker import memory
 from router.worker.lane import Lanes
 from wire.model_files import read_tokenizer
@@ -58,6 +59,7 @@ class PromptTokenizer:
             "tokenizer", large_from=LONG_CHARACTERS, num_threads=num_workers, after_large=memory.give_back
         )
         self._ids_with_gaps = None if len(ids) == self.vocab_size else ids
+        self.token_bytes = TokenBytes(tokenizer)
         self._bound = token_bound(tokenizer)
 
     @classmethod

@@ -186,6 +186,8 @@ class Router:
         self.scheduler = scheduler or FakeScheduler(script)
         self.metrics = Metrics()
         self.tokenizer = PromptTokenizer(Tokenizer.from_str(tokenizer.to_str()), num_workers=2)
+        # Tokens of scripts have the text that they say, not that of their ids.
+        self.tokenizer.token_bytes.update(dict.fromkeys(range(1000), b""))
         self.grammars = None if config.disable_grammar_support else GrammarChecker()
         adapters = AdapterRegistry(info.adapters, self.metrics) if adapters is None else adapters
         validator = Validator(

@@ -8,10 +8,11 @@ from typing import Any
 from router.generation.collect import GenerationResult
 from router.openai.answers import usage
 from router.openai.chat.calls import call_message
-from router.openai.chat.chunks import ChatHead, logprob
+from router.openai.chat.chunks import ChatHead
 from router.openai.chat.reading import CallIds, ChoiceReader
 from router.openai.chat.reading import message as read_message
 from router.openai.chat.tools import OfferedTools
+from router.openai.logprobs import TokenNames, chat_logprob
 from router.openai.stops import FINISH_REASONS, stops_left_out, without_stop
 from router.request import ValidRequest
 
@@ -24,7 +25,7 @@ def completion(
     generations: Sequence[GenerationResult],
     reading_of: ReadingOf,
     *,
-    logprobs: bool,
+    logprobs: TokenNames | None,
     tools: OfferedTools | None = None,
     keeps_stop: bool = False,
 ) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def _choice(
     index: int,
     generation: GenerationResult,
     reading: tuple[ChoiceReader, CallIds] | None,
-    logprobs: bool,
+    logprobs: TokenNames | None,
     tools: OfferedTools | None,
     keeps_stop: bool,
 ) -> dict[str, Any]:
@@ -73,11 +74,15 @@ def _choice(
         if tools is not None and generation.request.answer == "call":
             message, finish_reason = call_message(text, generation.finish_reason, tools.only_name)
     tops = generation.top_tokens or [()] * len(generation.tokens)
-    content = [logprob(token, top) for token, top in zip(generation.tokens, tops, strict=True)]
+    content = [
+        chat_logprob(logprobs, token, top)
+        for token, top in zip(generation.tokens, tops, strict=True)
+        if logprobs is not None
+    ]
     return {
         "index": index,
         "message": message,
-        "logprobs": {"content": content} if logprobs else None,
+        "logprobs": None if logprobs is None else {"content": content},
         "finish_reason": finish_reason,
     }
 

@@ -9,7 +9,8 @@ from typing import Any
 from router.errors import ToolError
 from router.events import Finished, FinishReason, TokenGenerated
 from router.openai.chat.call_parser import ToolCallParser
-from router.openai.chat.chunks import ChatHead, logprob
+from router.openai.chat.chunks import ChatHead
+from router.openai.logprobs import TokenNames, chat_logprob
 from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop
 
 _MAX_QUOTED = 200
@@ -47,7 +48,7 @@ class CallStream:
     """One choice of a chat stream that calls a tool: id and name once, then the arguments, then the finish reason."""
 
     def __init__(
-        self, head: ChatHead, index: int, stops: Sequence[str], *, logprobs: bool, only_name: str | None
+        self, head: ChatHead, index: int, stops: Sequence[str], *, logprobs: TokenNames | None, only_name: str | None
     ) -> None:
         self._head = head.fields("chat.completion.chunk")
         self._index = index
@@ -57,14 +58,15 @@ class CallStream:
         self._parser = ToolCallParser()
         self._text = ""  # until the first chunk is sent, for the error if there is no call
         # Of tokens that no chunk has carried yet: those of the next one take them along.
-        self._logprobs: list[dict[str, Any]] | None = [] if logprobs else None
+        self._names = logprobs
+        self._logprobs: list[dict[str, Any]] = []
         self._has_begun = False
 
     def chunks(self, event: TokenGenerated | Finished) -> list[dict[str, Any]]:
         """The chunks that one token brings about: none, or several. Raises ToolError."""
         token, is_last = event.token, isinstance(event, Finished)
-        if self._logprobs is not None:
-            self._logprobs.append(logprob(token, event.top_tokens))
+        if self._names is not None:
+            self._logprobs.append(chat_logprob(self._names, token, event.top_tokens))
         text = "" if token.special else token.text
         if isinstance(event, Finished):
             stopped = ended_by_stop(event.text, self._stops, event.finish_reason)
@@ -95,7 +97,7 @@ class CallStream:
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         logprobs = None
-        if self._logprobs is not None:
+        if self._names is not None:
             logprobs, self._logprobs = {"content": self._logprobs}, []
         choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "choices": [choice], "usage": None}

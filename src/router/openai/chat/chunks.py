@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from router.events import Finished, Predicted, Token, TokenGenerated
+from router.events import Finished, Predicted, TokenGenerated
 from router.openai.answers import AnswerHead, usage
+from router.openai.logprobs import TokenNames, chat_logprob
 from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop
 
 
@@ -29,7 +30,7 @@ class ChatHead(AnswerHead):
 class ChoiceStream:
     """One choice of a chat stream: one chunk per token, the role in the first only."""
 
-    def __init__(self, head: ChatHead, index: int, stops: Sequence[str], *, logprobs: bool) -> None:
+    def __init__(self, head: ChatHead, index: int, stops: Sequence[str], *, logprobs: TokenNames | None) -> None:
         self._head = head.fields("chat.completion.chunk")
         self._index = index
         self._stops = stops
@@ -52,7 +53,9 @@ class ChoiceStream:
         choice = {
             "index": self._index,
             "delta": delta,
-            "logprobs": {"content": [logprob(token, event.top_tokens)]} if self._logprobs else None,
+            "logprobs": {"content": [chat_logprob(self._logprobs, token, event.top_tokens)]}
+            if self._logprobs
+            else None,
             "finish_reason": reason,
         }
         return [{**self._head, "choices": [choice], "usage": None}]
@@ -69,11 +72,3 @@ def usage_chunk(
     """The chunk that `include_usage` adds before the end."""
     used = usage(prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens=cached_tokens, predicted=predicted)
     return head.fields("chat.completion.chunk") | {"choices": [], "usage": used}
-
-
-def logprob(token: Token, top_tokens: Sequence[Token]) -> dict[str, Any]:
-    return {
-        "token": token.text,
-        "logprob": token.logprob,
-        "top_logprobs": [{"token": top.text, "logprob": top.logprob} for top in top_tokens],
-    }

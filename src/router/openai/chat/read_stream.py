@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from router.events import Finished, TokenGenerated
-from router.openai.chat.chunks import ChatHead, logprob
+from router.openai.chat.chunks import ChatHead
 from router.openai.chat.reading import CallIds, ChoiceReader, Deltas
+from router.openai.logprobs import TokenNames, chat_logprob
 
 
 class ReadStream:
@@ -19,7 +20,7 @@ class ReadStream:
         reader: ChoiceReader,
         ids: CallIds,
         *,
-        logprobs: bool,
+        logprobs: TokenNames | None,
         are_joined: bool = True,
     ) -> None:
         """`are_joined`: as in `Deltas`."""
@@ -27,13 +28,14 @@ class ReadStream:
         self._head = head.fields("chat.completion.chunk")
         self._index = index
         self._deltas = Deltas(ids, are_joined=are_joined)
-        self._logprobs: list[dict[str, Any]] | None = [] if logprobs else None
+        self._names = logprobs
+        self._logprobs: list[dict[str, Any]] = []
         self._is_first = True
 
     def chunks(self, event: TokenGenerated | Finished) -> list[dict[str, Any]]:
         """The chunks that one token brings about: none, or several."""
-        if self._logprobs is not None:
-            self._logprobs.append(logprob(event.token, event.top_tokens))
+        if self._names is not None:
+            self._logprobs.append(chat_logprob(self._names, event.token, event.top_tokens))
         if not isinstance(event, Finished):
             return [self._chunk(delta) for delta in self._deltas.of(self.reader.push(event.token))]
         deltas = self._deltas.of(self.reader.finish(event.token))
@@ -47,7 +49,7 @@ class ReadStream:
             # Calls and reasoning come with content null, as in a whole answer.
             self._is_first, delta = False, {"role": "assistant", "content": None} | delta
         logprobs = None
-        if self._logprobs is not None:
+        if self._names is not None:
             logprobs, self._logprobs = {"content": self._logprobs}, []
         choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "choices": [choice], "usage": None}

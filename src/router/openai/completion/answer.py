@@ -13,6 +13,7 @@ from router.events import Finished, Token, TokenGenerated
 from router.generation.collect import GenerationResult
 from router.generation.inference import mean_logprob
 from router.openai.answers import AnswerHead, usage
+from router.openai.logprobs import Named, TokenNames
 from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop, stops_left_out, without_stop
 from router.request import ValidRequest
 from router.schemas.completion import CompletionBody
@@ -47,7 +48,8 @@ class CompletionHead(AnswerHead):
 class Logprobs:
     """OpenAI's parallel lists for the tokens of one choice, or of one chunk."""
 
-    def __init__(self, *, with_top: bool) -> None:
+    def __init__(self, names: TokenNames, *, with_top: bool) -> None:
+        self._names = names
         self._with_top = with_top
         self._tokens: list[str] = []
         self._logprobs: list[Any] = []
@@ -56,17 +58,21 @@ class Logprobs:
 
     def add(self, token: Token, top_tokens: Sequence[Token], offset: int) -> None:
         """A generated token; its alternatives name it too, as OpenAI's do."""
+        chosen = self._names.chosen(token)
         top: dict[str, Any] = {}
-        for one in (*top_tokens, token):  # the likeliest of tokens with the same text is kept
-            top.setdefault(one.text, one.logprob)
-        self._append(token, top, offset)
+        for one in (
+            *self._names.listed(top_tokens, token),
+            chosen,
+        ):  # the likeliest of tokens with the same text is kept
+            top.setdefault(_key(one), one.logprob)
+        self._append(_key(chosen), token, top, offset)
 
     def add_prompt(self, token: Token, offset: int) -> None:
         """A token of the prompt, for which no alternatives are known."""
-        self._append(token, None, offset)
+        self._append(token.text, token, None, offset)
 
-    def _append(self, token: Token, top: dict[str, Any] | None, offset: int) -> None:
-        self._tokens.append(token.text)
+    def _append(self, name: str, token: Token, top: dict[str, Any] | None, offset: int) -> None:
+        self._tokens.append(name)
         self._logprobs.append(token.logprob)
         self._tops.append(top)
         self._offsets.append(offset)
@@ -80,11 +86,17 @@ class Logprobs:
         }
 
 
+def _key(one: Named) -> str:
+    """As OpenAI names a token without text where there is no other place for its bytes."""
+    return one.name if one.is_text else f"bytes:{one.name}"
+
+
 def completion(
     head: CompletionHead,
     body: CompletionBody,
     groups: Sequence[Sequence[GenerationResult]],
     offsets: Sequence[Sequence[int]],
+    names: TokenNames,
 ) -> dict[str, Any]:
     """The JSON answer. `groups` holds the generations of each prompt, `offsets` the places of its tokens if needed."""
     number = body.n or 1
@@ -92,7 +104,9 @@ def completion(
     for index, group in enumerate(groups):
         places = offsets[index] if offsets else ()
         echo = echoed(body, index, group[0].request)
-        choices += [_choice(len(choices) + i, one, body, echo, places) for i, one in enumerate(_best(group, number))]
+        choices += [
+            _choice(len(choices) + i, one, body, echo, places, names) for i, one in enumerate(_best(group, number))
+        ]
     prompt_tokens = sum(group[0].request.input_length for group in groups)
     completion_tokens = sum(generation.generated_tokens for group in groups for generation in group)
     cached_tokens = sum(min(generation.cached_tokens for generation in group) for group in groups)
@@ -115,23 +129,28 @@ def echoed(body: CompletionBody, index: int, request: ValidRequest) -> str:
 
 
 def _choice(
-    index: int, generation: GenerationResult, body: CompletionBody, echo: str, places: Sequence[int]
+    index: int, generation: GenerationResult, body: CompletionBody, echo: str, places: Sequence[int], names: TokenNames
 ) -> dict[str, Any]:
     stops = stops_left_out(generation.request, keeps_stop=body.include_stop_str_in_output)
     text = echo + without_stop(generation.text, stops, generation.finish_reason)
     return {
         "index": index,
         "text": text,
-        "logprobs": None if body.logprobs is None else _logprobs(generation, body, text, len(echo), places),
+        "logprobs": None if body.logprobs is None else _logprobs(generation, body, text, len(echo), places, names),
         "finish_reason": FINISH_REASONS[generation.finish_reason],
     }
 
 
 def _logprobs(
-    generation: GenerationResult, body: CompletionBody, text: str, position: int, places: Sequence[int]
+    generation: GenerationResult,
+    body: CompletionBody,
+    text: str,
+    position: int,
+    places: Sequence[int],
+    names: TokenNames,
 ) -> dict[str, Any]:
     """position: where in `text` the generated one begins."""
-    logprobs = Logprobs(with_top=bool(body.logprobs))
+    logprobs = Logprobs(names, with_top=bool(body.logprobs))
     if body.echo:
         if len(generation.prefill) != len(places):
             raise GenerationError(
@@ -150,7 +169,13 @@ class ChoiceStream:
     """One choice of a completion stream: one chunk per token; special tokens say nothing."""
 
     def __init__(
-        self, head: CompletionHead, index: int, request: ValidRequest, body: CompletionBody, echo: str
+        self,
+        head: CompletionHead,
+        index: int,
+        request: ValidRequest,
+        body: CompletionBody,
+        echo: str,
+        names: TokenNames,
     ) -> None:
         """echo: what comes before the generated text."""
         self._head = head
@@ -159,6 +184,7 @@ class ChoiceStream:
         self._stops = stops_left_out(request, keeps_stop=body.include_stop_str_in_output)
         self._hold_back = StopHoldBack(self._stops)
         self._logprobs = body.logprobs
+        self._names = names
         self._include_usage = body.stream_options.include_usage
         # As TGI, whose clients find a prompt's usage in its last chunk, where OpenAI's option is not used.
         self._ends_with_usage = not self._include_usage and (body.n or 1) == 1
@@ -197,6 +223,6 @@ class ChoiceStream:
     def _logprobs_of(self, event: TokenGenerated | Finished) -> dict[str, Any] | None:
         if self._logprobs is None:
             return None
-        logprobs = Logprobs(with_top=self._logprobs > 0)
+        logprobs = Logprobs(self._names, with_top=self._logprobs > 0)
         logprobs.add(event.token, event.top_tokens, self._position)
         return logprobs.json()

@@ -354,3 +354,11 @@ def test_top_tokens_are_listed_most_likely_first(shard: Shard) -> None:
     (generation,) = result.generations
     assert generation.tokens is not None
     assert generation.top_tokens[0].ids[0] == generation.tokens.ids[0]
+
+
+def test_a_chosen_token_has_one_log_probability(shard: Shard) -> None:
+    requests = [shard.request([1, number], 2, top_n_tokens=3) for number in range(2, 12)]
+    for batch, request in enumerate(requests):
+        (generation,) = shard.prefill(batch, request).generations
+        assert generation.tokens is not None
+        assert generation.top_tokens[0].logprobs[0] == generation.tokens.logprobs[0]

@@ -125,10 +125,10 @@ async def test_a_json_answer_lacks_the_stop(make_router: MakeRouter) -> None:
 async def test_logprobs(make_router: MakeRouter) -> None:
     top = (Token(1, "x", -0.1), Token(2, "y", float("-inf")))
     router = make_router(lambda request: says("a", "b", top_tokens=top))
-    tops = [{"token": "x", "logprob": -0.1}, {"token": "y", "logprob": None}]
+    tops = [{"token": "x", "logprob": -0.1, "bytes": [120]}, {"token": "y", "logprob": None, "bytes": [121]}]
     expected = [
-        {"token": "a", "logprob": 0.0, "top_logprobs": tops},
-        {"token": "b", "logprob": -0.25, "top_logprobs": tops},
+        {"token": "a", "logprob": 0.0, "bytes": [97], "top_logprobs": tops},
+        {"token": "b", "logprob": -0.25, "bytes": [98], "top_logprobs": tops},
     ]
     asked = body(logprobs=True, top_logprobs=2)
     choice = (await router.post(PATH, asked)).json()["choices"][0]

@@ -129,7 +129,7 @@ async def test_logprobs_of_a_call_are_all_there(make_router: MakeRouter) -> None
     events = data_of((await router.post(PATH, asked | {"stream": True})).content)
     parts = [event["choices"][0]["logprobs"]["content"] for event in events[:-1]]
     assert [token["token"] for part in parts for token in part] == CALL
-    assert parts[0][0]["top_logprobs"] == [{"token": "x", "logprob": -0.1}]
+    assert parts[0][0]["top_logprobs"] == [{"token": "x", "logprob": -0.1, "bytes": [120]}]
 
 
 async def test_a_template_that_reads_tools_gets_them_and_nothing_is_added(make_router: MakeRouter) -> None:

@@ -1,0 +1,69 @@
+"""Log probabilities in OpenAI's answers: one name for a token wherever it is listed, and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from router.events import Token
+
+_CUT = "\ufffd"  # what is shown where a token is not a whole character
+
+
+class Named(NamedTuple):
+    """A token by its text, or by `\\xe2\\x9c` where its bytes are no text."""
+
+    name: str
+    data: bytes
+    is_text: bool
+    logprob: Any
+
+
+class TokenNames:
+    """Of one vocabulary."""
+
+    def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
+        self._bytes = token_bytes
+
+    def chosen(self, token: Token) -> Named:
+        """A token of an answer: by its text there, unless it is part of a character."""
+        data = self._bytes[token.id]
+        text = _decoded(data)
+        if text is not None and token.text and _CUT not in token.text:
+            text, data = token.text, token.text.encode()
+        return _named(text, data, token)
+
+    def listed(self, top_tokens: Sequence[Token], chosen: Token) -> list[Named]:
+        """The likeliest tokens at the place of `chosen`, which has the same name and number among them."""
+        return [self.chosen(chosen) if top.id == chosen.id else self._alone(top) for top in top_tokens]
+
+    def _alone(self, token: Token) -> Named:
+        data = self._bytes[token.id]
+        text = _decoded(data)
+        # Decoders drop the space that begins a text; and what they say of other kinds is better than the vocabulary.
+        if text is not None and token.text and _CUT not in token.text and text.strip() != token.text.strip():
+            text, data = token.text, token.text.encode()
+        return _named(text, data, token)
+
+
+def chat_logprob(names: TokenNames, token: Token, top_tokens: Sequence[Token]) -> dict[str, Any]:
+    """One entry of a choice's `logprobs.content`."""
+    tops = [_entry(top) for top in names.listed(top_tokens, token)]
+    return _entry(names.chosen(token)) | {"top_logprobs": tops}
+
+
+def _entry(one: Named) -> dict[str, Any]:
+    return {"token": one.name, "logprob": one.logprob, "bytes": list(one.data)}
+
+
+def _named(text: str | None, data: bytes, token: Token) -> Named:
+    if text is not None:
+        return Named(text, data, True, token.logprob)
+    return Named("".join(f"\\x{byte:02x}" for byte in data), data, False, token.logprob)
+
+
+def _decoded(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
