@@ -58,7 +58,7 @@ DRAFTS: dict[str, Callable[[Path], list[str]]] = {
     "lookup": lambda folder: [],
     "medusa": partial(_heads, partial(medusa, number=DRAFTED)),
     "mlp": partial(_heads, partial(mlp_speculator, number=DRAFTED)),
-    "eagle": partial(_heads, eagle3),
+    "eagle": partial(_heads, partial(eagle3, eagle_aux_hidden_state_layer_ids=[0, 2, 3])),
     "mtp": _mtp,
     "model": _model,
 }

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model_server.adapters.rows import AdapterRows, adapter_rows
 from model_server.attention.metadata import AttentionMetadata
+from model_server.batch.advance import advance_on
 from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
@@ -35,6 +36,7 @@ class DecodeState:
         self._block_size = block_size
         self._staging = staging
         self._shares_memory = staging.shares_memory
+        self._advance_on_device = advance_on(device)
         self._rows: list[Sequence] = []
         self._is_stale = True
         self._steps_left = 0
@@ -110,11 +112,9 @@ class DecodeState:
             if self._host_offset_positions is not None:
                 self._host_offset_positions += 1
             return
-        self._positions.add_(1)
         if self._offset_positions is not None:
             self._offset_positions.add_(1)
-        self._kv_lengths.add_(1)
-        self._slots = self._slots_on_device()
+        self._advance_on_device(self._positions, self.tables.device, self._block_size, self._kv_lengths, self._slots)
 
     def _rebuild(self, rows: list[Sequence]) -> None:
         """Other rows, or the same at other positions."""
@@ -135,7 +135,9 @@ class DecodeState:
         offsets = np.fromiter((s.position_offset for s in rows), np.int64, count)
         self._host_offset_positions = self._host_positions + offsets if offsets.any() else None
         offset = () if self._host_offset_positions is None else (self._host_offset_positions,)
-        positions, *uploaded = self._staging.upload(self._host_positions, *offset, *change.arrays)
+        # On a device they are those of the step before: it counts them up.
+        uploaded_positions = self._host_positions if self._shares_memory else self._host_positions - 1
+        positions, *uploaded = self._staging.upload(uploaded_positions, *offset, *change.arrays)
         self.tables.apply(change, uploaded[len(offset) :])
         self._positions = positions
         self._offset_positions = uploaded[0] if offset else None
@@ -144,8 +146,9 @@ class DecodeState:
             self._slots = torch.from_numpy(self._host_slots)
             self._kv_lengths = torch.from_numpy(self._host_kv_lengths)
             return
-        self._kv_lengths = (positions + 1).to(torch.int32)
-        self._slots = self._slots_on_device()
+        self._kv_lengths = torch.empty(count, dtype=torch.int32, device=self._device)
+        self._slots = torch.empty_like(positions)
+        self._advance_on_device(positions, self.tables.device, self._block_size, self._kv_lengths, self._slots)
 
     def _slots_on_host(self) -> Indices:
         """Where the tokens of the current step are stored."""
@@ -160,11 +163,6 @@ class DecodeState:
             entered = np.flatnonzero(offsets == 0)
             blocks = self.tables.host[entered, self._host_positions[entered] // self._block_size]
             self._host_slots[entered] = blocks.astype(np.int64) * self._block_size
-
-    def _slots_on_device(self) -> Tensor:
-        positions, size = self._positions, self._block_size
-        blocks = self.tables.device.gather(1, (positions // size).unsqueeze(1)).squeeze(1)
-        return torch.add(positions % size, blocks, alpha=size)
 
     def _ids(self, rows: list[Sequence], newest: NewestTokens | None) -> Tensor:
         """[num_rows] int64: the last token of each row."""
