@@ -18,6 +18,7 @@ DOCUMENTS = (
     "docs/first-ten-minutes.md",
     "docs/migrating-from-tgi.md",
     "docs/migrating-from-vllm.md",
+    "docs/structured-outputs.md",
     "docs/tools-and-reasoning.md",
 )
 EXAMPLES = [
