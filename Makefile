@@ -73,7 +73,7 @@ endif
 	    --out build/kernels/aot-$(IMAGE_TRITON).json
 
 # The GPU path without a GPU (tests/fake_card): torch's CUDA build on stand-ins for its libraries. SHORT=1: the part of
-# `make test-all`, three minutes, with the torch of the lock. The whole takes an hour, and ends with the lines of src that
+# `make test-all`, three minutes, with the torch of the lock. The whole takes about two hours, and ends with the lines of src that
 # touch a GPU's driver and did not run.
 ifeq ($(filter-out 0,$(SHORT)),)
 fake-card: $(foreach torch,$(CARD_TORCHES),$(call CARD_FOLDER,$(torch))/.prepared)

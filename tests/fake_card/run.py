@@ -36,6 +36,10 @@ def environment(folder: Path) -> dict[str, str]:
     environ.setdefault("OMP_NUM_THREADS", "1")
     if environ.setdefault("FAKE_CARD_KERNELS", "numbers") == "numbers":
         environ.setdefault("FAKE_CARD_PROCESSORS", "4")
+    if environ.get("FAKE_CARD_COVERAGE"):
+        from device_lines import device_lines
+
+        environ["FAKE_CARD_COVERED"] = ",".join(map(str, device_lines()))
     return environ
 
 
