@@ -30,6 +30,7 @@ from wire.adapters import adapter_sources
 from wire.log import console, log_setup, progress_bars
 from wire.log.levels import level_from_filter
 from wire.speculation.options import is_hub_speculator
+from wire.text.escape import without_passwords
 
 if TYPE_CHECKING:
     from launcher.nodes.node_group import NodeGroup
@@ -369,7 +370,8 @@ def redacted(config: LauncherConfig) -> str:
     """All options that have a value, without the secrets among them."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     values |= {name: "<hidden>" for name in SECRETS if values[name] is not None}
-    return "Options: " + ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
+    given = ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
+    return f"Options: {without_passwords(given)}"
 
 
 def _log_reasons(plan: LaunchPlan) -> None:

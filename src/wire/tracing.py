@@ -58,9 +58,10 @@ def _address(endpoint: str) -> tuple[str, bool]:
     try:
         parts = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
         is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        is_sound = is_sound and "@" not in parts.netloc  # a password would end up in logs
     except ValueError:
         is_sound = False
+    if "@" in endpoint:  # a password would end up in logs: this message is one
+        raise TracingError("`--otlp-endpoint` has a name or a password before its host, which is not served")
     if not is_sound or any(character.isspace() for character in endpoint):
         raise TracingError(f"`--otlp-endpoint` {endpoint} is not an address like http://127.0.0.1:4317")
     return parts.netloc if parts.port else f"{parts.netloc.rstrip(':')}:4317", parts.scheme == "https"

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from launcher.errors import ArgumentValidation, LauncherError
 from launcher.models.cached import CachedModel, cached_models, removal
@@ -65,7 +66,8 @@ def _print_table(found: list[CachedModel]) -> None:
         console.width = max(console.width, 200)  # a pipe has no width: no cell is cut
     for model in found:
         size = shown_bytes(model.size) + ("" if model.is_whole else " (incomplete)")
-        table.add_row(model.model_id, model.revision, size, _age(model.used_at))
+        # Names of folders: neither markup nor sequences of a terminal.
+        table.add_row(Text(one_line(model.model_id)), Text(one_line(model.revision)), size, _age(model.used_at))
     console.print(table)
 
 

@@ -15,7 +15,7 @@ from launcher.planning.hardware import Hardware
 from launcher.planning.hub import nearest_folder
 from launcher.planning.model_info import hub_cache
 from wire.cli.options import options_of
-from wire.text.escape import one_line
+from wire.text.escape import one_line, without_passwords
 
 _PACKAGES = (
     "tercet", "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "accelerate", "grpcio",
@@ -93,7 +93,7 @@ def _variables(environ: Mapping[str, str]) -> str:
     for name, value in sorted(environ.items()):
         if name in ours or name in _OTHERS or name.startswith(_PREFIXES):
             is_secret = ours.get(name, False) or (name not in ours and any(word in name for word in _SECRET_WORDS))
-            shown.append(f"{name}={'<hidden>' if is_secret else value}")
+            shown.append(f"{name}={'<hidden>' if is_secret else without_passwords(value)}")
     return one_line(", ".join(shown)) or "none set"
 
 

@@ -88,7 +88,7 @@ def read_config(directory: Path) -> AdapterConfig:
         found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) if directory.is_dir() else ""
         raise StartupError(f"no {ADAPTER_CONFIG} in {directory} (found: {found or 'nothing'})")
     if not stays_inside(directory, path.resolve()) and not is_blob(path.resolve()):
-        raise StartupError(f"{path} is a link to {path.resolve()}, which is outside the folder")
+        raise StartupError(f"{path} is a link that leads out of the folder")
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise StartupError(f"{path} is larger than {MAX_CONFIG_BYTES // 2**20} MiB")
     fields = read_object(path, StartupError)

@@ -232,7 +232,7 @@ def _files(directory: Path) -> list[Path]:
     for file in files:
         place = Path(os.path.realpath(file))  # of a link to itself the link, where Path.resolve fails
         if not stays_inside(directory, place) and not is_blob(place):
-            raise StartupError(f"{file} is a link to {place}, which is outside the folder")
+            raise StartupError(f"{file} is a link that leads out of the folder")
     return files
 
 

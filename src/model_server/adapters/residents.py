@@ -139,7 +139,12 @@ class Residents:
         folder = Path(os.path.realpath(self._root / path))
         if not folder.is_relative_to(self._root):
             raise StartupError(f"LoRA adapter `{name}`: {path:.200} leads out of --lora-root")
-        return self._read(name, folder)
+        try:
+            return self._read(name, folder)
+        except StartupError as error:  # for clients, who know names below the root only
+            raise StartupError(str(error).replace(f"{folder}{os.sep}", "").replace(str(folder), "its folder")) from None
+        except OSError as error:
+            raise StartupError(f"LoRA adapter `{name}`: its files cannot be read: {error.strerror}") from None
 
     def _digest(self, adapter: Adapter, *, whole: bool) -> bytes:
         return content_digest(adapter, whole=whole) if self._digests else b""

@@ -16,6 +16,8 @@ CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
+_BEFORE_HOST = re.compile(r"""(?<=://)[^/?#\s]*@|[^\s/?#'"=@:]+:[^\s/?#'"@]*@""")
+
 
 def escape(text: str) -> str:
     """Control characters but tab and newline as `\\x1b`-like escapes."""
@@ -25,6 +27,11 @@ def escape(text: str) -> str:
 def one_line(text: str) -> str:
     """As `escape`; newlines too."""
     return escape(text).replace("\n", "\\n")
+
+
+def without_passwords(text: str) -> str:
+    """Hide the part of an address before its host, which may hold a password."""
+    return _BEFORE_HOST.sub("<hidden>@", text)
 
 
 def shown(text: str, most_bytes: int = MOST_BYTES) -> str:

@@ -11,7 +11,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from wire.processes.python_child import NEUTRAL_FOLDER, child_environment, module_command
 from wire.worker.frames import frame, read_frame
@@ -23,6 +23,14 @@ _PIPE_BYTES = 1 << 20
 _TRIES = 2
 # A process has bounds on its address space, in which each thread of a library takes a part, and it forks.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+_SECRET_WORDS = frozenset({"AUTHTOKEN", "KEY", "KEYS", "PASSWORD", "SECRET", "TOKEN", "TOKENS"})
+
+
+def _without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """A process that works on what clients send needs no API key and no token of a hub."""
+    return {name: value for name, value in environ.items() if not _SECRET_WORDS & set(name.upper().split("_"))}
 
 
 class WorkerEndedError(ConnectionError):
@@ -109,7 +117,7 @@ class WorkerProcess:
             raise ConnectionAbortedError("the server is stopping")
         process = subprocess.Popen(
             (*module_command(self._module), *self._arguments),
-            env=child_environment() | _ONE_THREAD,
+            env=_without_secrets(child_environment()) | _ONE_THREAD,
             cwd=NEUTRAL_FOLDER,
             bufsize=0,
             stdin=subprocess.PIPE,

@@ -135,3 +135,13 @@ def test_secrets_are_hidden() -> None:
     text = redacted(LauncherConfig(api_key="s3cret", ngrok_authtoken="s3cret", model_id="m"))
     assert "s3cret" not in text
     assert "api_key='<hidden>'" in text and "model_id='m'" in text
+    text = redacted(LauncherConfig(otlp_endpoint="http://me:s3cret@collector:4317", model_id="m"))
+    assert "s3cret" not in text and "http://<hidden>@collector:4317" in text
+
+
+def test_a_password_of_the_collector_is_shown_nowhere() -> None:
+    for endpoint in ("http://me:s3cret@collector:4317", "me:s3cret@collector:4317"):
+        answer = launcher("--model-id", "demo", "--otlp-endpoint", endpoint)
+        assert answer.returncode != 0 and "s3cret" not in answer.stdout + answer.stderr
+        answer = launcher("--env", "--model-id", "./nowhere", OTLP_ENDPOINT=endpoint)
+        assert "s3cret" not in answer.stdout + answer.stderr

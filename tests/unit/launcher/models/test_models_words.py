@@ -17,7 +17,8 @@ import pytest
 from support.hub_server import Fault, HubServer
 from support.screen import screen
 
-from launcher.models.command import run_models, run_remove
+from launcher.models.cached import CachedModel
+from launcher.models.command import _print_table, run_models, run_remove
 from launcher.models.config import ModelsConfig, RemoveConfig
 
 FILES = {
@@ -235,3 +236,14 @@ def test_a_pull_on_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     text = seen.decode()
     assert "Downloading" in text and "B/s" in text
     assert [line for line in screen(text) if line] == [line for line in screen(text) if "org/model is in" in line]
+
+
+def test_names_of_folders_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without sequences of a terminal, and without the markup of the library that draws the table."""
+    name = "a/\x1b[31mred[bold]x[/bold]"
+    model = CachedModel(
+        model_id=name, revision="[red]\x1b]0;x\x07", commit="0", size=1, used_at=0.0, is_whole=True, path=tmp_path
+    )
+    _print_table([model])
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "\x07" not in said and "red[bold]x[/bold]" in said and "[red]" in said

@@ -270,7 +270,7 @@ def test_links_out_of_the_folder(tmp_path: Path) -> None:
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (inside / name).unlink()
         (inside / name).symlink_to(outside / name)
-        assert refusal(inside) == f"{inside / name} is a link to {outside / name}, which is outside the folder"
+        assert refusal(inside) == f"{inside / name} is a link that leads out of the folder"
         (inside / name).unlink()
         shutil.copy(outside / name, inside / name)
     read(inside)

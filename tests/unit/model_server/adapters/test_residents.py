@@ -24,6 +24,7 @@ from model_server.adapters.rows import BASE
 from model_server.errors import StartupError
 from model_server.models.model import adapter_of, describe, with_adapters
 from model_server.weights.checkpoint import examine
+from wire.lora.merged import ADAPTER_CONFIG
 
 SEQUENCES = prompts(512)
 HEAD = {"lm_head": (64, 512)}
@@ -108,6 +109,14 @@ def test_refusals(model: Path, tmp_path: Path) -> None:
             residents.load(1, "x", path)
     with pytest.raises(StartupError, match=r"LoRA adapter `x`: no adapter_config.json in"):
         residents.check("x", "nothing")
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / ADAPTER_CONFIG).write_text("{")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ADAPTER_CONFIG).symlink_to("/etc/hostname")
+    for path in ("nothing", "loop", "wrong", "out"):
+        with pytest.raises(StartupError) as refused:
+            residents.check("x", path)
+        assert str(tmp_path) not in str(refused.value) and "/etc" not in str(refused.value)
     residents.load(1, "x", "a")
     with pytest.raises(StartupError, match=r"the load id 1 is taken"):
         residents.load(1, "x", "a")

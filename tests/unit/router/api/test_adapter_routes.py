@@ -15,6 +15,7 @@ from router.errors import StartupError
 from router.lora.folders import register_folders
 from router.lora.registry import AdapterRegistry
 from router.metrics import Metrics
+from wire.lora.merged import ADAPTER_CONFIG
 
 MakeRouter = Callable[..., Router]
 KEY = {"authorization": "Bearer secret"}
@@ -117,15 +118,21 @@ async def test_they_need_the_key_and_the_root(make_router: MakeRouter, root: Pat
     assert [(await plain.post(path, body, **KEY)).status_code for path in (LOAD, UNLOAD)] == [404, 404]
 
 
-async def test_the_folders_of_the_root_are_registered_at_start(root: Path) -> None:
+async def test_the_folders_of_the_root_are_registered_at_start(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     shards = FakeAdapterShards()
     registry = AdapterRegistry([], Metrics(), shards, most_bytes=100)
     assert await register_folders(registry, str(root), taken=["some/model"]) == 2
     assert sorted(registry.names) == ["poems", "prose"] and not shards.loaded
     shards.refused.add("prose")
-    with pytest.raises(StartupError, match="LoRA adapter `prose`: it is damaged"):
-        await register_folders(AdapterRegistry([], Metrics(), shards, most_bytes=100), str(root), taken=[])
-    with pytest.raises(StartupError, match="LoRA adapter name `poems` is a name of the base model"):
-        await register_folders(registry, str(root), taken=["poems"])
+    (root / "not a name").mkdir()
+    (root / "not a name" / ADAPTER_CONFIG).touch()
+    registry = AdapterRegistry([], Metrics(), shards, most_bytes=100)
+    assert await register_folders(registry, str(root), taken=[]) == 1 and list(registry.names) == ["poems"]
+    assert (
+        await register_folders(AdapterRegistry([], Metrics(), shards, most_bytes=100), str(root), taken=["poems"]) == 0
+    )
+    warnings = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
+    for words in ("`prose`: it is damaged", "name `not a name`", "`poems` is a name of the base model"):
+        assert any(words in warning for warning in warnings), warnings
     with pytest.raises(StartupError, match="cannot be read: No such file"):
         await register_folders(registry, str(root / "nothing"), taken=[])

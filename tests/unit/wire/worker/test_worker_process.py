@@ -24,6 +24,8 @@ def answer(asked, limit_s):
             deaths.write(b"x")
             if deaths.tell() <= int(asked[3:4]):
                 os._exit(3)
+    if asked == b"environ":
+        return " ".join(os.environ).encode()
     if asked == b"memory":
         try:
             return str(len(bytes(1 << 30))).encode()
@@ -112,3 +114,12 @@ def test_a_module_that_does_not_start() -> None:
         WorkerProcess("router.no_such_module").start()
     with pytest.raises(ConnectionResetError):  # which says that no frame is to blame
         WorkerProcess("router.no_such_module").exchange(b"", 30)
+
+
+def test_it_has_no_secret_of_the_environment(worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {"API_KEY", "HF_TOKEN", "GROUP_TOKEN", "NGROK_AUTHTOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"}
+    for name in secrets:
+        monkeypatch.setenv(name, "s3cret")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    names = set(worker.exchange(b"environ", 30.0).decode().split())
+    assert {"TOKENIZERS_PARALLELISM", "PATH"} <= names and not secrets & names
