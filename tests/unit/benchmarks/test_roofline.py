@@ -89,6 +89,7 @@ def test_what_has_no_roofline_is_refused() -> None:
         "model_type": "deepseek_v3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 96, "vocab_size": 320, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
         "v_head_dim": 16, "q_lora_rank": None, "n_routed_experts": 8, "first_k_dense_replace": 2,
+        "n_group": 1, "topk_group": 1,
     }  # fmt: skip
     with pytest.raises(ValueError, match="latent attention"):
         cost_of(spec_of(ModelConfig(fields)))
