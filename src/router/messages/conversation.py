@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 from router.openai.chat.prompt import chat_body
 from router.schemas.chat import ChatBody
 from router.schemas.conversations.messages import (
@@ -13,8 +15,12 @@ from router.schemas.conversations.messages import (
     MessagesBody,
     MessagesTool,
     MessagesToolChoice,
+    SearchResultBlock,
+    ServerToolResultBlock,
+    ServerToolUseBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -23,6 +29,9 @@ _BILLING = "x-anthropic-billing-header:"
 """How a line begins that Claude Code puts before its system prompt. It changes with each request, so that the prefix
 cache would never find the prompt again."""
 _ERROR = "Error: "
+_READABLE = ("title", "url", "text", "data", "stdout", "stderr", "tool_name", "error_code")
+_Written = TextBlock | SearchResultBlock | ToolReferenceBlock | ServerToolUseBlock | ServerToolResultBlock
+_Shown = ImageBlock | _Written
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -75,7 +84,7 @@ def _turns(message: InputMessage) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     reasoning = ""
     for block in message.content:
-        if isinstance(block, TextBlock | ImageBlock):
+        if isinstance(block, _Shown):
             parts.append(_part(block))
         elif isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": block.input}
@@ -96,12 +105,34 @@ def _turns(message: InputMessage) -> list[dict[str, Any]]:
     return results or [{"role": message.role, "content": ""}]
 
 
-def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
-    if isinstance(block, TextBlock):
-        return {"type": "text", "text": block.text}
+def _part(block: _Shown) -> dict[str, Any]:
+    if not isinstance(block, ImageBlock):
+        return {"type": "text", "text": _text(block)}
     source = block.source
     url = source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}"
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _text(block: _Written) -> str:
+    if isinstance(block, TextBlock):
+        return block.text
+    if isinstance(block, SearchResultBlock):
+        return "\n".join([block.title, block.source, *(one.text for one in block.content)]) + "\n"
+    if isinstance(block, ToolReferenceBlock):
+        return f"{block.tool_name}\n"
+    if isinstance(block, ServerToolUseBlock):
+        return f"{block.name}: {orjson.dumps(block.input).decode()}\n"
+    return "".join(f"{text}\n" for text in _texts_in(block.content))
+
+
+def _texts_in(content: Any) -> list[str]:
+    """What a person would read of a result, in its order."""
+    if isinstance(content, list):
+        return [text for one in content for text in _texts_in(one)]
+    if not isinstance(content, dict):
+        return []
+    own = [content[name] for name in _READABLE if isinstance(content.get(name), str) and content[name]]
+    return own + [text for one in content.values() if isinstance(one, list | dict) for text in _texts_in(one)]
 
 
 def _result(block: ToolResultBlock) -> str | list[dict[str, Any]]:

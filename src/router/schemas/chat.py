@@ -31,7 +31,19 @@ class ImagePart(Body):
     image_url: ImageUrl = Field(description="The image.", examples=[{"url": "data:image/png;base64,iVBORw0KGgo="}])
 
 
-ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+class RefusalPart(Body):
+    """What an earlier turn of the assistant has refused with; the model reads it as text."""
+
+    type: Literal["refusal"] = Field(description="The kind of part.", examples=["refusal"])
+    refusal: str = Field(description="The text.", examples=["I cannot help with that."])
+
+    @property
+    def text(self) -> str:
+        """As of a text."""
+        return self.refusal
+
+
+ContentPart = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type")]
 
 
 class CalledFunction(Body):
@@ -64,6 +76,9 @@ class Message(Body):
     )
     content: TextOrItems[ContentPart] | None = Field(
         default=None, description="A text, or parts.", examples=["Hello", [{"type": "text", "text": "Hello"}]]
+    )
+    refusal: str | None = Field(
+        default=None, description="Read where there is no `content`.", examples=["I cannot help with that."]
     )
     tool_calls: Items[ToolCall] | None = Field(
         default=None,

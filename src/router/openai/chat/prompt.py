@@ -17,7 +17,7 @@ from router.images.prompt import ImagePrompts
 from router.openai import parameters
 from router.openai.formats.format import IdKind
 from router.openai.template.messages import PromptEnding, Turn
-from router.schemas.chat import ChatBody, ImagePart, ImageUrl, Message, ToolCall
+from router.schemas.chat import ChatBody, ImagePart, ImageUrl, Message, RefusalPart, ToolCall
 from router.schemas.openai import TextPart
 from wire.text import chat_options
 
@@ -167,7 +167,7 @@ def model_name(asked: str | None, served: str) -> str:
 
 
 def _turn(message: Message, images: ImagePrompts | None, field: str) -> Turn:
-    content = message.content
+    content = message.refusal if message.content is None else message.content
     parts: str | list[dict[str, Any]] | None = content if content is None or isinstance(content, str) else []
     if isinstance(content, list):
         parts = [_part(part, images, field) for part in content]
@@ -183,11 +183,11 @@ def _turn(message: Message, images: ImagePrompts | None, field: str) -> Turn:
     )
 
 
-def _part(part: TextPart | ImagePart, images: ImagePrompts | None, field: str) -> dict[str, Any]:
-    if isinstance(part, TextPart):
+def _part(part: TextPart | ImagePart | RefusalPart, images: ImagePrompts | None, field: str) -> dict[str, Any]:
+    if not isinstance(part, ImagePart):
         if images is not None:
             images.check_text(part.text, field)
-        return part.model_dump()
+        return {"type": "text", "text": part.text}
     if images is None:
         text = "`image_url` is not supported: the model reads text only"
         raise ValidationError(text, param=field, reason="unsupported")

@@ -53,14 +53,52 @@ class ToolUseBlock(Body):
     input: dict[str, Any] = Field(description="Its arguments.", examples=[{"city": "Paris"}])
 
 
+class SearchResultBlock(Body):
+    """What the client has found; the model reads its title, source and texts."""
+
+    type: Literal["search_result"] = Field(description="The kind of block.", examples=["search_result"])
+    source: str = Field(description="Where it is from.", examples=["https://example.com/a"])
+    title: str = Field(description="Its title.", examples=["Weather"])
+    content: list[TextBlock] = Field(description="Its texts.", examples=[[{"type": "text", "text": "Sunny"}]])
+
+
+class ToolReferenceBlock(Body):
+    """A tool that a search for tools has found; the model reads its name."""
+
+    type: Literal["tool_reference"] = Field(description="The kind of block.", examples=["tool_reference"])
+    tool_name: str = Field(description="One of `tools`.", examples=["get_weather"])
+
+
+class ServerToolUseBlock(Body):
+    """A call of a tool on Anthropic's servers, in an earlier turn; the model reads it as text."""
+
+    type: Literal["server_tool_use"] = Field(description="The kind of block.", examples=["server_tool_use"])
+    name: str = Field(description="The tool.", examples=["web_search"])
+    input: dict[str, Any] = Field(default_factory=dict, description="Its arguments.", examples=[{"query": "Paris"}])
+
+
+class ServerToolResultBlock(Body):
+    """What such a tool has answered; the model reads the texts, titles and addresses in it."""
+
+    type: Literal[
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+    ] = Field(description="The kind of block.", examples=["web_search_tool_result"])
+    content: Any = Field(default=None, description="The result.", examples=[[{"title": "Paris", "url": "https://a"}]])
+
+
 class ToolResultBlock(Body):
     """What a tool has answered."""
 
     type: Literal["tool_result"] = Field(description="The kind of block.", examples=["tool_result"])
     tool_use_id: str = Field(description="The call that this answers.", examples=["toolu_1"])
-    content: TextOrItems[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]] = Field(
-        default="", description="A text, or blocks.", examples=["18 degrees"]
-    )
+    content: TextOrItems[
+        Annotated[TextBlock | ImageBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")]
+    ] = Field(default="", description="A text, or blocks.", examples=["18 degrees"])
     is_error: bool = Field(default=False, description="The model reads `Error: ` before the text.", examples=[False])
 
 
@@ -78,7 +116,16 @@ class RedactedThinkingBlock(Body):
 
 
 Block = Annotated[
-    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
+    TextBlock
+    | ImageBlock
+    | SearchResultBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ToolReferenceBlock
+    | ServerToolUseBlock
+    | ServerToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock,
     Field(discriminator="type"),
 ]
 

@@ -301,3 +301,13 @@ async def test_no_template_and_failing_templates(make_router: MakeRouter) -> Non
     assert "no user" in message_of(answer)
     assert b'tgi_request_failure{err="template"} 1' in router.metrics.render()
     router.assert_idle()
+
+
+async def test_an_earlier_refusal_is_read_as_text(make_router: MakeRouter) -> None:
+    router = make_router(templates={"default": "{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}"})
+    parts = [{"type": "refusal", "refusal": "No."}]
+    for refused in ({"content": parts}, {"content": None, "refusal": "No."}, {"content": "No.", "refusal": "other"}):
+        turns = [{"role": "assistant", **refused}, {"role": "user", "content": "Why?"}]
+        answer = await router.post(PATH, {"messages": turns})
+        assert answer.status_code == 200, answer.text
+        assert router.scheduler.last.inputs == "assistant: No.|user: Why?|"

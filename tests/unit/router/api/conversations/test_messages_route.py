@@ -278,3 +278,41 @@ async def test_wrong_paths_and_methods_have_the_errors_of_this_api(
     body = answer.json()
     assert answer.status_code == status and body["type"] == "error" and body["request_id"]
     assert body["error"]["type"] == ("invalid_request_error" if status == 405 else "not_found_error")
+
+
+async def test_what_anthropics_servers_have_done_is_read_as_text(make_native: MakeRouter) -> None:
+    router = make_native(["Hi", "</s>"], templates={"default": TEMPLATE})
+    found = [{"type": "web_search_result", "title": "Paris", "url": "https://a", "encrypted_content": "x"}]
+    whole = {"type": "web_fetch_result", "content": {"source": {"type": "text", "data": "It rains."}, "title": "Rain"}}
+    assistant = [
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "Paris"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": found},
+        {"type": "web_fetch_tool_result", "tool_use_id": "srvtoolu_2", "content": whole},
+        {"type": "text", "text": "So."},
+        {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}},
+    ]
+    texts = [{"type": "text", "text": "Sunny"}, {"type": "text", "text": "Warm"}]
+    reference = {"type": "tool_reference", "tool_name": "get_weather"}
+    result = {"type": "search_result", "source": "https://b", "title": "News", "content": texts, "citations": {}}
+    user = [
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": [reference, result]},
+        result,
+    ]
+    history = [{"role": "assistant", "content": assistant}, {"role": "user", "content": user}]
+    answer = await router.post(PATH, body(messages=history))
+    assert answer.status_code == 200, answer.text
+    news = "News\nhttps://b\nSunny\nWarm\n"
+    assert router.scheduler.last.inputs == (
+        '<assistant>web_search: {"query":"Paris"}\nParis\nhttps://a\nRain\nIt rains.\nSo.toolu_1=get_weather{}\n'
+        f"<tool>get_weather\n{news}toolu_1\n<user>{news}\n<assistant>"
+    )
+
+
+async def test_a_system_turn_beside_system(make_native: MakeRouter) -> None:
+    """With a template that takes one system message, at the beginning."""
+    refuses = "{% if 'system' in messages[1:] | map(attribute='role') %}{{ raise_exception('first') }}{% endif %}"
+    router = make_native(["Hi", "</s>"], templates={"default": refuses + TEMPLATE})
+    history = [{"role": "user", "content": "Hello"}, {"role": "system", "content": "Be brief."}]
+    answer = await router.post(PATH, body(messages=history, system="You help."))
+    assert answer.status_code == 200, answer.text
+    assert router.scheduler.last.inputs == "<system>You help.\n\nBe brief.\n<user>Hello\n<assistant>"
