@@ -16,7 +16,7 @@ CARD_RUN      = $(BIN)/python tests/fake_card/run.py $(CARD_FOLDER)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all unit thorough parity test-nodes test-clients kernels fake-card test-gpu lint docs bench bench-router bench-gpu soak \
+.PHONY: run test test-all unit thorough parity differential test-nodes test-clients kernels fake-card test-gpu lint docs bench bench-router bench-gpu soak \
         operators stubs reference locks check-deploy clean
 
 run: $(VENV)/.installed
@@ -54,6 +54,10 @@ test-nodes: $(VENV)/.installed-test
 # The model families that `make test` leaves out.
 parity: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m parity
+
+# Every field of config.json that transformers' modelling reads, with other values, in every native type; half an hour.
+differential: $(VENV)/.installed-test
+	cd tests && HF_HUB_OFFLINE=1 $(abspath $(BIN))/python -m differential
 
 # The real client libraries, each group in an environment of its own; SHORT=1 leaves out the long group.
 test-clients: $(VENV)/.installed-test

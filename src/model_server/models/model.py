@@ -23,7 +23,8 @@ from model_server.models.decoder.adapter_targets import adapter_targets
 from model_server.models.decoder.moe import Moe, SeparateExperts, StackedExperts
 from model_server.models.decoder.spec import MlpSpec, Spec
 from model_server.models.families import UnknownFamilyError, pooled_spec_of, spec_of
-from model_server.models.families.vision import BASES, TEXT_TYPES, is_of_tower, text_names
+from model_server.models.families.vision import BASES, TEXT_TYPES, is_of_tower, text_config, text_names
+from model_server.models.stated_parts import check_stated_parts
 from model_server.models.tying import with_stored_head
 from model_server.quantization.kv_cache import DTYPES
 from model_server.quantization.scheme import Scheme, resolve
@@ -95,6 +96,8 @@ def describe(
         spec, checkpoint = _text_part(spec, checkpoint, config)
         if config.model_type in TEXT_TYPES and vision_family(checkpoint.fields) is None:
             warnings.append(f"Only the text model of {config.model_type} is loaded: images are not served")
+    if scheme.method is None or scheme.quantize is not None:
+        check_stated_parts(text_config(config), (name for one in checkpoint.headers.values() for name in one.tensors))
     spec, warning = with_stored_head(spec, checkpoint, config)
     warnings += [] if warning is None else [warning]
     model = Model(checkpoint=checkpoint, name=name, config=config, spec=spec, scheme=scheme, warnings=tuple(warnings))

@@ -1,0 +1,55 @@
+"""Parts that config.json says a model has, or has not: biases and norms of heads, which its tensors decide.
+
+Where the two contradict each other, one of the files is not of this model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from model_server.errors import StartupError
+from model_server.models.config import ModelConfig
+
+_ATTENTION = r"\.(self_attn|self_attention|attention|attn)\.(?!\w*norm)\w+\.bias$"
+_HEAD_NORMS = r"\.(q|k)_(layer)?norm(\.norms\.\d+)?\.weight$"
+_BIASED = (
+    "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt_neox",
+    "granite", "granitemoe", "llama", "llama4_text", "olmo2", "phimoe", "qwen3", "qwen3_moe", "smollm3",
+)  # fmt: skip
+_PARTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "attention_bias": (_BIASED, _ATTENTION),
+    "qkv_bias": (("qwen2_moe",), r"\.(q|k|v)_proj\.bias$"),
+    "use_qkv_bias": (("stablelm",), r"\.(q|k|v)_proj\.bias$"),
+    "mlp_bias": (("granite", "llama", "smollm3"), r"\.mlp\.\w+\.bias$"),
+    "lm_head_bias": (("phimoe",), r"^lm_head\.bias$"),
+    "qk_layernorm": (("phi", "stablelm"), _HEAD_NORMS),
+    "use_qk_norm": (("cohere",), _HEAD_NORMS),
+}
+"""Field -> the types whose modelling reads it, and the names of the tensors that it says are there."""
+# A missing norm is not the same as one of ones, as a missing bias is as one of zeros.
+_NEEDED = ("qk_layernorm", "use_qk_norm")
+
+
+def check_stated_parts(config: ModelConfig, tensors: Iterable[str]) -> None:
+    """tensors: the names in the files, of plain weights: writers of quantized ones add biases of zeros.
+
+    Raises StartupError, naming the field and a tensor, where the files hold what config.json says there is not, or lack
+    norms that it says there are.
+    """
+    stored = tuple(tensors)
+    for field, (types, pattern) in _PARTS.items():
+        said = config.get(field)
+        if not isinstance(said, bool) or config.model_type not in types:
+            continue
+        found = next((name for name in stored if re.search(pattern, name)), None)
+        if not said and found is not None:
+            raise StartupError(
+                f"config.json: `{field}` is false, but the files hold {found}: set it to true, or give the files that "
+                "belong to this config.json"
+            )
+        if said and found is None and field in _NEEDED:
+            raise StartupError(
+                f"config.json: `{field}` is true, but the files hold no norms of queries and keys: set it to false, or "
+                "give the files that belong to this config.json"
+            )

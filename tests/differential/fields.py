@@ -1,0 +1,160 @@
+"""Which fields of a config.json transformers' modelling of a type reads, found in its source, and other values for
+them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# Where modelling keeps the config.
+_HOLDERS = ("config", "cfg", "text_config")
+
+# What modelling reads for training, for other heads, or for how it computes instead of what.
+OF_NO_EFFECT = frozenset({
+    "_attn_implementation", "attention_dropout", "attention_softmax_in_fp32", "attn_pdrop", "classifier_dropout",
+    "dropout", "dtype", "embd_pdrop", "emb_pdrop", "embedding_dropout", "get_text_config", "hidden_dropout",
+    "initializer_range", "input_jitter_noise", "is_sliding", "layerdrop", "moe_jitter_eps", "num_labels",
+    "output_attentions", "output_hidden_states", "output_router_logits", "pretraining_tp", "problem_type",
+    "reorder_and_upcast_attn", "resid_pdrop", "residual_dropout", "return_dict", "router_aux_loss_coef",
+    "scale_attention_softmax_in_fp32", "slow_but_exact", "summary_activation", "summary_first_dropout",
+    "summary_last_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "use_bettertransformer",
+    "use_cache",
+})  # fmt: skip
+# Of the vision models in the same files.
+OF_IMAGES = frozenset({
+    "image_size", "image_token_id", "mm_tokens_per_image", "num_channels", "patch_size", "pixel_shuffle_ratio",
+    "projector_dropout", "projector_input_dim", "projector_output_dim", "text_config", "vision_config",
+})  # fmt: skip
+
+# Fields that the modelling reads through rope utilities, base classes or the config's own class.
+_ELSEWHERE = (
+    "is_causal", "max_window_layers", "no_rope_layer_interval", "partial_rotary_factor", "rope_scaling", "rope_theta",
+    "rotary_pct", "rotary_emb_base", "rope_local_base_freq", "sliding_window_pattern", "tie_word_embeddings",
+    "use_sliding_window", "interleave_moe_layer_step", "attention_chunk_size", "original_max_position_embeddings",
+    "rms_norm_eps", "layer_norm_eps", "hidden_act", "attn_logit_softcapping", "use_bidirectional_attention",
+    "query_pre_attn_scalar", "logit_scale", "head_dim", "num_key_value_heads",
+)  # fmt: skip
+
+
+class _Reads(ast.NodeVisitor):
+    """Collects `config.NAME`, `self.config.NAME` and `getattr(config, "NAME", …)`."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if _is_config(node.value):
+            self.names.add(node.attr)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        gets = isinstance(node.func, ast.Name) and node.func.id == "getattr"
+        if gets and _is_config(node.args[0]) and isinstance(node.args[1], ast.Constant):
+            self.names.add(str(node.args[1].value))
+        self.generic_visit(node)
+
+
+def _is_config(node: ast.expr) -> bool:
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+    return name in _HOLDERS
+
+
+@cache
+def read_by_modelling(model_type: str) -> frozenset[str]:
+    """The fields that transformers' modelling of a type reads, without those of no effect on tokens."""
+    import transformers
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    folder = Path(transformers.__file__).parent / "models" / model_type_to_module_name(model_type)
+    visitor = _Reads()
+    for path in folder.glob("modeling_*.py"):
+        visitor.visit(ast.parse(path.read_text()))
+    return frozenset(visitor.names) - OF_NO_EFFECT - OF_IMAGES
+
+
+def changes(model_type: str, base: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each field with one or two other values. base: the config as it is."""
+    names = read_by_modelling(model_type) | set(_ELSEWHERE)
+    for name in sorted(names):
+        if name == "rope_parameters":
+            for block in _ROPES:
+                yield name, block
+            continue
+        for value in _others(name, base):
+            yield name, value
+
+
+_FACTORS = [1.0, 1.2, 1.4, 1.7, 2.0, 2.1, 2.5, 3.0]
+_ROPES: tuple[dict[str, Any], ...] = (
+    {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 8.0, "original_max_position_embeddings": 16},
+    {
+        "rope_type": "yarn", "rope_theta": 5000.0, "factor": 8.0, "original_max_position_embeddings": 16,
+        "beta_fast": 4.0, "beta_slow": 2.0, "attention_factor": 1.3, "truncate": False,
+    },
+    {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
+        "short_factor": _FACTORS, "long_factor": _FACTORS[::-1],
+    },
+    {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+)  # fmt: skip
+
+# Values that need others beside them, or that nothing sensible follows from.
+_SPECIAL: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("relu", "gelu"),
+    "activation": ("relu", "gelu_new"),
+    "attn_config": (),
+    "attn_logit_softcapping": (3.0, None),
+    "final_logit_softcapping": (3.0, None),
+    "head_dim": (8, 32),
+    "hidden_act": ("gelu", "relu"),
+    "hidden_activation": ("gelu", "silu"),
+    "hidden_size": (),
+    "is_causal": (False,),
+    "layer_types": (),
+    "logit_scale": (0.5,),
+    "max_position_embeddings": (16,),
+    "n_embd": (),
+    "num_hidden_layers": (2,),
+    "original_max_position_embeddings": (16,),
+    "pad_token_id": (3,),
+    "partial_rotary_factor": (0.5,),
+    "query_pre_attn_scalar": (64,),
+    "rope_local_base_freq": (500.0,),
+    "rope_scaling": (
+        {"type": "linear", "factor": 4.0},
+        {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16},
+        {"rope_type": "dynamic", "factor": 4.0},
+    ),
+    "rope_theta": (500.0,),
+    "rotary_emb_base": (500.0,),
+    "rotary_pct": (0.5,),
+    "sliding_window": (8, 12, None),
+    "sliding_window_pattern": (2,),
+    "attention_chunk_size": (8,),
+    "use_bidirectional_attention": (True,),
+    "vocab_size": (500,),
+}  # fmt: skip
+
+
+def _others(name: str, base: dict[str, Any]) -> tuple[Any, ...]:
+    if name in _SPECIAL:
+        return tuple(value for value in _SPECIAL[name] if name not in base or base[name] != value)
+    value = base.get(name)
+    if name.endswith(("_eps", "epsilon")):
+        return (1e-2,)
+    if isinstance(value, bool) or (value is None and name.startswith(("use_", "qk_"))):
+        return (not value,)
+    if isinstance(value, int):
+        return (value * 2, max(value // 2, 1)) if value > 1 else (value + 1,)
+    if isinstance(value, float):
+        return (value * 2 or 0.5,)
+    return ()

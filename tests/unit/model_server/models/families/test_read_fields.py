@@ -1,0 +1,71 @@
+"""No field that transformers' modelling of a type reads is passed over.
+
+It changes the Spec, is refused, or the tensors say the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from differential.compare import base_fields, with_change
+from differential.fields import changes, read_by_modelling
+from differential.known import TYPES
+
+from model_server.errors import StartupError
+from model_server.models.config import ModelConfig
+from model_server.models.families import spec_of
+
+# Tensors that are there or not say the same: `model_server.models.stated_parts` compares.
+BY_TENSORS = {
+    "attention_bias", "bias", "enable_bias", "lm_head_bias", "mlp_bias", "qk_layernorm", "qkv_bias", "use_bias",
+    "use_qk_norm", "use_qkv_bias", "add_cross_attention",
+}  # fmt: skip
+# Read, but for no token.
+WITHOUT_EFFECT = {"pad_token_id", "router_jitter_noise"}
+# Of a type: what its modelling reads and does not use, or reads under another name that its files have, too.
+OF_TYPE = {
+    "deepseek_v2": {"head_dim", "mlp_bias", "num_experts", "num_key_value_heads", "topk_group", "n_group"},
+    "deepseek_v3": {"head_dim", "num_key_value_heads", "num_local_experts"},
+    "bloom": {"num_hidden_layers"},
+    "dbrx": {"head_dim", "max_position_embeddings", "num_attention_heads", "num_hidden_layers"},
+    "gemma3_text": {"attn_logit_softcapping"},
+    "gpt2": {"max_position_embeddings", "num_attention_heads", "num_hidden_layers"},
+    "gpt_bigcode": {"max_position_embeddings", "num_attention_heads", "num_hidden_layers"},
+    "gptj": {"max_position_embeddings", "num_attention_heads", "num_hidden_layers"},
+}
+# What makes other fields count.
+_LONGROPE = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+_WINDOWS = {"use_sliding_window": True, "max_window_layers": 2, "layer_types": None, "sliding_window": 5}
+GATES: dict[str, tuple[dict[str, Any], ...]] = {
+    "falcon": ({"new_decoder_architecture": False},),
+    "phi3": ({"rope_scaling": _LONGROPE},),
+    "phimoe": ({"rope_scaling": _LONGROPE},),
+    "smollm3": (_WINDOWS, {"sliding_window": 5}),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), (_WINDOWS,)),
+}
+
+
+def outcome(fields: dict[str, Any]) -> object:
+    """The Spec, or why there is none."""
+    try:
+        return dataclasses.asdict(spec_of(ModelConfig(fields)))
+    except StartupError as error:
+        return str(error)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", TYPES)
+def test_each_field_that_modelling_reads_counts(model_type: str) -> None:
+    plain = base_fields(model_type)
+    bases = [plain, *({**plain, **gate} for gate in GATES.get(model_type, ()))]
+    before = [outcome(base) for base in bases]
+    assert all(isinstance(spec, dict) for spec in before), before
+    known = BY_TENSORS | WITHOUT_EFFECT | OF_TYPE.get(model_type, set())
+    tried: dict[str, bool] = {}
+    for name, value in changes(model_type, plain):
+        if name in read_by_modelling(model_type) - known:
+            after = [outcome(with_change(base, name, value)) for base in bases]
+            tried[name] = tried.get(name, False) or after != before
+    assert [name for name, counts in tried.items() if not counts] == []
