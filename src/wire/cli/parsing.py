@@ -116,7 +116,12 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str], handed_on: Collec
             elif (opt := flags.get(flag) or negatives.get(flag)) is None:
                 hint = option_hint(flag, flags) or _variable(flag, handed_on) or _similar(flag, [*flags, *negatives])
                 if not hint and positionals and positionals[-1].is_repeated:
-                    hint = f"; write '-- {flag}' to hand it on as one of {positionals[-1].label}"
+                    theirs = option_hint(flag, None)
+                    hint = (
+                        f"{theirs}, behind '--' with {positionals[-1].label}"
+                        if theirs
+                        else (f"; write '-- {flag}' to hand it on as one of {positionals[-1].label}")
+                    )
                 raise UsageError(f"unexpected argument '{flag}' found{hint}")
             elif equals:
                 raise UsageError(f"unexpected value '{text}' for '{flag}' found; no more were expected")

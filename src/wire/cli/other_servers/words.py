@@ -62,18 +62,19 @@ def words_of(server: str) -> Words:
     )
 
 
-def option_hint(flag: str, known: Collection[str]) -> str:
+def option_hint(flag: str, known: Collection[str] | None) -> str:
     """Return what to write instead of another server's option, behind a `;`; empty for a word that no table has.
 
     Args:
-        known: The options of the program that was called. One that it lacks is no answer.
+        known: The options of the program that was called. One that it lacks is no answer; None: any option is one.
     """
     said = []
     for server in SERVERS:
         words = words_of(server)
         meant = dict(words.aliases).get(flag, flag)
         row = next((row for row in words.options if row.word == meant), None)
-        if row is not None and row.ours != flag and (row.ours in known or not row.ours.startswith("--")):
+        is_answer = row is not None and (known is None or row.ours in known or not row.ours.startswith("--"))
+        if row is not None and is_answer and row.ours != flag:
             said.append((words.title, row))
     if not said:
         return ""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.chat.config import ChatConfig
 from launcher.config import LauncherConfig, ServeConfig
 from launcher.estimate.config import EstimateConfig
 from wire.cli.options import options_of
@@ -44,6 +45,12 @@ def test_an_option(argv: list[str], hint: str) -> None:
 def test_an_option_that_this_program_has_no_answer_to() -> None:
     """`estimate` has no --hostname."""
     assert "--hostname" not in refusal("m", "--host", "::", config=EstimateConfig)
+
+
+def test_an_option_for_the_server_of_a_chat() -> None:
+    message = refusal("demo", "--max-model-len", "4", config=ChatConfig)
+    assert message.endswith("it is vLLM's: use --max-total-tokens, behind '--' with <SERVER_OPTIONS>")
+    assert refusal("demo", "--num-shard", "2", config=ChatConfig).endswith("hand it on as one of <SERVER_OPTIONS>")
 
 
 def test_an_option_of_ours_that_is_misspelt() -> None:
