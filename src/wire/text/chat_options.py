@@ -21,7 +21,8 @@ REASONING_PARSERS = (
 _OTHER_TOOL_CALL_PARSERS = frozenset(
     {"openai", "gpt-oss", "gpt_oss", "deepseek_v32", "glm45", "glm47", "glm4", "qwen3_coder",
      "qwen3_xml", "nemotron_v3", "mistral", "cohere_command3", "phi4_mini_json", "granite",
-     "llama4_pythonic", "llama3_json", "llama3", "llama4_json", "qwen", "qwen25", "qwen3", "granite4"}
+     "llama4_pythonic", "llama3_json", "llama3", "llama4_json", "qwen", "qwen25", "qwen3", "granite4",
+     "ernie45", "mimo", "step3p5"}
 )  # fmt: skip
 _OTHER_REASONING_PARSERS = frozenset(
     {"openai", "gpt-oss", "gpt_oss", "seed_oss", "mistral", "cohere_command3", "cohere_command4", "ernie45",

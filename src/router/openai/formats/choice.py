@@ -216,7 +216,7 @@ def _format(source: str, asked: str) -> Format | None:
         return table.format_in(source)
     if asked == TGI:
         return None
-    format = table.named(asked)
+    format = table.named(asked, source)
     if format is None:
         raise unknown_name("--tool-call-parser", asked, TOOL_CALL_PARSERS, StartupError)
     return format

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,6 +20,11 @@ class ArgumentTypes:
     def __contains__(self, name: str) -> bool:
         return name in self._schemas
 
+    @property
+    def only_name(self) -> str | None:
+        """Of the one function that there is."""
+        return next(iter(self._schemas)) if len(self._schemas) == 1 else None
+
     def of(self, name: str, key: str) -> frozenset[str]:
         root = self._schemas.get(name)
         properties = root.get("properties") if isinstance(root, dict) else None
@@ -34,7 +40,20 @@ class ArgumentTypes:
             else:
                 if _type_of(value) & types and not (isinstance(value, str) and "string" not in types):
                     return text.strip()
+            if (written := _of_python(text, types)) is not None:
+                return written
         return json.dumps(text, ensure_ascii=False)
+
+
+def _of_python(text: str, types: frozenset[str]) -> str | None:
+    """The JSON text of a literal as Python writes it; None: it is none, or may be meant as text."""
+    try:
+        value = ast.literal_eval(text.strip())
+        if ("string" in types and (value is not None or types == _ALL)) or not _type_of(value) & types:
+            return None
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:

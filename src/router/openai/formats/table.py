@@ -19,9 +19,11 @@ FORMATS: dict[str, Format] = {
 """By their names; those with the most particular signs first."""
 
 
-def named(name: str) -> Format | None:
-    """The format of that name, or that another server knows under it."""
-    return FORMATS.get(name) or next((row for row in FORMATS.values() if name in row.aliases), None)
+def named(name: str, template: str = "") -> Format | None:
+    """The format of that name, or that another server knows under it: of several the one that the template shows."""
+    known = [row for row in FORMATS.values() if name in row.aliases]
+    shown = (row for row in known if row.signs(template))
+    return FORMATS.get(name) or next(shown, known[-1] if known else None)
 
 
 def format_in(template: str) -> Format | None:

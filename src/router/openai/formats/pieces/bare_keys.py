@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 from router.openai.formats.format import CallReader
 from router.openai.formats.pieces.names import name_before
 from router.openai.formats.source import Steps
 
 _MAX_DEPTH = 64
+_UNFINISHED_NUMBER = re.compile(r"^(-?\d+)\.$")
 
 
 def bare_keys_call(reader: CallReader, quote: str, close: str, *, typed: bool) -> Steps[bool]:
@@ -22,7 +24,8 @@ def bare_keys_call(reader: CallReader, quote: str, close: str, *, typed: bool) -
     values = _Values(reader, reader.mark(quote), name if typed else None)
     if not (yield from values.members(0)):
         return False
-    return bool((yield from reader.space_and(close)))
+    yield from reader.space_and(close)  # some calls end with the turn instead
+    return True
 
 
 class _Values:
@@ -106,6 +109,7 @@ class _Values:
             if begin and character == '"' and not text.endswith('\\"'):
                 break
         text = self._reader.visible(text.strip())
+        text = _UNFINISHED_NUMBER.sub(r"\1", text)
         try:
             json.loads(text)
         except ValueError:

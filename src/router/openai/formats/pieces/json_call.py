@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from router.openai.formats.format import CallReader
-from router.openai.formats.source import Steps
+from router.openai.formats.source import Say, Steps
 
 _ARGUMENTS = ("arguments", "parameters")
 
@@ -35,7 +36,7 @@ def json_call(reader: CallReader, *, name_key: str = "name", only_offered: bool 
             reader.argue("".join(early))
         elif key in _ARGUMENTS and not has_arguments:
             has_arguments = True
-            if not (yield from source.json_value(reader.argue if name else early.append)):
+            if not (yield from _arguments(reader, reader.argue if name else early.append)):
                 return False
         elif key == "id" and not name:
             own_id = yield from source.json_string()
@@ -49,6 +50,21 @@ def json_call(reader: CallReader, *, name_key: str = "name", only_offered: bool 
     if name and not has_arguments and mark:
         reader.argue("{}")
     return mark == "}"
+
+
+def _arguments(reader: CallReader, say: Say) -> Steps[bool]:
+    """An object, or its JSON text as a string."""
+    if (yield from reader.source.peek()) != '"':
+        return (yield from reader.source.json_value(say))
+    text = yield from reader.source.json_string()
+    if text is None:
+        return False
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    say(text if is_object else json.dumps(text, ensure_ascii=False))
+    return True
 
 
 def json_calls(

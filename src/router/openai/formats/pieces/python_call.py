@@ -88,6 +88,7 @@ def _json_of(text: str) -> str:
         pass
     else:
         return text
+    text = re.sub(r"^(-?)0+(?=\d+$)", r"\1", text.replace("\n", "\\n") if text[:1] in ("'", '"') else text)
     try:
         return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

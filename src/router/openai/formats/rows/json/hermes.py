@@ -21,7 +21,7 @@ def _call(reader: CallReader) -> Steps[bool]:
 
 FORMAT = Format(
     name="hermes",
-    aliases=("qwen", "qwen25", "qwen3", "granite4"),
+    aliases=("qwen", "qwen25", "qwen3", "granite4", "ernie45"),
     openers=(_OPEN,),
     closers=(_CLOSE,),
     signs=lambda template: _OPEN in template,

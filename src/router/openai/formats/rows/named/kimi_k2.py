@@ -28,8 +28,11 @@ def _call(reader: CallReader, opener: str) -> Steps[bool]:
     found = _ID.fullmatch(identifier)
     if found is None:
         return False
+    name = found[1]
+    if name.isdecimal() and reader.types.only_name is not None:
+        name = reader.types.only_name  # the model has written the number alone
     is_well_formed = identifier.startswith("functions.") and found[2] is not None
-    reader.start(found[1], identifier if is_well_formed else None)
+    reader.start(name, identifier if is_well_formed else None)
     yield from reader.source.space()
     is_whole = yield from reader.source.json_value(reader.argue)
     yield from reader.space_and(_CALL_END)

@@ -27,6 +27,7 @@ def _call(reader: CallReader) -> Steps[bool]:
 
 FORMAT = Format(
     name="mistral_args",
+    aliases=("mistral",),
     openers=(_OPEN,),
     others=(_ID, _ARGS),
     ids=IdKind.SHORT,

@@ -10,12 +10,23 @@ _OPEN, _CLOSE = "<|python_start|>", "<|python_end|>"
 
 
 def _read(reader: CallReader, opener: str) -> Steps[None]:
-    if not (yield from reader.space_and("[")):
-        return
-    while (yield from reader.attempt(python_call(reader, only_offered=not opener))):
-        if (yield from reader.space_and(",", "]")) != ",":
-            break
+    while (yield from _list(reader, only_offered=not opener)):
+        pass
     yield from reader.space_and(_CLOSE)
+
+
+def _list(reader: CallReader, *, only_offered: bool) -> Steps[bool]:
+    """A list, which another may follow."""
+    position, before = reader.source.hold(), reader.num_started
+    if not (yield from reader.space_and("[")):
+        reader.source.rewind(position)
+        return False
+    mark = ","
+    while mark == "," and (yield from reader.attempt(python_call(reader, only_offered=only_offered))):
+        mark = yield from reader.space_and(",", "]")
+    if reader.num_started == before:
+        reader.source.rewind(position)
+    return mark == "]"
 
 
 FORMAT = Format(

@@ -42,7 +42,7 @@ def _call(reader: CallReader, opener: str) -> Steps[bool]:
 
 FORMAT = Format(
     name="qwen_xml",
-    aliases=("qwen3_coder", "qwen3_xml", "nemotron_v3"),
+    aliases=("qwen3_coder", "qwen3_xml", "nemotron_v3", "step3p5", "mimo"),
     openers=(_OPEN, _FUNCTION),
     closers=(_CLOSE, _END),
     signs=lambda template: _FUNCTION in template and _PARAMETER in template,
