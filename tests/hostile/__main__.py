@@ -18,9 +18,20 @@ from hostile.rounds import Rounds, Sizes
 from hostile.target import target, vision_target
 
 SIZES = Sizes(
-    bodies=6000, raw=400, leaving=600, grpc=300, workers=4, overload=400, mixed_seconds=50, launches=1, folders=2
+    bodies=6000,
+    raw=400,
+    leaving=600,
+    grpc=300,
+    workers=4,
+    overload=400,
+    mixed_seconds=50,
+    launches=1,
+    folders=2,
+    grammars=24,
+    responses=150,
+    heads=40,
 )
-PICTURES = Sizes(pictures=500)
+PICTURES = Sizes(pictures=500, image_servers=60)
 
 
 def main() -> int:

@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from hostile.attacks.bodies import random_bodies
+from hostile.attacks.expensive import chained_responses, expensive_grammars, split_heads
 from hostile.attacks.grpc_calls import grpc_calls
+from hostile.attacks.image_servers import image_servers
 from hostile.attacks.launches import damaged_folders, interrupted_launches
 from hostile.attacks.leaving import leaving_clients
 from hostile.attacks.mixed_load import MixedLoad
@@ -44,6 +46,10 @@ class Sizes:
     launches: int = 0
     folders: int = 0
     pictures: int = 0
+    grammars: int = 0
+    responses: int = 0
+    heads: int = 0
+    image_servers: int = 0
 
 
 @dataclass
@@ -79,6 +85,10 @@ class Rounds:
             ("interrupted launches", interrupted_launches, sizes.launches),
             ("damaged model folders", damaged_folders, sizes.folders),
             ("random pictures", random_pictures, sizes.pictures),
+            ("expensive grammars", expensive_grammars, sizes.grammars),
+            ("chained responses", chained_responses, sizes.responses),
+            ("split heads", split_heads, sizes.heads),
+            ("image servers", image_servers, sizes.image_servers),
         ]
 
     def one(self) -> Iterator[Outcome]:

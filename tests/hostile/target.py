@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 from support.launched import sabotaged
-from support.running_server import RunningServer, running_server
+from support.running_server import RunningServer, free_port, running_server
 
 KEY = "key-marker-5b1f0c"
 """In every request; never in an answer or in the log."""
@@ -20,6 +20,7 @@ ANSWER_LIMIT_S = 240.0
 _OPTIONS = (
     "--api-key", KEY, "--dtype", "float32", "--max-concurrent-requests", str(CONCURRENT), "--max-total-tokens", "1600",
     "--max-input-tokens", "1000", "--max-batch-prefill-tokens", "1600", "--max-batch-total-tokens", "3200",
+    "--response-store", "50",
 )  # fmt: skip
 _ENVIRON = {
     "HEAD_TIMEOUT_SECONDS": "2",
@@ -46,6 +47,8 @@ class Target:
     """What an attack needs to know."""
 
     server: RunningServer
+    image_port: int = 0
+    """Of this machine, from which the server fetches images: an attack may listen there."""
 
     @property
     def port(self) -> int:
@@ -82,8 +85,10 @@ def vision_target() -> Iterator[Target]:
         folder = Path(name)
         write_vision_checkpoint(folder, "llava")
         (folder / "chat_template.jinja").write_text(_TEMPLATE)
-        with running_server(folder, *_OPTIONS, "--image-cache-mib", "4", environ=_ENVIRON) as server:
-            yield Target(server)
+        port = free_port()
+        hosts = ("--image-hosts", f"127.0.0.1:{port}", "--image-fetch-seconds", "5")
+        with running_server(folder, *_OPTIONS, *hosts, "--image-cache-mib", "4", environ=_ENVIRON) as server:
+            yield Target(server, port)
 
 
 @contextlib.contextmanager

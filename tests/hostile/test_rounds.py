@@ -15,6 +15,7 @@ def test_one_round() -> None:
     sizes = Sizes(
         bodies=examples(120, 2000), raw=examples(24, 400), leaving=examples(40, 500), grpc=examples(40, 100), workers=2,
         overload=examples(0, 300), mixed_seconds=examples(2, 20), launches=examples(0, 2), folders=examples(1, 6),
+        grammars=examples(3, 24), responses=examples(12, 150), heads=examples(8, 60),
     )  # fmt: skip
     mixed = MixedLoad(num_long=examples(3, 12), num_short=examples(9, 28), long_tokens=(150, 300), least=51)
     with target() as attacked:
@@ -22,10 +23,12 @@ def test_one_round() -> None:
     assert seen["random bodies"]["200"] > 20 and seen["random bodies"]["422"] > 20
     assert seen["mixed load"]["compared"] > 50 and seen["mixed load"]["preempted"] > 0
     assert seen["killed workers"]["killed"] > 0
+    assert seen["expensive grammars"]["beside 200"] > 0 and seen["chained responses"]["response 200"] > 0
 
 
 def test_random_pictures() -> None:
     with vision_target() as attacked:
-        (outcome,) = Rounds(attacked, seed=7, sizes=Sizes(pictures=examples(100, 2000))).one()
-    seen = outcome.seen
+        sizes = Sizes(pictures=examples(100, 2000), image_servers=examples(16, 100))
+        seen, others = (outcome.seen for outcome in Rounds(attacked, seed=7, sizes=sizes).one())
+    assert others["beside 200"] > 0
     assert seen["pictures"] >= examples(100, 2000) and seen["sound 200"] > 30 and seen["harmful 422"] > 15
