@@ -16,7 +16,15 @@ END = "$END"
 """Stands for the ids of the end-of-sequence tokens in the first of the grammars of a `lark` grammar, which only the
 shard knows."""
 
-OF_CALLS = {"whitespace_pattern": r"[ \n\t]{0,20}", "lenient": False, "coerce_one_of": False}
+_ESCAPES = 'nrbtf\\"'
+"""Behind a backslash in a string. Not `u`: a key written so would count as one that the schema does not name, and every
+character but those without a picture can be written as itself."""
+OF_CALLS = {
+    "whitespace_pattern": r"[ \n\t]{0,20}",
+    "lenient": False,
+    "coerce_one_of": False,
+    "json_allowed_escapes": _ESCAPES,
+}
 """What `x-guidance` says in the schemas of a `lark` grammar: models write their own calls with the blanks and line ends
 that they have learnt."""
 
@@ -101,6 +109,7 @@ def compile_grammar(kind: GrammarKind, text: str, tokenizer: LLTokenizer, end_id
                 "key_separator": ":",
                 "lenient": False,
                 "coerce_one_of": False,
+                "json_allowed_escapes": _ESCAPES,
             },
         )
     return LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from router.grammar.exact_schema import enforceable
+
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SINGLE_SCHEMAS = ("items", "additionalProperties", "contains")
 _DEFINITIONS = ("$defs", "definitions")
@@ -28,7 +30,7 @@ _PARTS = frozenset({"properties", "patternProperties", "required", "$ref", "allO
 
 
 def close_objects(schema: Any) -> Any:
-    """A copy of the schema. RecursionError: nested too deeply."""
+    """A copy of the schema. RecursionError: nested too deeply. ValueError: a keyword cannot be enforced."""
     merged: set[str] = set()
     while True:
         pass_ = _Pass(merged)
@@ -50,6 +52,7 @@ class _Pass:
         """`path`: where the schema is, if a reference can name it (the root and its definitions)."""
         if not isinstance(schema, dict):
             return schema
+        schema = enforceable(schema)
         parts = _PARTS & schema.keys()
         has_several = len(parts) > 1
         reference = schema.get("$ref")

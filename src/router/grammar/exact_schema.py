@@ -1,0 +1,94 @@
+"""Keywords of a JSON schema in a form of which llguidance lets through valid values only.
+
+What it would enforce wrongly is said otherwise, at most a little more narrowly, or refused by its name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+_LARGEST = 2**53
+"""From here on whole numbers have no exact double, which is what llguidance compares."""
+_STEP = 1e-6
+_LOWER, _UPPER = "exclusiveMinimum", "exclusiveMaximum"
+_MOST, _LEAST = ("maximum", _UPPER), ("minimum", _LOWER)
+# A negated property, an escaped character, or where a negated class begins, with a bracket that is its first member.
+_NEGATED = re.compile(r"\\P(\{[^}]*\}|[A-Z])|\\.|\[\^(\])?", re.DOTALL)
+
+
+def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema without the schemas in it. Raises ValueError for a number that cannot be exact."""
+    changed = dict(schema)
+    for keyword in ("const", "enum"):
+        if keyword in schema:
+            _check_numbers(schema[keyword], keyword)
+    if isinstance(pattern := schema.get("pattern"), str):
+        changed["pattern"] = of_parsed_text(pattern)
+    if isinstance(properties := schema.get("patternProperties"), dict):
+        changed["patternProperties"] = {of_parsed_text(name): value for name, value in properties.items()}
+    return _within_exact_numbers(_without_excluded_end(changed))
+
+
+def of_parsed_text(pattern: str) -> str:
+    """A regular expression whose negated classes exclude a quote or a backslash also where JSON escapes it.
+
+    llguidance compares what a class excludes with the characters as they are written, unless it excludes NUL too, which
+    cannot be written anyway.
+    """
+    return _NEGATED.sub(_without_nul, pattern)
+
+
+def _without_nul(found: re.Match[str]) -> str:
+    if found[1]:
+        return rf"[^\x00\p{found[1]}]"
+    return found[0] if found[0][0] == "\\" else r"[^\x00" + (r"\]" if found[2] else "")
+
+
+def _check_numbers(value: Any, keyword: str) -> None:
+    if isinstance(value, list):
+        for one in value:
+            _check_numbers(one, keyword)
+    elif isinstance(value, dict):
+        _check_numbers(list(value.values()), keyword)
+    elif _is_number(value) and abs(value) > _LARGEST and float(value).is_integer():
+        raise ValueError(f"`{keyword}` has the number {value}: whole numbers are exact up to 2^53 only; use a string")
+
+
+def _without_excluded_end(schema: dict[str, Any]) -> dict[str, Any]:
+    """Where an excluded end is a whole number and the other end in the same unit, llguidance lets the end through."""
+    for end, others, step in ((_LOWER, _MOST, _STEP), (_UPPER, _LEAST, -_STEP)):
+        excluded = schema.get(end)
+        if not _is_number(excluded) or excluded != math.trunc(excluded) or abs(excluded) >= _LARGEST:
+            continue
+        for other in others:
+            bound = schema.get(other)
+            if _is_number(bound) and bound != excluded and math.isfinite(bound) and math.trunc(bound) == excluded:
+                if abs(bound - excluded) <= _STEP:
+                    raise ValueError(f"`{end}` {excluded} and `{other}` {bound} are too close to each other")
+                inclusive = "minimum" if end == _LOWER else "maximum"
+                given = schema.get(inclusive)
+                nearest = excluded + step
+                kept = nearest if not _is_number(given) else max(given, nearest) if step > 0 else min(given, nearest)
+                schema = {name: value for name, value in schema.items() if name != end} | {inclusive: kept}
+                break
+    return schema
+
+
+def _within_exact_numbers(schema: dict[str, Any]) -> dict[str, Any]:
+    """Bounds at which numbers are exact; those of 64 bits, as generators of schemas write them, are beyond."""
+    changed = dict(schema)
+    for keyword, limit in (*((one, _LARGEST) for one in _MOST), *((one, -_LARGEST) for one in _LEAST)):
+        bound = schema.get(keyword)
+        if _is_number(bound) and abs(bound) > _LARGEST:
+            if (bound > 0) != (limit > 0):
+                raise ValueError(f"`{keyword}` {bound}: whole numbers are exact up to 2^53 only")
+            changed[keyword] = limit
+    if _is_number(factor := schema.get("multipleOf")) and factor > _LARGEST:
+        raise ValueError(f"`multipleOf` {factor}: whole numbers are exact up to 2^53 only")
+    return changed
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
