@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from docs.generate.field_tables import filled, has_place
 from docs.generate.markdown import table
 from wire.cli.other_servers.words import Words, words_of
 
@@ -20,7 +21,8 @@ _TABLE = re.compile(r"(<!-- words: (\w+) (\w+) -->\n).*?(\n<!-- end of words -->
 def guides() -> Mapping[Path, str]:
     """Path → text with the tables as they are now, of each guide that has some."""
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
-    return {path: _TABLE.sub(_filled, text) for path, text in texts.items() if _TABLE.search(text)}
+    wanted = {path: filled(_TABLE.sub(_filled, text)) for path, text in texts.items()}
+    return {path: text for path, text in wanted.items() if _TABLE.search(text) or has_place(text)}
 
 
 def _filled(found: re.Match[str]) -> str:

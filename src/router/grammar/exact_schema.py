@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, TypeGuard
 
 _LARGEST = 2**53
 """From here on whole numbers have no exact double, which is what llguidance compares."""
@@ -90,5 +90,5 @@ def _within_exact_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from router.openai.chat.prompt import chat_body
+from router.openai.chat.prompt import carried, chat_body, check_one_form
 from router.schemas.chat import ChatBody
 from router.schemas.conversations.messages import (
     CountTokensBody,
@@ -38,20 +38,23 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 def chat_of(body: CountTokensBody) -> ChatBody:
     """The chat; what only generating needs is there if the body has it. Raises ValidationError."""
     fields: dict[str, Any] = {"model": body.model, "messages": [*_system(body), *_messages(body.messages)]}
+    fields["chat_template_kwargs"] = body.chat_template_kwargs
+    if isinstance(body, MessagesBody):
+        fields |= carried(body)
     if tools := [_tool(tool) for tool in body.tools or () if _is_of_client(tool)]:
         fields["tools"] = tools
     if body.tool_choice is not None:
         fields |= _tool_choice(body.tool_choice)
     if body.thinking is not None and body.thinking.type != "adaptive":
         thinks = body.thinking.type == "enabled"
-        fields["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks}
+        fields["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks} | body.chat_template_kwargs
     if body.output_config is not None:
         fields["reasoning_effort"] = body.output_config.effort
         if (form := body.output_config.format) is not None:
+            check_one_form(fields, "output_config.format")
             fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
     if isinstance(body, MessagesBody):
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None, "stream": body.stream}
-        fields |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
         fields |= {"thinking_token_budget": _budget(body)}
     return chat_body(fields)
 

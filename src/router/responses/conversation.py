@@ -6,7 +6,7 @@ import base64
 import binascii
 from typing import Any
 
-from router.openai.chat.prompt import chat_body
+from router.openai.chat.prompt import carried, chat_body, check_one_form
 from router.responses.tools import ServedTools, custom_arguments
 from router.schemas.chat import ChatBody
 from router.schemas.conversations.responses import (
@@ -31,6 +31,7 @@ def chat_of(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> ChatB
     Raises ToolError for a choice among tools that cannot be honoured, ValidationError for other faults.
     """
     fields: dict[str, Any] = {
+        **carried(body),
         "model": body.model,
         "messages": _turns(body, tools, items),
         **tools.choice(body.tool_choice),
@@ -38,10 +39,12 @@ def chat_of(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> ChatB
     if tools.functions:
         fields |= {"tools": tools.functions, "parallel_tool_calls": body.parallel_tool_calls}
     if (form := body.text.format).type != "text":
+        check_one_form(fields, "text.format")
         schema = {} if form.schema_ is None else {"json_schema": {"schema": form.schema_}}
         fields["response_format"] = {"type": form.type, **schema}
     fields |= {"reasoning_effort": body.reasoning.effort, "max_tokens": body.max_output_tokens}
-    fields |= {"temperature": body.temperature, "top_p": body.top_p, "stream": body.stream}
+    fields |= {"stop": body.stop, "chat_template_kwargs": body.chat_template_kwargs, "stream": body.stream}
+    fields |= {"thinking_token_budget": body.thinking_token_budget}
     return chat_body(fields)
 
 

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from router.schemas.other_fields import HARMLESS, REFUSED, Family, in_our_words, served_as
 from router.schemas.unknown import UnknownNames
 
 T = TypeVar("T")
@@ -67,10 +68,18 @@ class Body(BaseModel):
     """Of its fields, as clients may write them."""
     names_of_parameters: ClassVar[frozenset[str]] = frozenset()
     """Of the fields of its `parameters`, where it has them."""
+    field_names: ClassVar[frozenset[str]]
+    family: ClassVar[Family | None] = None
+    """Of its routes, where fields of other servers are in a table."""
+    harmless_names: ClassVar[frozenset[str]] = frozenset()
+    """Of fields that change nothing here."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        cls.known_names = frozenset(field.alias or name for name, field in cls.model_fields.items())
+        cls.field_names = cls.known_names = frozenset(field.alias or name for name, field in cls.model_fields.items())
+        if cls.family is not None:
+            cls.known_names |= REFUSED[cls.family].keys() | served_as(cls.field_names).keys()
+            cls.harmless_names = HARMLESS[cls.family] - cls.known_names
 
     @model_validator(mode="before")
     @classmethod
@@ -80,9 +89,11 @@ class Body(BaseModel):
         if None in data.values():
             data = {name: value for name, value in data.items() if value is not None}
         if not data.keys() <= cls.known_names and isinstance(info.context, UnknownNames):
-            names = [name for name in data if name not in cls.known_names]
+            names = [name for name in data if name not in cls.known_names and name not in cls.harmless_names]
             info.context.found(names, cls.known_names, cls.names_of_parameters)
-        return data
+        if cls.family is None or data.keys() <= cls.field_names:
+            return data
+        return in_our_words(data, cls.family, cls.field_names)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

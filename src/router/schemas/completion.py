@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
@@ -10,6 +10,7 @@ from router.errors import FieldError
 from router.schemas.chat import Usage
 from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIBody
+from router.schemas.other_fields import Family
 from router.schemas.parameters import Number, OpenAIMaxTokens, TopLogprobs
 
 _TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
@@ -45,6 +46,8 @@ def _are_ids(values: list[Any]) -> bool:
 
 class CompletionBody(OpenAIBody, Constrained):
     """An OpenAI completion request, with TGI's and common servers' additions. `user` and the like are ignored."""
+
+    family: ClassVar[Family | None] = "completions"
 
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = Field(
         examples=["The capital of France is"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
 from router.errors import FieldError
 from router.schemas.base import Body, Items, UInt32
+from router.schemas.other_fields import Family
 from router.schemas.parameters import (
-    UNSERVED,
     Choices,
     CommonParameters,
     FrequencyPenalty,
@@ -56,10 +56,9 @@ class StreamOptions(Body):
     )
 
 
-class OpenAIBody(CommonParameters):
-    """A body of an OpenAI route. Fields that change nothing (`user`, `store` and the like) are ignored."""
+class OpenAIParameters(CommonParameters):
+    """What OpenAI's and Anthropic's routes have in common."""
 
-    model: Model = None
     temperature: OpenAITemperature = None
     top_p: OpenAITopP = None
     top_k: OpenAITopK = None
@@ -67,7 +66,6 @@ class OpenAIBody(CommonParameters):
     frequency_penalty: FrequencyPenalty = None
     presence_penalty: PresencePenalty = None
     logit_bias: LogitBias = None
-    stop: OpenAIStop = None
     stop_token_ids: Items[UInt32] = Field(
         default_factory=list,
         description="Tokens that end the answer as an end-of-sequence token does, 64 at most; ids must be in the "
@@ -77,6 +75,15 @@ class OpenAIBody(CommonParameters):
     include_stop_str_in_output: bool = Field(
         default=False, description="Keep the stop text that ended the answer at its end.", examples=[True]
     )
+
+
+class OpenAIBody(OpenAIParameters):
+    """A body of an OpenAI route. Fields that change nothing (`user`, `store` and the like) are ignored."""
+
+    family: ClassVar[Family | None] = "chat"
+
+    model: Model = None
+    stop: OpenAIStop = None
     n: Choices = None
     prediction: Prediction | None = Field(
         default=None,
@@ -90,21 +97,6 @@ class OpenAIBody(CommonParameters):
         description="What a stream reports in addition to the text.",
         examples=[{"include_usage": True}],
     )
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        cls.known_names = cls.known_names.union(UNSERVED)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_unserved(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for name in data.keys() & UNSERVED.keys() - cls.model_fields.keys():
-                neutral, remedy = UNSERVED[name]
-                if data[name] is not None and not any(_is_same(data[name], value) for value in neutral):
-                    raise FieldError(f"`{name}` is not served here: {remedy}", param=name, reason="unsupported")
-        return data
 
 
 class ReasoningOptions(Body):
@@ -121,12 +113,23 @@ class ReasoningOptions(Body):
 _NO_OPTIONS = ReasoningOptions()
 
 
+TemplateVariables = Annotated[
+    dict[str, Any],
+    Field(description="More variables for the chat template.", examples=[{"enable_thinking": False}]),
+]
+ThinkingBudget = Annotated[
+    UInt32 | None,
+    Field(
+        description="Most tokens of reasoning before the answer begins; for models whose reasoning ends with a token.",
+        examples=[200],
+    ),
+]
+
+
 class TemplateBody(OpenAIBody):
     """A body whose prompt a chat template makes, and whose answer may begin with reasoning."""
 
-    chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="More variables for the chat template.", examples=[{"enable_thinking": False}]
-    )
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     add_generation_prompt: bool | None = Field(
         default=None,
         description="As in transformers. Absent: the answer begins after the messages, or continues the assistant's "
@@ -146,11 +149,7 @@ class TemplateBody(OpenAIBody):
         description="A variable of some chat templates. `none` also sets `enable_thinking` and `thinking` to false.",
         examples=["low"],
     )
-    thinking_token_budget: UInt32 | None = Field(
-        default=None,
-        description="Most tokens of reasoning before the answer begins; for models whose reasoning ends with a token.",
-        examples=[200],
-    )
+    thinking_token_budget: ThinkingBudget = None
     thinking_budget_tokens: UInt32 | None = Field(
         default=None, description="As `thinking_token_budget`.", examples=[200]
     )
@@ -203,7 +202,3 @@ def _one_of(name: str, *asked: T | None) -> T | None:
     if any(value != given[0] for value in given):
         raise FieldError(f"`{name}` is given twice, with two values", param=name, reason="conflict")
     return given[0] if given else None
-
-
-def _is_same(value: object, neutral: object) -> bool:
-    return type(value) is type(neutral) and value == neutral

@@ -1,4 +1,4 @@
-"""Parameters that several bodies have, and what the OpenAPI document says of them; those that are refused, by name.
+"""Parameters that several bodies have, and what the OpenAPI document says of them.
 
 Here only the type is checked. Bounds are enforced by `router.generation.validation`, in TGI's order and words; the
 document names the same bounds, and a test holds one to the other. `x-limits` names bounds that the operator sets:
@@ -194,34 +194,3 @@ class CommonParameters(Body):
     seed: Seed = None
     min_tokens: MinTokens = None
     ignore_eos: IgnoreEos = False
-
-
-UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
-    "structural_tag": ((), "use `response_format`, or `tools`"),
-    "guided_whitespace_pattern": ((), "use a regular expression"),
-    "functions": (([],), "use `tools`"),
-    "function_call": (("none",), "use `tool_choice`"),
-    "allowed_token_ids": (([],), "use `logit_bias` or a regular expression"),
-    "bad_words": (([],), "use `logit_bias`"),
-    "skip_special_tokens": ((True,), "special tokens are left out"),
-    "truncate_prompt_tokens": ((), "use `truncate` of TGI's routes"),
-    "return_token_ids": ((False,), "use `details` of /generate, whose tokens have ids"),
-    "return_tokens_as_token_ids": ((False,), "use `details` of /generate, whose tokens have ids"),
-    "cache_salt": ((), "the prefix cache is shared by all requests; leave it out"),
-    "priority": ((0,), "requests are served in the order in which they come; leave it out"),
-    "prompt_logprobs": ((), "use `decoder_input_details` of /generate, or `echo` with `logprobs` of /v1/completions"),
-    "use_beam_search": ((False,), "leave it out"),
-    "length_penalty": ((1, 1.0), "leave it out"),
-    "chat_template": ((), "set CHAT_TEMPLATE for the server"),
-    "documents": (([],), "put them into the prompt"),
-    "add_generation_prompt": ((True,), "it belongs to a chat"),
-    "continue_final_message": ((False,), "it belongs to a chat"),
-    "service_tier": (("auto", "default"), "there is one class of service; leave it out"),
-    "modalities": ((["text"], []), "answers are text; leave it out"),
-    "audio": ((), "answers are text; leave it out"),
-    "echo": ((False,), "use /v1/completions"),
-    "best_of": ((1,), "use `n`, or /v1/completions"),
-    "add_special_tokens": ((False,), "the template sets its model's own"),
-}
-"""Fields of other servers' OpenAI routes that would change the answer and are not served here: the values that ask for
-nothing (beside null), and what to do instead."""

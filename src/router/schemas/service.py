@@ -76,7 +76,7 @@ class Info(BaseModel):
     quantization: str | None
     has_chat_template: bool
     reads_images: bool
-    sampling_defaults: dict[str, float]
+    sampling_defaults: dict[str, int | float]
 
 
 class Version(BaseModel):

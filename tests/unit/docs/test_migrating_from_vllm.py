@@ -17,7 +17,7 @@ from router.metrics import DECLARED
 from router.schemas.chat import ChatBody, ChatCompletion, Usage
 from router.schemas.completion import Completion, CompletionBody
 from router.schemas.openai import StreamOptions
-from router.schemas.parameters import UNSERVED
+from router.schemas.other_fields import HARMLESS, REFUSED
 from router.server.app import create_app
 from wire.cli.options import options_of
 from wire.cli.parsing import parse
@@ -102,8 +102,10 @@ def test_our_route_is_there() -> None:
                 assert (row[2] == "same") <= (bare(row[0]) == ours)
 
 
-def test_what_is_refused_has_a_row() -> None:
-    assert set(UNSERVED) - {"functions", "function_call"} <= {bare(row[0]) for row in FIELDS}
+def test_what_has_no_field_is_refused_by_name_or_harmless() -> None:
+    refused = {bare(row[0]) for row in FIELDS if bare(row[2]) == "none"}
+    for family in ("chat", "completions"):
+        assert refused and refused <= REFUSED[family].keys() | HARMLESS[family]
 
 
 @pytest.mark.parametrize("row", FIELDS, ids=lambda row: bare(row[0]))

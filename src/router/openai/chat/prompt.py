@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,8 @@ from router.openai import parameters
 from router.openai.formats.format import IdKind
 from router.openai.template.messages import PromptEnding, Turn
 from router.schemas.chat import ChatBody, ImagePart, ImageUrl, Message, RefusalPart, ToolCall
-from router.schemas.openai import TextPart
+from router.schemas.guided import Constrained
+from router.schemas.openai import OpenAIParameters, TextPart
 from wire.text import chat_options
 
 BASE_MODEL = "tgi"
@@ -30,6 +32,8 @@ TAKEN_NAMES = frozenset(
      "namespace", "dict", "range", "lipsum", "cycler", "joiner"}
 )  # fmt: skip
 """Variables and functions of every template."""
+
+_CARRIED = frozenset({*OpenAIParameters.model_fields, *Constrained.model_fields})
 
 
 def turns_of(body: ChatBody, images: ImagePrompts | None, field: str) -> list[Turn]:
@@ -212,6 +216,18 @@ def _arguments(given: Any) -> Any:
     except orjson.JSONDecodeError:
         return given
     return parsed if isinstance(parsed, dict) else given
+
+
+def carried(body: OpenAIParameters) -> dict[str, Any]:
+    """The fields of a chat that a body of another API has under the same names."""
+    return {name: getattr(body, name) for name in body.model_fields_set & _CARRIED}
+
+
+def check_one_form(fields: Mapping[str, Any], name: str) -> None:
+    """Refuses a `response_format` beside `name`, the word of its API for the same. Raises ValidationError."""
+    if fields.get("response_format") is not None:
+        text = f"`response_format` and `{name}` are two names of one field: give one of them"
+        raise ValidationError(text, param="response_format", reason="conflict")
 
 
 def chat_body(fields: dict[str, Any]) -> ChatBody:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from router.errors import FieldError
 from router.schemas.base import Body, Items, TextOrItems, UInt32
-from router.schemas.parameters import OpenAITemperature, OpenAITopK, OpenAITopP, PositiveInt, Stream
+from router.schemas.guided import Constrained
+from router.schemas.openai import OpenAIParameters, TemplateVariables
+from router.schemas.other_fields import Family
+from router.schemas.parameters import PositiveInt, Stream
 
 
 class TextBlock(Body):
@@ -198,6 +201,8 @@ class OutputConfig(Body):
 class CountTokensBody(Body):
     """A conversation whose prompt is counted."""
 
+    family: ClassVar[Family | None] = "messages"
+
     model: str = Field(description="Any name, or that of a LoRA adapter.", examples=["tgi"])
     messages: Items[InputMessage] = Field(
         max_length=10_000,
@@ -223,15 +228,7 @@ class CountTokensBody(Body):
         default=None, description="Effort and form of the answer.", examples=[{"effort": "low"}]
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_unserved(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for name in ("container", "mcp_servers"):
-                if data.get(name):
-                    text = f"`{name}` is not served here: run the tools in the client"
-                    raise FieldError(text, param=name, reason="unsupported")
-        return data
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_messages(self) -> CountTokensBody:
@@ -240,17 +237,15 @@ class CountTokensBody(Body):
         return self
 
 
-class MessagesBody(CountTokensBody):
-    """A request of Anthropic's Messages API. `metadata`, `service_tier`, `cache_control` are ignored."""
+class MessagesBody(OpenAIParameters, Constrained, CountTokensBody):
+    """A request of Anthropic's Messages API, with the parameters of chats. `metadata`, `service_tier` and the like are
+    ignored."""
 
     max_tokens: PositiveInt = Field(description="Most tokens to generate, reasoning included.", examples=[20])
     stop_sequences: Items[str] = Field(
         default_factory=list, description="Texts at which the answer ends; they are left out.", examples=[["\n\n"]]
     )
     stream: Stream = False
-    temperature: OpenAITemperature = None
-    top_p: OpenAITopP = None
-    top_k: OpenAITopK = None
 
 
 class MessagesUsage(BaseModel):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from router.errors import FieldError
 from router.schemas.base import Body, Items, TextOrItems
-from router.schemas.parameters import Model, MostTokens, OpenAITemperature, OpenAITopP, Stream
+from router.schemas.guided import Constrained
+from router.schemas.openai import OpenAIParameters, TemplateVariables, ThinkingBudget
+from router.schemas.other_fields import Family
+from router.schemas.parameters import Model, MostTokens, OpenAIStop, Stream
 
 
 class InputText(Body):
@@ -182,19 +185,12 @@ class ReasoningConfig(Body):
 
 _MOST_METADATA, _LONGEST_NAME, _LONGEST_TEXT = 16, 64, 512  # OpenAI's
 
-_UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
-    "conversation": ((), "is not served here: send the whole conversation in `input`"),
-    "background": ((False,), "is not served here: leave it out"),
-    "prompt": ((), "is not served here: send the text in `instructions` and `input`"),
-    "truncation": (("disabled",), "is not served here: shorten `input`"),
-    "max_tool_calls": ((), "is not served here: tools run in the client"),
-    "top_logprobs": ((0,), "is not served here: use /v1/chat/completions"),
-}
-"""Fields that would change the answer: the values that ask for nothing, and what to do."""
 
+class ResponsesBody(OpenAIParameters, Constrained):
+    """A request of OpenAI's Responses API, with the parameters of chats. `user`, `prompt_cache_key` and the like are
+    ignored."""
 
-class ResponsesBody(Body):
-    """A request of OpenAI's Responses API. `user`, `prompt_cache_key` and the like are ignored."""
+    family: ClassVar[Family | None] = "responses"
 
     input: TextOrItems[Item] = Field(description="A text, or the conversation.", examples=["What is 2 plus 3?"])
     model: Model = None
@@ -225,8 +221,9 @@ class ResponsesBody(Body):
         description="Most tokens to generate, reasoning included. -1 or absent: as many as fit.",
         examples=[20],
     )
-    temperature: OpenAITemperature = None
-    top_p: OpenAITopP = None
+    stop: OpenAIStop = None
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
+    thinking_token_budget: ThinkingBudget = None
     stream: Stream = False
     previous_response_id: str | None = Field(
         default=None,
@@ -243,16 +240,6 @@ class ResponsesBody(Body):
         description="Comes back in the answer: up to 16 texts of 512 characters, their names of 64.",
         examples=[{"session": "1"}],
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_unserved(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for name in data.keys() & _UNSERVED.keys():
-                neutral, remedy = _UNSERVED[name]
-                if data[name] is not None and data[name] not in neutral:
-                    raise FieldError(f"`{name}` {remedy}", param=name, reason="unsupported")
-        return data
 
     @model_validator(mode="after")
     def _is_whole(self) -> ResponsesBody:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ from router_fakes import Router
 
 from router.schemas.base import Body
 from router.schemas.chat import ChatBody
-from router.schemas.completion import CompletionBody
 from router.schemas.generate import GenerateBody
-from router.schemas.parameters import UNSERVED
 from router.schemas.platforms import InferBody, VertexBody
 
 INTEGERS = ["best_of", "top_k", "max_new_tokens", "truncate", "seed", "top_n_tokens"]
@@ -122,24 +119,6 @@ async def test_malformed_messages(router: Router, messages: str) -> None:
     raw = f'{{"messages":{messages}}}'.encode()
     body = await router.refused("/v1/chat/completions", raw)
     assert "messages" in body["error"]
-
-
-@pytest.mark.parametrize("name", sorted(UNSERVED))
-async def test_what_other_servers_have_and_would_change_the_answer_is_refused_by_name(
-    router: Router, name: str
-) -> None:
-    neutral, remedy = UNSERVED[name]
-    for path, build, body_type in (
-        ("/v1/chat/completions", chat, ChatBody),
-        ("/v1/completions", completion, CompletionBody),
-    ):
-        if name in body_type.model_fields:
-            continue
-        for literal in ('"x"', "7", "true" if True not in neutral else "false"):
-            body = await router.refused(path, build(name, literal))
-            assert f"`{name}` is not served here: {remedy}" in body["error"]
-        for value in (None, *neutral):
-            body_type.model_validate_json(build(name, json.dumps(value)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,250 @@
+"""Fields of other servers and APIs, for each family of routes: served under our name, harmless, or refused by name.
+
+The fields that a body has are served. All others that people are known to send are in one table here, from which come
+the check of bodies and the table in docs/compatibility.md. A name in neither is ignored, unless it is a misspelt one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from router.errors import FieldError
+
+Family = Literal["chat", "completions", "responses", "messages"]
+FAMILIES: tuple[Family, ...] = ("chat", "completions", "responses", "messages")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A field that would change the answer.
+
+    Attributes:
+        neutral: Values that ask for nothing, beside null.
+        remedy: What to do instead.
+    """
+
+    neutral: tuple[object, ...]
+    remedy: str
+
+    def is_asked(self, value: object) -> bool:
+        return value is not None and not any(_is_same(value, one) for one in self.neutral)
+
+
+_Row = tuple[str, str, tuple[object, ...], str]
+_LEAVE_OUT = "leave it out"
+_IN_CHATS = "use /v1/chat/completions"
+_IN_MODEL = "name the adapter in `model`"
+_BY_BIAS = "use `logit_bias`"
+
+_LETTERS: Mapping[Family, str] = {"chat": "c", "completions": "t", "responses": "r", "messages": "m"}
+
+# Letters of families, names, neutral values, remedy.
+_REFUSED: tuple[_Row, ...] = (
+    ("ctrm", "cache_salt", (), "the prefix cache is shared by all requests; leave it out"),
+    ("ctrm", "structural_tag", (), "use `structured_outputs`, or `tools`"),
+    ("ctrm", "guided_whitespace_pattern", (), "use a regular expression"),
+    ("ctrm", "allowed_token_ids", ([],), "use `logit_bias` or a regular expression"),
+    ("ctrm", "bad_words bad_words_ids custom_token_bans suppress_tokens", ([], ""), _BY_BIAS),
+    ("ctrm", "skip_special_tokens spaces_between_special_tokens", (True,), "special tokens are left out"),
+    ("ctrm", "truncate_prompt_tokens truncation_side truncation_length", (), "use `truncate` of TGI's routes"),
+    ("ctrm", "truncate", (), "use TGI's routes"),
+    ("ctrm", "return_token_ids return_tokens_as_token_ids return_tokens", (False,),
+     "use `details` of /generate, whose tokens have ids"),
+    ("ctrm", "details decoder_input_details", (False,), "use /generate"),
+    ("ctrm", "priority", (0,), "requests are served in the order in which they come; leave it out"),
+    ("ctrm", "prompt_logprobs", (), "use `decoder_input_details` of /generate, or `echo` with `logprobs` of "
+     "/v1/completions"),
+    ("ctrm", "use_beam_search early_stopping", (False,), _LEAVE_OUT),
+    ("ctrm", "length_penalty num_beams guidance_scale encoder_repetition_penalty tfs tfs_z", (1,), _LEAVE_OUT),
+    ("ctrm", "chat_template", (), "set CHAT_TEMPLATE for the server"),
+    ("tr", "documents", ([],), "put them into the prompt"),
+    ("trm", "add_generation_prompt", (True,), "it belongs to a chat"),
+    ("trm", "continue_final_message", (False,), "it belongs to a chat"),
+    ("ct", "service_tier", ("auto", "default"), "there is one class of service; leave it out"),
+    ("ctrm", "modalities", (["text"], []), "answers are text; leave it out"),
+    ("ctrm", "audio", (), "answers are text; leave it out"),
+    ("crm", "echo return_full_text", (False,), "use `echo` of /v1/completions"),
+    ("t", "return_full_text", (False,), "use `echo`"),
+    ("c", "best_of", (1,), "use `n`, or /v1/completions"),
+    ("rm", "n best_of num_return_sequences", (1,), "use `n` of /v1/chat/completions"),
+    ("ct", "num_return_sequences", (1,), "use `n`"),
+    ("crm", "add_special_tokens", (False,), "the template sets its model's own"),
+    ("ctrm", "functions", ([],), "use `tools`"),
+    ("ctrm", "function_call", ("none",), "use `tool_choice`"),
+    ("ctrm", "web_search_options plugins", ([],), "tools run in the client"),
+    ("ctrm", "logits_processors custom_logit_processor", ([],), "the server runs no code of clients"),
+    ("ctrm", "vllm_xargs mm_processor_kwargs media_io_kwargs kv_transfer_params session_params lora", ({}, []),
+     _LEAVE_OUT),
+    ("ctrm", "adapter_id lora_path lora_request", (), _IN_MODEL),
+    ("ctrm", "prompt_embeds input_embeds", (), "send text or token ids"),
+    ("ctrm", "return_hidden_states post_sampling_probs", (False,), _LEAVE_OUT),
+    ("ctrm", "watermark", (False,), "use TGI's routes"),
+    ("ctrm", "mirostat mirostat_mode dry_multiplier xtc_probability dynatemp_range smoothing_factor top_a "
+     "penalty_alpha epsilon_cutoff eta_cutoff no_repeat_ngram_size repetition_penalty_range top_h min_k min_keep", (0,),
+     "use `temperature`, `top_p`, `top_k` or `min_p`"),
+    ("ctrm", "top_n_sigma", (0, -1), "use `temperature`, `top_p`, `top_k` or `min_p`"),
+    ("ctrm", "repeat_last_n penalty_last_n", (-1,), "penalties count the whole context; leave it out"),
+    ("ctrm", "dynamic_temperature temperature_last", (False,), "use `temperature`"),
+    ("ctrm", "samplers sampler_priority", ([], ""), "the order of the filters is fixed; leave it out"),
+    ("ctrm", "do_sample", (True,), "use `temperature` 0"),
+    ("ctrm", "ban_eos_token", (False,), "use `ignore_eos`"),
+    ("ctrm", "min_new_tokens min_length", (0,), "use `min_tokens`"),
+    ("ctrm", "n_probs top_n_tokens top_logprobs_num", (0,), "use `logprobs`"),
+    ("ctrm", "stop_regex", ([], ""), "use `stop`"),
+    ("ctrm", "t_max_predict_ms max_time", (0,), "start the server with `--max-request-seconds`"),
+    ("ctrm", "options", ({},), "give its fields at the top of the body, under OpenAI's names"),
+    ("ctrm", "format", ("",), "use `response_format`"),
+    ("ctrm", "reasoning_format", ("auto", "deepseek"), "start the server with `--reasoning-parser none`"),
+    ("ctrm", "separate_reasoning parse_tool_calls", (True,),
+     "start the server with `--reasoning-parser none` or `--tool-call-parser tgi`"),
+    ("ct", "max_new_tokens max_length", (), "use `max_tokens`"),
+    ("ct", "stop_sequences", ([],), "use `stop`"),
+    ("t", "thinking_token_budget thinking_budget_tokens reasoning_effort enable_thinking think thinking",
+     (), "it belongs to a chat"),
+    ("t", "chat_template_kwargs reasoning", ({},), "it belongs to a chat"),
+    ("t", "include_reasoning", (True,), "it belongs to a chat"),
+    ("t", "tools", ([],), _IN_CHATS),
+    ("t", "messages", (), _IN_CHATS),
+    ("r", "conversation", (), "send the whole conversation in `input`"),
+    ("r", "background", (False,), _LEAVE_OUT),
+    ("r", "prompt", (), "send the text in `instructions` and `input`"),
+    ("r", "truncation", ("disabled",), "shorten `input`"),
+    ("r", "max_tool_calls", (), "tools run in the client"),
+    ("r", "logprobs", (False,), _IN_CHATS),
+    ("r", "top_logprobs", (0,), _IN_CHATS),
+    ("r", "messages", (), "send the conversation in `input`"),
+    ("r", "max_tokens max_completion_tokens max_new_tokens max_length n_predict", (), "use `max_output_tokens`"),
+    ("r", "stop_sequences", ([],), "use `stop`"),
+    ("r", "reasoning_effort", (), "use `reasoning.effort`"),
+    ("r", "thinking_budget_tokens", (), "use `thinking_token_budget`"),
+    ("m", "container mcp_servers", ([], {}, ""), "run the tools in the client"),
+    ("m", "stop", ([], ""), "use `stop_sequences`"),
+    ("m", "max_completion_tokens max_output_tokens max_new_tokens max_length", (), "use `max_tokens`"),
+    ("m", "reasoning_effort", (), "use `output_config.effort`"),
+    ("m", "thinking_token_budget thinking_budget_tokens", (), "use `thinking.budget_tokens`"),
+    ("m", "logprobs", (False,), _IN_CHATS),
+    ("m", "top_logprobs", (0,), _IN_CHATS),
+    ("m", "input instructions prompt", (), "send the conversation in `messages` and `system`"),
+)  # fmt: skip
+
+_HARMLESS: tuple[tuple[str, str], ...] = (
+    ("ctrm", "user metadata safety_identifier prompt_cache_key prompt_cache_retention request_id rid user_id "
+     "trace session_id"),
+    ("ctrm", "cache_prompt id_slot slot_id n_keep timings_per_token return_progress use_cache keep_alive timeout "
+     "t_max_prompt_ms guided_decoding_backend stream_reasoning"),
+    ("ctrm", "mirostat_tau mirostat_eta dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
+     "xtc_threshold dynatemp_exponent smoothing_curve"),
+    ("ctm", "store verbosity"),
+    ("rm", "service_tier"),
+    ("r", "stream_options"),
+    ("ctrm", "provider transforms route usage"),
+    ("m", "cache_control context_management betas inference_geo speed diagnostics anthropic_version anthropic_beta"),
+    ("r", "context_management client_metadata"),
+)  # fmt: skip
+"""Fields that change no answer here: they name the sender, steer caches and queues of other servers, or say more about
+one of the fields above."""
+
+_SERVED_AS: Mapping[str, str] = {
+    "repeat_penalty": "repetition_penalty",
+    "typ_p": "typical_p",
+    "no_stop_trim": "include_stop_str_in_output",
+    "grammar": "guided_grammar",
+    "json_schema": "guided_json",
+    "n_predict": "max_tokens",
+}
+"""Names of llama.cpp and SGLang, and ours for the same."""
+_OFF: Mapping[str, object] = {"typ_p": 1, "grammar": ""}
+"""What says the same as to leave the name out."""
+_SWITCHES = ("enable_thinking", "think")
+"""Of thinking: variables of the chat template."""
+_THINKING = "thinking"
+"""Anthropic's object for the same, where the body has no field of that name."""
+_VARIABLES, _BUDGET, _EFFORT = "chat_template_kwargs", "thinking_token_budget", "reasoning_effort"
+_EFFORTS = ("low", "medium", "high")
+
+
+def _of_family(letter: str) -> dict[str, Refused]:
+    return {
+        name: Refused(neutral=neutral, remedy=remedy)
+        for letters, names, neutral, remedy in _REFUSED
+        if letter in letters
+        for name in names.split()
+    }
+
+
+def _harmless(letter: str) -> frozenset[str]:
+    return frozenset(name for letters, names in _HARMLESS if letter in letters for name in names.split())
+
+
+REFUSED: Mapping[Family, Mapping[str, Refused]] = {family: _of_family(_LETTERS[family]) for family in FAMILIES}
+HARMLESS: Mapping[Family, frozenset[str]] = {family: _harmless(_LETTERS[family]) for family in FAMILIES}
+
+
+@lru_cache(maxsize=64)
+def served_as(known: frozenset[str]) -> dict[str, str]:
+    """Other names of the fields of a body: the other name, and its own."""
+    names = {theirs: ours for theirs, ours in _SERVED_AS.items() if ours in known and theirs not in known}
+    names |= {name: _VARIABLES for name in _SWITCHES if _VARIABLES in known}
+    return names | ({_THINKING: _BUDGET} if _BUDGET in known and _THINKING not in known else {})
+
+
+def in_our_words(data: dict[str, Any], family: Family, known: frozenset[str]) -> dict[str, Any]:
+    """A body with other names of its fields, which are `known`, replaced by them. Raises FieldError for what is not
+    served."""
+    for name in data.keys() & REFUSED[family].keys() - known:
+        refused = REFUSED[family][name]
+        if refused.is_asked(data[name]):
+            raise FieldError(f"`{name}` is not served here: {refused.remedy}", param=name, reason="unsupported")
+    others = data.keys() & (served_as(known).keys() - REFUSED[family].keys())
+    if not others:
+        return data
+    found = {name: value for name, value in data.items() if name not in others}
+    for name in sorted(others):
+        value = data[name]
+        if value is None or (name in _OFF and _is_same(value, _OFF[name])):
+            continue
+        if name in _SERVED_AS:
+            _put(found, _SERVED_AS[name], name, value)
+        elif name == "think" and value in _EFFORTS and _EFFORT in known:
+            _put(found, _EFFORT, name, value)
+        elif name == _THINKING:
+            _think(found, name, *_read_thinking(value))
+        else:
+            _think(found, name, value, None)
+    return found
+
+
+def _put(data: dict[str, Any], ours: str, theirs: str, value: Any) -> None:
+    if data.get(ours) is not None and data[ours] != value:
+        text = f"`{ours}` and `{theirs}` are two names of one field: give one of them"
+        raise FieldError(text, param=theirs, reason="conflict")
+    data[ours] = value
+
+
+def _read_thinking(value: Any) -> tuple[Any, Any]:
+    """Anthropic's object: whether to think, None where the model decides, and for how many tokens."""
+    kinds = {"enabled": True, "disabled": False, "adaptive": None}
+    if not isinstance(value, dict) or value.get("type") not in kinds:
+        text = '`thinking` must be {"type": "enabled"}, {"type": "disabled"} or {"type": "adaptive"}'
+        raise FieldError(text, param="thinking", reason="invalid_type")
+    return kinds[value["type"]], value.get("budget_tokens")
+
+
+def _think(data: dict[str, Any], name: str, switch: Any, budget: Any) -> None:
+    if not isinstance(switch, bool | None):
+        raise FieldError(f"`{name}` must be true or false", param=name, reason="invalid_type")
+    variables = data.get(_VARIABLES) or {}
+    if switch is not None and isinstance(variables, dict):
+        data[_VARIABLES] = {"enable_thinking": switch, "thinking": switch, **variables}
+    if budget is not None:
+        _put(data, _BUDGET, name, budget)
+
+
+def _is_same(value: object, neutral: object) -> bool:
+    """1 and 1.0 are the same, and neither is true."""
+    numbers = isinstance(value, int | float) and isinstance(neutral, int | float)
+    are_alike = isinstance(value, bool) == isinstance(neutral, bool) if numbers else type(value) is type(neutral)
+    return are_alike and value == neutral

@@ -1,0 +1,161 @@
+"""Fields of other servers on each family of routes: every row of the table, over HTTP."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from router_fakes import Router, is_invalid, message_of
+
+from docs.generate.field_tables import text_of
+from router.schemas.chat import ChatBody
+from router.schemas.completion import CompletionBody
+from router.schemas.conversations.messages import MessagesBody
+from router.schemas.conversations.responses import ResponsesBody
+from router.schemas.other_fields import FAMILIES, HARMLESS, REFUSED, Family, served_as
+
+HI = [{"role": "user", "content": "Hi"}]
+ROUTES: dict[Family, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": HI}),
+    "completions": ("/v1/completions", {"prompt": "Hi"}),
+    "responses": ("/v1/responses", {"input": "Hi"}),
+    "messages": ("/v1/messages", {"model": "m", "max_tokens": 5, "messages": HI}),
+}
+BODIES = {"chat": ChatBody, "completions": CompletionBody, "responses": ResponsesBody, "messages": MessagesBody}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_what_would_change_the_answer_is_refused_by_name(router: Router, family: Family) -> None:
+    path, body = ROUTES[family]
+    for name, refused in REFUSED[family].items():
+        assert name not in BODIES[family].model_fields, f"{name} is served"
+        for value in ("x", 7.5, {"a": 1}):
+            answer = await router.post(path, body | {name: value})
+            assert is_invalid(answer), (name, answer.text)
+            said = f"`{name}` is not served here: {refused.remedy}"
+            assert message_of(answer).endswith(said) and answer.json()["error"].get("param", name) == name, answer.text
+    assert router.scheduler.submitted == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_values_that_ask_for_nothing_and_harmless_fields_are_taken(router: Router, family: Family) -> None:
+    path, body = ROUTES[family]
+    for refused in REFUSED[family].values():
+        assert not any(map(refused.is_asked, (None, *refused.neutral)))
+    quiet = {name: refused.neutral[0] for name, refused in REFUSED[family].items() if refused.neutral}
+    answer = await router.post(path, body | quiet | dict.fromkeys(HARMLESS[family] - BODIES[family].known_names, "x"))
+    assert answer.status_code == 200, answer.text
+
+
+def test_no_field_is_in_two_states() -> None:
+    for family, body in BODIES.items():
+        assert not REFUSED[family].keys() & served_as(body.field_names).keys(), family
+        assert not HARMLESS[family] & REFUSED[family].keys(), family
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "expected"),
+    [
+        ("chat", {"repeat_penalty": 1.25}, {"repetition_penalty": 1.25}),
+        ("responses", {"repeat_penalty": 1.25}, {"repetition_penalty": 1.25}),
+        ("chat", {"typ_p": 0.5}, {"typical_p": 0.5}),
+        ("completions", {"typ_p": 1}, {"typical_p": 1.0}),
+        ("responses", {"seed": 7, "top_k": 3, "min_p": 0.25}, {"seed": 7, "top_k": 3, "min_p": 0.25}),
+        ("responses", {"logit_bias": {"5": 2}, "min_tokens": 2}, {"logit_bias": ((5, 2.0),), "min_tokens": 2}),
+        ("messages", {"seed": 7, "repetition_penalty": 1.5}, {"seed": 7, "repetition_penalty": 1.5}),
+        ("messages", {"presence_penalty": 1, "frequency_penalty": 0.5},
+         {"presence_penalty": 1.0, "absolute_frequency_penalty": 0.5}),
+    ],
+)  # fmt: skip
+async def test_parameters_are_served_on_every_family(
+    router: Router, family: Family, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    path, body = ROUTES[family]
+    answer = await router.post(path, body | fields)
+    assert answer.status_code == 200, answer.text
+    sampling = router.scheduler.last.sampling
+    assert {name: getattr(sampling, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("family", ["chat", "responses", "messages"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"guided_json": {"type": "object"}}, {"structured_outputs": {"json": {"type": "object"}}},
+        {"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}},
+        {"grammar": 'root ::= "yes" | "no"'}, {"guided_choice": ["a", "b"]},
+    ],
+)  # fmt: skip
+async def test_forms_of_the_answer_are_served(router: Router, family: Family, form: dict[str, Any]) -> None:
+    path, body = ROUTES[family]
+    answer = await router.post(path, body | form)
+    assert answer.status_code == 200, answer.text
+    assert router.scheduler.last.sampling.grammar_kind != "none"
+
+
+async def test_lengths_and_stops_under_other_names(router: Router) -> None:
+    for family in ("chat", "completions"):
+        path, body = ROUTES[family]
+        assert (await router.post(path, body | {"n_predict": 3})).status_code == 200
+        assert router.scheduler.last.stopping.max_new_tokens == 3
+    path, body = ROUTES["responses"]
+    assert (await router.post(path, body | {"stop": ["END"], "ignore_eos": True})).status_code == 200
+    stopping = router.scheduler.last.stopping
+    assert stopping.stop_sequences == ("END",) and stopping.ignore_eos_token
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("chat", {"repeat_penalty": 1.5, "repetition_penalty": 1.25}),
+        ("chat", {"max_tokens": 5, "n_predict": 6}),
+        ("responses", {"response_format": {"type": "json_object"}, "text": {"format": {"type": "json_object"}}}),
+        ("messages", {"response_format": {"type": "json_object"},
+                      "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}),
+    ],
+)  # fmt: skip
+async def test_two_values_for_one_field(router: Router, family: Family, fields: dict[str, Any]) -> None:
+    path, body = ROUTES[family]
+    answer = await router.post(path, body | fields)
+    assert is_invalid(answer) and "two names of one field" in message_of(answer), answer.text
+
+
+SWITCHES = "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }}"
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "prompt"),
+    [
+        ("chat", {"enable_thinking": False}, "False False "),
+        ("chat", {"think": True}, "True True "),
+        ("chat", {"think": "low"}, "  low"),
+        ("chat", {"thinking": {"type": "disabled"}}, "False False "),
+        ("chat", {"thinking": {"type": "adaptive"}}, "  "),
+        ("chat", {"enable_thinking": False, "chat_template_kwargs": {"thinking": 3}}, "False 3 "),
+        ("responses", {"enable_thinking": False}, "False False "),
+        ("responses", {"chat_template_kwargs": {"thinking": 1}}, " 1 "),
+        ("messages", {"chat_template_kwargs": {"thinking": 1}}, " 1 "),
+        ("messages", {"think": False}, "False False "),
+    ],
+)
+async def test_switches_of_thinking(make_router: Any, family: Family, fields: dict[str, Any], prompt: str) -> None:
+    router = make_router(templates={"default": SWITCHES + "."})
+    path, body = ROUTES[family]
+    answer = await router.post(path, body | fields)
+    assert answer.status_code == 200, answer.text
+    assert router.scheduler.last.inputs == prompt + "."
+
+
+async def test_switches_of_another_type_are_refused(router: Router) -> None:
+    path, body = ROUTES["chat"]
+    for fields in ({"enable_thinking": "no"}, {"think": 3}, {"thinking": True}, {"thinking": {"type": "maybe"}}):
+        answer = await router.post(path, body | fields)
+        assert is_invalid(answer) and f"`{next(iter(fields))}` must be" in message_of(answer), answer.text
+
+
+def test_the_document_has_the_table() -> None:
+    text = Path("docs/compatibility.md").read_text()
+    found = re.search(r"<!-- fields -->\n(.*?)\n<!-- end of fields -->", text, re.DOTALL)
+    assert found is not None and found[1] == text_of(), "run `python -m docs.generate`"
