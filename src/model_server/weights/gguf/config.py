@@ -46,9 +46,25 @@ _SAMPLING = {
 # `general.file_type` of llama.cpp, for files whose weights have several types.
 _SCALES = (
     "rope.dimension_count", "rope.scaling.factor", "rope.scale_linear", "rope.scaling.original_context_length",
-    "rope.freq_base_swa",
+    "rope.freq_base_swa", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
 )  # fmt: skip
 _MIXTURES = {14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
+# Factors on the lengths of rotated heads.
+_STRETCHES = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
+# Of other architectures, or of models that these architectures may have been made from -> what changes nothing.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.temperature_scale": (0.0,),
+    "embedding_scale": (0.0, 1.0),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "rope.scaling.yarn_ext_factor": (1.0, -1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+    "use_parallel_residual": (False,),
+}
 _LLAMA3_ORIGINALS = (8192, 4096, 2048, 16384, 32768)
 
 
@@ -81,6 +97,7 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
         fields.pop("sliding_window", None)
     if name == "phi3":
         fields.setdefault("sliding_window", None)
+    _check_neutral(name, fields, given, path)
     fields |= _rotation(given, fields, header, path)
     fields |= _special(header.metadata, path)
     # For the launcher, which sees no more of the file: the type of the KV cache follows from it.
@@ -167,24 +184,47 @@ def _rotation(given: Mapping[str, Any], fields: Mapping[str, Any], header: GgufH
     rotated = given.get("rope.dimension_count", fields["head_dim"])
     if rotated != fields["head_dim"]:
         found["partial_rotary_factor"] = rotated / fields["head_dim"]
-    kind = given.get("rope.scaling.type", "none")
+    kind = given.get("rope.scaling.type", "linear")  # llama.cpp's default
     factor = given.get("rope.scaling.factor", given.get("rope.scale_linear", 1.0))
     original = given.get("rope.scaling.original_context_length")
+    stretch = math.prod(float(given.get(key, 1.0)) for key in _STRETCHES)
     if "rope_freqs.weight" in header.tensors:
         found["rope_scaling"] = _llama3(_floats(header, "rope_freqs.weight", path), fields, path)
     elif "rope_factors_long.weight" in header.tensors:
         short, long = (_floats(header, f"rope_factors_{length}.weight", path) for length in ("short", "long"))
         found["rope_scaling"] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+        if stretch != 1.0:
+            found["rope_scaling"]["attention_factor"] = stretch
         found["original_max_position_embeddings"] = original
     elif kind == "linear" and factor != 1.0:
         found["rope_scaling"] = {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
-        found["rope_scaling"] = {"rope_type": "yarn", "factor": factor}
+        found["rope_scaling"] = {"rope_type": "yarn", "factor": factor, **_yarn(given)}
+        if stretch != 1.0:
+            found["rope_scaling"]["attention_factor"] = stretch * (1 + 0.1 * math.log(max(factor, 1.0)))
         if original is not None:
             found["rope_scaling"]["original_max_position_embeddings"] = original
     elif kind not in ("none", "linear"):
         raise StartupError(f"{path} scales its rotations by {kind!r:.80}, which is not served from GGUF files")
+    if stretch != 1.0 and found.get("rope_scaling", {}).get("rope_type") not in ("longrope", "yarn"):
+        raise StartupError(f"{path} has the metadata `{_STRETCHES[0]}` for rotations that have no such factor")
     return found
+
+
+def _yarn(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the rotations that YaRN stretches begin and end, if a file says it."""
+    keys = {name: f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
+    return {name: float(given[key]) for name, key in keys.items() if key in given}
+
+
+def _check_neutral(name: str, fields: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> None:
+    """Raises StartupError for metadata that changes what a model computes, and that is not read."""
+    neutral = {**_NEUTRAL, "attention.value_length": (fields["head_dim"],)}
+    for key, values in neutral.items():
+        if key in given and given[key] not in values:
+            raise StartupError(
+                f"{path} has the metadata `{name}.{key}` with the value {given[key]!r:.80}, which is not served"
+            )
 
 
 def _llama3(factors: Sequence[float], fields: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shutil
 import struct
 from pathlib import Path
@@ -146,7 +147,8 @@ def test_metadata_of_any_type_is_served_or_refused_in_one_line(name: str, tmp_pa
     keys = [key.partition(".")[2] for key in plain.metadata if key.startswith(f"{name}.")]
     others = ["rope.dimension_count", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "expert_count",
               "rope.scaling.original_context_length", "attention.sliding_window_pattern", "rope.freq_base_swa",
-              "attention.key_length", "attention.sliding_window", "attn_logit_softcapping"]  # fmt: skip
+              "attention.key_length", "attention.sliding_window", "attn_logit_softcapping",
+              "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "attention.causal"]  # fmt: skip
     ours = ["general.architecture", "general.file_type", "general.sampling.temp", "tokenizer.ggml.tokens",
             "tokenizer.ggml.token_type", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
             "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template"]  # fmt: skip
@@ -183,3 +185,32 @@ def _emptied(folder: Path) -> Path:
 def test_a_tensor_of_a_layer_that_no_model_has() -> None:
     with pytest.raises(StartupError, match="which is not served in its architecture"):
         named_tensors(header(tensors={f"blk.{'9' * 5000}.attn_q.weight": Stored("F16", (1, 1), 0, 2)}), Path("a.gguf"))
+
+
+def test_yarn_with_bounds_and_a_factor_of_its_own() -> None:
+    fields = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_beta_fast": 16.0,
+              "rope.scaling.yarn_beta_slow": 2.0, "rope.scaling.attn_factor": 0.5,
+              "rope.scaling.yarn_attn_factor": 3.0}  # fmt: skip
+    found = config_of(header(**fields), Path("a.gguf"))["rope_scaling"]
+    assert found == {
+        "rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0,
+        "attention_factor": pytest.approx(1.5 * (1 + 0.1 * math.log(4.0))),
+    }  # fmt: skip
+
+
+def test_a_factor_without_a_kind_is_linear() -> None:
+    found = config_of(header(**{"rope.scaling.factor": 4.0}), Path("a.gguf"))
+    assert found["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.causal", False), ("logit_scale", 0.25), ("attention.value_length", 16),
+        ("use_parallel_residual", True),
+        ("rope.scaling.yarn_ext_factor", 0.5), ("rope.scaling.attn_factor", 1.5),
+    ],
+)  # fmt: skip
+def test_metadata_that_is_not_served_is_named(key: str, value: object) -> None:
+    with pytest.raises(StartupError, match=rf"^a\.gguf has the metadata `(llama\.)?{key}`"):
+        config_of(header(**{key: value}), Path("a.gguf"))
