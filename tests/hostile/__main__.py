@@ -31,7 +31,7 @@ SIZES = Sizes(
     responses=150,
     heads=40,
 )
-PICTURES = Sizes(pictures=500, image_servers=60)
+PICTURES = Sizes(pictures=500, image_servers=24)
 
 
 def main() -> int:

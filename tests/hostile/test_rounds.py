@@ -28,7 +28,6 @@ def test_one_round() -> None:
 
 def test_random_pictures() -> None:
     with vision_target() as attacked:
-        sizes = Sizes(pictures=examples(100, 2000), image_servers=examples(16, 100))
-        seen, others = (outcome.seen for outcome in Rounds(attacked, seed=7, sizes=sizes).one())
-    assert others["beside 200"] > 0
+        (outcome,) = Rounds(attacked, seed=7, sizes=Sizes(pictures=examples(100, 2000))).one()
+    seen = outcome.seen
     assert seen["pictures"] >= examples(100, 2000) and seen["sound 200"] > 30 and seen["harmful 422"] > 15

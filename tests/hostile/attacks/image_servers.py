@@ -24,7 +24,7 @@ async def image_servers(target: Target, source: random.Random, count: int) -> Co
     """So many requests, sixteen at a time; a fifth of them name a picture that is sound."""
     seen: Counter[str] = Counter()
     left = iter(range(count))
-    data = base64.b64encode(saved(Image.fromarray(np.zeros((7000, 7000), np.uint8)).convert("1"))).decode()
+    data = base64.b64encode(saved(Image.fromarray(np.zeros((4000, 4000), np.uint8)).convert("1"))).decode()
 
     async def ask(client: httpx.AsyncClient, own: random.Random) -> None:
         for _ in left:
