@@ -199,7 +199,9 @@ def _load(
         progress=LoadProgress(),
     )
     if placement.ranks.world.rank == 0:
-        attention.log(runner.traits.attention, caching_asked=config.prefix_caching)
+        attention.log(
+            runner.traits.attention, caching_asked=config.prefix_caching and runner.traits.goes_on_from_blocks
+        )
     return runner
 
 
@@ -287,12 +289,12 @@ def announce(
         attention_impl="paged" if traits.attention is None else traits.attention.tgi_name,
         block_size=traits.block_size,
         chunking=config.prefill_chunking and not traits.keeps_state,
-        prefix_caching=config.prefix_caching and not traits.keeps_state,
+        prefix_caching=config.prefix_caching and traits.goes_on_from_blocks,
         grows=_grows(config, runner),
         kv_cache_dtype=str(cache_dtype or dtype),
         quantize=quantize,
         adapters=traits.adapters,
-        speculate=0 if traits.keeps_state else config.num_drafted,
+        speculate=config.num_drafted if traits.goes_on_from_blocks else 0,
         image_reserve=traits.image_reserve,
         # With one more than stages, each has its next step before it has finished one.
         micro_batches=1 if layout.stage.size == 1 else layout.stage.size + 1,
@@ -306,14 +308,16 @@ def _memory_plan(config: ServeConfig, engine: Engine, cache_dtype: torch.dtype, 
     this machine's memory."""
     device = engine.options.device
     is_cuda = device.type == "cuda"
+    states = (config.max_batch_size or kv_memory.MOST_STATES_CPU) * engine.runner.traits.recurrent_bytes
     default = config.default_kv_cache_memory
     if default is None:
-        default = kv_memory.default_bytes(free_memory() or 0) // local_size
+        default = kv_memory.default_bytes((free_memory() or 0) - states * local_size) // local_size
     return MemoryPlan(
         dtype=cache_dtype, max_batch_total_tokens=config.max_batch_total_tokens, cache_bytes=config.kv_cache_memory,
         default_cache_bytes=default, cuda_memory_fraction=config.cuda_memory_fraction,
         model_max_length=engine.tokenizer.model_max_length, memory=CudaMemory(device) if is_cuda else None,
         weight_bytes=torch.cuda.memory_allocated(device) if is_cuda else engine.runner.traits.weight_bytes,
+        state_bytes=states,
     )  # fmt: skip
 
 

@@ -53,6 +53,8 @@ REPRESENTATIVE: list[Key] = [
     ("llama4_text", "plain"),
     ("lfm2", "plain"),
     ("lfm2_moe", "plain"),
+    ("qwen3_next", "plain"),
+    ("qwen3_5_text", "plain"),
 ]
 # The rest runs under the marker `parity`.
 OTHERS: list[Key] = [
@@ -109,6 +111,7 @@ OTHERS: list[Key] = [
     ("llama4_text", "top_two"),
     ("lfm2", "wide"),
     ("lfm2_moe", "no_bias"),
+    ("qwen3_5_moe_text", "plain"),
 ]
 CASES = REPRESENTATIVE + OTHERS
 

@@ -52,6 +52,17 @@ _MLA = {
     "first_k_dense_replace": 1,
 }
 
+_DELTA = {
+    "head_dim": 32,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+
 # (model type, variant) -> config fields that differ from the common sizes. "plain" needs no entry.
 VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("llama", "biases_tied"): {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -291,6 +302,10 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
         "norm_topk_prob": False,
         "tie_word_embeddings": True,
     },
+    ("qwen3_next", "plain"): _DELTA | {"full_attention_interval": 2, "mlp_only_layers": [1], "num_experts": 6},
+    ("qwen3_5_text", "plain"): _DELTA
+    | {"layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"]},
+    ("qwen3_5_moe_text", "plain"): _DELTA | {"full_attention_interval": 2, "num_experts": 6},
     ("olmo2", "mha"): {"num_key_value_heads": 4},
     ("qwen3", "windows"): {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
 }

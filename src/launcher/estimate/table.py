@@ -36,9 +36,15 @@ class Row:
     tokens: int | None
     """In the KV cache: on GPUs what fits beside the weights, activations not counted. 0: the weights do not fit."""
 
+    most_requests: int | None = None
+    """How many have room for what they keep beside the cache; None: they keep nothing."""
+
     def requests(self, length: int) -> int | None:
         """How many of so many tokens fit at once."""
-        return None if self.tokens is None else self.tokens // length
+        if self.tokens is None:
+            return None
+        count = self.tokens // length
+        return count if self.most_requests is None else min(count, self.most_requests)
 
 
 def rows(
@@ -108,6 +114,7 @@ def _row(
         weight_bytes=None if found.weights is None else found.weights // count,
         token_bytes=found.token,
         tokens=0 if too_large else found.tokens,
+        most_requests=found.requests,
     )
 
 

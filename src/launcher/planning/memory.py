@@ -40,6 +40,10 @@ class Estimate:
     tokens: int | None
     """Tokens that the KV cache holds. On a GPU the most that fit beside the weights of a shard and its slots for
     adapters, activations not counted; on a CPU, where nothing is measured, what the shards will say."""
+    state: int = 0
+    """Bytes that one shard keeps of a request beside its tokens in the KV cache."""
+    requests: int | None = None
+    """How many requests that keep some run at once; None: these bytes set no bound."""
 
 
 def estimate(
@@ -65,22 +69,52 @@ def estimate(
     cache_type = cache_dtype(config, info, gpus[0] if gpus else None)
     stages = config.num_stage
     token = token_bytes(info, num_shard // stages, 1 if cache_type is not None else width)
-    token = token and -(
-        -(token + _convolution_bytes(info, num_shard // stages, width, config.speculate or 0)) // stages
-    )
+    state = 0
+    if info.mixers is not None and token and info.hidden_size:
+        ranks = num_shard // stages
+        block = info.mixers.block_bytes(info.hidden_size, ranks, width, config.speculate or 0, kv_memory.BLOCK)
+        token += block // kv_memory.BLOCK
+        state = -(-info.mixers.state_bytes(ranks, width) // stages)
+    token = token and -(-token // stages)
     sizes = [gpu.memory_mib << 20 for gpu in gpus if gpu.memory_mib]
-    cache, tokens = asked, None
+    cache, tokens, requests = asked, None, None
     if gpus:
         if weights is not None and token and sizes and len(sizes) == num_shard:
             free = int(min(sizes) * config.cuda_memory_fraction) - weights // num_shard
             free -= slot_bytes(config, info, num_shard // stages, width, listed) // stages
+            requests = _most_requests(config, state, free // 2, kv_memory.MOST_STATES_GPU)
+            free -= state * (requests or 0)
             tokens = max(0, free if asked is None else min(free, asked)) // token
     else:
-        if asked is None and weights is not None and hardware.free_bytes is not None:
-            cache = kv_memory.default_bytes(hardware.free_bytes - weights) // num_shard
+        if weights is not None and hardware.free_bytes is not None:
+            free = hardware.free_bytes - weights
+            share = int(free * kv_memory.STATES_SHARE) // num_shard
+            requests = _most_requests(config, state, share, kv_memory.MOST_STATES_CPU)
+            if asked is None:
+                cache = kv_memory.default_bytes(free - state * (requests or 0) * num_shard) // num_shard
         if cache is not None and token:
             tokens = _cpu_tokens(config, cache, token, longest)
-    return Estimate(weights=weights, cache_type=cache_type, token=token, cache=cache, tokens=tokens)
+    return Estimate(
+        weights=weights,
+        cache_type=cache_type,
+        token=token,
+        cache=cache,
+        tokens=tokens,
+        state=state,
+        requests=requests,
+    )
+
+
+def _most_requests(config: LauncherConfig, state: int, share: int, most: int) -> int | None:
+    """Return how many requests run at once that keep `state` bytes each; None: they keep none.
+
+    Args:
+        share: Bytes that all of them may take.
+        most: Bound where no option sets one.
+    """
+    if not state:
+        return None
+    return config.max_batch_size or min(most, max(kv_memory.LEAST_STATES, share // state))
 
 
 def _cpu_tokens(config: LauncherConfig, cache: int, token: int, longest: int) -> int:
@@ -185,19 +219,5 @@ def token_bytes(info: ModelInfo, num_shard: int, width: int) -> int | None:
         return info.num_layers * info.latent.cached * width
     if not info.num_kv_heads or not info.head_dim:
         return None
-    layers = info.num_layers - (0 if info.convolutions is None else info.convolutions.layers)
+    layers = info.num_layers - (0 if info.mixers is None else info.mixers.layers)
     return 2 * layers * max(1, info.num_kv_heads // num_shard) * info.head_dim * width
-
-
-def _convolution_bytes(info: ModelInfo, num_shard: int, width: int, num_drafted: int) -> int:
-    """Return the part of a token in what layers with short convolutions keep in each block, on one shard.
-
-    Args:
-        width: Bytes of a number, which has the model's type.
-        num_drafted: Length of the longest draft, whose inputs are kept beside those before it.
-    """
-    found = info.convolutions
-    if found is None or not info.hidden_size:
-        return 0
-    rows = min(found.width + num_drafted if num_drafted else found.width - 1, kv_memory.BLOCK)
-    return found.layers * rows * (info.hidden_size // num_shard) * width // kv_memory.BLOCK

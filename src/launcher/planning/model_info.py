@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.errors import ArgumentValidation
+from launcher.planning.mixers import Mixers, mixers_in
 from launcher.planning.weight_files import tensors_of_codes, type_in, weight_bytes
 from wire.cli.spelling import closest
 from wire.lora.merged import ADAPTER_CONFIG, base_model
@@ -28,7 +29,6 @@ logger = logging.getLogger("text_generation_launcher")
 DEMO = "demo"
 """The model id that means the embedded model; the children know it too."""
 _TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_WITH_CONVOLUTIONS = ("lfm2", "lfm2_moe")
 _LETTERS_PER_EDIT = 4
 """Of a misspelt model id."""
 
@@ -48,14 +48,6 @@ class LatentAttention:
     def cached(self) -> int:
         """Of a token in each layer."""
         return self.keys + self.rotated
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShortConvolutions:
-    """Layers that have convolutions, over `width` tokens, instead of attention."""
-
-    layers: int
-    width: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +78,8 @@ class ModelInfo:
     """Bytes of a plain weight in them."""
     has_tied_head: bool = False
     latent: LatentAttention | None = None
-    convolutions: ShortConvolutions | None = None
+    mixers: Mixers | None = None
+    """Of layers with something else than attention; None: there are none."""
     num_routed: int = 0
     """Experts among which a router chooses, by any family's name for them."""
     num_dense: int = 0
@@ -327,7 +320,7 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         stored_itemsize=4 if _stored_type(config) == "float32" else 2,
         has_tied_head=config.get("tie_word_embeddings") is True,
         latent=_latent(config),
-        convolutions=_convolutions(config),
+        mixers=mixers_in(config),
         num_routed=_count(config, "num_local_experts", "num_experts", "n_routed_experts") or 0,
         num_dense=_num_dense(config),
         shared_size=_shared_size(config),
@@ -363,17 +356,6 @@ def _latent(config: Mapping[str, Any]) -> LatentAttention | None:
         plain=_count(config, "qk_nope_head_dim") or 128,
         value=_count(config, "v_head_dim") or 128,
     )
-
-
-def _convolutions(config: Mapping[str, Any]) -> ShortConvolutions | None:
-    if config.get("model_type") not in _WITH_CONVOLUTIONS:
-        return None
-    kinds, attention = config.get("layer_types"), config.get("full_attn_idxs")
-    if isinstance(kinds, list):
-        layers = kinds.count("conv")
-    else:
-        layers = (_count(config, "num_hidden_layers") or 0) - len(attention) if isinstance(attention, list) else 0
-    return ShortConvolutions(layers=layers, width=_count(config, "conv_L_cache") or 3)
 
 
 def _num_dense(config: Mapping[str, Any]) -> int:

@@ -78,6 +78,7 @@ class MemoryPlan:
     weight_bytes: int | None = None  # None: not known
     cache_bytes: int | None = None  # None: the user has not said it
     default_cache_bytes: int | None = None  # on a CPU, where the user has said nothing of the cache
+    state_bytes: int = 0  # of all requests that may run at once, beside the cache
 
 
 def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: WarmupRequest) -> Capacity:
@@ -205,11 +206,18 @@ def _report_memory(
     """The table of what goes where; of the first rank at INFO, of the others at DEBUG."""
     taken = cache.num_blocks * _block_bytes(engine, plan)
     if measured is None:
-        use = MemoryUse(weights=plan.weight_bytes, cache=taken, free=free_memory(), total=total_memory())
+        use = MemoryUse(
+            weights=plan.weight_bytes,
+            states=plan.state_bytes or None,
+            cache=taken,
+            free=free_memory(),
+            total=total_memory(),
+        )
     else:
         use = MemoryUse(
             weights=plan.weight_bytes,
-            activations=measured.peak,
+            activations=measured.peak - plan.state_bytes,
+            states=plan.state_bytes or None,
             cache=taken,
             graphs=measured.graphs,
             free=measured.free - taken - measured.peak - measured.graphs,
@@ -234,7 +242,7 @@ def _measure(
     request: WarmupRequest,
 ) -> Measured:
     """What the device has beside the step that was just run. Leaves the engine without a cache."""
-    peak = memory.peak()
+    peak = memory.peak() + plan.state_bytes
     if engine.encoder is not None:
         peak += engine.encoder.capacity * engine.encoder.tower.row_bytes
     cost = GraphCost(0, 0)

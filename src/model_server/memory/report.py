@@ -16,6 +16,7 @@ class MemoryUse:
 
     weights: int | None
     activations: int | None = None
+    states: int | None = None
     cache: int | None = None
     graphs: int | None = None
     free: int | None = None
@@ -35,6 +36,7 @@ class MemoryUse:
         rows = (
             ("weights", self.weights, ""),
             ("activations", self.activations, step_note),
+            ("states", self.states, "" if self.states is None else "of the requests that may run at once"),
             ("KV cache", self.cache, cache_note),
             ("CUDA graphs", self.graphs, ""),
             ("free", self.free, "" if self.total is None else f"of {self.total / _MIB:.1f}"),

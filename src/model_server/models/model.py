@@ -20,6 +20,7 @@ from model_server.errors import StartupError
 from model_server.kernels.availability import has_float8, refusal
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.adapter_targets import adapter_targets
+from model_server.models.decoder.mixers.gated_delta import GatedDeltaSpec
 from model_server.models.decoder.moe import Moe, SeparateExperts, StackedExperts
 from model_server.models.decoder.spec import MlpSpec, Spec
 from model_server.models.families import UnknownFamilyError, pooled_spec_of, spec_of
@@ -312,6 +313,8 @@ def _varies_with_the_batch(model: Model, device: torch.device, dtype: torch.dtyp
         return "products with quantized weights depend on the number of rows"
     if spec.attention is not None:
         return "latent attention multiplies in a form that depends on the number of rows"
+    if any(isinstance(mixer, GatedDeltaSpec) for mixer in spec.mixers):
+        return "gated delta nets multiply in a form that depends on the number of rows"
     if num_ranks > 1:
         return "a sum over several shards depends on its size; use --num-shard 1"
     if device.type != "cuda":

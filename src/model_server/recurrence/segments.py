@@ -5,12 +5,15 @@ All of it is computed on the device from the device's own lengths, so that a cap
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
+from model_server.runner.runner import RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,17 @@ class ConvolutionPlan:
 class Segments:
     """The consecutive tokens of each sequence in one step: planned once, for all layers."""
 
-    def __init__(self, metadata: AttentionMetadata, block_size: int) -> None:
+    def __init__(self, metadata: AttentionMetadata, block_size: int, requests: Sequence[RequestState] = ()) -> None:
+        """requests: one for each segment, where layers keep a state for each; none: all segments are whole."""
         self._metadata = metadata
+        self.is_decode = metadata.is_decode
+        self.requests = requests or tuple(RequestState(0) for _ in metadata.query_lengths_host)
         self._block_size = block_size
         self._convolutions: dict[tuple[int, int], ConvolutionPlan] = {}
+        self._windows: dict[int, tuple[tuple[Tensor, ...] | None, Tensor]] = {}
         lengths = metadata.kv_lengths.long()
         self._ends = lengths  # [num_segments]: position behind the last token of each, in its sequence
-        if metadata.is_decode:
+        if self.is_decode:
             self.positions = self.starts = lengths - 1
             return
         tokens = torch.arange(len(metadata.slots), device=lengths.device)
@@ -71,14 +78,45 @@ class Segments:
         before = before.clamp_(min=0)
         previous = self._metadata.block_tables.gather(1, before // size).long().mul_(newest).add_(before % newest)
         written = (self._metadata.slots // size).mul_(newest).add_(self.positions % newest)
-        if self._metadata.is_decode:
+        if self.is_decode:
             return ConvolutionPlan(previous, missing.unsqueeze(2), None, written, writes_first)
         last = torch.minimum(self._ends[self.owner], (self.positions // size + 1) * size)
         is_newest = self.positions + newest >= last
-        tokens = torch.arange(len(self.positions), device=self.positions.device)
-        behind = len(tokens) + self.owner * (width - 1)
-        sources = tuple(
-            torch.where(self.offsets >= lag, tokens - lag, behind + lag - 1 - self.offsets) for lag in range(1, width)
-        )
+        sources = self._sources(width)
         written = torch.where(is_newest, written, self.positions % newest)
         return ConvolutionPlan(previous, missing.unsqueeze(2), sources, written, writes_first=False)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The tokens [start, stop) of each segment among those of the step, by the host's lengths."""
+        return list(pairwise(accumulate(self._metadata.query_lengths_host, initial=0)))
+
+    @property
+    def starts_host(self) -> list[int]:
+        """How many tokens of each sequence were computed before."""
+        lengths = zip(self._metadata.kv_lengths_host, self._metadata.query_lengths_host, strict=True)
+        return [stop - count for stop, count in lengths]
+
+    def window(self, width: int) -> tuple[tuple[Tensor, ...] | None, Tensor]:
+        """What a convolution over `width` tokens reads whose inputs are kept for each request: the sources of a
+        `ConvolutionPlan`, and, [num_segments, width - 1], where among the same inputs the newest of each segment are
+        after the step, the nearest first."""
+        found = self._windows.get(width)
+        if found is None:
+            found = self._windows[width] = None if self.is_decode else self._sources(width), self._trailing(width)
+        return found
+
+    def _sources(self, width: int) -> tuple[Tensor, ...]:
+        tokens = torch.arange(len(self.positions), device=self.positions.device)
+        behind = len(tokens) + self.owner * (width - 1)
+        return tuple(
+            torch.where(self.offsets >= lag, tokens - lag, behind + lag - 1 - self.offsets) for lag in range(1, width)
+        )
+
+    def _trailing(self, width: int) -> Tensor:
+        bounds = self._metadata.cu_seqlens_q.long()
+        lags = torch.arange(width - 1, device=bounds.device)
+        number = torch.arange(len(bounds) - 1, device=bounds.device).unsqueeze(1)
+        length = bounds.diff().unsqueeze(1)
+        before = len(self._metadata.slots) + number * (width - 1) + lags - length
+        return torch.where(lags < length, bounds[1:].unsqueeze(1) - 1 - lags, before)

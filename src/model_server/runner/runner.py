@@ -100,6 +100,9 @@ class RunnerTraits:
     decoder_prefix: the tokens before the first generated one where that is not the prompt (encoder-decoder).
     capturable: decode steps may be captured as CUDA graphs. Such a step asks the device for nothing, and the host's
     lengths only bound what it does: their true values are those on the device.
+    recurrent_bytes: what layers keep of a request in its `RequestState`, beside its blocks in the paged cache. Prompts
+    are chunked as elsewhere; but the blocks alone are not enough to go on from: no prefix is shared, and no draft is
+    checked.
     in_pieces: of steps with prompts what is between two calls of attention may be captured: it depends on the number of
     tokens alone.
     position_rows: longest sequence that a learned table of positions serves; None: there is no table.
@@ -115,6 +118,7 @@ class RunnerTraits:
     image_reserve: int = 0
     decoder_prefix: tuple[int, ...] | None = None
     capturable: bool = False
+    recurrent_bytes: int = 0
     in_pieces: bool = True
     position_rows: int | None = None
     weight_bytes: int | None = None
@@ -136,6 +140,11 @@ class RunnerTraits:
         preemption. Blocks are still handed out for such requests, so that budgets hold, but they are numbers only.
         """
         return self.state_bytes is not None
+
+    @property
+    def goes_on_from_blocks(self) -> bool:
+        """The blocks of a request's tokens are all that is known of them."""
+        return not self.keeps_state and not self.recurrent_bytes
 
     @property
     def block_size(self) -> int:

@@ -7,6 +7,10 @@ SHARE = 0.25
 LEAST_TOKENS, MOST_TOKENS = 16_000, 2**20
 BLOCK = 16
 """Tokens of a block on a CPU."""
+LEAST_STATES, MOST_STATES_CPU, MOST_STATES_GPU = 4, 64, 1024
+"""Requests that run at once where each keeps a state beside the cache, and no option says how many."""
+STATES_SHARE = 0.2
+"""Of a CPU's memory that is free beside the weights, for these states."""
 _STEP = 256
 
 

@@ -59,7 +59,8 @@ def expert_places(spec: Spec) -> dict[str, ExpertPlace]:
 def heads_targets(spec: Spec) -> Targets:
     """The layers of attention whose heads have keys and values of their own, by names relative to the layer."""
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    outputs = {1: (queries + 2 * keys,), 2: (queries, 2 * keys), 3: (queries, keys, keys)}
+    gates = queries if spec.gated_attention else 0
+    outputs = {1: (queries + 2 * keys,), 2: (queries, 2 * keys), 3: (queries + gates, keys, keys)}
     found = {
         name: (spec.hidden_size, size) for name, size in zip(spec.names.qkv, outputs[len(spec.names.qkv)], strict=True)
     }

@@ -21,7 +21,7 @@ from model_server.models.decoder.cpp_stack import cpp_stack
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
-from model_server.models.decoder.parts import AttentionPart
+from model_server.models.decoder.parts import AttentionPart, MixerPart
 from model_server.models.decoder.spec import Spec
 from model_server.models.decoder.vocabulary import load_vocabulary
 from model_server.quantization.kv_cache import CacheScales
@@ -72,8 +72,9 @@ def build(
         loader, spec, has_input=layout.stage.rank == 0, has_output=layout.has_last_stage
     )
     blocks: list[Block] = []
+    mixers: list[MixerPart] = []
     for index in layers:
-        blocks.append(load_block(loader, spec, index))
+        blocks.append(load_block(loader, spec, index, mixers))
         if progress is not None:
             progress(len(blocks), len(layers))
     if adapters is not None:
@@ -97,20 +98,23 @@ def build(
         bidirectional=spec.bidirectional,
         adapters=adapters,
         first_layer=layers.start,
-        has_mixers=any(spec.mixer(index) is not None for index in layers),
+        has_mixers=bool(mixers),
+        state_bytes=sum(mixer.state_bytes for mixer in mixers),
     )
 
 
-def _load_mixer(loader: Loader, spec: Spec, index: int) -> AttentionPart:
-    """What lets the tokens of layer `index` see each other: attention, or what the layer has instead."""
+def _load_mixer(loader: Loader, spec: Spec, index: int, mixers: list[MixerPart]) -> AttentionPart:
+    """What lets the tokens of layer `index` see each other: attention, or what the layer has instead, which goes into
+    `mixers`, too."""
     mixer = spec.mixer(index)
     if mixer is not None:
-        return mixer.load(loader, spec, index)
+        mixers.append(mixer.load(loader, spec, index))
+        return mixers[-1]
     return load_attention(loader, spec, index) if spec.attention is None else spec.attention.load(loader, spec, index)
 
 
-def load_block(loader: Loader, spec: Spec, index: int) -> Block:
-    """This rank's part of layer `index`."""
+def load_block(loader: Loader, spec: Spec, index: int, mixers: list[MixerPart] | None = None) -> Block:
+    """This rank's part of layer `index`. mixers: gets what the layer has instead of attention."""
     names = spec.names
     prefix = f"{names.layers}.{index}."
 
@@ -121,7 +125,7 @@ def load_block(loader: Loader, spec: Spec, index: int) -> Block:
     attention_norm = norm(names.attention_norm) if has_norm else None
     attention_post_norm = norm(names.attention_post_norm)
     mlp_spec = spec.mlps[index] if spec.mlps else None
-    attention = _load_mixer(loader, spec, index)
+    attention = _load_mixer(loader, spec, index, [] if mixers is None else mixers)
     mlp_norm, mlp_post_norm = norm(names.mlp_norm), norm(names.mlp_post_norm)
     mlp = load_mlp(loader, spec, index) if mlp_spec is None else mlp_spec.load(loader, spec, index)
     reduce = loader.tensor_group.all_reduce

@@ -172,7 +172,7 @@ def _layer(block: Block) -> _Layer | None:
     attention, mlp = block.attention, block.mlp
     if not isinstance(attention, Attention) or not isinstance(mlp, DenseMlp):
         return None
-    if attention.clip is not None or attention.temperature is not None:
+    if attention.clip is not None or attention.temperature is not None or attention.gate is not None:
         return None
     if not serves(attention.layer, attention.kv_shape) or not isinstance(mlp.activation, CppSiluGated):
         return None

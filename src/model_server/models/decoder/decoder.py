@@ -25,6 +25,7 @@ from model_server.models.decoder.cpp_stack import CppStack, cpp_stack
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.vocabulary import Output
 from model_server.recurrence.segments import Segments
+from model_server.recurrence.states import begin
 from model_server.runner.runner import ModelInputs, RunnerTraits, TokenRow
 
 _SEES_AHEAD = ReferenceBackend()
@@ -36,7 +37,8 @@ class Decoder:
     embedding: None where other ranks have the first layer: hidden states come instead of ids. output: None where other
     ranks have the last layer: hidden states go out instead of logits. stream: what those take for a token. stack: all
     blocks in one, which is preferred to them in the steps that it takes. adapters: that the layers were loaded with.
-    first_layer: of this stage. has_mixers: some layers have something else than attention.
+    first_layer: of this stage. has_mixers: some layers have something else than attention. state_bytes: what these
+    keep of one request beside its blocks.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Decoder:
         adapters: AdapterSites | None = None,
         first_layer: int = 0,
         has_mixers: bool = False,
+        state_bytes: int = 0,
     ) -> None:
         self._embedding = embedding
         self._blocks = blocks
@@ -75,7 +78,8 @@ class Decoder:
         self._current = CurrentRows() if adapters is None else adapters.current
         self.traits = RunnerTraits(
             attention=attention,
-            capturable=attention.capturable and all(block.mlp.capturable for block in blocks),
+            capturable=attention.capturable and all(block.mlp.capturable for block in blocks) and not state_bytes,
+            recurrent_bytes=state_bytes,
             in_pieces=not has_mixers,
             position_rows=None if embedding is None else embedding.position_rows,
             weight_bytes=weight_bytes,
@@ -145,7 +149,7 @@ class Decoder:
             cache=cache,
             attention=inputs.attention_step or self._begin(metadata, cache),
             is_decode=metadata.is_decode,
-            segments=Segments(metadata, cache.block_size) if self._has_mixers else None,
+            segments=self._segments(inputs, cache) if self._has_mixers else None,
         )
         kept = inputs.kept
         rows_last = kept is not None and kept.all_tokens and inputs.logit_rows is not None
@@ -159,6 +163,12 @@ class Decoder:
         if rows_last and inputs.logit_rows is not None:
             hidden = hidden.index_select(0, inputs.logit_rows)
         return hidden if self._output.head is None else self._output.head(hidden)
+
+    def _segments(self, inputs: ModelInputs, cache: KvCache) -> Segments:
+        found = Segments(inputs.attention, cache.block_size, inputs.states)
+        if self.traits.recurrent_bytes:
+            begin(found.requests, found.starts_host)
+        return found
 
     def _begin(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
         """The kernels of libraries know causal masks only: prompts whose tokens see ahead are computed without them."""

@@ -115,12 +115,12 @@ class Loader:
             raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {[size]}")
         return self._count(self.reader.rows(name, ranges, dtype))
 
-    def depthwise(self, name: str, channels: Range, num_channels: int, width: int) -> Tensor:
+    def depthwise(self, name: str, channels: Sequence[Range], num_channels: int, width: int) -> Tensor:
         """Weights [num_channels, 1, width] of a convolution of each channel by itself, as [width, channels] float32."""
         shape = self.reader.shape(name)
         if tuple(shape) != (num_channels, 1, width):
             raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {[num_channels, 1, width]}")
-        weight = self._count(self.reader.rows(name, [channels], torch.float32))
+        weight = self._count(self.reader.rows(name, channels, torch.float32))
         return weight.squeeze(1).t().contiguous()
 
     def whole(self, name: str) -> Tensor:

@@ -47,6 +47,14 @@ class AttentionPart(Protocol):
         """Write K and V of [num_tokens, hidden] to the cache; attention values [num_tokens, width]."""
 
 
+class MixerPart(AttentionPart, Protocol):
+    """What a layer has instead of attention, of this rank's heads or channels."""
+
+    @property
+    def state_bytes(self) -> int:
+        """What it keeps of one request beside the request's blocks."""
+
+
 class Mlp(Protocol):
     """An MLP of any kind: this rank's part of the intermediate dimension."""
 

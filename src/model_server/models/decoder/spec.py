@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from model_server.adapters.folder import ExpertPlace, Targets
 from model_server.layers.rotary import Rope
 from model_server.models.decoder.loader import Loader, NormKind
-from model_server.models.decoder.parts import AttentionPart, Mlp
+from model_server.models.decoder.parts import AttentionPart, MixerPart, Mlp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class AttentionSpec(Protocol):
 class MixerSpec(Protocol):
     """What a layer has instead of attention, by which a token reads those before it."""
 
-    def load(self, loader: Loader, spec: Spec, index: int) -> AttentionPart:
+    def load(self, loader: Loader, spec: Spec, index: int) -> MixerPart:
         """This rank's part of layer `index`."""
 
     def targets(self, spec: Spec) -> Targets:
@@ -129,6 +129,8 @@ class Spec:
     packing: Literal["stacked", "grouped"] = "stacked"
     qkv_clip: float | None = None  # bound on the absolute values of q, k and v
     scale: float  # of the attention scores
+    # Rows of q hold for each head the query, then a gate: what the head gives is multiplied by its sigmoid.
+    gated_attention: bool = False
     scale_by_inverse_layer: bool = False  # layer i divides it by i + 1
     softcap: float | None = None
     ropes: tuple[Rope | None, ...]  # per layer; None: no rotation

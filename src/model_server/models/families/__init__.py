@@ -13,7 +13,7 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import alibi, cohere, deepseek, gemma, gpt, llama, llama4, moe
 from model_server.models.families.encoders import ENCODERS
-from model_server.models.families.hybrid import lfm2
+from model_server.models.families.hybrid import lfm2, qwen
 from model_server.models.families.vision import TEXT_TYPES, text_config
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
@@ -54,7 +54,10 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "qwen2": llama.qwen2,
     "qwen2_moe": moe.qwen2_moe,
     "qwen3": llama.qwen3,
+    "qwen3_5_moe_text": qwen.qwen3_5_moe_text,
+    "qwen3_5_text": qwen.qwen3_5_text,
     "qwen3_moe": moe.qwen3_moe,
+    "qwen3_next": qwen.qwen3_next,
     "smollm3": llama.smollm3,
     "stablelm": gpt.stablelm,
     "starcoder2": gpt.starcoder2,

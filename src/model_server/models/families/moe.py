@@ -114,13 +114,13 @@ def qwen2_moe(config: ModelConfig) -> Spec:
         kinds = ["sliding_attention" if i % 2 == 0 and i < last else "full_attention" for i in range(num_layers)]
         windows = windows_of(layer_kinds(config, kinds), config.count("sliding_window", 4096))
     mixture = replace(
-        _qwen_mixture(config, experts=60, chosen=4, size=1408),
+        qwen_mixture(config, experts=60, chosen=4, size=1408),
         shared="mlp.shared_expert",
         shared_size=config.count("shared_expert_intermediate_size", 5632),
         shared_gate="mlp.shared_expert_gate",
     )
     plain = base(config, default_kv_heads=16, default_positions=32768, windows=windows)
-    return replace(plain, mlps=_qwen_layers(config, mixture))
+    return replace(plain, mlps=qwen_layers(config, mixture))
 
 
 def qwen3_moe(config: ModelConfig) -> Spec:
@@ -133,10 +133,10 @@ def qwen3_moe(config: ModelConfig) -> Spec:
         windows=windows or (None,) * config.count("num_hidden_layers"),
     )
     config = config.renamed({"num_experts": ("num_experts", "num_local_experts")})
-    return replace(plain, mlps=_qwen_layers(config, _qwen_mixture(config, experts=128, chosen=8, size=768)))
+    return replace(plain, mlps=qwen_layers(config, qwen_mixture(config, experts=128, chosen=8, size=768)))
 
 
-def _qwen_mixture(config: ModelConfig, *, experts: int, chosen: int, size: int) -> Moe:
+def qwen_mixture(config: ModelConfig, *, experts: int, chosen: int, size: int) -> Moe:
     """The numbers are those of a silent file."""
     num_experts = config.count("num_experts", experts)
     norm = 1.0 if config.flag("norm_topk_prob", False) else None
@@ -148,7 +148,7 @@ def _qwen_mixture(config: ModelConfig, *, experts: int, chosen: int, size: int) 
     )
 
 
-def _qwen_layers(config: ModelConfig, mixture: Moe) -> tuple[Moe | None, ...]:
+def qwen_layers(config: ModelConfig, mixture: Moe) -> tuple[Moe | None, ...]:
     """Every `decoder_sparse_step`-th layer has experts, unless `mlp_only_layers` names it."""
     step = config.count("decoder_sparse_step", 1)
     dense = indices(config, "mlp_only_layers") or ()

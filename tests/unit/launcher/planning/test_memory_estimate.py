@@ -31,8 +31,10 @@ from model_server.models.load import load_runner
 from model_server.models.model import describe, in_slots, with_adapters
 from model_server.runner.runner import Runner
 from model_server.weights.checkpoint import examine
+from wire.host import kv_memory
 
 CPU = torch.device("cpu")
+ENDS = Endpoints(hostname="127.0.0.1", port=3000, uds_prefix="/run/x/shard", master_port=29500)
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
     "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "torch_dtype": "bfloat16",
@@ -94,6 +96,56 @@ def test_short_convolutions_take_what_was_estimated(tmp_path: Path, world_size: 
         return load_runner(describe(examine(folder)), placement, AttentionChoice("reference", CPU))
 
     assert [_token_bytes(runner) for runner in on_ranks(world_size, load)] == [expected.token] * world_size
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+def test_states_take_what_was_estimated(tmp_path: Path, model_type: str, world_size: int) -> None:
+    folder = tiny_checkpoint(model_type, tmp_path, with_tokenizer=False)
+    expected = estimate(LauncherConfig(dtype="bfloat16"), Hardware(), read(folder), world_size)
+
+    def load(group: ProcessGroup) -> Runner:
+        placement = Placement(CPU, torch.bfloat16, Ranks.of(group))
+        return load_runner(describe(examine(folder)), placement, AttentionChoice("reference", CPU))
+
+    for runner in on_ranks(world_size, load):
+        assert runner.traits.recurrent_bytes == expected.state > 0
+        assert sum(shape.block_bytes(16, torch.bfloat16) for shape in runner.kv_shapes) // 16 == expected.token
+
+
+QWEN35_27B = {
+    "model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 24,
+    "num_key_value_heads": 4, "head_dim": 256, "num_hidden_layers": 64, "vocab_size": 248320, "dtype": "bfloat16",
+    "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+}  # fmt: skip
+
+
+def test_as_many_requests_run_as_have_room_for_their_states() -> None:
+    found = dataclasses.replace(from_config(QWEN35_27B), weight_bytes=54 << 30)
+    state = 48 * (48 * 128 * 128 * 4 + 10240 * 3 * 2)
+    machine = Hardware(free_bytes=74 << 30)
+    planned = estimate(LauncherConfig(), machine, found, 1)
+    assert (planned.state, planned.token) == (state, 16 * 2 * 4 * 256 * 2)
+    assert planned.requests == (20 << 30) // 5 // state == 27
+    assert planned.cache == kv_memory.default_bytes((20 << 30) - 27 * state)
+    assert estimate(LauncherConfig(max_batch_size=3), machine, found, 1).requests == 3
+    assert estimate(LauncherConfig(), Hardware(free_bytes=54 << 30), found, 1).requests == 4
+    on_gpu = estimate(LauncherConfig(), gpus(memory_mib=81920), found, 1)
+    free = (80 << 30) - (54 << 30)
+    assert on_gpu.requests == free // 2 // state
+    assert on_gpu.tokens == (free - free // 2 // state * state) // (16 * 2 * 4 * 256 * 2)
+
+
+def test_the_plan_bounds_the_requests_of_a_batch_by_their_states() -> None:
+    found = dataclasses.replace(from_config(QWEN35_27B), weight_bytes=54 << 30)
+    plan = make_plan(LauncherConfig(model_id="/m"), Hardware(free_bytes=74 << 30), found, ENDS)
+    assert plan.asked.max_batch_size == 27
+    assert any(
+        "Default `max_batch_size` to 27 (the states of so many requests take 3.9 GiB)" in r for r in plan.reasons
+    )
+    asked = LauncherConfig(model_id="/m", max_batch_size=5)
+    assert make_plan(asked, Hardware(free_bytes=74 << 30), found, ENDS).asked.max_batch_size == 5
 
 
 def _token_bytes(runner: Runner) -> int:
@@ -238,10 +290,9 @@ def test_the_prefill_budget_counts_quantized_weights() -> None:
 
 
 def test_the_plan_shows_them() -> None:
-    ends = Endpoints(hostname="127.0.0.1", port=3000, uds_prefix="/run/x/shard", master_port=29500)
 
     def rows(found: ModelInfo | None, **more: Any) -> dict[str, str]:
-        return dict(make_plan(LauncherConfig(**more), gpus(), found, ends).rows())
+        return dict(make_plan(LauncherConfig(**more), gpus(), found, ENDS).rows())
 
     shown = rows(info(5_700_000_000, **GPTQ), kv_cache_dtype="fp8_e5m2")
     assert shown["weights"] == "gptq, about 5.3 GiB in memory"
@@ -255,10 +306,9 @@ def test_the_plan_shows_them() -> None:
 
 
 def test_the_plan_of_a_cpu_says_what_the_shards_will() -> None:
-    ends = Endpoints(hostname="127.0.0.1", port=3000, uds_prefix="/run/x/shard", master_port=29500)
 
     def planned(free_gib: float, found: ModelInfo | None = None, **more: Any) -> LaunchPlan:
-        return make_plan(LauncherConfig(**more), cpu(free_gib), found or info(), ends)
+        return make_plan(LauncherConfig(**more), cpu(free_gib), found or info(), ENDS)
 
     plan = planned(64)
     rows = dict(plan.rows())

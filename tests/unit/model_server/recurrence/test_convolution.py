@@ -15,7 +15,7 @@ from torch import Tensor
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.decoder.mixers.short_conv import kept_inputs
-from model_server.recurrence.convolution import convolve
+from model_server.recurrence.convolution import convolve_cached
 from model_server.recurrence.segments import Segments
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ class Scene:
     def convolve(self, inputs: Tensor, metadata: AttentionMetadata) -> Tensor:
         assert self.shape.newest is not None
         plan = Segments(metadata, self.block_size).convolution(self.width, self.shape.newest)
-        return convolve(inputs, self.weight, self.bias, self.cache.rows[0], plan)
+        return convolve_cached(inputs, self.weight, self.bias, self.cache.rows[0], plan)
 
     def convolve_rows(self, inputs: Tensor, start: int) -> Tensor:
         """The tokens of the first sequence from position `start` on, each a row with one token, then two of padding."""

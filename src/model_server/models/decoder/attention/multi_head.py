@@ -37,6 +37,7 @@ class Attention:
     qk_norm: Norm | None = None  # over [num_tokens, num_heads + num_kv_heads, head_dim]
     clip: float | None = None
     temperature: QueryTemperature | None = None
+    gate: Linear | None = None  # of what the heads give
 
     @property
     def kv_shape(self) -> KvShape:
@@ -55,7 +56,8 @@ class Attention:
         query = heads[:, :num_heads]
         if self.temperature is not None:
             query.mul_(self.temperature(step.positions))
-        return step.attention.attend(layer, query, heads[:, num_heads:num_rotated], heads[:, num_rotated:])
+        found = step.attention.attend(layer, query, heads[:, num_heads:num_rotated], heads[:, num_rotated:])
+        return found if self.gate is None else found.mul_(torch.sigmoid(self.gate(hidden)))
 
 
 def head_ranges(spec: Spec, tensor_group: ProcessGroup) -> tuple[Range, Range]:
@@ -120,7 +122,16 @@ def load_attention(
         rope=loader.rope_index(rope),
         qk_norm=qk_norm(loader, spec, prefix, queries, keys, order),
         clip=spec.qkv_clip,
+        gate=_gate(loader, spec, prefix, queries) if spec.gated_attention else None,
     )
+
+
+def _gate(loader: Loader, spec: Spec, prefix: str, queries: Range) -> Linear:
+    """In the matrix of queries, behind the query of each head."""
+    dim = spec.head_dim
+    rows = tuple(((2 * head + 1) * dim, (2 * head + 2) * dim) for head in range(*queries))
+    part = Part(prefix + spec.names.qkv[0], rows, 2 * spec.num_heads * dim)
+    return loader.column_linear([part], spec.hidden_size, transposed=spec.transposed)
 
 
 def qkv_parts(spec: Spec, prefix: str, queries: Range, keys: Range, order: HeadOrder | None) -> list[Part]:
@@ -132,8 +143,11 @@ def qkv_parts(spec: Spec, prefix: str, queries: Range, keys: Range, order: HeadO
         return first * dim, last * dim
 
     if len(names) == 3:
+        query: tuple[Range, ...] = (rows(*queries),)
+        if spec.gated_attention:
+            query = tuple(rows(2 * head, 2 * head + 1) for head in range(*queries))
         return [
-            Part(names[0], (rows(*queries),), num_heads * dim, order),
+            Part(names[0], query, (1 + spec.gated_attention) * num_heads * dim, order),
             Part(names[1], (rows(*keys),), num_kv_heads * dim, order),
             Part(names[2], (rows(*keys),), num_kv_heads * dim),
         ]

@@ -16,7 +16,7 @@ from model_server.memory.kv_cache import KvShape
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.spec import Spec
-from model_server.recurrence.convolution import convolve
+from model_server.recurrence.convolution import convolve_cached
 from model_server.weights.matrix import Part
 
 
@@ -31,13 +31,18 @@ class ShortConv:
     bias: Tensor | None  # [channels] float32
     kv_shape: KvShape
 
+    @property
+    def state_bytes(self) -> int:
+        """What it keeps is in the blocks."""
+        return 0
+
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, channels], before the output product."""
         assert step.segments is not None, "the decoder knows that it has such layers"
         inputs, gate, values = self.project(hidden).chunk(3, dim=1)
         assert self.kv_shape.newest is not None
         plan = step.segments.convolution(len(self.weight), self.kv_shape.newest)
-        sums = convolve(inputs * values, self.weight, self.bias, step.cache.rows[self.index], plan)
+        sums = convolve_cached(inputs * values, self.weight, self.bias, step.cache.rows[self.index], plan)
         return sums.mul_(gate).to(hidden.dtype)
 
 
@@ -64,7 +69,7 @@ class ShortConvSpec:
             project=loader.column_linear(parts, size),
             output=loader.row_linear(prefix + self.output, channels, size),
             index=index - loader.first_layer,
-            weight=loader.depthwise(convolution + ".weight", channels, size, self.width),
+            weight=loader.depthwise(convolution + ".weight", [channels], size, self.width),
             bias=bias,
             kv_shape=KvShape(1, stop - start, 0, newest=kept_inputs(self.width, drafted), dtype=loader.reader.dtype),
         )

@@ -46,6 +46,11 @@ FAMILIES: list[Any] = [
             ("falcon", "plain", {}),
             ("granite", "plain", {}),
             ("olmo2", "plain", {}),
+            (
+                "qwen3_5_text",
+                "plain",
+                {"target_modules": ["q_proj", "v_proj", "in_proj_qkv", "in_proj_a", "in_proj_z"]},
+            ),
             ("lfm2", "plain", {"target_modules": ["q_proj", "out_proj", "in_proj", "w1", "w2", "w3"]}),
             ("opt", "plain", {}),
             ("bloom", "plain", {}),

@@ -22,8 +22,8 @@ from model_server.runner.runner import Runner
 from model_server.weights.checkpoint import examine
 
 # Blocks of every kind: sequential, with post norms, parallel, latent attention, experts, learned positions, tied heads,
-# convolutions.
-FAMILIES = ["llama", "gemma2", "cohere", "deepseek_v2", "mixtral", "gpt2", "granite", "lfm2"]
+# convolutions, states.
+FAMILIES = ["llama", "gemma2", "cohere", "deepseek_v2", "mixtral", "gpt2", "granite", "lfm2", "qwen3_next"]
 
 
 def stage_of(

@@ -1,0 +1,57 @@
+"""What recurrent layers remember of each request: tensors that stay where they are while the same rows continue.
+
+They are in the request's `RequestState`, which is made and freed with its sequence. Rows that were computed together
+are side by side in one tensor, and a step of the same rows updates it in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_server.runner.runner import RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One request's part of a tensor [rows, ...]."""
+
+    rows: Tensor
+    row: int
+
+
+def take(requests: Sequence[RequestState], key: tuple[int, str], like: Tensor) -> Tensor:
+    """What the requests have under `key`, [len(requests), ...], to be updated in place. like: [...], that of a request
+    which has nothing yet."""
+    held: list[Held | None] = [None if one.kept is None else one.kept.get(key) for one in requests]
+    first = held[0]
+    if first is not None and _are_whole(held, first.rows):
+        return first.rows
+    return torch.stack([like if one is None else one.rows[one.row] for one in held])
+
+
+def _are_whole(held: Sequence[Held | None], rows: Tensor) -> bool:
+    """Whether these are all of `rows`, in order."""
+    return len(rows) == len(held) and all(
+        one is not None and one.rows is rows and one.row == row for row, one in enumerate(held)
+    )
+
+
+def put(requests: Sequence[RequestState], key: tuple[int, str], rows: Tensor) -> None:
+    """From now on the requests have `rows` [len(requests), ...] under `key`."""
+    for row, one in enumerate(requests):
+        if one.kept is None:
+            one.kept = {}
+        one.kept[key] = Held(rows, row)
+
+
+def begin(requests: Sequence[RequestState], starts: Sequence[int]) -> None:
+    """Before a step: a request whose first token it computes has nothing; any other must have something."""
+    for one, start in zip(requests, starts, strict=True):
+        if start == 0:
+            one.kept = None
+        elif one.kept is None:
+            raise RuntimeError(f"the state of a request is gone, of which {start} tokens are said to be computed")
