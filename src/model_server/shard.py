@@ -113,9 +113,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     orderly = False
     phases.enter(phases.LOADING)
     try:
-        placement = Placement(
-            device, dtype, ranks, stored, batch_invariant=config.batch_invariant, num_drafted=config.num_drafted
-        )
+        placement = Placement(device, dtype, ranks, stored, config.batch_invariant, config.num_drafted)
         runner = _load(config, model, placement, attention, captures=bool(graphs))
         residents = resident_adapters(model, runner, config.lora_root, dtype, layout)
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
@@ -199,9 +197,8 @@ def _load(
         progress=LoadProgress(),
     )
     if placement.ranks.world.rank == 0:
-        attention.log(
-            runner.traits.attention, caching_asked=config.prefix_caching and runner.traits.goes_on_from_blocks
-        )
+        caching, shares = config.prefix_caching, runner.traits.goes_on_from_blocks
+        attention.log(runner.traits.attention, caching_asked=caching, shares_blocks=shares)
     return runner
 
 
