@@ -197,7 +197,7 @@ def _load(
         progress=LoadProgress(),
     )
     if placement.ranks.world.rank == 0:
-        caching, shares = config.prefix_caching, runner.traits.goes_on_from_blocks
+        caching, shares = config.prefix_caching, runner.traits.continues_from_blocks
         attention.log(runner.traits.attention, caching_asked=caching, shares_blocks=shares)
     return runner
 
@@ -286,12 +286,12 @@ def announce(
         attention_impl="paged" if traits.attention is None else traits.attention.tgi_name,
         block_size=traits.block_size,
         chunking=config.prefill_chunking and not traits.keeps_state,
-        prefix_caching=config.prefix_caching and traits.goes_on_from_blocks,
+        prefix_caching=config.prefix_caching and traits.continues_from_blocks,
         grows=_grows(config, runner),
         kv_cache_dtype=str(cache_dtype or dtype),
         quantize=quantize,
         adapters=traits.adapters,
-        speculate=config.num_drafted if traits.goes_on_from_blocks else 0,
+        speculate=config.num_drafted if traits.continues_from_blocks else 0,
         image_reserve=traits.image_reserve,
         # With one more than stages, each has its next step before it has finished one.
         micro_batches=1 if layout.stage.size == 1 else layout.stage.size + 1,

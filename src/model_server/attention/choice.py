@@ -110,7 +110,7 @@ class AttentionChoice:
         """What serves the model: one record in TGI's wording, and one for each rule that decided.
 
         backend: None for a model that keeps a state for each request and brings its own attention, or has none.
-        caching_asked: PREFIX_CACHING. shares_blocks: requests can go on from the blocks of others.
+        caching_asked: PREFIX_CACHING. shares_blocks: requests can continue from the blocks of others.
         """
         name = OF_THE_MODEL if backend is None else backend.name
         is_cached = caching_asked and shares_blocks and backend is not None

@@ -15,10 +15,12 @@ _ATTENTION = r"\.(self_attn|self_attention|attention|attn)\.(?!\w*norm)\w+\.bias
 _HEAD_NORMS = r"\.(q|k)_(layer)?norm(\.norms\.\d+)?\.weight$"
 _BIASED = (
     "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt_neox",
-    "granite", "granitemoe", "llama", "llama4_text", "olmo2", "phimoe", "qwen3", "qwen3_moe", "smollm3",
+    "granite", "granitemoe", "llama", "llama4_text", "olmo2", "phimoe", "qwen3", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_moe", "qwen3_next", "smollm3",
 )  # fmt: skip
 _PARTS: dict[str, tuple[tuple[str, ...], str]] = {
     "attention_bias": (_BIASED, _ATTENTION),
+    "conv_bias": (("lfm2", "lfm2_moe"), r"\.conv\.\w+\.bias$"),
     "qkv_bias": (("qwen2_moe",), r"\.(q|k|v)_proj\.bias$"),
     "use_qkv_bias": (("stablelm",), r"\.(q|k|v)_proj\.bias$"),
     "mlp_bias": (("granite", "llama", "smollm3"), r"\.mlp\.\w+\.bias$"),

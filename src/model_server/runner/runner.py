@@ -101,7 +101,7 @@ class RunnerTraits:
     capturable: decode steps may be captured as CUDA graphs. Such a step asks the device for nothing, and the host's
     lengths only bound what it does: their true values are those on the device.
     recurrent_bytes: what layers keep of a request in its `RequestState`, beside its blocks in the paged cache. Prompts
-    are chunked as elsewhere; but the blocks alone are not enough to go on from: no prefix is shared, and no draft is
+    are chunked as elsewhere; but the blocks alone are not enough to continue from: no prefix is shared, and no draft is
     checked.
     in_pieces: of steps with prompts what is between two calls of attention may be captured: it depends on the number of
     tokens alone.
@@ -142,7 +142,7 @@ class RunnerTraits:
         return self.state_bytes is not None
 
     @property
-    def goes_on_from_blocks(self) -> bool:
+    def continues_from_blocks(self) -> bool:
         """The blocks of a request's tokens are all that is known of them."""
         return not self.keeps_state and not self.recurrent_bytes
 

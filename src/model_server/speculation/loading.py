@@ -91,7 +91,7 @@ def can_draft(traits: RunnerTraits, speculator: str | None, speculate: int | Non
     ask for some that it cannot have. Raises StartupError for a bound of none."""
     if not speculate and speculator is None:
         return False
-    if traits.goes_on_from_blocks:
+    if traits.continues_from_blocks:
         return True
     why = "this model keeps a state for each request, which cannot go back behind a wrong draft"
     if max_rows is not None:
@@ -183,7 +183,7 @@ def _load_draft_model(
 ) -> DraftModel:
     runner = load_runner(describe(examine(found.folder), name=found.value), placement, attention)
     traits = runner.traits
-    if not traits.goes_on_from_blocks or traits.decoder_prefix is not None:
+    if not traits.continues_from_blocks or traits.decoder_prefix is not None:
         raise StartupError("it keeps a state that cannot go back behind a wrong draft")
     if runner.vocab_size < vocab_size:
         raise StartupError(f"its {runner.vocab_size} logits are fewer than the {vocab_size} ids of the tokenizer")

@@ -98,7 +98,7 @@ def test_states_go_with_their_requests(folder: Path, tiny_tokenizer: Tokenizer) 
 def test_what_the_server_is_told(runner: Decoder, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     traits = runner.traits
     assert traits.recurrent_bytes == 3 * (8 * 16 * 24 * 4 + (2 * 4 * 16 + 8 * 24) * 3 * 4)
-    assert not traits.keeps_state and not traits.goes_on_from_blocks
+    assert not traits.keeps_state and not traits.continues_from_blocks
     assert not traits.capturable and not traits.in_pieces
     assert not can_draft(traits, None, 4, None)
     assert "cannot go back behind a wrong draft" in caplog.text

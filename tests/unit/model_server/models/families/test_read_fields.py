@@ -19,8 +19,8 @@ from model_server.models.families import spec_of
 
 # Tensors that are there or not say the same: `model_server.models.stated_parts` compares.
 BY_TENSORS = {
-    "attention_bias", "bias", "enable_bias", "lm_head_bias", "mlp_bias", "qk_layernorm", "qkv_bias", "use_bias",
-    "use_qk_norm", "use_qkv_bias", "add_cross_attention",
+    "attention_bias", "bias", "conv_bias", "enable_bias", "lm_head_bias", "mlp_bias", "qk_layernorm", "qkv_bias",
+    "use_bias", "use_qk_norm", "use_qkv_bias", "add_cross_attention",
 }  # fmt: skip
 # Read, but for no token.
 WITHOUT_EFFECT = {"pad_token_id", "router_jitter_noise"}
@@ -40,6 +40,7 @@ _LONGROPE = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 8, 
 _WINDOWS = {"use_sliding_window": True, "max_window_layers": 2, "layer_types": None, "sliding_window": 5}
 GATES: dict[str, tuple[dict[str, Any], ...]] = {
     "falcon": ({"new_decoder_architecture": False},),
+    "lfm2": ({"intermediate_size": 99},),
     "phi3": ({"rope_scaling": _LONGROPE},),
     "phimoe": ({"rope_scaling": _LONGROPE},),
     "smollm3": (_WINDOWS, {"sliding_window": 5}),
