@@ -75,6 +75,11 @@ def _qwen(name: str, **values: str) -> str:
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
 
 
+def _minimax(name: str, **values: str) -> str:
+    inner = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
+    return f'<invoke name="{name}">\n{inner}</invoke>\n'
+
+
 def _glm(name: str, line_end: str, **values: str) -> str:
     pairs = "".join(f"<arg_key>{k}</arg_key>{line_end}<arg_value>{v}</arg_value>{line_end}" for k, v in values.items())
     return f"<tool_call>{name}{line_end}{pairs}</tool_call>"
@@ -268,6 +273,36 @@ OUTPUTS: dict[str, list[Output]] = {
             is_usual=False,
         ),
     ],
+    "seed_xml": forms(
+        *(
+            call.replace("tool_call>", "seed:tool_call>")
+            for call in (
+                _qwen("get_weather", **TYPED_WEATHER),
+                _qwen("get_weather", **TYPED_ALL),
+                _qwen("get_time"),
+            )
+        ),
+        between="\n",
+    ),
+    "minimax_m2": forms(
+        _minimax("get_weather", **TYPED_WEATHER),
+        _minimax("get_weather", **TYPED_ALL),
+        _minimax("get_time"),
+        begin="<minimax:tool_call>\n",
+        end="</minimax:tool_call>",
+    ),
+    "nemotron_nano_v2": _listed("<TOOLCALL>[", "]</TOOLCALL>"),
+    "hunyuan_a13b": [
+        *_listed("<tool_calls>[", "]</tool_calls>"),
+        Output(
+            f"<tool_calls>\n{_json('get_time', '{}')}\n{_json('get_weather', JSON_ALL)}\n</tool_calls>",
+            calls=[TIME, ALL],
+            is_usual=False,
+        ),
+    ],
+    "lfm2": forms(
+        PYTHON_WEATHER, PYTHON_ALL, "get_time()", begin="<|tool_call_start|>[", between=", ", end="]<|tool_call_end|>"
+    ),
     "granite3": _listed("<|tool_call|>[", "]"),
     "phi4_mini": _listed("functools[", "]"),
     "cohere": forms(

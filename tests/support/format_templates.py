@@ -67,6 +67,42 @@ STYLES: dict[str, Style] = {
         between="\n",
         wrong=("</parameter>", "</param>"),
     ),
+    "seed_xml": Style(
+        call=f"<seed:tool_call>\n<function={_NAME}>\n"
+        + _each("<parameter={{ k }}>\n" + _VALUE + "\n</parameter>\n")
+        + "</function>\n</seed:tool_call>",
+        between="\n",
+        wrong=("</parameter>", "</param>"),
+    ),
+    "minimax_m2": Style(
+        begin="<minimax:tool_call>\n",
+        call=f'<invoke name="{_NAME}">\n'
+        + _each('<parameter name="{{ k }}">' + _VALUE + "</parameter>\n")
+        + "</invoke>\n",
+        end="</minimax:tool_call>",
+        wrong=("</parameter>", "</param>"),
+    ),
+    "nemotron_nano_v2": Style(
+        begin="<TOOLCALL>[",
+        call=f'{{"name": "{_NAME}", "arguments": {_JSON}}}',
+        between=", ",
+        end="]</TOOLCALL>",
+        wrong=('{"name"', '{"function"'),
+    ),
+    "hunyuan_a13b": Style(
+        begin="<tool_calls>[",
+        call=f'{{"name": "{_NAME}", "arguments": {_JSON}}}',
+        between=", ",
+        end="]</tool_calls>",
+        wrong=('{"name"', '{"function"'),
+    ),
+    "lfm2": Style(
+        begin="<|tool_call_start|>[",
+        call=_NAME + "(" + _each("{{ k }}={{ v | tojson }}", ", ") + ")",
+        between=", ",
+        end="]<|tool_call_end|>",
+        wrong=("={{ v", ":{{ v"),
+    ),
     "pythonic": Style(
         begin="<|python_start|>[",
         call=_NAME + "(" + _each("{{ k }}={{ v | tojson }}", ", ") + ")",

@@ -12,9 +12,10 @@ _SPECIAL = (
     "<|tool_call|>", "<|/tool_call|>",
     "<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>",
     "<|python_tag|>", "<|python_start|>", "<|python_end|>",
-    "<seed:think>", "</seed:think>",
+    "<seed:think>", "</seed:think>", "<|tool_call_start|>",
 )  # fmt: skip
 _PLAIN = (
+    "<TOOLCALL>", "</TOOLCALL>", "<minimax:tool_call>", "</minimax:tool_call>", "<seed:tool_call>", "</seed:tool_call>",
     "<tool_call>", "</tool_call>", "<think>", "</think>",
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
     "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",

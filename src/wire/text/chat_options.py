@@ -10,8 +10,8 @@ DEFAULT_VARIABLES = "`--default-chat-template-kwargs`"
 
 TOOL_CALL_PARSERS = (
     AUTO, TGI, "cohere", "deepseek_dsml", "deepseek_v3", "deepseek_v31", "deepseek_v4", "functiongemma", "gemma4",
-    "glm", "granite3", HARMONY, "hermes", "kimi_k2", "llama_json", "mistral_args", "mistral_json", "phi4_mini",
-    "pythonic", "qwen_xml",
+    "glm", "granite3", HARMONY, "hermes", "hunyuan_a13b", "kimi_k2", "lfm2", "llama_json", "minimax_m2", "mistral_args",
+    "mistral_json", "nemotron_nano_v2", "phi4_mini", "pythonic", "qwen_xml", "seed_xml",
 )  # fmt: skip
 REASONING_PARSERS = (
     AUTO, NONE, HARMONY, "apertus", "apriel", "cohere", "gemma4", "granite32", "hy_v3", "magistral", "minimax_m3",
@@ -22,7 +22,7 @@ _OTHER_TOOL_CALL_PARSERS = frozenset(
     {"openai", "gpt-oss", "gpt_oss", "deepseek_v32", "glm45", "glm47", "glm4", "qwen3_coder",
      "qwen3_xml", "nemotron_v3", "mistral", "cohere_command3", "phi4_mini_json", "granite",
      "llama4_pythonic", "llama3_json", "llama3", "llama4_json", "qwen", "qwen25", "qwen3", "granite4",
-     "ernie45", "mimo", "step3p5"}
+     "ernie45", "jamba", "mimo", "minimax", "minimax_m1", "nemotron_json", "seed_oss", "step3p5"}
 )  # fmt: skip
 _OTHER_REASONING_PARSERS = frozenset(
     {"openai", "gpt-oss", "gpt_oss", "seed_oss", "mistral", "cohere_command3", "cohere_command4", "ernie45",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from router.openai.formats.format import Format
-from router.openai.formats.rows.json import cohere, granite3, hermes, llama_json, mistral_json, phi4_mini
+from router.openai.formats.rows.json import cohere, granite3, hermes, listed, llama_json, mistral_json, phi4_mini
 from router.openai.formats.rows.named import deepseek_v3, deepseek_v31, harmony, kimi_k2, mistral_args
 from router.openai.formats.rows.syntax import functiongemma, gemma4, pythonic
-from router.openai.formats.rows.tagged import deepseek_dsml, glm, qwen_xml
+from router.openai.formats.rows.tagged import deepseek_dsml, glm, minimax_m2, qwen_xml
 
 FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
         harmony.FORMAT, gemma4.FORMAT, kimi_k2.FORMAT, deepseek_dsml.V4, deepseek_dsml.FORMAT, deepseek_v3.FORMAT,
-        deepseek_v31.FORMAT, glm.FORMAT, qwen_xml.FORMAT, mistral_args.FORMAT, mistral_json.FORMAT, cohere.FORMAT,
+        deepseek_v31.FORMAT, minimax_m2.FORMAT, listed.TOOLCALL, listed.TOOL_CALLS, pythonic.LFM2, glm.FORMAT,
+        qwen_xml.SEED, qwen_xml.FORMAT, mistral_args.FORMAT, mistral_json.FORMAT, cohere.FORMAT,
         functiongemma.FORMAT, phi4_mini.FORMAT, granite3.FORMAT, pythonic.FORMAT, llama_json.FORMAT, hermes.FORMAT,
     )
 }  # fmt: skip

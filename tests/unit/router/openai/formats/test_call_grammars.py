@@ -37,7 +37,7 @@ from router.openai.formats.markers import Markers
 from router.openai.formats.table import FORMATS
 from wire.grammar import TextTrigger, trigger_of
 
-OPENED_BY_TEXT = ("llama_json", "phi4_mini", "harmony", "pythonic")
+OPENED_BY_TEXT = ("llama_json", "phi4_mini", "harmony", "pythonic", "hunyuan_a13b")
 SAMPLES = pytest.mark.parametrize("num_samples", [10, pytest.param(100, marks=pytest.mark.long)])
 
 

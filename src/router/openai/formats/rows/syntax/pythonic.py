@@ -1,18 +1,21 @@
-"""`[N(k=literal, ...), ...]`: Llama 4, small models of Llama 3.2."""
+"""`[N(k=literal, ...), ...]`: Llama 4, small models of Llama 3.2; LFM2 between marks of its own."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from router.openai.formats.format import ArgumentsForm, CallForm, CallReader, Format, Values
 from router.openai.formats.pieces.python_call import python_call
 from router.openai.formats.source import Steps
 
 _OPEN, _CLOSE = "<|python_start|>", "<|python_end|>"
+_LFM_OPEN, _LFM_CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
 def _read(reader: CallReader, opener: str) -> Steps[None]:
     while (yield from _list(reader, only_offered=not opener)):
         pass
-    yield from reader.space_and(_CLOSE)
+    yield from reader.space_and(_CLOSE, _LFM_CLOSE)
 
 
 def _list(reader: CallReader, *, only_offered: bool) -> Steps[bool]:
@@ -29,23 +32,40 @@ def _list(reader: CallReader, *, only_offered: bool) -> Steps[bool]:
     return mark == "]"
 
 
-FORMAT = Format(
+def _format(begin: str, end: str, **names: Any) -> Format:
+    """`begin`, `end`: around the list, where a grammar forces it."""
+    return Format(
+        form=CallForm(
+            before_name="",
+            behind_name="(",
+            behind_arguments=")",
+            begin=begin + "[",
+            between=", ",
+            end="]" + end,
+            arguments=ArgumentsForm(
+                values=Values.PYTHON, behind_key="=", between=", ", names=r"(?!.*\.call$)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+            ),
+        ),
+        read=_read,
+        **names,
+    )
+
+
+FORMAT = _format(
+    "",
+    "",
     name="pythonic",
     aliases=("llama4_pythonic",),
     openers=(_OPEN,),
     starts=("[",),
     closers=(_CLOSE,),
     signs=lambda template: _OPEN in template or "func_name1(params_name1" in template,
-    form=CallForm(
-        before_name="",
-        behind_name="(",
-        behind_arguments=")",
-        begin="[",
-        between=", ",
-        end="]",
-        arguments=ArgumentsForm(
-            values=Values.PYTHON, behind_key="=", between=", ", names=r"(?!.*\.call$)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
-        ),
-    ),
-    read=_read,
+)
+LFM2 = _format(
+    _LFM_OPEN,
+    _LFM_CLOSE,
+    name="lfm2",
+    openers=(_LFM_OPEN,),
+    closers=(_LFM_CLOSE,),
+    signs=lambda template: _LFM_OPEN in template,
 )
