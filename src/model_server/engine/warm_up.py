@@ -206,18 +206,11 @@ def _report_memory(
     """The table of what goes where; of the first rank at INFO, of the others at DEBUG."""
     taken = cache.num_blocks * _block_bytes(engine, plan)
     if measured is None:
-        use = MemoryUse(
-            weights=plan.weight_bytes,
-            states=plan.state_bytes or None,
-            cache=taken,
-            free=free_memory(),
-            total=total_memory(),
-        )
+        use = MemoryUse(weights=plan.weight_bytes, cache=taken, free=free_memory(), total=total_memory())
     else:
         use = MemoryUse(
             weights=plan.weight_bytes,
             activations=measured.peak - plan.state_bytes,
-            states=plan.state_bytes or None,
             cache=taken,
             graphs=measured.graphs,
             free=measured.free - taken - measured.peak - measured.graphs,
@@ -226,7 +219,7 @@ def _report_memory(
     logger.log(
         logging.INFO if world.rank == 0 else logging.DEBUG,
         "Memory in MiB\n%s",
-        use.table(
+        dataclasses.replace(use, states=plan.state_bytes or None).table(
             f"{cache.num_blocks} blocks of {engine.options.block_size} tokens",
             f"the largest step, {request.max_prefill_tokens} tokens of prompts",
         ),
