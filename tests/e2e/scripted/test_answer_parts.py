@@ -34,7 +34,7 @@ def test_stop_texts_count_behind_the_reasoning(scripted: ScriptedServer, style: 
     at = thinking(scripted, style.name)
     message = scripted.says(f"{style.opens}one STOP two{style.closes}\n\nHello. STOP more", ends=False)
     for stop, content in ((["STOP"], "Hello. "), (["\n\n", " more"], "Hello. STOP"), (["two"], "Hello. STOP more")):
-        answer = ask(at, message, apis=(CHAT, MESSAGES), stop=stop, max_tokens=60)
+        answer = ask(at, message, apis=(CHAT, MESSAGES), stop=stop, max_tokens=70)
         assert answer.content.startswith(content) and answer.reasoning == "one STOP two"
         if stop != ["two"]:
             assert answer.content == content and answer.finish == "stop"

@@ -46,17 +46,20 @@ def test_what_takes_too_much_cpu_time_is_given_up() -> None:
     assert guard.run(busy(0.01), 60.0) == "done"
     used: list[threading.Thread] = []
 
+    is_over = threading.Event()
+
     def endless() -> None:
         used.append(threading.current_thread())
-        busy(1.0)()
+        while not is_over.is_set():
+            busy(0.01)()
 
     with pytest.raises(GivenUpError):
         guard.run(endless, 0.05)
     assert used[0].is_alive() and used[0].native_id is not None
     assert os.sched_getscheduler(used[0].native_id) == os.SCHED_IDLE
     assert guard.run(busy(0.01), 60.0) == "done", "in another thread"
-    used[0].join(60)
-    assert not used[0].is_alive()
+    is_over.set()
+    used[0].join()  # it may wait as long as other processes keep the machine busy
 
 
 def test_waiting_is_no_cpu_time_and_errors_are_raised() -> None:

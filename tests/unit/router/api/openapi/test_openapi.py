@@ -27,7 +27,7 @@ from router.api.platforms import cloud as platforms
 from router.config import RouterConfig
 from router.schemas.base import Body
 from router.schemas.guided import Constrained
-from router.schemas.openai import OpenAIBody, TemplateBody
+from router.schemas.openai import OpenAIBody, OpenAIParameters, TemplateBody
 from router.schemas.parameters import CommonParameters
 from router.server.app import create_app
 
@@ -50,7 +50,7 @@ TESTED = [
     "/v1/chat/completions",
     "/v1/completions",
 ]
-SHARED_BY_BODIES = (CommonParameters, OpenAIBody, TemplateBody, Constrained)
+SHARED_BY_BODIES = (CommonParameters, OpenAIParameters, OpenAIBody, TemplateBody, Constrained)
 """No bodies themselves: the document has their fields in those that inherit them."""
 # What else a body needs before a value means what the document says of it.
 NAMES_ANOTHER = {
