@@ -16,7 +16,7 @@ from torch import Tensor
 from model_server.attention.backend import Alibi, AttentionLayer
 from model_server.attention.reference import ReferenceBackend
 from model_server.attention.triton_paged import TritonBackend, refuses
-from model_server.kernels.attention import decode as paged_decode
+from model_server.kernels.attention import decode_config
 from model_server.kernels.attention import prefill as paged_prefill
 from model_server.kernels.attention.parts import SHARED_MEMORY, Tiles, Widths, widths_of
 from model_server.kernels.attention.prefill import PrefillConfig, tile_list
@@ -31,7 +31,7 @@ SMALL = Tiles(rows=16, keys=16, num_warps=4, num_stages=3)
 def few_processors(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """The interpreter runs one program after the other: no more than a small GPU would get."""
     if device.type == "cpu":
-        monkeypatch.setattr(paged_decode, "num_processors", lambda device: 2)
+        monkeypatch.setattr(decode_config, "num_processors", lambda device: 2)
 
 
 def prefill(scene: Scene, layer: AttentionLayer, tiles: Tiles | None = None) -> Tensor:
