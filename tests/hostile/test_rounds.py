@@ -20,7 +20,7 @@ def test_one_round() -> None:
     mixed = MixedLoad(num_long=examples(3, 12), num_short=examples(9, 28), long_tokens=(150, 300), least=51)
     with target() as attacked:
         seen = {outcome.name: outcome.seen for outcome in Rounds(attacked, seed=7, sizes=sizes, mixed=mixed).one()}
-    assert seen["random bodies"]["200"] > 20 and seen["random bodies"]["422"] > 20
+    assert min(seen["random bodies"][status] for status in ("200", "400", "422")) > 10
     assert seen["mixed load"]["compared"] > 50 and seen["mixed load"]["preempted"] > 0
     assert seen["killed workers"]["killed"] > 0
     assert seen["expensive grammars"]["beside 200"] > 0 and seen["chained responses"]["response 200"] > 0
