@@ -39,7 +39,10 @@ def make_environment(folder: Path, version: str) -> Path:
     site = next((folder / "venv/lib").glob("python*")) / "site-packages"
     # Three equals signs: 2.13.0+cpu, which an index may offer too, is not 2.13.0. Without dependencies: torch looks for
     # nvidia-* packages beside itself first, and the real ones would start instead of the stand-ins.
+    missing = folder / "no-torch"  # tells `make` that the index is at fault
+    missing.touch()
     _pip(folder, "--no-deps", f"torch==={version}")
+    missing.unlink()
     built_for = re.search(r"^cuda\b[^=]*= '([\d.]+)'", (site / "torch/version.py").read_text(), re.MULTILINE)
     if built_for is None or not built_for[1].startswith("13."):
         found = built_for[1] if built_for else "no CUDA"
