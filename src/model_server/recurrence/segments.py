@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
@@ -86,10 +87,16 @@ class Segments:
         written = torch.where(is_newest, written, self.positions % newest)
         return ConvolutionPlan(previous, missing.unsqueeze(2), sources, written, writes_first=False)
 
-    @property
+    @cached_property
     def spans(self) -> list[tuple[int, int]]:
         """The tokens [start, stop) of each segment among those of the step, by the host's lengths."""
         return list(pairwise(accumulate(self._metadata.query_lengths_host, initial=0)))
+
+    @cached_property
+    def singles(self) -> tuple[list[int], Tensor]:
+        """Which segments have one token, and, on the device, the index of each one's token in the step."""
+        numbers = [number for number, (first, stop) in enumerate(self.spans) if stop - first == 1]
+        return numbers, torch.tensor([self.spans[number][0] for number in numbers], device=self.starts.device)
 
     @property
     def starts_host(self) -> list[int]:

@@ -97,10 +97,9 @@ class GatedDelta:
             put(segments.requests, name, state)
             return gated_delta.step(tokens, state)
         outputs = torch.empty_like(tokens.value)
-        singles = [number for number, (first, stop) in enumerate(segments.spans) if stop - first == 1]
+        singles, rows = segments.singles
         if singles:
             requests = [segments.requests[number] for number in singles]
-            rows = torch.tensor([segments.spans[number][0] for number in singles], device=outputs.device)
             state = take(requests, name, fresh)
             put(requests, name, state)
             outputs.index_copy_(0, rows, gated_delta.step(tokens.select(rows), state))
