@@ -12,10 +12,9 @@ from tokenizers import Encoding, Tokenizer
 
 from router.errors import OverloadedError, StartupError
 from router.pooling.errors import PoolingError, empty, invalid, overloaded
+from router.text.tokenizer import load_tokenizer
 from router.worker import memory
 from router.worker.lane import Lanes
-from wire.model_files import read_tokenizer
-from wire.text.added_tokens import add_tokens
 from wire.text.tokenizer_failure import reason_of
 from wire.tokenizer_file import num_ids
 
@@ -110,13 +109,7 @@ class TextTokenizer:
 
         Raises StartupError if the file is not a tokenizer.
         """
-        try:
-            tokenizer = Tokenizer.from_str(read_tokenizer(path, StartupError))
-            add_tokens(tokenizer, path.parent if folder is None else folder, StartupError)
-        except StartupError:
-            raise
-        except BaseException as error:
-            raise StartupError(f"cannot load the tokenizer {path}: {reason_of(error)}") from None
+        tokenizer = load_tokenizer(path, folder)
         token = None if appended is None else tokenizer.token_to_id(appended)
         if token is not None and tokenizer.encode("a").ids[-1:] == [token]:
             token = None

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # FastAPI's own, of which older releases know nothing: it would follow variables that are meant for other programs.
-_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 _CLIENT_CLOSED_REQUEST = 499  # nginx' status; the client has disconnected
 
 _FAMILIES: tuple[Routes, ...] = (
@@ -58,7 +58,7 @@ def create_app(
     """The application; without `state` only its OpenAPI document is of use."""
     app = Application(
         title="Text Generation Inference", docs_url=None, redoc_url=None, openapi_url="/api-doc/openapi.json",
-        redirect_slashes=False, telemetry=_NO_TELEMETRY,
+        redirect_slashes=False, telemetry=NO_TELEMETRY,
     )  # fmt: skip
     app.state.app_state = state
     app.state.errors = errors = (
@@ -85,20 +85,33 @@ def create_app(
     app.openapi = lambda: openapi.document(app, models, limits)  # type: ignore[method-assign]
     app.add_exception_handler(RouterError, _router_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, _client_left)
+    app.add_exception_handler(ClientDisconnect, client_left)
     app.add_exception_handler(Exception, _internal_error)
+    add_middleware(app, state, errors.answer, api_key, allow_origins, ["GET", "POST", "DELETE"], tracing)
+    return app
+
+
+def add_middleware(
+    app: FastAPI,
+    state: AppState | PooledState | None,
+    answer: Callable[[RouterError, Scope], Response],
+    api_key: str | None,
+    allow_origins: Sequence[str],
+    allow_methods: Sequence[str],
+    tracing: Tracing | None = None,
+) -> None:
+    """Put the key, the origins and the request's id around all routes. `answer`: to a request without the key."""
     # The last one added is the outermost.
     if api_key is not None:
-        app.add_middleware(ApiKeyMiddleware, api_key=api_key, answer=errors.answer)
+        app.add_middleware(ApiKeyMiddleware, api_key=api_key, answer=answer)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(allow_origins) or ["*"],
-        allow_methods=["GET", "POST", "DELETE"],
+        allow_methods=allow_methods,
         allow_headers=["*"],
         expose_headers=["*"],  # clients read x-request-id and retry-after
     )
     app.add_middleware(RequestIdMiddleware, tracing=tracing, state=state)
-    return app
 
 
 def _add_optional_routes(app: FastAPI, config: RouterConfig) -> None:
@@ -207,7 +220,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return errors_of(request).answer(found, request.scope, headers)
 
 
-async def _client_left(request: Request, error: Exception) -> Response:
+async def client_left(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -22,10 +20,8 @@ from router.api.unsupported import ServedRoutes
 from router.config import RouterConfig
 from router.errors import RouterError
 from router.pooling.errors import PoolingError
-from router.server.app import ApiKeyMiddleware, RequestIdMiddleware
+from router.server.app import NO_TELEMETRY, add_middleware, client_left
 
-_CLIENT_CLOSED_REQUEST = 499  # nginx' status; the client has disconnected
-_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 _FAMILIES = (tei.routes, openai.routes, ranking.routes, service.routes)
 
 
@@ -35,7 +31,7 @@ def create_pooled_app(
     """The application; without `state` only its OpenAPI document is of use."""
     app = Application(
         title="Text Embeddings Inference", docs_url=None, redoc_url=None, openapi_url="/api-doc/openapi.json",
-        redirect_slashes=False, telemetry=_NO_TELEMETRY,
+        redirect_slashes=False, telemetry=NO_TELEMETRY,
     )  # fmt: skip
     app.state.app_state = state
     for routes in _FAMILIES:
@@ -48,20 +44,11 @@ def create_pooled_app(
     app.openapi = lambda: openapi.document(app, models, limits)  # type: ignore[method-assign]
     app.add_exception_handler(RouterError, _router_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, _client_left)
+    app.add_exception_handler(ClientDisconnect, client_left)
     app.add_exception_handler(Exception, _internal_error)
-    # The last one added is the outermost.
-    if api_key is not None:
-        answer = lambda error, scope: error_answer(error, scope["path"])  # noqa: E731
-        app.add_middleware(ApiKeyMiddleware, api_key=api_key, answer=answer)
-    app.add_middleware(
-        CORSMiddleware,
-        allow_origins=list(allow_origins) or ["*"],
-        allow_methods=["GET", "POST"],
-        allow_headers=["*"],
-        expose_headers=["*"],  # clients read x-request-id and retry-after
+    add_middleware(
+        app, state, lambda error, scope: error_answer(error, scope["path"]), api_key, allow_origins, ["GET", "POST"]
     )
-    app.add_middleware(RequestIdMiddleware, state=state)
     return app
 
 
@@ -88,10 +75,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 _GENERATES = ("/generate", "/v1/chat", "/v1/completions", "/v1/messages", "/v1/responses", "/chat_tokenize")
-
-
-async def _client_left(request: Request, error: Exception) -> Response:
-    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

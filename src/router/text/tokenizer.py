@@ -34,6 +34,25 @@ _CHARACTERS_OF_AN_ID = 4
 _MOST_UNFINISHED = 8
 
 
+def load_tokenizer(path: Path, folder: Path | None) -> Tokenizer:
+    """Read a tokenizer.json.
+
+    Args:
+        folder: Of the model, whose other files may name further tokens; None: that of the file.
+
+    Raises:
+        StartupError: The file is not a tokenizer.
+    """
+    try:
+        tokenizer = Tokenizer.from_str(read_tokenizer(path, StartupError))
+        add_tokens(tokenizer, path.parent if folder is None else folder, StartupError)
+    except StartupError:
+        raise
+    except BaseException as error:
+        raise StartupError(f"cannot load the tokenizer {path}: {reason_of(error)}") from None
+    return tokenizer
+
+
 class PromptTokenizer:
     """The model's tokenizer with one instance per worker, because truncation is a setting of the instance.
 
@@ -68,14 +87,7 @@ class PromptTokenizer:
 
         Raises StartupError if the file is not a tokenizer.
         """
-        try:
-            tokenizer = Tokenizer.from_str(read_tokenizer(path, StartupError))
-            add_tokens(tokenizer, path.parent if folder is None else folder, StartupError)
-        except StartupError:
-            raise
-        except BaseException as error:
-            raise StartupError(f"cannot load the tokenizer {path}: {reason_of(error)}") from None
-        return cls(tokenizer, num_workers=num_workers)
+        return cls(load_tokenizer(path, folder), num_workers=num_workers)
 
     async def encode(self, text: str, *, add_special_tokens: bool, truncate: int | None) -> list[int]:
         """The ids of a prompt, at most the last `truncate` of them."""
