@@ -246,7 +246,7 @@ def test_adapters_come_and_go_on_all_nodes(group: NodeGroup, net: Network, tmp_p
     assert tokens("haiku") == answers[1]
     (root / "haiku" / "adapter_model.safetensors").write_bytes(b"damaged")
     status, answer = group.ask("POST", "/v1/load_lora_adapter", {"lora_name": "ode", "lora_path": "haiku"})
-    assert status == 400 and answer["error"].startswith("LoRA adapter `ode`:"), answer
+    assert status == 400 and answer["error"]["message"].startswith("LoRA adapter `ode`:"), answer
 
 
 @pytest.mark.long
