@@ -53,6 +53,8 @@ SCHEMAS: dict[str, Any] = {
 THINKS = ("<think>", "</think>")
 END = "<|the end|>"
 MAX_TOKENS = 600
+MANY_TOKENS = 4000
+"""More than such a model writes under a grammar that ends: each call is followed by another in half of the cases."""
 
 
 @cache
@@ -77,12 +79,14 @@ def matcher_of(name: str, grammar: str) -> LLMatcher:
     return matcher
 
 
-def written(name: str, matcher: LLMatcher, seed: int, likely: tuple[str, ...] = ()) -> list[int]:
+def written(
+    name: str, matcher: LLMatcher, seed: int, likely: tuple[str, ...] = (), max_tokens: int = MAX_TOKENS
+) -> list[int]:
     """What a model whose logits are all the same writes; the `likely` tokens come in one of eight cases."""
     tokenizer, _, _ = tokenizer_of(name)
     chance, matcher, ids = random.Random(seed), matcher.deep_copy(), list[int]()
     end = tokenizer.token_to_id(END)
-    while not matcher.is_stopped() and len(ids) < MAX_TOKENS:
+    while not matcher.is_stopped() and len(ids) < max_tokens:
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
         assert allowed, matcher.get_error()

@@ -9,6 +9,7 @@ import pytest
 from call_trials import (
     END,
     FORMS,
+    MANY_TOKENS,
     MAX_TOKENS,
     SCHEMAS,
     THINKS,
@@ -51,8 +52,8 @@ def test_demanded_calls_fit_their_schemas(format: Format, num_samples: int) -> N
     style = None if opens else "think"
     numbers = []
     for seed in range(num_samples):
-        ids = written(format.name, matcher, seed, likely=(closes or THINKS[1], END))
-        assert len(ids) < MAX_TOKENS
+        ids = written(format.name, matcher, seed, likely=(closes or THINKS[1], END), max_tokens=MANY_TOKENS)
+        assert len(ids) < MANY_TOKENS
         events = read(format.name, ids, style=style)
         assert not any(isinstance(event, Content) for event in events)
         numbers.append(check_calls(events))
