@@ -1,4 +1,4 @@
-"""The launcher's command line. What a launch needs is imported when there is one, so that `--help` is quick."""
+"""The launcher's command line; imports what a launch needs only for a launch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def main() -> int:
 
 
 def _models() -> list[str]:
-    """Those that need no download."""
+    """List the models that need no download."""
     from launcher.planning.model_info import DEMO, cached_models
 
     return [DEMO, *cached_models(os.environ)]
 
 
 def _remedy(word: str) -> str | None:
-    """Of another server's command, and of a word that can only be a model."""
+    """Say what to do about another server's command, or a word that can only be a model."""
     if instead := command_hint(word):
         return f"use {instead}"
     is_model = word == "demo" or "/" in word or word.lower().endswith(".gguf") or os.path.isdir(word)

@@ -1,4 +1,4 @@
-"""Command: what the planning hands to the code that starts the processes; and how the launcher asks its own server."""
+"""Command: what planning hands to the code that starts processes; and how the launcher asks its own server."""
 
 from __future__ import annotations
 

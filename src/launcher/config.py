@@ -1,7 +1,4 @@
-"""LauncherConfig: what was asked for, each option once, in TGI's names; and the combinations that are refused.
-
-Knows neither the machine nor the model; what will be done is `launcher.planning.plan.LaunchPlan`.
-"""
+"""LauncherConfig: the options as they were given, in TGI's names, and the combinations that are refused."""
 
 from __future__ import annotations
 
@@ -386,7 +383,7 @@ def _check_served(config: LauncherConfig) -> None:
 
 
 def _is_the_model(config: LauncherConfig) -> bool:
-    """Whether the flat directory of weights changes nothing, because it is not given or is the model's own folder."""
+    """Whether the flat directory of weights is not given or is the model's own folder."""
     override = config.weights_cache_override
     return override is None or (config.model_id is not None and override.resolve() == Path(config.model_id).resolve())
 

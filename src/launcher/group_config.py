@@ -1,6 +1,5 @@
-"""GroupConfig: the options of a group of nodes, which serve one model together, a launcher on each.
-
-Node 0 leads. Where a supervisor starts the nodes (LeaderWorkerSet, torchrun), its variables fill what is not given.
+"""GroupConfig: the options of a group of nodes that serve one model, filled from the variables of LeaderWorkerSet or
+torchrun.
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ C = TypeVar("C", bound=GroupConfig)
 
 
 def with_supervisor(config: C, environ: Mapping[str, str]) -> C:
-    """`config` with what LeaderWorkerSet's or torchrun's variables say where no option does. Raises ArgumentValidation.
+    """Fill `config` from LeaderWorkerSet's or torchrun's variables where no option says it.
 
-    torchrun's own store listens on MASTER_PORT, which is read as `--master-port`: node 0 then takes the next port.
+    torchrun's own store listens on MASTER_PORT (`--master-port`), so node 0 takes the next port.
     """
     by_torchrun = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     counts = ("GROUP_WORLD_SIZE", "GROUP_RANK") if by_torchrun else ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX")

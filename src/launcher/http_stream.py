@@ -1,7 +1,6 @@
-"""One HTTP/1.1 connection that streams answers: asyncio's transport and llhttp's parser.
+"""One HTTP/1.1 connection that streams answers, by asyncio's transport and llhttp's parser.
 
-Used by the load generator and the chat. A general client costs several times as much per event, and on a small machine
-that time is taken from the server that is being measured.
+A general client costs several times as much for each event, which is time taken from the measured server.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ READ_BYTES = 2**16
 
 
 def server_url(text: str) -> str:
-    """What people write for a server as a URL that `Connection` takes: `http://` may be left out, and clients of
-    OpenAI's API have `/v1` at the end of theirs."""
+    """Return the URL for `Connection`: `http://` may be missing, and OpenAI's `/v1` at its end is removed."""
     return (text if "://" in text else f"http://{text}").rstrip("/").removesuffix("/v1")
 
 
@@ -60,14 +58,17 @@ class BadAnswerError(Exception):
 
 
 class Connection:
-    """Keeps its socket between requests where the server does; not for two requests at a time.
+    """One request at a time on a socket that is kept.
 
     An answer that is not read to its end must be closed (`contextlib.aclosing`) before the next request.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        """url: scheme, host, port, and the path that is put before every route. Raises ValueError for another scheme
-        than http and https, and for a user name."""
+        """Take scheme, host, port, and the path before every route.
+
+        Raises:
+            ValueError: Another scheme than http and https, or a user name.
+        """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url} is not an http:// or https:// URL")
@@ -93,7 +94,7 @@ class Connection:
                 yield part
 
     async def events(self, path: str, body: bytes) -> AsyncGenerator[list[bytes], None]:
-        """As `post`, but the data of server-sent events, those that came together in one list; without `[DONE]`."""
+        """Post, and yield the data of server-sent events without `[DONE]`, those that came together in one list."""
         rest = b""
         async with aclosing(self.post(path, body)) as parts:
             async for part in parts:

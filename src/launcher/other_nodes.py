@@ -1,4 +1,4 @@
-"""The other nodes of a group, as the code that starts and watches the processes of one node sees them."""
+"""The other nodes of a group, as seen by the code that runs one node's processes."""
 
 from __future__ import annotations
 

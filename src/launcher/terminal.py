@@ -1,4 +1,4 @@
-"""What a terminal shows of a launch: a live line for each child that starts, then what is served and how to ask it."""
+"""What a terminal shows of a launch: a line for each starting child, then what is served."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME_WIDTH = 10
 
 
 class Terminal:
-    """`say` is for lines that stay; those of `show_starting` are replaced by the next and go with the last."""
+    """Prints lasting lines with `say`, and replaced ones with `show_starting`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -31,10 +31,7 @@ class Terminal:
         self._console.say(text)
 
     def show_starting(self, children: Sequence[tuple[str, str]], *, of: int) -> None:
-        """`children`: name and phase of each child that is not ready; `of`: how many there are, ready ones included.
-
-        If there are many, about half of them get a line, so that they fit a screen.
-        """
+        """Show name and phase of the children that are not ready, shortened to fit the screen."""
         if children and time.monotonic() - self._drawn_at < _REDRAW_S:
             return
         self._drawn_at = time.monotonic()

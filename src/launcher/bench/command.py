@@ -34,10 +34,7 @@ PER_CLIENT, LEAST, OPEN_LOOP = 3, 16, 64
 
 
 def run_bench(config: BenchConfig) -> int:
-    """Measures every cell or compares two runs, prints the table and writes the report.
-
-    Returns the exit status: 130 when interrupted.
-    """
+    """Measure every cell, or compare two runs, and return the exit status: 130 when interrupted."""
     try:
         config = _with_whole_url(config)
         earlier = _runs_to_compare(config)
@@ -165,7 +162,7 @@ def _naming_folder(config: BenchConfig) -> Iterator[None]:
 
 
 async def _measure(config: BenchConfig, run: Run, keep: Callable[[], None]) -> None:
-    """Fills in what the server says of itself and one cell after the other, and calls `keep` after each."""
+    """Fill in the server's facts and the cells one by one, and call `keep` after each."""
     headers = {} if config.api_key is None else {"authorization": f"Bearer {config.api_key}"}
     try:
         async with asyncio.timeout(config.timeout):

@@ -1,4 +1,4 @@
-"""Two runs side by side: their figures and ratios for each load, and what was not the same in them."""
+"""Two runs side by side: figures, ratios, and what was not the same in them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Comparison:
         return "unset" if a is None else str(a), "unset" if b is None else str(b)
 
     def _different_prompts(self) -> Iterator[str]:
-        """Where both runs asked for the same length."""
+        """Name the loads whose prompts differ although both runs asked for the same length."""
         if self.a.options["prompt"] != self.b.options["prompt"]:
             return
         counts = [[n for cell in cells if (n := cell.prompt_tokens)] for cells in zip(*self._pairs(), strict=True)]

@@ -78,7 +78,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def given_options(config: BenchConfig) -> list[Option]:
-    """Those that differ from their defaults, without the key."""
+    """List the options that differ from their defaults, without the key."""
     return [
         opt for opt in options_of(BenchConfig) if getattr(config, opt.name) != opt.default and not opt.header
     ]  # fmt: skip

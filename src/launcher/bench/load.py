@@ -46,9 +46,10 @@ class Target:
 async def stream_once(
     connection: Connection, target: Target, body: bytes, on_token: Callable[[], None], *, due: float | None = None
 ) -> RequestTimes:
-    """One request, timed from `due` (by `time.perf_counter`), the moment when it was to be sent, or from now.
+    """Send one request and time it from `due` (of `time.perf_counter`), or from now.
 
-    Raises BadAnswerError, OSError, TimeoutError.
+    Raises:
+        BadAnswerError, OSError, TimeoutError: The request failed.
     """
     usage = Usage()
     arrivals: list[float] = []

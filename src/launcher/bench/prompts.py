@@ -1,4 +1,4 @@
-"""Prompts of a wanted length, each with a beginning of its own, so that no prefix cache answers for the model."""
+"""Prompts of a wanted length, each with its own beginning, so that no prefix cache answers."""
 
 from __future__ import annotations
 

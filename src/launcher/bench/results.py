@@ -22,11 +22,7 @@ class RequestTimes:
 
 @dataclass
 class Cell:
-    """One measured cell; latencies in seconds, NaN where nothing was answered. `repeats`: output tokens/s of each.
-
-    tpot: seconds per output token after the first, of whole requests; inter-token gaps mislead where a server sends
-    several tokens at once.
-    """
+    """One measured cell; latencies in seconds, NaN without answers."""
 
     load: str
     output_tokens_per_s: float
@@ -35,6 +31,8 @@ class Cell:
     ttft_p99: float
     itl_p50: float
     itl_p99: float
+    # Seconds per output token after the first, of whole requests: gaps between tokens mislead where a server sends
+    # several at once.
     tpot_p50: float
     tpot_p99: float
     num_requests: int
@@ -42,6 +40,7 @@ class Cell:
     prompt_tokens: float | None  # on average, as the server counts
     errors: int
     first_error: str | None = None
+    # Output tokens/s of each repeat.
     repeats: list[float] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -109,7 +108,7 @@ _MEDIANS = ("output_tokens_per_s", "requests_per_s", *_TIMES, "prompt_tokens")
 
 
 def median_cell(cells: Sequence[Cell]) -> Cell:
-    """The repeats of a cell as one: the median of each figure, over those that have it; counts of all together."""
+    """Merge the repeats of a cell: the median of each figure, the sum of each count."""
     figures: dict[str, Any] = {}
     for name in _MEDIANS:
         values = [v for cell in cells if (v := getattr(cell, name)) is not None and not math.isnan(v)]

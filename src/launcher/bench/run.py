@@ -26,7 +26,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of what was measured."""
+        """Name what was measured."""
         server = self.options.get("label") or self.server or self.options.get("url", "")
         return f"{self.model} on {server}" if self.model else str(server)
 

@@ -63,8 +63,11 @@ class ChatClient:
     """Opens a connection for each request, so that one that is given up ends on the server, too."""
 
     def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
-        """url: the server's, with `http://` before it and `/v1` at its end or without. Raises ChatError if it is
-        not a URL."""
+        """Take a server's URL, with `/v1` at its end or without.
+
+        Raises:
+            ChatError: It is not a URL.
+        """
         self.url = server_url(url)
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._model = model
@@ -78,7 +81,11 @@ class ChatClient:
             raise ChatError(f"--url {error}") from None
 
     async def greet(self) -> str:
-        """The model that will answer. Raises ChatError if the server does not, and if its model does not chat."""
+        """Return the model that will answer.
+
+        Raises:
+            ChatError: The server does not answer, or its model does not chat.
+        """
         if self._model is None:
             listed = await self._get("/v1/models")
             try:
@@ -92,7 +99,7 @@ class ChatClient:
         return self._model
 
     async def _get(self, path: str) -> Any:
-        """What a GET route answers; None if the server has no such route, or answers something else than JSON."""
+        """GET a route's JSON; None if there is no such route or no JSON."""
         connection = self._connect()
         try:
             async with asyncio.timeout(_GREETING_TIMEOUT_S):

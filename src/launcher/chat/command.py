@@ -1,4 +1,4 @@
-"""`launcher chat` from its options to its end: at a terminal a conversation, in a pipe an answer to each line."""
+"""`launcher chat`: at a terminal a conversation, in a pipe an answer to each line."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ _SPINNER_WIDTH = 3
 
 
 def run_chat(config: ChatConfig, environ: Mapping[str, str]) -> int:
-    """Chats; returns the exit status: 1 for an error, 130 if a signal has interrupted the start or an answer in a
-    pipe."""
+    """Chat and return the exit status: 1 for an error, 130 when interrupted."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):  # no text of a model or a file may end the chat
             stream.reconfigure(errors="replace")
@@ -133,10 +132,7 @@ def _obey(conversation: Conversation, line: str) -> Message | None:
 
 
 def _answer_at_terminal(client: ChatClient, conversation: Conversation, asked: Message) -> bool:
-    """An answer that Ctrl-C stops is kept as far as it came; a prompt without one is not: then False.
-
-    Raises ChatError.
-    """
+    """Answer, and keep what came before Ctrl-C; drop a prompt without any answer and return False."""
     parts: list[str] = []
     ending = ""
     console = Console()

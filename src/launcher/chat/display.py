@@ -1,4 +1,4 @@
-"""An answer as it comes: text where it is read by a program or a plain terminal, Markdown where a terminal shows it."""
+"""Shows an answer as it comes: as Markdown at a terminal, else as text."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class PlainDisplay:
 
 
 class MarkdownDisplay:
-    """Blocks that are complete are written as Markdown and stay; the one that is coming is text until then."""
+    """Shows complete blocks as Markdown, and the block that is coming as text."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -115,7 +115,7 @@ class MarkdownDisplay:
             self._live.update(self._last_rows(rest), refresh=True)
 
     def _last_rows(self, text: str) -> Text:
-        """As many of the last rows as a terminal has: what is above them could not be taken back."""
+        """Keep as many of the last rows as fit the terminal: rows above it cannot be taken back."""
         rows = Text(text).wrap(self._console, self._console.width)
         return Text("\n").join(rows[-max(1, self._console.height - _ROWS_FOR_OTHERS) :])
 
@@ -133,10 +133,7 @@ def _markdown(text: str) -> Markdown:
 
 
 def complete_blocks(text: str) -> tuple[str, str]:
-    """Split Markdown before its last block, which may still grow.
-
-    Returns: What is complete, and the rest; both together are the text.
-    """
+    """Split Markdown before its last block, which may still grow."""
     starts = [token.map[0] for token in _PARSER.parse(text) if token.level == 0 and token.map and token.nesting >= 0]
     if len(starts) < 2:
         return "", text

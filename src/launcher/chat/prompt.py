@@ -1,4 +1,4 @@
-"""A prompt typed at the terminal: edited and recalled by readline, of several lines if they end with a backslash."""
+"""Reads a prompt at the terminal with readline; a backslash at the end of a line continues it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ except ImportError:  # a Python that was built without it
 
 
 def ask(begun: str = "") -> str:
-    """What was typed, without blanks around it; empty if Ctrl-C has thrown it away. Raises ChatEndedError at the end
-    of the input, and for Ctrl-C where nothing was typed.
+    """Read a prompt; empty after Ctrl-C.
 
     Args:
-        begun: A text that is there already and can be changed, where readline is there; else it is shown.
+        begun: Text that can be edited, or is only shown without readline.
+
+    Raises:
+        ChatEndedError: The input ended, or Ctrl-C came before any text.
     """
     lines: list[str] = []
     with _interrupts() as interrupted_text, _begun(begun):

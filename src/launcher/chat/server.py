@@ -1,4 +1,4 @@
-"""A server of our own for one chat: a launcher as a child, started before it and ended after it."""
+"""A server for one chat: a launcher that is started and ended with it."""
 
 from __future__ import annotations
 
@@ -49,10 +49,13 @@ class _OwnServer(Server):
 def served(
     model_id: str, options: Sequence[str], environ: Mapping[str, str], show: Callable[[str], None]
 ) -> Iterator[Server]:
-    """A server for `model_id`, which ends with the block. `show` gets what it says while it starts.
+    """Serve `model_id` until the block ends, or is interrupted.
 
-    Raises ChatError if it does not start, and before that for a folder whose model has no chat template.
-    A KeyboardInterrupt while it ends kills it.
+    Args:
+        show: Called with what the server says while it starts.
+
+    Raises:
+        ChatError: It did not start, or the model has no chat template.
     """
     if not {"CHAT_TEMPLATE", "TOKENIZER_CONFIG_PATH"} & environ.keys() and _lacks_template(model_id):
         raise ChatError(no_template(model_id, f"serve this one for single prompts: launcher serve {model_id}"))

@@ -24,7 +24,7 @@ _TIMEOUT_S = 10.0
 
 
 def run_client(config: ClientConfig, environ: Mapping[str, str]) -> int:
-    """Asks the server, then shows and writes the settings; returns the exit status: 1 for an error or a no."""
+    """Ask the server, show and write the settings, and return the exit status."""
     try:
         server = _server(config)
         if config.client == "open-webui":

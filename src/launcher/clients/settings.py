@@ -1,4 +1,4 @@
-"""The settings of each program: where they are, and what is in them for a server of ours. Reads and writes no file."""
+"""Where each program keeps its settings, and what they say for our server. Reads and writes no file."""
 
 from __future__ import annotations
 
@@ -39,15 +39,14 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program with a file of settings.
-
-    place: the file, by the environment. extended: the text of the file with a server's settings; raises
-    UnreadableError. reads_key: whether it takes the key from KEY_VARIABLE.
-    """
+    """A program with a file of settings."""
 
     command: str
+    # The file, by the environment.
     place: Callable[[Mapping[str, str]], Path]
+    # Adds a server's settings to the file's text; raises UnreadableError.
     extended: Callable[[str, Server], str]
+    # Whether the program takes the key from KEY_VARIABLE.
     reads_key: bool
 
 
@@ -71,7 +70,7 @@ def _codex_place(environ: Mapping[str, str]) -> Path:
 
 
 def _codex(text: str, server: Server) -> str:
-    """Edits the lines, since comments are to stay; then compares the values of the whole file with what is wanted."""
+    """Edit the lines, to keep comments, and compare the values of the result with what is wanted."""
     before = _toml(text)
     top: dict[str, Any] = {"model": server.model, "model_provider": NAME}
     if server.context is not None:

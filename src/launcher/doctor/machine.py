@@ -167,7 +167,7 @@ def _child(module: str, environ: Mapping[str, str]) -> subprocess.CompletedProce
 
 
 def _last_line(answer: subprocess.CompletedProcess[str]) -> str:
-    """Of a child that failed: the error, below its traceback."""
+    """Return the error of a failed child, below its traceback."""
     lines = answer.stderr.strip().splitlines()
     return lines[-1] if lines else f"its check exited with status {answer.returncode}"
 

@@ -107,7 +107,7 @@ def _address(url: SplitResult) -> tuple[str, int]:
 
 
 def _connection_failure(host: str, number: int) -> str | None:
-    """None: the host takes connections. In a thread, because looking up a name has no timeout of its own."""
+    """Say why a connection fails, or None; runs in a thread, since looking up a name has no timeout."""
     answers: SimpleQueue[str | None] = SimpleQueue()
 
     def connect() -> None:

@@ -79,16 +79,16 @@ def _on_gpu(config: EstimateConfig, machine: Hardware) -> bool:
 
 
 def _capability(config: EstimateConfig, machine: Hardware) -> tuple[int, int]:
-    """Of this machine's GPUs, of the oldest; of a new one where the GPUs are others."""
+    """Return the capability of this machine's oldest GPU, or a new one's if the GPUs are elsewhere."""
     known = [gpu.compute_capability for gpu in machine.gpus if gpu.compute_capability is not None]
     return min(known) if known and config.memory is None else NEW_GPU
 
 
 def _memory(machine: Hardware, *, on_gpu: bool) -> int | None:
-    """Return the bytes of each of this machine's GPUs, or what is free of its own.
+    """Return the bytes of each GPU, or the machine's free bytes.
 
     Raises:
-        ArgumentValidation: GPUs are asked for, and none is here.
+        ArgumentValidation: GPUs are asked for, and there are none.
     """
     if not on_gpu:
         return machine.free_bytes

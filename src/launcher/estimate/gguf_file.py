@@ -1,4 +1,4 @@
-"""A GGUF file that is estimated: which one is meant, and the folder of its config, made as `serve` makes it."""
+"""Which GGUF file is estimated, and the folder of its config, made as `serve` makes it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from wire.quantization import gguf
 
 
 def prepared(model_id: str, revision: str | None, environ: Mapping[str, str]) -> str:
-    """Return `model_id`, or the GGUF file that it means, whose config is on this machine then.
+    """Return `model_id`, or the GGUF file that it means.
 
     Raises:
-        ArgumentValidation: The file is not here, cannot be served, or none has the quantization that is asked for.
-        DownloadError: It is a file of the hub that has not been downloaded; or the hub cannot be asked.
+        ArgumentValidation: The file cannot be served, or none has the wanted quantization.
+        DownloadError: The file has not been downloaded, or the hub cannot be asked.
     """
     chosen = with_chosen_file(model_id, revision, environ)
     meant = with_gguf_file(LauncherConfig(model_id=chosen)).model_id or chosen

@@ -1,4 +1,4 @@
-"""The facts of a model on the hub without its weights: its small JSON files, and the sizes of the others."""
+"""Facts of a model on the hub without its weights: its small JSON files, and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model takes and how much fits, for each number of shards and each way to keep weights and cache. Pure."""
+"""What a model takes and what fits, by number of shards and quantization. Pure."""
 
 from __future__ import annotations
 
@@ -56,10 +56,12 @@ def rows(
     available: int | None,
     kv_cache_memory: int | None = None,
 ) -> list[Row]:
-    """For `num_shard`, or for all usual counts that divide the model's heads.
+    """Estimate `num_shard` shards, or all usual counts that divide the heads.
 
-    capability: compute capability of the GPUs; None: on a CPU. available: bytes of each GPU, or that are free on the
-    machine. kv_cache_memory: as the server's option.
+    Args:
+        capability: Compute capability of the GPUs; None on a CPU.
+        available: Bytes of each GPU, or free bytes of the machine.
+        kv_cache_memory: The server's option.
     """
     if capability is None:
         hardware = dataclasses.replace(hardware, gpus=(), free_bytes=available)
@@ -75,7 +77,7 @@ def rows(
 def _ways(
     info: ModelInfo, hardware: Hardware, capability: tuple[int, int] | None, kv_cache_memory: int | None
 ) -> list[LauncherConfig]:
-    """As the checkpoint is, then smaller. A checkpoint that is quantized stays as it is."""
+    """List the ways to keep the weights: as they are, then smaller unless they are quantized."""
     on_gpu = capability is not None
     plain = LauncherConfig(kv_cache_memory=kv_cache_memory)
     plain = dataclasses.replace(plain, dtype="bfloat16" if on_gpu else memory.dtype_of(plain, info, hardware))

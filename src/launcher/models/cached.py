@@ -22,16 +22,15 @@ _COMMIT_LETTERS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class CachedModel:
-    """One revision of a model. size: bytes of its files, some of them perhaps also of others.
-
-    used_at: seconds since 1970.
-    """
+    """One revision of a model."""
 
     model_id: str
     revision: str
     """Its branches and tags, else the beginning of its commit."""
     commit: str
+    # Bytes of its files, which may also belong to other revisions.
     size: int
+    # Seconds since 1970.
     used_at: float
     is_whole: bool
     """No transfer of the model, in whichever revision, was cut off."""
@@ -109,7 +108,7 @@ class Removal:
 
 
 def removal(model_id: str, revision: str | None, environ: Mapping[str, str]) -> Removal:
-    """Of a model, or of one revision of it. Raises ArgumentValidation."""
+    """Plan the removal of a model, or of one revision."""
     scanned = _scan(environ)
     models = {repository.repo_id: repository for repository in _models(scanned)}
     if scanned is not None and model_id in models:
@@ -125,8 +124,11 @@ def removal(model_id: str, revision: str | None, environ: Mapping[str, str]) -> 
 
 
 def _chosen(repository: CachedRepoInfo, revision: str | None) -> list[CachedRevisionInfo]:
-    """All revisions, or the one that is meant: a branch or tag before a commit, a whole commit before its beginning.
-    Raises ArgumentValidation for one that is not there, or that may be several."""
+    """Return all revisions, or the one meant: a branch or tag, a commit, or its beginning.
+
+    Raises:
+        ArgumentValidation: There is none, or several.
+    """
     if revision is None:
         return list(repository.revisions)
     by_name = [one for one in repository.revisions if revision in one.refs]
@@ -146,7 +148,7 @@ def _models(scanned: HFCacheInfo | None) -> list[CachedRepoInfo]:
 
 
 def _scan(environ: Mapping[str, str]) -> HFCacheInfo | None:
-    """None: there is no such folder yet. Raises ArgumentValidation."""
+    """Read the cache; None if there is no such folder yet."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

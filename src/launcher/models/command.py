@@ -100,7 +100,7 @@ def run_pull(config: PullConfig, environ: Mapping[str, str]) -> int:
 
 
 def _download(config: PullConfig, environ: Mapping[str, str]) -> str | None:
-    """Runs the child and shows its warnings and a bar on a terminal, else its log; why it failed, None: it did not."""
+    """Run the child with a bar on a terminal, else its log; return why it failed."""
     flags = to_argv({"revision": config.revision, "json_output": True})
     last = "the download ended without a word"
     if on_terminal := log_setup.configure(False, layout="launcher", short=True) is not None:
@@ -123,8 +123,7 @@ def _download(config: PullConfig, environ: Mapping[str, str]) -> str | None:
 
 
 def run_remove(config: RemoveConfig, environ: Mapping[str, str]) -> int:
-    """Removes after a question; returns the exit status: 1 for a model that is not there or an answer of no,
-    130 after Ctrl-C."""
+    """Remove after a question, and return the exit status: 1 if missing or declined, 130 after Ctrl-C."""
     environ = with_hub_cache(environ, config.huggingface_hub_cache)
     try:
         plan = removal(config.model_id, config.revision, environ)

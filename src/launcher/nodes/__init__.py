@@ -1,1 +1,1 @@
-"""A group of nodes: the launcher of node 0 leads, the others do what it plans; each notices when another is lost."""
+"""A group of nodes: node 0's launcher leads; each notices when another is lost."""

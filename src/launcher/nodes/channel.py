@@ -1,4 +1,4 @@
-"""One end of the stream between two launchers: messages out, with beats between them, and when the other was heard."""
+"""One end of the stream between two launchers, with beats between messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Stream(Generic[M]):
             yield message
 
     def read(self, messages: Iterable[R], on_message: Callable[[R], None], on_change: Callable[[], None]) -> None:
-        """Until the end of the stream; runs on a thread of its own. `on_change`: after each message, and at the end."""
+        """Read until the stream ends, on a thread of its own; call `on_change` after each message and at the end."""
         try:
             for message in messages:
                 self.heard()

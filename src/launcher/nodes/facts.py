@@ -1,4 +1,4 @@
-"""What must be the same on all nodes of a group: versions of the libraries, and the files of the model."""
+"""What must be equal on all nodes: versions of libraries, and the model's files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WEIGHTS = "*.safetensors"
 
 
 def versions() -> dict[str, str]:
-    """Of what computes together; absent where a library is not installed."""
+    """Return the versions of the libraries that compute together."""
     found = {}
     for name in _LIBRARIES:
         try:
@@ -26,8 +26,7 @@ def versions() -> dict[str, str]:
 
 
 def digests(directory: Path, adapters: Mapping[str, Path]) -> dict[str, str]:
-    """The small files of the model by their content, its weights by names and sizes; adapters, of which the folders are
-    given by name, by their content."""
+    """Hash small files and adapters by content, weights by names and sizes."""
     found = {}
     for name in _FILES:
         path = directory / name
@@ -41,7 +40,7 @@ def digests(directory: Path, adapters: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _content(folder: Path) -> str:
-    """Of what a shard reads of an adapter."""
+    """Hash what a shard reads of an adapter."""
     files = sorted(path for path in (folder / ADAPTER_CONFIG, *folder.glob(_WEIGHTS)) if path.is_file())
     parts = []
     for path in files:

@@ -97,7 +97,7 @@ def with_shards(config: LauncherConfig, machine: Hardware) -> LauncherConfig:
 
 
 def commit_of(config: LauncherConfig, environ: Mapping[str, str]) -> str:
-    """The commit of a hub model, by the hub or else by the local cache; empty for a directory, or if neither knows."""
+    """Return the commit of a hub model, asked of the hub or else the cache; empty if unknown."""
     model_id = config.model_id or DEFAULT_MODEL_ID
     if model_info.is_local(model_id):
         return ""
@@ -126,10 +126,11 @@ def meet(
     prefix: str,
     pause: Pause,
 ) -> tuple[NodePart, int]:
-    """This node's part, and the port where rank 0 listens; waits until the model is on all nodes.
+    """Wait until the model is on all nodes; return this node's part, and the port of rank 0.
 
-    directory: of the model. adapters: names of those of `--lora-adapters`, and their folders. prefix: of the shards'
-    sockets. Raises LauncherError.
+    Args:
+        adapters: The names of `--lora-adapters`, and their folders.
+        prefix: Of the shards' sockets.
     """
     nodes, rank = num_nodes(config), config.node_rank or 0
     if num_shard % nodes:

@@ -21,12 +21,12 @@ def title(node_rank: int, address: str) -> str:
 
 
 def first_of(failures: list[Failure]) -> Failure:
-    """Of failures in the order in which they were noticed, the one that explains the others."""
+    """Return the failure that explains the others, of failures in the order of their detection."""
     return next((failure for failure in failures if not failure.is_consequence), failures[0])
 
 
 def as_seen_by(node_rank: int, own: LauncherError, first: Failure) -> LauncherError:
-    """What the node ends with: its own error, if it failed first, else the loss of the node that did."""
+    """Return the node's own error if it failed first, else the loss of the node that did."""
     if first.node_rank != node_rank:
         return NodeLost(first.text)
     if isinstance(own, NodeLost):

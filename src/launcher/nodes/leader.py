@@ -1,4 +1,4 @@
-"""Node 0: lets the other nodes join, hands them the plan, notices the first failure and sends it to all."""
+"""Node 0: admits the other nodes, sends them the plan, and tells all of the first failure."""
 
 from __future__ import annotations
 
@@ -45,8 +45,11 @@ class Leader(NodeGroup):
         store_port: Callable[[], int],
         wake: Callable[[], None],
     ) -> None:
-        """hello: what this node would say. store_port: finds where rank 0 may listen. wake: ends the main thread's
-        wait. Raises ArgumentValidation."""
+        """Take what this node would say itself, and how to wake the main thread.
+
+        Args:
+            store_port: Finds where rank 0 may listen.
+        """
         self.address = hello.address
         self._config, self._hello, self._wake, self._store_port = config, hello, wake, store_port
         self._num_nodes = num_nodes(config)
@@ -87,7 +90,7 @@ class Leader(NodeGroup):
         member.close()
 
     def _admit(self, member: Member) -> str | None:
-        """None, or why it cannot join: one sentence that names both sides."""
+        """Admit a node, or return in one sentence why it cannot join."""
         hello = member.hello
         if hello.num_nodes != self._num_nodes:
             return f"{member.name} has `--nnodes` {hello.num_nodes}, {self._name} {self._num_nodes}"
@@ -190,7 +193,7 @@ class Leader(NodeGroup):
         return any(member.asks_for_stop for member in self._others())
 
     def show_progress(self, text: str) -> None:
-        """Of the other nodes: what this one does is in its log."""
+        """Show what the other nodes do: this one's progress is in its log."""
         self.all_are_ready()
 
     def all_are_ready(self) -> bool:

@@ -21,17 +21,14 @@ CommitOf = Callable[[LauncherConfig], str]
 
 
 class NodeGroup(Group):
-    """In the order of the launch: `join`, `meet`, then what `Group` has, then `end` after a failure, and `close`."""
+    """The calls of a launch, in order: `join`, `meet`, those of `Group`, `end` after a failure, `close`."""
 
     address: str
     """Where this node listens for the others."""
 
     @abstractmethod
     def join(self, config: LauncherConfig, commit_of: CommitOf, pause: Pause) -> LauncherConfig:
-        """Waits until all nodes have joined; the options of this node, with the commit that all serve.
-
-        Raises LauncherError.
-        """
+        """Wait until all nodes have joined; return this node's options with the common commit."""
 
     @abstractmethod
     def meet(self, own: pb.Prepared, pause: Pause) -> pb.Start:
@@ -39,9 +36,8 @@ class NodeGroup(Group):
 
     @abstractmethod
     def end(self, error: LauncherError) -> LauncherError:
-        """All nodes end because of `error`; what this one ends with, which names the first to fail. Takes a second or
-        two: the nodes tell each other."""
+        """End all nodes because of `error`, and return the error of this one, which names the first to fail."""
 
     @abstractmethod
     def close(self) -> None:
-        """No more is said to the others, who may count this node as lost if they were not told that it ends."""
+        """Stop the channel; the others count this node as lost unless they know that it ends."""

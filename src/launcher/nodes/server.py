@@ -1,4 +1,4 @@
-"""The gRPC server of node 0. A call without the group's token is refused before a message of it is read."""
+"""The gRPC server of node 0; refuses calls without the group's token before reading them."""
 
 from __future__ import annotations
 

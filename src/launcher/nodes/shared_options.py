@@ -1,4 +1,4 @@
-"""The options that hold for all nodes of a group: node 0 hands them on, and another node may not contradict them."""
+"""The options that hold for all nodes: node 0 sends them, and no other node may contradict them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def to_words(config: LauncherConfig) -> list[str]:
 
 
 def merged(own: LauncherConfig, words: list[str], leader: str) -> LauncherConfig:
-    """The config of this node: node 0's, with what each node has for itself. leader: node 0, for people.
+    """Return node 0's config with what is this node's own.
 
-    Raises ArgumentValidation for an option that is given here and differs from node 0's.
+    Raises:
+        ArgumentValidation: An option given here differs from node 0's.
     """
     try:
         theirs = parse(LauncherConfig, words, {})

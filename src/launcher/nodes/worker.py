@@ -1,4 +1,4 @@
-"""A node other than node 0: joins, does what the plan says, and ends when node 0 says so or is lost."""
+"""A node other than node 0: joins, follows the plan, and ends with node 0."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_CHARACTERS = 8192
 
 
 class _Forwarding(logging.Handler):
-    """Hands on what the launcher and its children log at WARN or above. `say` may be called on any thread."""
+    """Forwards records at WARN or above, from any thread, to node 0."""
 
     def __init__(self, say: Callable[[pb.NodeSays], None]) -> None:
         super().__init__(logging.WARNING)
@@ -57,13 +57,12 @@ class _Forwarding(logging.Handler):
 
 
 class Worker(NodeGroup):
-    """Owns the channel to node 0 and the thread that reads it; the rest is for the main thread."""
+    """Owns the channel to node 0 and its reading thread; other methods are for the main thread."""
 
     def __init__(
         self, config: LauncherConfig, hello: pb.Hello, port: int, resolve: Callable[[], str], wake: Callable[[], None]
     ) -> None:
-        """port: of node 0. resolve: finds its address, which may change until it is reached. wake: ends the main
-        thread's wait."""
+        """Take node 0's port, and `resolve`, which finds its address until it is reached."""
         self.address = hello.address
         self._config, self._hello, self._wake = config, hello, wake
         self._rank = hello.node_rank

@@ -1,7 +1,7 @@
-"""`--placement ray`: a group of nodes on a running Ray cluster, a launcher on each. The only module that imports Ray.
+"""`--placement ray`: a group of nodes on a running Ray cluster. The only module that imports Ray.
 
-Ray only places: an actor on each node starts the launcher of that node as a child that cannot outlive it, reports its
-output and its end, and is never restarted. The launchers themselves notice when one of them is lost.
+Ray only places: an actor on each node starts its launcher as a child, and is never restarted. The launchers themselves
+notice a loss.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PASSED_ON = ("HF_", "HUGGING_FACE_", "NCCL_", "GLOO_", "OTEL_", "OMP_NUM_THREAD
 
 
 class NodeActor:
-    """On one node: starts its launcher, and answers for it. Each call is short, all are made on one thread."""
+    """Starts the launcher of one node and reports on it; all calls are short and on one thread."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -62,7 +62,7 @@ class NodeActor:
         self._reader = threading.Thread(target=self._read, daemon=True)
 
     def address(self) -> str:
-        """Of this node, by which the others reach it."""
+        """Return this node's address for the others."""
         return str(ray.util.get_node_ip_address())
 
     def start(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -83,7 +83,7 @@ class NodeActor:
             self._lines.append(line)
 
     def report(self) -> tuple[list[str], int | None]:
-        """Lines since the last report (of more than 10,000 the last), and the exit status once it has ended."""
+        """Return the lines since the last report (at most 10,000), and the exit status if any."""
         status = None if self._process is None else self._process.poll()
         if status is not None:
             self._reader.join(2.0)
@@ -97,7 +97,7 @@ class NodeActor:
 
 
 def _variables() -> set[str]:
-    """Those of options: on all nodes they are what was asked for here."""
+    """Return the variables of options, which hold on all nodes."""
     return {option.env for option in options_of(LauncherConfig) if option.env is not None}
 
 
@@ -196,8 +196,7 @@ def _bundle(config: LauncherConfig) -> dict[str, float]:
 
 
 def _own_node(bundle: Mapping[str, float]) -> dict[str, float]:
-    """What places node 0, which serves, on the machine of this process: a trace of a resource that only it has. Empty
-    if that one does not have what a node needs."""
+    """Return a trace of the resource that only this machine has, which places node 0 here."""
     own = f"node:{ray.util.get_node_ip_address()}"
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     fits = any(own in one and all(one.get(name, 0) >= amount for name, amount in bundle.items()) for one in resources)
@@ -305,7 +304,7 @@ def _ask(node: _Node) -> None:
 
 
 def _is_consequence(node: _Node) -> int:
-    """How likely something else was first: an end of its own, a lost actor, a launcher that lost another node."""
+    """Rank how likely a node failed after another: its own end, a lost actor, a launcher that lost another."""
     return 1 if node.lost else 2 if node.status == LOST_NODE else 0
 
 

@@ -26,16 +26,18 @@ _EXPERTS = (".experts", ".experts.base_layer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """The adapters of `--lora-adapters` together. rank: the largest. inputs, outputs: numbers of the As and of the Bs
-    of all modules that one of them changes, for each of the rank; of experts apart. affine: outputs that one may
-    multiply and shift. rows: numbers in new rows of embedding and head."""
+    """The adapters of `--lora-adapters` together; counts of numbers over all modules that one of them changes."""
 
     count: int = 0
+    # The largest.
     rank: int = 1
+    # Of the As (`outputs`: of the Bs) for each of the rank; experts apart.
     inputs: int = 0
     outputs: int = 0
     experts: tuple[int, int] = (0, 0)
+    # Outputs that one may multiply and shift.
     affine: int = 0
+    # Numbers in new rows of embedding and head.
     rows: int = 0
 
 
@@ -49,8 +51,7 @@ def listed_folders(config: LauncherConfig, environ: Mapping[str, str]) -> dict[s
 
 
 def read_listed(folders: Mapping[str, Path | None]) -> Listed:
-    """By the headers of the files in `listed_folders`. What is not there, or cannot be read, is only counted: the
-    shards refuse it."""
+    """Read the headers of the adapters' files; what cannot be read is counted, and refused by the shards."""
     sizes: dict[str, int] = {}
     rank = 1
     for folder in folders.values():
@@ -106,8 +107,11 @@ def _is_of_experts(name: str) -> bool:
 def slot_bytes(
     config: LauncherConfig, info: ModelInfo, num_shard: int, width: int, listed: Listed = NO_ADAPTERS
 ) -> int:
-    """Bytes on each of `num_shard` GPUs, each number of `width` bytes: for the layers that `listed` changes, with
-    `--lora-root` for all except experts, 0 of a model whose layers config.json does not say."""
+    """Return the bytes of slots on each GPU, `width` bytes a number.
+
+    Args:
+        listed: Decides the layers; with `--lora-root` all except experts are counted.
+    """
     least = DEFAULT_RANK if config.lora_root is not None else 1
     rank = config.lora_max_rank or next((size for size in RANKS if size >= max(least, listed.rank)), RANKS[-1])
     # Of a matrix that is divided by rows, B is, of one by columns A.
@@ -147,7 +151,7 @@ def _of_all_layers(info: ModelInfo, num_shard: int, rank: int, width: int) -> in
 
 
 def _of_attention(info: ModelInfo, num_shard: int, hidden: int) -> tuple[int, int] | None:
-    """Inputs of the As and outputs of the Bs of one layer on a rank; None: config.json does not say."""
+    """Return inputs of the As and outputs of the Bs of one layer on a rank, if config.json says it."""
     heads, kv_heads, dim, latent = info.num_heads, info.num_kv_heads, info.head_dim, info.latent
     if not heads:
         return None

@@ -1,7 +1,7 @@
 """Pure: LaunchPlan → argv and environment of each child, as TGI's launcher builds them.
 
-Options that a child takes as they were asked for are handed on by name: `launcher.config` lists them. A child's option
-of another name, or a value that the plan decides, is in the child's function.
+Options that a child takes as they were given are in `launcher.config`; other names and values are in the child's
+function.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ALLOCATOR = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "e
 
 
 def handed_on(asked: LauncherConfig, names: Iterable[str]) -> dict[str, Any]:
-    """Option name → the value asked for, of the options that a child takes under the launcher's own name."""
+    """Return the given options that a child takes under the launcher's name."""
     values = {name: getattr(asked, name) for name in names}
     return {name: value for name, value in values.items() if not isinstance(value, Preset)}
 
@@ -102,7 +102,7 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
 
 
 def _cache_option(plan: LaunchPlan) -> str:
-    """What was asked for holds as it is; a default is bounded by numbers of tokens, which the shards know exactly."""
+    """Return the given cache size, or a default in tokens, which the shards bound exactly."""
     return "default_kv_cache_memory" if plan.asked.kv_cache_memory is None else "kv_cache_memory"
 
 
@@ -175,8 +175,7 @@ def _of_any_folder(generation_config: str | None) -> str | None:
 
 
 def drain_seconds(timeout: int) -> int:
-    """What the router gets of the launcher's deadline: the rest is for telling the requests that did not finish. 0 is
-    what it says: at once."""
+    """Return the router's part of the launcher's deadline; the rest answers unfinished requests."""
     return max(0, timeout - min(2, max(1, timeout // 3)))
 
 
@@ -186,12 +185,12 @@ def _allocator(environ: Environment) -> dict[str, str]:
 
 
 def _cuda_graphs(asked: LauncherConfig) -> list[int] | None:
-    """None: the shard's own sizes. `[0]`: no graphs, whatever else was asked for."""
+    """Return the sizes, None for the shard's own, `[0]` for no graphs."""
     return ([size for size in asked.cuda_graphs if size > 0] or [0]) if asked.cuda_graphs else None
 
 
 def _rope(asked: LauncherConfig) -> dict[str, Any]:
-    """As TGI: a factor alone means `linear`, a kind alone a factor of 1."""
+    """Fill in, as TGI, `linear` for a factor alone and a factor of 1 for a kind alone."""
     if asked.rope_scaling is None and asked.rope_factor is None:
         return {}
     return {"rope_scaling": asked.rope_scaling or "linear", "rope_factor": asked.rope_factor or 1.0}

@@ -1,4 +1,4 @@
-"""`--env`: the machine and the versions, as one text for a bug report. No secrets, no host names, no torch."""
+"""`--env`: machine and versions as text for a bug report, without secrets, host names or torch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def cpu_features(cpu_info: Path = Path("/proc/cpuinfo")) -> list[str]:
 
 
 def _variables(environ: Mapping[str, str]) -> str:
-    """Ours and those of the libraries, but no secrets: of these the report says only that they are set."""
+    """Print our variables and the libraries'; of secrets only that they are set."""
     ours = {opt.env: opt.name in SECRETS for opt in options_of(LauncherConfig) if opt.env}
     shown = []
     for name, value in sorted(environ.items()):

@@ -21,12 +21,10 @@ _ADDRESS = re.compile(r"https?://[^/]+/([^/?#]+/[^/?#]+)")
 
 
 def with_chosen_file(model_id: str, revision: str | None, environ: Mapping[str, str]) -> str:
-    """Return the model id of the file that `model_id` chooses by its quantization; other model ids as they are.
-
-    The hub is asked for the files of a repository where the cache has none of this quantization.
+    """Return the id of the file that `model_id` names by its quantization; other ids as they are.
 
     Raises:
-        ArgumentValidation: No file has this quantization, or it has several parts; or `model_id` is an address.
+        ArgumentValidation: No file has it, or it has several parts, or `model_id` is an address.
         DownloadError: The hub cannot be asked.
     """
     if address := _ADDRESS.match(model_id):

@@ -92,7 +92,7 @@ def detect(environ: Mapping[str, str]) -> Hardware:
 
 
 def _is_cpu_build() -> bool:
-    """Whether the installed torch says by its version that it has no code for GPUs. It is not imported."""
+    """Whether the installed torch, by its version and unimported, has no code for GPUs."""
     from importlib import metadata
 
     try:

@@ -1,7 +1,4 @@
-"""Whether a model can be fetched at all: the cache folder, the space on its disk, a network; and which files it has.
-
-Downloads nothing.
-"""
+"""Whether a model can be fetched: cache folder, disk space, network, files. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -34,10 +31,7 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
 def check_cache(model_id: str, snapshot: Path | None, environ: Mapping[str, str]) -> None:
-    """Refuses a download that cannot be stored. Nothing is needed of the cache where the model is in it already.
-
-    Raises ArgumentValidation.
-    """
+    """Refuse a download that cannot be stored, unless the model is cached already."""
     if snapshot is not None and any(snapshot.glob("*.safetensors")):
         return
     cache = hub_cache(environ)
@@ -91,10 +85,11 @@ def proxy_for(url: SplitResult, environ: Mapping[str, str]) -> str | None:
 
 
 def check_network(model_id: str, environ: Mapping[str, str], signals: Signals) -> bool:
-    """Whether to continue with a download; False: a signal came. Raises DownloadError if the hub has no address here,
-    ArgumentValidation if HF_ENDPOINT is not a URL.
+    """Whether to download; False after a signal. Only the name is looked up, and only without a proxy.
 
-    Only the name is looked up, and only without a proxy: a proxy knows names that this machine does not.
+    Raises:
+        DownloadError: The hub has no address here.
+        ArgumentValidation: HF_ENDPOINT is not a URL.
     """
     if is_offline(environ):
         return True

@@ -1,7 +1,4 @@
-"""What weights and KV cache will take, by config.json and the sizes of the weight files. Pure.
-
-An estimate for people and for defaults: the shards measure for themselves.
-"""
+"""Estimates weights and KV cache from config.json and file sizes, for defaults; shards measure themselves. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _BLOCK, _BLOCK_BYTES = 64, 36
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """None: not known."""
+    """What the shards will take; None is unknown."""
 
     weights: int | None
     """Bytes of all shards together."""
@@ -55,7 +52,7 @@ def estimate(
     *,
     longest: int = 0,
 ) -> Estimate:
-    """Return what `num_shard` shards will take of `hardware`.
+    """Estimate what `num_shard` shards take.
 
     Args:
         longest: Tokens of the longest request, as far as options say.
@@ -106,10 +103,10 @@ def estimate(
 
 
 def _most_requests(config: LauncherConfig, state: int, share: int, most: int) -> int | None:
-    """Return how many requests run at once that keep `state` bytes each; None: they keep none.
+    """Return how many requests with a state of `state` bytes run at once; None without states.
 
     Args:
-        share: Bytes that all of them may take.
+        share: Bytes for all of them.
         most: Bound where no option sets one.
     """
     if not state:
@@ -140,10 +137,7 @@ def itemsize(config: LauncherConfig, info: ModelInfo, hardware: Hardware) -> int
 
 
 def dtype_of(config: LauncherConfig, info: ModelInfo, hardware: Hardware) -> Dtype:
-    """Return the type of weights and activations; of the two 16-bit types a GPU may take the other one.
-
-    On a CPU as `model_server.device` has it for a model that our own decoder runs.
-    """
+    """Return the type of weights and activations; a GPU may take the other 16-bit type."""
     if config.dtype is not None:
         return config.dtype
     if hardware.gpus:
@@ -153,10 +147,12 @@ def dtype_of(config: LauncherConfig, info: ModelInfo, hardware: Hardware) -> Dty
 
 
 def weight_bytes(info: ModelInfo, quantize: str | None, width: int, *, on_gpu: bool) -> int | None:
-    """All weights in memory; None where the files are not here. quantize: `--quantize`; width: of a plain weight.
+    """Return the bytes of all weights in memory; None without files.
 
-    What is stored quantized stays as it is stored, but codes of 2 and 3 bits take 4. On load a number of a block's
-    matrices takes a byte, or half a byte and its part of the scale of a block.
+    Quantized files stay as they are, but codes of 2 and 3 bits take 4.
+
+    Args:
+        width: Bytes of a plain weight.
     """
     size = info.weight_bytes
     if size is None:
@@ -181,11 +177,11 @@ def weight_bytes(info: ModelInfo, quantize: str | None, width: int, *, on_gpu: b
 
 
 def _growth(said: Mapping[str, Any], hidden_size: int, *, decodes: bool) -> float:
-    """What codes of 2 and 3 bits take in memory for each byte of the file: a group of them has a scale of 2 bytes, and
-    a zero point that is one more code in the file and a byte in memory. Of 4-bit floats the scale, in the file of one
-    byte for 32 numbers (MXFP4) or 16 (NVFP4), takes 4, and a zero point one, unless a kernel for GPUs `decodes` them,
-    which takes them as they are. The scale of 64 numbers of bitsandbytes, a byte in the file if it is quantized itself,
-    takes 4."""
+    """Return the bytes in memory for each byte of quantized weights in the file."""
+    # A group of codes of 2 and 3 bits has a scale of 2 bytes, and a zero point that is a code in the file and a byte in
+    # memory. 4-bit floats have a scale of a byte in the file for 32 (MXFP4) or 16 (NVFP4) numbers, which takes 4 in
+    # memory, and a zero point of one byte, unless a GPU kernel `decodes` them as they are. The scale of 64 numbers of
+    # bitsandbytes takes 4, and a byte in the file if it is quantized itself.
     kinds = f"{said.get('quant_method')} {said.get('format')} {said.get('quant_algo')}".lower()
     if "mxfp4" in kinds:
         return 1.0 if decodes else 21 / 17
@@ -211,8 +207,7 @@ def cache_dtype(config: LauncherConfig, info: ModelInfo, gpu: Gpu | None) -> str
 
 
 def token_bytes(info: ModelInfo, num_shard: int, width: int) -> int | None:
-    """One token in the KV cache of one shard, each number of `width` bytes. Shards share the KV heads, or each has one;
-    what layers with latent attention keep, every shard has whole."""
+    """Return the bytes of a token in one shard's KV cache: KV heads are divided, latents are whole on every shard."""
     if not info.num_layers:
         return None
     if info.latent is not None:

@@ -13,7 +13,7 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Mixers:
-    """Of the whole model."""
+    """Counts of the whole model."""
 
     layers: int
     """How many layers have no attention."""
@@ -25,19 +25,14 @@ class Mixers:
     """Numbers in float32 that it keeps there."""
 
     def state_bytes(self, num_shard: int, width: int) -> int:
-        """Return what one of `num_shard` shards keeps of a request beside its blocks.
-
-        Args:
-            width: Bytes of a number of the model's type.
-        """
+        """Return what one of `num_shard` shards keeps of a request beside its blocks."""
         return self.layers * (self.state * _FLOAT32 + self.inputs * width) // num_shard
 
     def block_bytes(self, hidden_size: int, num_shard: int, width: int, num_drafted: int, block: int) -> int:
         """Return what one of `num_shard` shards keeps in a block of `block` tokens.
 
         Args:
-            width: Bytes of a number of the model's type.
-            num_drafted: Length of the longest draft, whose inputs are kept beside those before it.
+            num_drafted: Length of the longest draft, whose inputs are kept too.
         """
         if not self.width:
             return 0

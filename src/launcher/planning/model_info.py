@@ -1,7 +1,4 @@
-"""The few facts of a model's config.json that defaults and checks need; and where the model is on disk.
-
-Reads leniently, field by field: a config that is partly odd still gives what it has. Loads no model code.
-"""
+"""The facts of config.json that defaults and checks need, read leniently; and where the model is on disk."""
 
 from __future__ import annotations
 
@@ -35,9 +32,10 @@ _LETTERS_PER_EDIT = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Numbers of DeepSeek's attention. keys: of the latent of a token's keys and values; queries: of that of its query,
-    0: there is none. rotated, plain: of a head's key, of which the rotated ones are all heads'; value: of its value."""
+    """Sizes of DeepSeek's attention."""
 
+    # Of the latent of a token's keys and values; `queries`: of its query's, 0 without one. `rotated` is shared by all
+    # heads' keys, `plain` and `value` are each head's.
     keys: int
     queries: int
     rotated: int
@@ -46,7 +44,7 @@ class LatentAttention:
 
     @property
     def cached(self) -> int:
-        """Of a token in each layer."""
+        """Count the numbers cached for a token in each layer."""
         return self.keys + self.rotated
 
 
@@ -119,14 +117,14 @@ def shown_bytes(count: int) -> str:
 
 
 def is_local(model_id: str) -> bool:
-    """Whether the id can only mean a path: the demo model, one by its spelling, or one that exists."""
+    """Whether the id can only be a path: the demo model, by its spelling, or because it exists."""
     if gguf.names_file(model_id):
         return gguf.in_repository(model_id) is None
     return model_id == DEMO or model_id.startswith(("/", "./", "../", "~")) or Path(model_id).exists()
 
 
 def directory(model_id: str, revision: str | None, environ: Mapping[str, str]) -> Path | None:
-    """Where the model is: itself if local, else its snapshot in the hub cache, None if there is no snapshot yet."""
+    """Return the model's folder, or its snapshot in the hub cache if there is one."""
     if model_id == DEMO:
         from wire import demo_model
 
@@ -145,8 +143,11 @@ def directory(model_id: str, revision: str | None, environ: Mapping[str, str]) -
 
 
 def model_directory(model_id: str, revision: str | None, environ: Mapping[str, str]) -> Path | None:
-    """As `directory`, for an adapter that of its base model. Raises ArgumentValidation for an adapter that names none
-    that can be used."""
+    """Return the model's folder; for an adapter that of its base model.
+
+    Raises:
+        ArgumentValidation: The adapter names no usable base.
+    """
     found = directory(model_id, revision, environ)
     base = None if found is None else base_model(found, ArgumentValidation, is_local=is_local(model_id))
     return found if base is None else directory(base.model_id, base.revision, environ)
@@ -163,7 +164,7 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
 
 
 def _at_home(path: str) -> Path:
-    """As the hub library has it: for a user without a home `~` stays as it is."""
+    """Expand `~`, which stays for a user without a home, as in the hub library."""
     return Path(os.path.expanduser(path))
 
 
@@ -198,8 +199,7 @@ def _folders(parent: Path) -> list[str]:
 
 
 def with_hub_cache(environ: Mapping[str, str], asked: Path | None) -> Mapping[str, str]:
-    """`environ` with what `--huggingface-hub-cache`, or its variable, says. The flag wins over HF_HUB_CACHE, which wins
-    over the variable; a flag that says what the variable says is taken for the variable."""
+    """Set the hub cache in `environ`: the flag wins over HF_HUB_CACHE, which wins over the flag's variable."""
     if asked is None:
         return environ
     is_flag = asked != Path(environ.get("HUGGINGFACE_HUB_CACHE", ""))

@@ -1,7 +1,5 @@
-"""What will be done: the pure step from config, machine and model to a LaunchPlan.
-
-Starts nothing and looks at nothing. Which attention backend runs and how large the KV cache is are the shards' own
-decisions; the plan only passes on what the operator said about them.
+"""Pure step from config, machine and model to a LaunchPlan; attention backend and KV cache size are the shards'
+decisions.
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ class LaunchPlan:
 
     @property
     def url(self) -> str:
-        """Where a client on this machine reaches the server; every address of the machine counts as this one."""
+        """Return the server's URL for a client on this machine."""
         ends = self.endpoints
         return url_of(ends.hostname, ends.port, has_tls=self.asked.ssl_certfile is not None)
 
@@ -121,7 +119,7 @@ class LaunchPlan:
         return [node, *http] if part.node_rank == 0 else [node, ("endpoint", part.endpoints[part.node_rank])]
 
     def served(self, info: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """The plan in a few rows, with the numbers that the warm-up has found. `info`: what the router's /info says."""
+        """Describe the plan in a few rows, with the numbers of the router's /info."""
         asked = self.asked
         dtype = str(info.get("model_dtype", asked.dtype or "chosen by the shard")).removeprefix("torch.")
         cache = str(info.get("kv_cache_dtype") or self.memory.cache_type or "the same").removeprefix("torch.")
@@ -185,9 +183,10 @@ def make_plan(
     part: NodePart | None = None,
     listed: Listed = NO_ADAPTERS,
 ) -> LaunchPlan:
-    """`hardware`: of all nodes. listed: the adapters of `--lora-adapters`.
+    """Plan a launch on the hardware of all nodes.
 
-    Raises ArgumentValidation or NotEnoughCUDADevices if they do not go together.
+    Raises:
+        ArgumentValidation, NotEnoughCUDADevices: Config, machine and model do not fit together.
     """
     shards = resolve_num_shard(config, hardware, info)
     prefill = prefill_tokens(config, hardware, info, shards.value, listed)
@@ -252,7 +251,7 @@ def _cache_reason(memory: Estimate, hardware: Hardware, num_shard: int) -> str:
 
 
 def _cache_notes(memory: Estimate, hardware: Hardware, num_shard: int) -> list[str]:
-    """Where the KV cache of a CPU, once it is full, would take more memory than there is."""
+    """Warn if the full KV cache of a CPU takes more memory than there is."""
     if hardware.gpus or memory.tokens is None or memory.token is None or hardware.free_bytes is None:
         return []
     full = memory.tokens * memory.token * num_shard
@@ -353,7 +352,7 @@ def _asked_num_shard(asked: int, sharded: bool | None, available: int, info: Mod
 
 
 def fits(info: ModelInfo | None, count: int) -> bool:
-    """Whether so many shards can serve it: query heads are divided; KV heads too, or several shards keep each."""
+    """Whether `count` shards divide the query heads, and divide or repeat the KV heads."""
     if info is None or not info.num_heads:
         return True
     kv_heads = info.num_kv_heads or info.num_heads

@@ -1,7 +1,6 @@
-"""The default of `max_batch_prefill_tokens`: what the GPUs compute in about a second, within memory. Pure.
+"""The default of `max_batch_prefill_tokens`: about a second of the GPUs' work, within memory. Pure.
 
-Figures and integer arithmetic are those of TGI's launcher, so that a deployment keeps its default. It counts no
-quantized weights and no 8-bit KV cache: their bytes are those of `memory`.
+Figures and integer arithmetic are TGI's, so that a deployment keeps its default; quantized bytes come from `memory`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _CARD_FLOPS = {
 
 
 class Resolved(NamedTuple):
-    """A number that the launcher has decided on. `reason` completes "N because of ..." in the log; `notes` are worth a
-    warning each."""
+    """A number that the launcher decided on."""
 
     value: int
+    # Completes "N because of ..." in the log; `notes` are worth a warning each.
     reason: str
     notes: tuple[str, ...] = ()
 
@@ -64,7 +63,7 @@ def prefill_tokens(
 
 
 def _estimate(info: ModelInfo | None, gpu: Gpu | None, num_shard: int) -> tuple[int, str, tuple[str, ...]]:
-    """Tokens, why, and what to warn about: from the GPU's speed where both it and the model's size are known."""
+    """Return tokens, reason and warnings, by the speed of a known GPU and the model's size."""
     kind = info.model_type if info else None
     base = _BASE.get(kind or "", _DEFAULT)
     reason = f"TGI's default for {kind}" if kind in _BASE else "TGI's default"
@@ -107,7 +106,7 @@ def _model_flops(info: ModelInfo) -> int | None:
 
 
 def _memory_use(config: LauncherConfig, info: ModelInfo, gpu: Gpu) -> tuple[int, int] | None:
-    """Bytes of the weights, and of one token in a prefill: at two bytes an element, but for what is quantized."""
+    """Return the bytes of the weights, and of one token in a prefill."""
     hidden, inner, heads, vocab = info.hidden_size, info.intermediate_size, info.num_heads, info.vocab_size
     kv_heads, width, layers, experts = info.num_kv_heads, info.head_dim, info.num_layers, info.num_experts
     if not (hidden and inner and heads and kv_heads and width and layers and vocab):

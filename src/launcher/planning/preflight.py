@@ -1,7 +1,4 @@
-"""What can be known to fail is refused here, in a second, before anything is downloaded or loaded.
-
-Finds the addresses of this launch: the HTTP port, the rendezvous port, the place of the shards' sockets.
-"""
+"""Refuses what is known to fail before anything is downloaded, and finds the launch's ports and sockets."""
 
 from __future__ import annotations
 
@@ -48,8 +45,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def with_gguf_file(config: LauncherConfig) -> LauncherConfig:
-    """`config` with a `--model-id` that names the file of `--gguf-file` too, or the only one of a folder without other
-    weights. Raises ArgumentValidation."""
+    """Make `--model-id` name the file of `--gguf-file`, or the only one of a folder without other weights."""
     name, model_id = config.gguf_file, config.model_id
     if name is None:
         name = None if model_id is None else _single_gguf_file(model_id)
@@ -64,7 +60,7 @@ def with_gguf_file(config: LauncherConfig) -> LauncherConfig:
 
 
 def with_quantization(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfig:
-    """`config` with the GGUF file that a `--model-id` such as `org/name-GGUF:Q4_K_M` chooses.
+    """Choose the GGUF file of a `--model-id` such as `org/name-GGUF:Q4_K_M`.
 
     Raises:
         ArgumentValidation: There is no such file.
@@ -76,7 +72,7 @@ def with_quantization(config: LauncherConfig, environ: Mapping[str, str]) -> Lau
 
 
 def _single_gguf_file(model_id: str) -> str | None:
-    """The name of the file; None: `model_id` is no such folder, or one that has been made of a file."""
+    """Return the file's name if the folder has one and was not made of one."""
     folder = Path(os.path.expanduser(model_id))
     if model_id == DEMO or is_made_of_gguf(folder):
         return None
@@ -88,8 +84,7 @@ def _single_gguf_file(model_id: str) -> str | None:
 
 
 def with_base_model(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfig:
-    """`config` with the model that heads were trained for as `--model-id`, where that names heads which are on this
-    machine, and these as `--speculator`. Raises ArgumentValidation."""
+    """Replace a `--model-id` that names local heads by their base model, and make them `--speculator`."""
     if config.model_id is None:
         return config
     folder = directory(config.model_id, config.revision, environ)
@@ -110,11 +105,9 @@ def with_base_model(config: LauncherConfig, environ: Mapping[str, str]) -> Launc
 def check_memory(
     model_id: str, hardware: Hardware, info: ModelInfo | None, num_shard: int, quantize: str | None = None
 ) -> None:
-    """Refuses weights that cannot fit whatever their type will be. quantize: the flag. Raises ArgumentValidation.
-
-    A file may shrink on loading by half at most, when float32 is kept as two bytes; to a quarter, when it is quantized,
-    and to a seventh where 4 bits are left of a number.
-    """
+    """Refuse weights that cannot fit whatever their type will be."""
+    # A file shrinks on loading by half at most (float32 kept as two bytes), to a quarter when it is quantized, to a
+    # seventh at 4 bits.
     size = info.weight_bytes if info else None
     if size is None:
         return
@@ -174,7 +167,11 @@ def listening_address(config: LauncherConfig) -> str:
 
 
 def http_port(config: LauncherConfig, address: str) -> int:
-    """The port that was asked for, or a free one for 0. Raises ArgumentValidation if it cannot be bound."""
+    """Return the port that was asked for, or a free one for 0.
+
+    Raises:
+        ArgumentValidation: It cannot be bound.
+    """
     flag, port = asked_http_port(config)
     return bindable_port(flag, address, port)
 
@@ -221,7 +218,7 @@ def bindable_port(flag: str, address: str, port: int) -> int:
 
 
 def rendezvous_port(config: LauncherConfig, num_shard: int) -> int:
-    """Where the ranks meet: the operator's port, else TGI's default if it is free, else a free one."""
+    """Return where the ranks meet: the given port, else TGI's default, else a free one."""
     if num_shard == 1 or config.master_addr not in ("localhost", LOOPBACK):
         return config.master_port if config.master_port is not None else DEFAULT_MASTER_PORT
     if config.master_port is not None:
@@ -236,11 +233,10 @@ def rendezvous_port(config: LauncherConfig, num_shard: int) -> int:
 def socket_prefix(
     config: LauncherConfig, num_shard: int, environ: Mapping[str, str], announce: Callable[[str], None]
 ) -> Iterator[str]:
-    """The prefix of the shards' sockets, ours alone until the end of the block.
+    """Own the prefix of the shards' sockets until the end of the block.
 
-    Not given: in a directory that only we may enter, removed at the end; before it is made, its path goes to
-    `announce`, which has it removed if this process is killed. Given: locked, so that a second launch on the same path
-    is refused; stale sockets there are replaced, and nothing else.
+    A given path is locked and its stale sockets are replaced; else a private directory is made, whose path goes to
+    `announce` first so that it is removed even if this process is killed.
     """
     if config.shard_uds_path is None:
         with private_directory(environ, announce) as directory:
@@ -295,7 +291,7 @@ def _made_in(folders: list[str], announce: Callable[[str], None]) -> Path:
 
 
 def _owner(lock: int) -> str | None:
-    """The pid in a lock's file, `unknown` in a new one; None if another kind of file was opened."""
+    """Read the pid in a lock's file: `unknown` in a new one, None for another kind of file."""
     if not stat.S_ISREG(os.fstat(lock).st_mode):
         return None
     text = os.pread(lock, _LONGEST_LOCK, 0).decode("ascii", "replace").strip()

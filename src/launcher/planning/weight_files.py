@@ -14,7 +14,7 @@ from wire.quantization.config import SCALES, WORDS
 
 
 def type_in(path: Path) -> str | None:
-    """Type of most of the weights in the safetensors files of a folder; None if there are none that can be read."""
+    """Return the type of most safetensors weights in a folder, if any can be read."""
     return most_stored(
         (str(entry.get("dtype")), entry["data_offsets"][1] - entry["data_offsets"][0])
         for file in path.glob("*.safetensors")
@@ -28,10 +28,7 @@ def _are_offsets(found: Any) -> bool:
 
 
 def tensors_of_codes(path: Path) -> dict[str, Sequence[int]]:
-    """Shapes of the tensors by which gptq and awq are known. A file that cannot be read has none: the shards refuse it.
-
-    Only headers are read, and only those that name such a tensor are parsed.
-    """
+    """Return the shapes of the tensors that identify gptq and awq, from headers that name one."""
     shapes: dict[str, Sequence[int]] = {}
     for file in path.glob("*.safetensors"):
         stored = shapes_in(file, naming=f'{WORDS}"')
@@ -40,8 +37,7 @@ def tensors_of_codes(path: Path) -> dict[str, Sequence[int]]:
 
 
 def shapes_in(file: Path, naming: str = "") -> dict[str, Sequence[int]]:
-    """Of the tensors in a safetensors file, by its header; none where it cannot be read, or does not have the text
-    `naming`."""
+    """Read the shapes in a safetensors header that contains the text `naming`."""
     found = ((name, entry.get("shape")) for name, entry in _entries(file, naming).items() if isinstance(entry, dict))
     return {
         name: shape
@@ -69,7 +65,7 @@ def weight_bytes(path: Path) -> int | None:
 
 
 def has_all_weights(path: Path) -> bool:
-    """Whether every weight file that the index in `path` names is there; without an index there is one file."""
+    """Whether every file that the index in `path` names is there."""
     try:
         files = read_object(path / "model.safetensors.index.json", ValueError).get("weight_map")
     except ValueError:

@@ -1,9 +1,7 @@
-"""One child process: its group, its parent-death watchdog, its readiness, its exit; and the guard of all groups.
+"""One child process: its group, parent-death watchdog, readiness and exit; and the guard of all groups.
 
-| What ends       | What ends its children                                                                    |
-|-----------------|-------------------------------------------------------------------------------------------|
-| a child         | `poll` kills what is left of its group before it reaps it                                  |
-| the launcher    | the kernel's parent-death signal (each child), the guard (each group): `parent_watchdog.py` |
+`poll` kills what is left of an ended child's group. When the launcher ends, the kernel's parent-death signal ends each
+child and the guard each group (`parent_watchdog.py`).
 """
 
 from __future__ import annotations
@@ -99,7 +97,7 @@ class Guard:
 
 
 class Child:
-    """A started process. Made on the main thread only: the parent-death signal is tied to the thread that forks."""
+    """A started process; made on the main thread only, which the parent-death signal is tied to."""
 
     def __init__(self, command: Command, guard: Guard) -> None:
         """Starts it. Raises OSError if the interpreter itself cannot be started."""
@@ -133,7 +131,7 @@ class Child:
         return self._process.pid
 
     def poll(self) -> Exit | None:
-        """How it ended, or None while it runs. At its end the rest of its group is killed and its output complete."""
+        """Return how it ended, if it did, after its group is killed and its output read."""
         if self.exit is None and self._has_ended():
             # Before it is reaped the group's number cannot belong to another process.
             self.kill()
@@ -153,14 +151,13 @@ class Child:
         return self.ready_at is not None
 
     def terminate(self) -> None:
-        """Asks it to end in order, however often this is called: a second signal would tell a router that drains to
-        drop what it still has to answer. Only it: its own children are its own business until it is gone."""
+        """Ask the child alone to end, once: a second signal would make a draining router drop requests."""
         if self.exit is None and not self._is_asked_to_end:
             self._is_asked_to_end = True
             os.kill(self._process.pid, signal.SIGTERM)
 
     def ask_for_stacks(self) -> None:
-        """What its threads do will come on its standard error, unless it is stopped or the kernel holds it."""
+        """Make the child print its threads' stacks on standard error."""
         if self.exit is None:
             os.kill(self._process.pid, stack_dump.SIGNAL)
 

@@ -1,7 +1,4 @@
-"""Child output → our log. One thread per stream reads always, so that no child ever waits for a full pipe.
-
-Records are written again with their rank, anything else as it came. Standard error is kept for the crash report.
-"""
+"""Writes children's output to our log; a thread for each stream reads always, so that no child blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _READ_BYTES = 64 * 1024
 
 
 class LineSplitter:
-    """Bytes in, whole lines out. A line over `limit` bytes loses its end, whatever its length, in bounded memory."""
+    """Splits bytes into lines in bounded memory, and cuts lines over `limit` bytes."""
 
     def __init__(self, limit: int = _ASSEMBLED_BYTES) -> None:
         self._limit = limit
@@ -172,7 +169,7 @@ class ChildLogs:
             thread.start()
 
     def finish(self, timeout_s: float) -> None:
-        """Waits until both streams have ended. There is a limit because a grandchild may hold them open for longer."""
+        """Wait until both streams end; limited, since a grandchild may hold them open."""
         for thread in self._threads:
             thread.join(timeout_s)
 

@@ -18,8 +18,7 @@ def exit_of(child: Child) -> Exit:
 
 
 def blame_order(child: Child) -> int:
-    """Sorts ended children, the first to fail first: a killed one before one that gave up, and last of all a shard that
-    left because it had lost another."""
+    """Sort ended children: a killed one, one that gave up, a shard that lost another."""
     end = exit_of(child)
     return 0 if end.is_signal else {MISSING_PEER: 2, LOST_PEER: 3}.get(end.returncode, 1)
 

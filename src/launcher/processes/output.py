@@ -1,8 +1,4 @@
-"""A text stream that never blocks its writers: standard output for a process that must not stop because its reader did.
-
-A thread writes to the descriptor. When it is late by more than the buffer, whole writes are dropped and counted;
-when the descriptor is closed, everything is dropped.
-"""
+"""A text stream that never blocks its writers: late or closed, it drops and counts whole writes."""
 
 from __future__ import annotations
 
@@ -19,8 +15,7 @@ _BUFFER_BYTES = 8 * 1024 * 1024
 
 
 def claim_standard_descriptors() -> None:
-    """Fill the first three descriptors with /dev/null where they are closed: else the next file or socket that is
-    opened becomes one of them, and what is printed goes there."""
+    """Open closed standard descriptors on /dev/null: else the next opened file gets what is printed."""
     for number in range(3):
         try:
             os.fstat(number)

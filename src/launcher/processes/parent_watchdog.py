@@ -1,12 +1,9 @@
 """Keeps children from outliving the launcher. Run as a script by a bare interpreter: standard library only.
 
-- `parent_watchdog.py exec PARENT argv...` asks the kernel to kill this process when its parent exits, then becomes
-  `argv`.
-- `parent_watchdog.py guard` waits until standard input ends, which is when the launcher is gone, however it went; then
-  kills the process groups that it received and removes the directories.
+- `parent_watchdog.py exec PARENT argv...` has the kernel kill this process with its parent, then becomes `argv`. -
+`parent_watchdog.py guard` waits for the end of standard input, then kills groups and removes directories.
 
-Two means, because each has a hole: the kernel's signal reaches the child but not the child's own children, and the
-guard could itself be killed. The launcher knows this file's two commands; nothing else does.
+Both are needed: the kernel's signal misses the child's children, and the guard may be killed.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ ECHO_S = 0.3
 
 
 class Signals:
-    """Used as a context manager by the main thread, it owns the process' handlers; otherwise only `notify` feeds it."""
+    """Owns the process' handlers while it is entered on the main thread; else only `notify` feeds it."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -50,7 +50,7 @@ class Signals:
         os.close(self._write)
 
     def notify(self, number: int) -> None:
-        """As if the signal had been received."""
+        """Act as if the signal had been received."""
         self._on_stop(number, None)
         os.write(self._write, b"\0")
 

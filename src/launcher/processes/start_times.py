@@ -14,7 +14,7 @@ def total(child: Child) -> float:
 
 
 def one_line(before_s: float, shards: Sequence[Child], router: Child) -> str:
-    """All processes; of several shards only the slowest in detail, and only what took a tenth of a second."""
+    """Summarize all processes, with details of the slowest shard from a tenth of a second."""
     slowest = max(shards, key=total)
     parts = [f"before the shards {before_s:.2f} s"]
     for child in [*shards, router]:
@@ -26,7 +26,7 @@ def one_line(before_s: float, shards: Sequence[Child], router: Child) -> str:
 
 
 def table(launcher: Sequence[tuple[str, float]], shards: Sequence[Child], router: Child, all_s: float) -> str:
-    """A line for each phase of each process, in seconds. Shards run side by side: the parts are more than all."""
+    """List the phases of each process in seconds; shards run side by side."""
     rows = []
     for name, phases in [("launcher", launcher), *((child.title, _phases(child)) for child in [*shards, router])]:
         rows += [(name if not index else "", *row) for index, row in enumerate(phases)]

@@ -98,8 +98,11 @@ class Stopping:
         self.end(routers, self._timeouts.failing_router_s)
 
     def end(self, children: Iterable[Child], timeout_s: float) -> bool:
-        """Asks each to end, and kills those that have not after `timeout_s`; whether all ended by themselves. Raises
-        KillRequested on a signal."""
+        """Ask each child to end, kill the rest after `timeout_s`, and return whether none was killed.
+
+        Raises:
+            KillRequested: A signal came.
+        """
         running = [child for child in children if child.poll() is None]
         began = time.monotonic()
         record_at = began + self._timeouts.draining_record_s

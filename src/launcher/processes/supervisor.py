@@ -1,9 +1,8 @@
-"""Start order, watch, stop order, exit status. The only place that changes the set of children.
+"""Starts, watches and stops the children; the only place that changes their set.
 
-    download ─▶ shards (all at once) ─▶ all healthy ─▶ router ─▶ healthy ─▶ serve ─▶ router drains ─▶ shards ─▶ 0
+download ─▶ shards (all at once) ─▶ all healthy ─▶ router ─▶ healthy ─▶ serve ─▶ router drains ─▶ shards ─▶ 0
 
-Any child's end on the way is the end of all, with a LauncherError that names the first to fail. A first signal stops in
-that order within one deadline, a second one kills. Knows children only by their commands; looks at no model.
+The end of any child ends all, with an error that names the first to fail. A second signal kills.
 """
 
 from __future__ import annotations
@@ -60,11 +59,12 @@ class Supervisor:
         terminal: Terminal | None = None,
         group: Group | None = None,
     ) -> None:
-        """`age_s`: how long the launch has been running.
+        """Take what a launch is watched with.
 
-        `own_phases`: what the launcher itself does until the shards start, and its seconds; it may grow until then.
-        Where it is given, a table tells in the end where each second of the start went. `terminal`: shows what the
-        children are doing until all are ready. `group`: the other nodes; None: there are none.
+        Args:
+            age_s: How long the launch has been running.
+            own_phases: The launcher's own phases in seconds, for a table of the start.
+            group: The other nodes, if any.
         """
         self._group, self._is_alone = group or Group(), group is None
         self._terminal = terminal
@@ -96,11 +96,15 @@ class Supervisor:
     def serve(
         self, shards: Sequence[Command], router: Command | None, *, on_started: Callable[[], None], on_ready: OnReady
     ) -> int:
-        """Runs everything until a signal; returns the exit status. Raises LauncherError if a child ends before, or
-        another node. `router`: None on a node that has none.
+        """Run everything until a signal, and return the exit status.
 
-        `on_started` is called when the shards have been started: what it costs passes while they load; `on_ready` when
-        the router answers, with its address (empty on a node without one) and the seconds that all of it took.
+        Args:
+            router: None on a node without one.
+            on_started: Called when the shards have been started, while they load.
+            on_ready: Called with the router's address and the seconds of the start.
+
+        Raises:
+            LauncherError: A child or another node ended before.
         """
         try:
             for command in shards:

@@ -1,4 +1,4 @@
-"""From the range of some values to an axis: its ends, its round numbers, and where a value is on it."""
+"""The axis of some values: its ends, its round numbers, and where a value is on it."""
 
 from __future__ import annotations
 

@@ -45,9 +45,10 @@ class CurvePanel:
 
 
 def curve_chart(heading: str, panels: Sequence[CurvePanel], labels: str, notes: Sequence[str]) -> str:
-    """At most two panels, which share their curves' names; below them the notes, broken where they are too long.
+    """Draw at most two panels, which share their curves' names, and the notes below them.
 
-    labels: what the labels of points are, beside the names of the curves.
+    Args:
+        labels: What the labels of points are, beside the names of the curves.
     """
     parts = []
     top = 12.0

@@ -36,9 +36,10 @@ class Box:
 
 
 def place_labels(points: Sequence[tuple[Place, str]], lines: Sequence[Sequence[Place]], area: Box) -> list[Box | None]:
-    """The box of each point's label: beside the point, inside `area`, over as little of the lines as possible.
+    """Place each point's label beside it, inside `area` and over as little of the lines as possible.
 
-    None for a label that there is no place for beside the labels before it and the corners of the lines.
+    Returns:
+        The boxes; None for a label without room.
     """
     dots = [Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for line in lines for x, y in line]
     taken = [box for line in lines for box in _along(line)]

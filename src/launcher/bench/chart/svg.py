@@ -1,4 +1,4 @@
-"""The parts that every chart is made of: a document that is readable in light and dark, text, lines."""
+"""What every chart is made of: a document readable in light and dark, text, lines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,12 @@ def series(number: int, parts: Iterable[str]) -> str:
 
 
 def text(x: float, y: float, words: str, *, kind: str = "ink", anchor: Anchor = "start", more: str = "") -> str:
-    """y: of the line below the letters. kind: ink, pale, or own, the colour of a series. more: further attributes."""
+    """Write one line of text.
+
+    Args:
+        y: Of the line below the letters.
+        kind: ink, pale, or own, the colour of a series.
+    """
     attributes = "" if anchor == "start" else f' text-anchor="{anchor}"'
     attributes += f" {more}" if more else ""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}"{attributes}>{escape(words)}</text>'
