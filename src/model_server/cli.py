@@ -131,7 +131,7 @@ def download(config: DownloadConfig) -> int:
 
 
 def _download_speculator(value: str) -> None:
-    """The draft model. Raises StartupError, which names it."""
+    """Download the draft model; errors name it."""
     from model_server.weights.download.download import download as fetch
 
     place, revision = speculator_source(value, StartupError)
@@ -143,7 +143,7 @@ def _download_speculator(value: str) -> None:
 
 
 def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:
-    """What cannot be served as it is quantized, or in stages, by the configs in `directory`. Raises StartupError."""
+    """Refuse what cannot be served as quantized, or in stages."""
     from model_server.weights.locate import index_of, weight_map
 
     if heads_of(directory, StartupError) is not None:

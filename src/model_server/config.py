@@ -1,7 +1,5 @@
-"""What the model server was asked to do, by flags and variables.
-
-One more file reads the environment: `cpp.config`, for `python -m model_server.cpp` too. `distributed.group` sets one of
-gloo's variables.
+"""The options of the model server. Only `cpp.config` reads the environment too; `distributed.group` sets a variable of
+gloo.
 """
 
 from __future__ import annotations
@@ -248,7 +246,7 @@ class ServeConfig(PoolingOptions):
 
     @property
     def linear_rope_factor(self) -> float | None:
-        """As TGI: a factor alone means `linear`, a kind alone a factor of 1."""
+        """Return the factor, as TGI: alone it means `linear`, a kind alone 1."""
         if self.rope_scaling is None:
             return self.rope_factor
         return 1.0 if self.rope_factor is None else self.rope_factor
@@ -262,7 +260,7 @@ class ServeConfig(PoolingOptions):
 
     @property
     def most_window_rows(self) -> int:
-        """The most tokens of a step with drafts on a GPU."""
+        """Bound the tokens of a GPU's step with drafts."""
         return _WINDOW_ROWS if self.speculate_max_rows is None else self.speculate_max_rows
 
     @property
@@ -352,17 +350,17 @@ class QuantizeConfig:
 
 
 def threads_are_set() -> bool:
-    """Whether the user has said how many threads a CPU's operators may use."""
+    """Whether the user set the CPU operators' threads."""
     return "OMP_NUM_THREADS" in os.environ
 
 
 def draws_progress_bars() -> bool:
-    """Whether the reader of the log shows progress as bars, which move more often than records are written."""
+    """Whether the log's reader draws bars, which move more often than records."""
     return progress_bars.are_drawn(os.environ)
 
 
 def check(config: ServeConfig) -> None:
-    """Refuses what cannot be served whatever the model. Raises StartupError."""
+    """Refuse what no model can be served with."""
     for flag, is_set, remedy in (
         ("ROPE_SCALING dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind that config.json can name"),
         ("WEIGHTS_CACHE_OVERRIDE", config.weights_cache_override is not None, "give the directory as the model"),
@@ -388,7 +386,7 @@ def check(config: ServeConfig) -> None:
 
 
 def check_quantize(config: QuantizeConfig) -> None:
-    """Refuses numbers that no model can be quantized with. Raises StartupError."""
+    """Refuse what no model can be quantized with."""
     if config.bits not in (4, 8):
         raise StartupError(f"--bits {config.bits}: choose 4 or 8")
     if config.groupsize != -1 and (config.groupsize < 16 or config.groupsize % 8):

@@ -1,7 +1,6 @@
-"""What `adapter_config.json` says of a LoRA adapter, and which of it is refused.
+"""What `adapter_config.json` says of a LoRA adapter, and what of it is refused.
 
-Which modules an adapter changes is not read here: its tensors decide, since a list, a pattern and `all-linear` in
-`target_modules` save the same kind of file.
+Which modules change is decided by the tensors: several forms of `target_modules` save the same file.
 """
 
 from __future__ import annotations
@@ -53,19 +52,20 @@ _ALTERNATIVES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|([(|)])", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """Rank and alpha, for all modules or by patterns of their names. token_ids: of new rows, by the end of the name of
-    their module; "": of every one. base: the model that it was made for. Equal ones mean the same."""
+    """What an adapter was made with; equal ones mean the same."""
 
     rank: int
     alpha: float
     rank_pattern: _Patterns
     alpha_pattern: _Patterns
     rank_stabilized: bool
+    # Of new rows, by the end of their module's name; "": of every one.
     token_ids: tuple[tuple[str, tuple[int, ...]], ...]
+    # The model that it was made for.
     base: str | None
 
     def rank_of(self, module: str) -> int:
-        """The inner size of its matrices for `module`, named as in the base model."""
+        """Return the inner size for `module`, named as in the base model."""
         return int(_of_module(self.rank_pattern, module, self.rank))
 
     def scale_of(self, module: str) -> float:
@@ -74,7 +74,7 @@ class AdapterConfig:
         return _of_module(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.rank_stabilized else rank)
 
     def token_ids_of(self, module: str) -> tuple[int, ...]:
-        """Of the new rows of `module`. Raises StartupError if it names none."""
+        """Return the tokens of the new rows of `module`."""
         for key, ids in self.token_ids:
             if key in ("", module) or module.endswith("." + key):
                 return ids
@@ -82,7 +82,7 @@ class AdapterConfig:
 
 
 def read_config(directory: Path) -> AdapterConfig:
-    """Raises StartupError, without the adapter's name, for what is missing, damaged or not served."""
+    """Read the config; errors do not name the adapter."""
     path = directory / ADAPTER_CONFIG
     if not path.exists():
         found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) if directory.is_dir() else ""
@@ -160,7 +160,7 @@ def _patterns(fields: Mapping[str, Any], name: str, *, whole: bool = False) -> _
 
 
 def _num_ways(pattern: str) -> int:
-    """At most so many ways, about, to try a valid pattern at one place of a name."""
+    """Bound the ways to try a valid pattern at one place of a name."""
     ways: int = _WAYS_OF_A_REPEAT ** pattern.count(".*")
     open_groups = [1]
     for found in _ALTERNATIVES.finditer(f"{pattern})"):
@@ -174,7 +174,7 @@ def _num_ways(pattern: str) -> int:
 
 
 def _token_ids(said: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """`trainable_token_indices`: a list, or lists by module. In the order of the rows, which PEFT leaves as it is."""
+    """Read `trainable_token_indices`, a list or lists by module, in PEFT's order."""
     if said is None:
         return ()
     found: dict[str, tuple[int, ...]] = {}
@@ -190,7 +190,7 @@ def _token_ids(said: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def _of_module(patterns: _Patterns, module: str, default: float) -> float:
-    """The value of the first pattern that matches the end of a module's name, from a dot on."""
+    """Return the value of the first pattern that matches the end of a module's name."""
     return next((value for key, value in patterns if _compiled(key).match(module)), default)
 
 

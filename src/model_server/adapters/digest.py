@@ -1,4 +1,4 @@
-"""A digest of an adapter, by which machines find that their folders hold different ones."""
+"""A digest of an adapter, by which machines compare their folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK = 2**20
 
 
 def content_digest(adapter: Adapter, *, whole: bool) -> bytes:
-    """Of its config and what its files say of its tensors, if `whole` also of their numbers. Raises OSError."""
+    """Hash config and headers, and the numbers too if `whole`."""
     found = hashlib.sha256()
     for file, header in sorted(adapter.headers.items()):
         found.update(_digest(file.parent / ADAPTER_CONFIG, None))
@@ -24,7 +24,7 @@ def content_digest(adapter: Adapter, *, whole: bool) -> bytes:
 
 
 def _digest(file: Path, length: int | None) -> bytes:
-    """Of its first bytes; None: of all."""
+    """Hash the first bytes, or all."""
     found = hashlib.sha256()
     for chunk in _chunks(file, length):
         found.update(chunk)

@@ -1,7 +1,7 @@
-"""What a LoRA adapter adds to one product of the model, to its embedding and to its head, as this rank's tensors.
+"""What a LoRA adapter adds to a product, the embedding and the head, as this rank's tensors.
 
-What it changes of embedding and head is computed in float64: torch's sums of floats have another order for another
-number of rows, and a row is to have the same numbers in any batch.
+Embedding and head are computed in float64: float sums depend on the number of rows, and a row is to be the same in any
+batch.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 
 def held_bytes(*tensors: Tensor | None) -> int:
-    """Of memory; of pinned tensors a power of 2 each, as torch allocates them."""
+    """Return the bytes of memory; torch rounds pinned tensors up to powers of 2."""
     found = (t for t in tensors if t is not None)
     return sum(1 << (t.nbytes - 1).bit_length() if t.nbytes and t.is_pinned() else t.nbytes for t in found)
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """One B [stop - start, rank]: of the rows [start, stop) of the outputs, from the inner values at `first` on."""
+    """One B [stop - start, rank], for outputs [start, stop), from the inner values at `first` on."""
 
     start: int
     stop: int
@@ -31,14 +31,12 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """One adapter's matrices for one product. a [inner, in]: of one or several modules that read the same input.
+    """One adapter's matrices for one product, this rank's part, in the model's type; the Bs are scaled."""
 
-    Both are of the model's type and hold this rank's part; the adapter's scale is in the Bs. Then gain [outputs]
-    multiplies the outputs, and shift [outputs] is added: float32; None: nothing does.
-    """
-
+    # [inner, in], of one or several modules with the same input.
     a: Tensor
     expansions: tuple[Expansion, ...]
+    # [outputs] float32: multiplies the outputs, before shift [outputs] is added.
     gain: Tensor | None = None
     shift: Tensor | None = None
 
@@ -47,7 +45,7 @@ class Factors:
         return held_bytes(self.a, self.gain, self.shift, *(e.b for e in self.expansions))
 
     def add(self, x: Tensor, out: Tensor) -> None:
-        """Change out [n, outputs], which is float32 or of the type of x [n, in], from the base model's to its own."""
+        """Change out [n, outputs], float32 or of x's type, for x [n, in]."""
         inner = F.linear(x, self.a).to(out.dtype)
         for e in self.expansions:
             out[:, e.start : e.stop].addmm_(inner[:, e.first : e.first + e.b.shape[1]], e.b.to(out.dtype).t())
@@ -59,7 +57,7 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Rows that an adapter has in place of the base model's. ids [n] int64, ascending; weight [n, width]."""
+    """Rows instead of the base model's: ids [n] int64, ascending; weight [n, width]."""
 
     ids: Tensor
     weight: Tensor
@@ -71,10 +69,10 @@ class TableRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingFactors:
-    """One adapter's change of the embedding: other rows for some tokens; or a [vocabulary, rank] and b [width, rank],
-    with the scale in it, whose products are added to the rows, and the gain [width] of their columns (float32)."""
+    """One adapter's change of the embedding: other rows, or products that are added."""
 
     rows: TableRows | None = None
+    # [vocabulary, rank]; b [width, rank] has the scale; gain [width] float32 multiplies columns.
     a: Tensor | None = None
     b: Tensor | None = None
     gain: Tensor | None = None
@@ -84,7 +82,7 @@ class EmbeddingFactors:
         return held_bytes(self.a, self.b, self.gain) + (0 if self.rows is None else self.rows.nbytes)
 
     def of(self, ids: Tensor, hidden: Tensor) -> Tensor:
-        """ids [n], and the base model's rows for them [n, width] -> the adapter's."""
+        """Change the base model's rows [n, width] of ids [n]."""
         out = hidden
         if self.rows is not None and len(self.rows.ids):
             at = torch.searchsorted(self.rows.ids, ids).clamp_(max=len(self.rows.ids) - 1)
@@ -98,8 +96,9 @@ class EmbeddingFactors:
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Rows of a head in place of the base model's. places [n]: among this rank's rows; bias [n]: of the base model."""
+    """Rows of a head instead of the base model's."""
 
+    # [n]: among this rank's rows; bias [n]: of the base model.
     places: Tensor
     weight: Tensor
     bias: Tensor | None
@@ -109,7 +108,7 @@ class HeadRows:
         return held_bytes(self.places, self.weight, self.bias)
 
     def replace(self, x: Tensor, out: Tensor, index: slice | Tensor) -> None:
-        """Change out [all rows, outputs] in the rows `index`, whose inputs are among x [all rows, width]."""
+        """Change the rows `index` of out [rows, outputs], from x [rows, width]."""
         values = F.linear(x[index].double(), self.weight.double()).to(out.dtype)
         if self.bias is not None:
             values += self.bias
@@ -122,7 +121,7 @@ class HeadRows:
 def joined(
     modules: list[tuple[Tensor, Tensor, int]], gain: Tensor | None = None, shift: Tensor | None = None
 ) -> Factors:
-    """modules: A [rank, in], B [rows, rank] and the first of its rows among the outputs, of each; an A may repeat."""
+    """Join the matrices of modules: A [rank, in], B [rows, rank], and B's first output."""
     matrices: list[Tensor] = []
     expansions: list[Expansion] = []
     first = 0

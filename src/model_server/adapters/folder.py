@@ -1,7 +1,7 @@
-"""The folder of a LoRA adapter: its config and the headers of its tensors, checked against the layers of the model.
+"""The folder of a LoRA adapter: its config and tensor headers, checked against the model's layers.
 
-Nothing else in the folder is read, and no weights here: `Adapter.open` gives what reads them. Many adapters of a model
-have the same shapes and the same config: what these came to is remembered for the last few.
+No weights are read here (`Adapter.open`). Adapters often have equal headers and configs, so the last few results are
+kept.
 """
 
 from __future__ import annotations
@@ -48,52 +48,53 @@ _ROWS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertParameter:
-    """The matrices of all experts as one parameter of transformers' module, whose name there patterns of ranks match.
-
-    inputs, outputs: of each expert. swapped: it is [experts, inputs, outputs], which PEFT takes for the opposite, so
-    that what it calls A is B.
-    """
+    """The matrices of all experts as one parameter of transformers' module."""
 
     name: str
     num_experts: int
+    # Of each expert, as `outputs`.
     inputs: int
     outputs: int
+    # It is [experts, inputs, outputs], the opposite of what PEFT expects: its A is B.
     swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlace:
-    """Where a tensor of the base model's files belongs in an `ExpertParameter`. parameter: its name behind that of the
-    module. expert: whose matrix the tensor is; None: it holds those of all. first: its first output among the
-    parameter's. transposed: it is stored as [.., inputs, outputs]."""
+    """Where a tensor of the base model's files belongs in an `ExpertParameter`."""
 
+    # Its name behind the module's.
     parameter: str
+    # Whose matrix the tensor is; None: it holds all.
     expert: int | None = None
+    # Its first output among the parameter's.
     first: int = 0
+    # Stored as [.., inputs, outputs].
     transposed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Targets:
-    """Which modules of a model take adapters, by the model's names. linear: (number of inputs, number of outputs) of
-    each, also of the head. table: (vocabulary, width) of the embedding and the head, "" where one takes none. experts:
-    by the modules that transformers has them in, one or two parameters each. of_experts: names of all that belongs to
-    experts other than shared ones: matrices of single ones, and parameters of all. other_names: what transformers calls
-    some of these modules, by that name. base: what names begin with, and files may leave out. Equal and hashed by
-    identity."""
+    """The modules of a model that take adapters, by the model's names; equal by identity."""
 
+    # Inputs and outputs of each, the head included.
     linear: Mapping[str, tuple[int, int]]
     head: str = ""
     embedding: str = ""
+    # (vocabulary, width) of embedding and head; "" where one takes none.
     table: tuple[int, int] = (0, 0)
+    # By transformers' module, one or two parameters each.
     experts: Mapping[str, tuple[ExpertParameter, ...]] = field(default_factory=dict)
+    # Names of all that belongs to routed experts: single matrices, and parameters of all.
     of_experts: frozenset[str] = frozenset()
+    # What transformers calls some modules, by that name.
     other_names: Mapping[str, str] = field(default_factory=dict)
+    # What names begin with, and files may leave out.
     base: str = ""
 
     @cached_property
     def by_short_name(self) -> Mapping[str, str]:
-        """All modules, by what is left of their names without `base`."""
+        """Map names without `base` to modules."""
         # Of two parameters of one module, PEFT has one inside the other.
         inner = (name + _INNER for name, parameters in self.experts.items() if len(parameters) > 1)
         names = {*self.linear, self.head, self.embedding, *self.experts, *inner} - {""}
@@ -103,27 +104,26 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """The matrices of one module, by their names in the files: A [rank, in] and B [out, rank]; scale: on B @ A. Of an
-    embedding A is [rank, vocabulary], and B [width, rank].
+    """The matrices of one module, by their names in the files."""
 
-    magnitude [out] (DoRA): the lengths that the rows of the sum of both matrices get; of an embedding its columns.
-    bias [out]: added, times `scale`. copy: the base model's own matrix, which PEFT saves beside some adapters.
-
-    experts: of an `ExpertParameter`; A is [experts * rank, in], one expert after the other, and B
-    [out, rank * experts], the same column of all experts side by side.
-    """
-
+    # [rank, in], of an embedding [rank, vocabulary]; of an `ExpertParameter` [experts * rank, in], one expert after
+    # another.
     a: str
+    # [out, rank], of an embedding [width, rank]; of an `ExpertParameter` [out, rank * experts], the same column of all
+    # experts side by side.
     b: str
     rank: int
     scale: float
+    # [out] (DoRA): lengths of the rows of the sum, of an embedding of its columns.
     magnitude: str | None = None
+    # [out]: added, times `scale`.
     bias: str | None = None
+    # The base model's matrix, which PEFT saves beside some adapters.
     copy: str | None = None
     experts: ExpertParameter | None = None
 
     def of_expert(self, a: Tensor, b: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """A [rank, inputs] and B [outputs, rank] of one of `experts`, of both tensors as they are stored."""
+        """Return A [rank, inputs] and B [outputs, rank] of one of `experts`."""
         assert self.experts is not None
         count = self.experts.num_experts
         of_a, of_b = a.view(count, self.rank, -1)[number], b[:, number::count]
@@ -132,30 +132,30 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRows:
-    """Rows that an embedding or head has instead of the base model's: those of `ids` in the tensor `key`; None: `key`
-    is a whole matrix, of which a few rows differ from the base model's."""
+    """Rows that an embedding or head has instead of the base model's."""
 
     key: str
+    # Of the rows in tensor `key`; None: `key` is a whole matrix, of which a few rows differ.
     ids: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A checked adapter. pairs, rows: by the model's name of the module. rank: the largest of all pairs. originals:
-    names of tensors that are the base model's, and are not read."""
+    """A checked adapter; pairs and rows by the model's names."""
 
     name: str
     base: str | None
+    # The largest of all pairs.
     rank: int
     pairs: Mapping[str, Pair]
     rows: Mapping[str, NewRows]
     headers: Mapping[Path, Header]
+    # Tensors that are the base model's, and are not read.
     originals: frozenset[str] = frozenset()
 
     @property
     def num_kept(self) -> int:
-        """Numbers that all ranks together keep of its tensors: none of copies of the base model's matrices, and of a
-        whole matrix the most rows that may differ."""
+        """Bound the numbers that all ranks keep of its tensors."""
         copies = self.originals | {pair.copy for pair in self.pairs.values()}
         whole = {new.key for new in self.rows.values() if new.ids is None}
         kept = 0
@@ -166,35 +166,39 @@ class Adapter:
         return kept
 
     def open(self) -> SafetensorsReader:
-        """What reads its matrices in float32, on the host. Raises StartupError."""
+        """Open a reader of its matrices in float32, on the host."""
         return SafetensorsReader(
             self.headers, dtype=torch.float32, device=torch.device("cpu"), base_prefix=_PREFIX, mapped=False
         )
 
     def finite_rows(self, opened: SafetensorsReader, key: str, rows: Sequence[Range]) -> Tensor:
-        """Rows of a tensor, by what `open` has returned. Raises StartupError for numbers that are not finite."""
+        """Read rows of a tensor.
+
+        Raises:
+            StartupError: Numbers are not finite.
+        """
         tensor = opened.rows(key, rows)
         if not tensor.isfinite().all():
             raise self.error(f"tensor {key:.200} holds numbers that are not finite")
         return tensor
 
     def named(self, error: StartupError) -> StartupError:
-        """The same with its name, which what reads the files does not know."""
+        """Add the adapter's name to an error."""
         return error if str(error).startswith("LoRA adapter") else self.error(str(error))
 
     def error(self, text: str) -> StartupError:
-        """What is wrong with it, in one line that begins with its name."""
+        """Return an error of one line that begins with its name."""
         return _refusal(self.name, text)
 
 
 def read_adapter(name: str, directory: Path, targets: Targets, base_prefixes: Sequence[str]) -> Adapter:
-    """The adapter `name` in `directory`, for a model with these layers.
+    """Read and check the adapter in `directory`; a tensor is never skipped.
 
-    base_prefixes: modules may be named with any of them, of which the first is the model's own, or without, as in the
-    weight files of a model.
+    Args:
+        base_prefixes: Prefixes of module names; the first is the model's own.
 
-    Raises StartupError, one line that begins with the adapter's name, for whatever is missing, damaged or not served: a
-    tensor is never skipped.
+    Raises:
+        StartupError: One line that begins with the adapter's name.
     """
     try:
         config = read_config(directory)
@@ -215,7 +219,6 @@ def read_adapter(name: str, directory: Path, targets: Targets, base_prefixes: Se
 
 
 def _refusal(name: str, text: str) -> StartupError:
-    """In one line, whatever the folder's names and keys hold."""
     return StartupError(f"LoRA adapter `{name}`: " + "".join(c if c.isprintable() else "?" for c in text))
 
 
@@ -237,7 +240,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _parsed(text: bytes, data_start: int, size: int) -> Header:
-    """The same object for the same text of one of the last few files."""
+    """Parse a header, or return the same object for the text of a recent file."""
     return (_kept if len(text) <= _MOST_KEPT_BYTES else parse)(text, data_start, size)
 
 
@@ -252,7 +255,7 @@ def _found(
     headers: tuple[Header, ...],
     base_prefixes: tuple[str, ...],
 ) -> _Found:
-    """names: of the files that have the headers."""
+    """Read headers; names are those of their files."""
     return _Found(config, targets, _tensors(names, headers), base_prefixes)
 
 
@@ -267,7 +270,7 @@ def _tensors(names: Sequence[str], headers: Sequence[Header]) -> dict[str, Store
 
 
 class _Found:
-    """What the tensors of a folder are, module by module; every one of them must be something. Raises StartupError."""
+    """What the tensors of a folder are, by module; each must be something."""
 
     def __init__(
         self, config: AdapterConfig, targets: Targets, tensors: Mapping[str, Stored], base_prefixes: Sequence[str]
@@ -293,7 +296,7 @@ class _Found:
             self._add(target, stems[target], keys)
 
     def _split(self, key: str, base_prefixes: Sequence[str], by_short_name: Mapping[str, str]) -> tuple[str, str]:
-        """The module of a tensor, as the file names it, and what it is."""
+        """Split a tensor's name into module and kind."""
         name = key.removeprefix(_PREFIX)
         for endings in (_LINEAR, _TABLE, _ROWS):
             for ending, role in endings.items():
@@ -350,7 +353,7 @@ class _Found:
         )
 
     def _add_experts(self, module: str, stem: str, a: str, b: str) -> None:
-        """Which of the module's parameters it is, the shapes tell: what is inside of what depends on names."""
+        """Find the parameter by shapes: nesting depends on names."""
         stored = self._tensors[a].shape, self._tensors[b].shape
         parameters = self._targets.experts[module]
         for one in parameters:

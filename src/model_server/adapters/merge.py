@@ -1,7 +1,4 @@
-"""An adapter merged into its base model: the weights of the model are read with what it changes, rounded once.
-
-Each rank merges the rows and columns that it reads, in float32 and in memory; nothing is written.
-"""
+"""An adapter merged into its base model when weights are read: in float32, in memory, by each rank for its part."""
 
 from __future__ import annotations
 
@@ -18,11 +15,10 @@ _WEIGHT, _BIAS = ".weight", ".bias"
 
 
 class Merging:
-    """What one adapter makes of matrices and biases of the base model, all in float32."""
+    """What one adapter makes of matrices and biases of the base model, in float32."""
 
     def __init__(self, adapter: Adapter, opened: SafetensorsReader, embedding: str, dtype: torch.dtype) -> None:
-        """opened: the adapter's tensors. embedding: its module, whose matrix is [vocabulary, width]. dtype: of the
-        model."""
+        """Take the adapter, its opened tensors, and the model's embedding and type."""
         self._adapter = adapter
         self._opened = opened
         self._embedding = embedding
@@ -41,9 +37,10 @@ class Merging:
     def matrix(
         self, module: str, weight: Tensor, rows: Sequence[Range], columns: Range, whole: Callable[[], Tensor]
     ) -> Tensor:
-        """weight: these rows and columns of the base model's matrix [out, in], which is overwritten; whole: all of it.
+        """Merge into a part of the base model's matrix [out, in], in place.
 
-        Raises StartupError for numbers that are not finite, and for a saved matrix that is not the copy it should be.
+        Raises:
+            StartupError: Numbers are not finite, or a saved copy is not the base model's.
         """
         new, pair = self._adapter.rows.get(module), self._adapter.pairs.get(module)
         if new is not None:
@@ -59,7 +56,7 @@ class Merging:
         return weight
 
     def expert(self, place: ExpertPlace, expert: int, weight: Tensor, rows: Sequence[Range], columns: Range) -> Tensor:
-        """weight: these rows and columns of the matrix of one expert that a tensor at `place` holds; overwritten."""
+        """Merge into a part of the matrix of one expert of a tensor at `place`, in place."""
         pair = self._adapter.pairs[place.parameter]
         if place.parameter not in self._experts:
             module = place.parameter.rpartition(".")[0]
@@ -96,7 +93,7 @@ class Merging:
                 weight[places[token]] = value
 
     def _gain(self, module: str, pair: Pair, magnitude: str, whole: Callable[[], Tensor]) -> Tensor:
-        """The lengths that rows (of an embedding: columns) are to have, over those that they have."""
+        """Return the wanted lengths of rows (of an embedding: columns) over the present ones."""
         if module not in self._gains:
             weight = whole()
             size, width = weight.shape
@@ -118,10 +115,9 @@ class Merging:
 
 
 class MergedReader:
-    """A `WeightReader` of the base model's tensors with the adapter merged into them.
+    """A `WeightReader` with the adapter merged in.
 
-    tied: the modules of the embedding and the head. What the base model lacks of them is read as the other one: a head
-    that the adapter changes is no longer tied.
+    Of the `tied` modules, one that the base model lacks is read as the other: a changed head is no longer tied.
     """
 
     def __init__(
@@ -134,8 +130,12 @@ class MergedReader:
         transposed: bool,
         experts: Mapping[str, ExpertPlace],
     ) -> None:
-        """opened: the adapter's tensors. transposed: matrices other than `tied` are stored as [in, out]. experts: by
-        the names of the tensors that hold some."""
+        """Take the base's reader and the adapter.
+
+        Args:
+            transposed: Matrices other than `tied` are stored as [in, out].
+            experts: By the names of their tensors.
+        """
         self._base = base
         self._merging = Merging(adapter, opened, tied[0], base.dtype)
         self._tied = tied
@@ -219,7 +219,7 @@ class MergedReader:
             first = last
 
     def _matrix(self, name: str, module: str, weight: Tensor, rows: Sequence[Range], wanted: Range) -> Tensor:
-        """These rows and columns of a matrix that is not one of an `ExpertParameter`."""
+        """Read and merge a part of a matrix that is not an expert's."""
         is_transposed = self._transposed and module not in self._tied
 
         def whole() -> Tensor:
@@ -240,7 +240,7 @@ class MergedReader:
 
 
 def with_tied_rows(adapter: Adapter, embedding: str, head: str) -> Adapter:
-    """`adapter` for a head that was tied to the embedding: new rows of tokens are the head's too."""
+    """Make new rows of tokens the head's too, for a tied head."""
     shared = adapter.rows.get(embedding)
     if shared is None or shared.ids is None or head in adapter.rows:
         return adapter

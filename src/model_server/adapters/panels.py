@@ -1,4 +1,4 @@
-"""The matrices of adapters as `cpp/source/adapters.hpp` reads them: Bs packed as matrices are, from a panel on."""
+"""The matrices of adapters as `cpp/source/adapters.hpp` reads them: Bs packed from a panel on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_server.memory.huge_pages import Arena
 
 @dataclass(frozen=True, slots=True)
 class PackedFactors:
-    """One adapter's factors. kept: the memory that the struct points to."""
+    """One adapter's factors, and the memory that the struct points to."""
 
     struct: AdapterFactorsStruct
     kept: tuple[object, ...]
@@ -24,35 +24,35 @@ class PackedFactors:
 
 
 class AdapterPanels:
-    """What the adapters of a model, by their numbers, add to one product. For what `cpp.library.usable` serves.
-
-    structs: one for each number, in the same place from the first use on.
-    """
+    """What the adapters of a model, by number, add to one product on `cpp.library.usable` devices."""
 
     def __init__(self, number: int) -> None:
-        """number: of all adapters that the model may have at once."""
+        """Take the most adapters at once."""
         self._number = number
         self._packed: dict[int, PackedFactors] = {}
         self._function = prepared().cpp_adapt
 
     @cached_property
     def structs(self) -> ctypes.Array[AdapterFactorsStruct]:
+        # One for each number, at a fixed address.
         return (AdapterFactorsStruct * self._number)()
 
     def put(self, number: int, packed: PackedFactors) -> None:
-        """From now on the adapter of that number adds this. No row of a running step may have the number."""
+        """Set a number's adapter, which no running step may have."""
         self.structs[number] = packed.struct  # first: a step of other rows must not make them at the same time
         self._packed[number] = packed
 
     def remove(self, number: int) -> None:
-        """The adapter of that number adds nothing more. No row of a running step may have the number."""
+        """Remove a number's adapter, which no running step may have."""
         if self._packed.pop(number, None) is not None:
             self.structs[number] = AdapterFactorsStruct()
 
     def add(self, numbers: Tensor, x: Tensor, out: Tensor) -> None:
-        """out [..., outputs] += what the adapters of the rows give for x [..., inputs].
+        """Add what adapters give for x [..., inputs] to out [..., outputs].
 
-        numbers: int64, of each row; below 0: none. out: contiguous, of the type of x or float32.
+        Args:
+            numbers: int64, of each row; below 0: none.
+            out: Contiguous, of the type of x or float32.
         """
         if not self._packed:
             return
@@ -75,7 +75,7 @@ class AdapterPanels:
 
 
 def packed(factors: Factors, memory: Arena) -> PackedFactors:
-    """`factors` as the operators read them, in `memory`: a step reads what its adapters have side by side."""
+    """Pack `factors` into `memory`: a step reads an adapter's data side by side."""
     panel = prepared().cpp_panel()
     a = memory.zeros(*factors.a.shape, dtype=factors.a.dtype).copy_(factors.a)
     bs = [_panels(e, panel, memory) for e in factors.expansions]
@@ -95,8 +95,7 @@ def packed(factors: Factors, memory: Arena) -> PackedFactors:
 
 
 def _panels(expansion: Expansion, panel: int, memory: Arena) -> Tensor:
-    """B packed as a matrix [panels * panel, rank filled up to pairs], from the panel in which its first output is; 0
-    for outputs that are not its own."""
+    """Pack B as [panels * panel, rank in pairs], from its first output's panel, with 0 for others."""
     first = expansion.start // panel
     last = -(-expansion.stop // panel)
     rank = expansion.b.shape[1]

@@ -1,7 +1,4 @@
-"""Reads this rank's part of the matrices of LoRA adapters, one product of the model at a time.
-
-Ranks read alone: what needs whole rows of the base model's weights, the lengths of DoRA, reads them from the files.
-"""
+"""Reads this rank's part of LoRA matrices, one product at a time. DoRA's lengths come from the base model's files."""
 
 from __future__ import annotations
 
@@ -29,56 +26,57 @@ _MOST_ROUNDING = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRows:
-    """One expert's place in a parameter of all experts. name: of the parameter. rows: of its outputs, on this rank;
-    then in the order `order`."""
+    """One expert's place in a parameter of all experts."""
 
     name: str
     expert: int
+    # Of its outputs on this rank, then in the order `order`.
     rows: tuple[Range, ...]
     order: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A product of the base model. parts: the rows of stored matrices that it has on this rank, one after another.
+    """A product of the base model."""
 
-    columns: of this rank; None: all. The partial sums add up over the ranks. weight: its rows, [outputs, all inputs] in
-    float32. bias: [outputs], None: it adds none. adds_bias: this rank is the one that adds what is added once. expert:
-    where the outputs are among those of all experts.
-    """
-
+    # The rows of stored matrices that it has on this rank, in turn.
     parts: tuple[Part, ...]
+    # Of this rank, whose partial sums add up over the ranks; None: all.
     columns: Range | None
+    # Reads its rows, [outputs, all inputs] float32.
     weight: Callable[[], Tensor]
     bias: Tensor | None = None
+    # This rank adds what is added once.
     adds_bias: bool = True
+    # Where the outputs are among those of all experts.
     expert: ExpertRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The embedding or the head. module: its name. rows: the base model's of these ids, as the model has them.
-    is_quantized: they are stored so, and copies that adapters hold may be of the numbers before."""
+    """The embedding or the head."""
 
     module: str
     size: int
+    # Reads the base model's rows of these ids.
     rows: Callable[[Range], Tensor]
+    # Copies in adapters may hold the numbers before quantization.
     is_quantized: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTable:
-    """The head. rows: of this rank; bias: of these. tied_to: the embedding, if the head is the same matrix: new rows of
-    single tokens are the head's too."""
+    """The head's rows and bias on this rank."""
 
     table: Table
     rows: Range
     bias: Tensor | None
+    # The embedding, if it is the same matrix: new rows are the head's too.
     tied_to: str | None
 
 
 class AdapterReader:
-    """Reads one adapter. opened: its tensors, in float32 on the host. memory: host memory for what is packed of it."""
+    """Reads one adapter's tensors in float32 on the host; packs into `memory`."""
 
     def __init__(self, adapter: Adapter, opened: SafetensorsReader, dtype: torch.dtype, device: torch.device) -> None:
         self._adapter = adapter
@@ -89,7 +87,7 @@ class AdapterReader:
         self._experts: dict[str, tuple[Tensor, Tensor]] = {}  # the last parameters of all experts
 
     def product(self, product: Product) -> Factors | None:
-        """What it adds to this product; None: nothing. Raises StartupError for numbers that are not finite."""
+        """Read what it adds to this product, if anything."""
         pairs = self._adapter.pairs
         modules: list[tuple[Tensor, Tensor, int]] = []
         inner: dict[str, Tensor] = {}
@@ -110,16 +108,17 @@ class AdapterReader:
         return joined(modules, gain, self._shift(product, start, gain))
 
     def embedding(self, table: Table) -> EmbeddingFactors | None:
-        """What it changes of the embedding; None: nothing. Raises StartupError."""
+        """Read what it changes of the embedding, if anything."""
         pair, new = self._adapter.pairs.get(table.module), self._adapter.rows.get(table.module)
         if pair is not None:
             return self._embedding_pair(pair, table)
         return None if new is None else EmbeddingFactors(rows=self._new_rows(new, table))
 
     def head(self, head: HeadTable) -> HeadRows | None:
-        """The rows that it has in place of the base model's on this rank, perhaps none; None: it has none on any rank.
+        """Read its rows of the head on this rank; None if it has none on any.
 
-        Raises StartupError, also for a saved matrix that is not the copy it should be.
+        Raises:
+            StartupError: A saved matrix is not the copy it should be.
         """
         table, (start, stop) = head.table, head.rows
         pair, new = self._adapter.pairs.get(table.module), self._adapter.rows.get(table.module)
@@ -139,7 +138,7 @@ class AdapterReader:
         return HeadRows(places, replaced.weight[own], bias)
 
     def _gain(self, product: Product, outputs: int) -> Tensor | None:
-        """The lengths that rows of W + scale * B @ A are to have, over those that they have; 1 for other rows."""
+        """Return the wanted lengths of rows of W + scale * B @ A over the present ones."""
         pairs = self._adapter.pairs
         if not any(part.name in pairs and pairs[part.name].magnitude is not None for part in product.parts):
             return None
@@ -159,7 +158,7 @@ class AdapterReader:
         return gain.to(self._device)
 
     def _shift(self, product: Product, outputs: int, gain: Tensor | None) -> Tensor | None:
-        """What is added at the end: biases of the adapter, and what the gain took from the base model's."""
+        """Return the adapter's biases, and what the gain took from the base model's."""
         pairs = self._adapter.pairs
         shift = torch.zeros(outputs, dtype=torch.float32, device=self._device)
         has_any = False
@@ -228,7 +227,7 @@ class AdapterReader:
         return rounding <= _MOST_ROUNDING**2 * squares
 
     def _changed(self, key: str, table: Table) -> Tensor:
-        """Ids of the rows in which a whole matrix is another than the base model's."""
+        """Find the rows of a whole matrix that differ from the base model's."""
         found = []
         for chunk in _chunks(table.size):
             own = self._placed(key, self._read(key, [chunk]))
@@ -241,12 +240,12 @@ class AdapterReader:
         return self._placed(pair.a, whole if inputs is None else whole[:, slice(*inputs)])
 
     def _b(self, part: Part) -> Tensor:
-        """The scale is multiplied in before the numbers are rounded to the model's type."""
+        """Read B with the scale, before rounding to the model's type."""
         pair = self._adapter.pairs[part.name]
         return self._placed(pair.b, self._ordered(part, self._read(pair.b, part.rows)) * pair.scale)
 
     def _of_expert(self, wanted: ExpertRows, columns: Range | None) -> tuple[Tensor, Tensor]:
-        """A [rank, inputs] and B [outputs, rank] of one expert."""
+        """Read A [rank, inputs] and B [outputs, rank]."""
         pair = self._adapter.pairs[wanted.name]
         if wanted.name not in self._experts:
             while len(self._experts) >= _KEPT_PARAMETERS:
@@ -277,8 +276,7 @@ class AdapterReader:
         return rows if part.order is None else part.order.apply(rows)
 
     def _placed(self, key: str, tensor: Tensor) -> Tensor:
-        """What is made of the tensor `key`, where the model reads it. An infinite number would reach rows of other
-        adapters, too, for which it is multiplied by 0."""
+        """Put a tensor where the model reads it; infinite numbers, which would reach other rows, are refused."""
         placed = tensor.to(self._device, self._dtype).contiguous()
         if not placed.isfinite().all():
             raise self._adapter.error(

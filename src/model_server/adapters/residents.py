@@ -1,6 +1,4 @@
-"""Adapters that are loaded and dropped while the model serves, by their load ids. The router decides which; here each
-has a number for as long as a request has it.
-"""
+"""Adapters that are loaded and dropped while the model serves; each has a number while a request has it."""
 
 from __future__ import annotations
 
@@ -25,16 +23,16 @@ MOST_RESIDENT = 256
 
 
 class Sites(Protocol):
-    """The places of a model that adapters change."""
+    """The parts of a model that adapters change."""
 
     def check(self, adapter: Adapter) -> None:
-        """Raises StartupError for what can be refused before it is read."""
+        """Refuse what can be refused before reading."""
 
     def read(self, adapter: Adapter) -> Any:
-        """This rank's part of an adapter, which has `nbytes`. Raises StartupError."""
+        """Read this rank's part, which has `nbytes`."""
 
     def put(self, number: int, loaded: Any) -> None:
-        """In effect from now on for rows with that number."""
+        """Apply it from now on to rows with that number."""
 
     def remove(self, number: int) -> None:
         """The number is free again."""
@@ -42,15 +40,16 @@ class Sites(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """num_bytes: of memory. rank: the largest of the adapter's. digest: of its folder; empty: none was asked for."""
+    """The memory, largest rank and digest of an adapter."""
 
     num_bytes: int
     rank: int
+    # Empty: none was asked for.
     digest: bytes = b""
 
 
 class Residence:
-    """A loaded adapter. While anything refers to this, its number is not given to another one."""
+    """A loaded adapter; its number stays its own while this is referenced."""
 
     __slots__ = ("__weakref__", "number")
 
@@ -59,7 +58,7 @@ class Residence:
 
 
 class Residents:
-    """What is loaded on this rank. Thread-safe: loading runs beside the steps."""
+    """The adapters on this rank. Thread-safe: loading runs beside steps."""
 
     def __init__(
         self,
@@ -71,9 +70,13 @@ class Residents:
         *,
         digests: bool = False,
     ) -> None:
-        """numbers: that adapters may get. root: folders outside of it are not read. read: the checked adapter of a name
-        in a folder; raises StartupError. itemsize: bytes of a number of the model. digests: other machines have the
-        folders too, and are to have the same in them."""
+        """Take the numbers that adapters may get.
+
+        Args:
+            root: Folders outside of it are not read.
+            itemsize: Bytes of a number of the model.
+            digests: Other machines must have equal folders.
+        """
         self._sites = sites
         self._free = deque(numbers)
         self._root = root.resolve()
@@ -85,14 +88,17 @@ class Residents:
         self._lock = threading.Lock()  # one at a time is read, so that no two need memory at once
 
     def check(self, name: str, path: str) -> Size:
-        """About what all ranks together keep of it, without loading it. Raises StartupError, one line that names the
-        adapter."""
+        """Estimate what all ranks keep of it, without loading.
+
+        Raises:
+            StartupError: One line that names the adapter.
+        """
         adapter = self._checked(name, path)
         self._sites.check(adapter)
         return Size(adapter.num_kept * self._itemsize, adapter.rank, self._digest(adapter, whole=False))
 
     def load(self, load_id: int, name: str, path: str) -> Size:
-        """Requests may have the adapter under `load_id` from now on. Raises StartupError as `check` does."""
+        """Load it for requests under `load_id`."""
         num_clears = self._num_clears
         adapter = self._checked(name, path)
         digest = self._digest(adapter, whole=True)
@@ -118,7 +124,7 @@ class Residents:
         return Size(loaded.nbytes, adapter.rank, digest)
 
     def drop(self, load_id: int) -> None:
-        """No further request gets it. Its memory goes with the last one that has it; an unknown id is no error."""
+        """Forget a load id, known or not; its memory goes with the last request."""
         self._by_id.pop(load_id, None)
 
     def clear(self) -> None:
@@ -127,12 +133,11 @@ class Residents:
         self._by_id.clear()
 
     def find(self, load_id: int) -> Residence | None:
-        """What a request must hold to have the adapter; None: it is not loaded."""
+        """Return what a request holds to have the adapter, if loaded."""
         return self._by_id.get(load_id)
 
     @property
     def num_free(self) -> int:
-        """Of the numbers."""
         return len(self._free)
 
     def _checked(self, name: str, path: str) -> Adapter:

@@ -22,13 +22,7 @@ BASE = -1
 
 
 class AdapterRows:
-    """The adapter of each row, and of each of the rows that continue after the last attention, which are in the order
-    of the tokens.
-
-    numbers, kept_numbers: of the adapter of each row, or BASE; int64 in host memory. tiles, kept_tiles: the same rows
-    as `kernels/lora` reads them, on the device; slots, kept_slots: the same as a number for each row, int32 on the
-    device. None: no kernels run there.
-    """
+    """The adapter of each token's row, and (`kept_…`) of the rows that continue after the last attention."""
 
     __slots__ = (
         "_device", "_groups", "_kept", "kept_numbers", "kept_slots", "kept_tiles", "numbers", "slots", "tiles",
@@ -44,10 +38,13 @@ class AdapterRows:
         slots: Tensor | None = None,
         kept_slots: Tensor | None = None,
     ) -> None:
+        # int64 on the host; BASE: none.
         self.numbers = numbers
         self.kept_numbers = kept_numbers
+        # As `kernels/lora` reads the rows, on the device; None without kernels.
         self.tiles = tiles
         self.kept_tiles = kept_tiles
+        # int32 on the device.
         self.slots = slots
         self.kept_slots = kept_slots
         self._device = device
@@ -56,43 +53,42 @@ class AdapterRows:
 
     @property
     def has_narrow_tiles(self) -> bool:
-        """Whether the kernels read tiles of the size that captured steps have."""
+        """Whether tiles have the size of captured steps."""
         return self.tiles is not None and self.tiles.shape[1] == 1 + TILE_ROWS
 
     @property
     def groups(self) -> Groups:
-        """Adapters by their number, each with its rows among all tokens."""
+        """Return the rows of each adapter among all tokens."""
         if self._groups is None:
             self._groups = _groups(self.numbers.numpy(), self._device)
         return self._groups
 
     @property
     def kept(self) -> Groups:
-        """The same among the rows that continue."""
+        """Return the rows of each among those that continue."""
         if self._kept is None:
             is_same = self.kept_numbers is self.numbers
             self._kept = self.groups if is_same else _groups(self.kept_numbers.numpy(), self._device)
         return self._kept
 
     def among(self, num_rows: int) -> Groups:
-        """The groups of all tokens or of the kept rows, whichever `num_rows` is: equal numbers mean equal rows."""
+        """Return the groups of all tokens or of kept rows, by their count: equal counts mean equal rows."""
         return self.kept if num_rows == len(self.kept_numbers) else self.groups
 
     def numbers_among(self, num_rows: int) -> Tensor:
-        """The same as a number for each row."""
+        """Return each row's adapter number."""
         return self.kept_numbers if num_rows == len(self.kept_numbers) else self.numbers
 
     def tiles_among(self, num_rows: int) -> Tensor | None:
-        """The same in tiles."""
         return self.kept_tiles if num_rows == len(self.kept_numbers) else self.tiles
 
     def slots_among(self, num_rows: int) -> Tensor | None:
-        """The same as a number for each row, on the device."""
+        """Return each row's slot, on the device."""
         return self.kept_slots if num_rows == len(self.kept_numbers) else self.slots
 
 
 class UniformRows(AdapterRows):
-    """All rows have the adapter of one number, however many there are."""
+    """Any number of rows with one adapter."""
 
     __slots__ = ("_number",)
 
@@ -113,7 +109,7 @@ class UniformRows(AdapterRows):
 
 @dataclass(slots=True)
 class CurrentRows:
-    """The rows of the forward that runs. The decoder sets them, and its linear layers read them; None: base only."""
+    """The rows of the running forward, set by the decoder and read by its linear layers; None: base only."""
 
     rows: AdapterRows | None = None
 
@@ -121,9 +117,11 @@ class CurrentRows:
 def adapter_rows(
     numbers: npt.NDArray[np.int64], kept: npt.NDArray[np.int64] | None, device: torch.device
 ) -> AdapterRows | None:
-    """numbers: of the adapter of each token, or BASE. kept: the rows that continue, ascending; None: all.
+    """Group the rows by adapter; None if all are the base model's.
 
-    None: every row is the base model's.
+    Args:
+        numbers: Of each token, or BASE.
+        kept: Rows that continue, ascending; None: all.
     """
     if (numbers == BASE).all():
         return None

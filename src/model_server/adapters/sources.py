@@ -11,7 +11,7 @@ from wire.lora.merged import ADAPTER_CONFIG
 
 
 def adapter_folders(value: str | None) -> dict[str, Path]:
-    """The folder of each adapter by its name, in their order. Raises StartupError."""
+    """Return the folders of `--lora-adapters` by name, in order."""
     return {source.name: _folder(source) for source in adapter_sources(value, StartupError)}
 
 

@@ -14,8 +14,7 @@ UNUSED = -1
 
 
 def row_tiles(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """numbers [n]: of the adapter of each row, below 0: none -> [tiles, 1 + rows]: of each tile the number, then its
-    rows."""
+    """Make tiles [tiles, 1 + rows], an adapter's number and its rows, from the rows' numbers [n] (below 0: none)."""
     size = TILE_ROWS if len(numbers) <= NARROW_ROWS else _WIDE_TILE_ROWS
     names, amounts = np.unique(numbers, return_counts=True)
     order = np.argsort(numbers, kind="stable")
@@ -34,5 +33,5 @@ def row_tiles(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
 
 
 def most_tiles(num_rows: int, num_adapters: int) -> int:
-    """Tiles of TILE_ROWS rows that any `num_rows` rows of so many adapters can need."""
+    """Bound the tiles of `num_rows` rows with so many adapters."""
     return min(num_rows, (num_rows + min(num_rows, num_adapters) * (TILE_ROWS - 1)) // TILE_ROWS)

@@ -9,11 +9,11 @@ FLOAT16_TYPES = (torch.float16, torch.bfloat16)
 
 
 class UnavailableError(Exception):
-    """The backend cannot run here: not installed, not for this device or not for this number type."""
+    """The backend is not installed, or not for this device or number type."""
 
 
 def require_ampere(device: torch.device, dtype: torch.dtype) -> None:
-    """Raises UnavailableError unless `device` is a GPU of capability 8.0 or later and `dtype` of 16 bits."""
+    """Raise UnavailableError unless this is a 16-bit type on a GPU of capability 8.0."""
     if device.type != "cuda":
         raise UnavailableError(f"it computes on a CUDA device, not on {device.type}")
     if torch.version.hip is not None:

@@ -1,7 +1,6 @@
-"""What an attention backend is. Which one is used: `attention.choice`.
+"""What an attention backend is: it plans a forward once from the step's metadata, then attends layer by layer.
 
-A backend turns the step's metadata into a plan once per forward (`begin`) and answers one `attend` per layer. It reads
-K and V from the paged cache, where the model has already written those of this step.
+K and V are read from the paged cache, where the model has written the step's own already.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from model_server.memory.kv_cache import KvCache
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alibi:
-    """Biases of scores by distance: slope * (key position - query position), one slope per query head of this rank.
-
-    bfloat16_scale: None, or Falcon's arithmetic: slope * key position is rounded to bfloat16, then multiplied by this.
-    """
+    """Biases slope * (key position - query position), a slope for each query head of this rank."""
 
     slopes: Tensor  # [num_heads] float32
+    # Falcon's arithmetic: slope * key position rounded to bfloat16, times this; None: exact.
     bfloat16_scale: float | None = None
 
 
@@ -30,15 +27,8 @@ class Alibi:
 class AttentionLayer:
     """The constants of one layer's attention on this rank.
 
-    A query at position p sees the keys at positions in (p - window, p]; window None: all up to p. This is
-    transformers' rule (a token and the window - 1 before it); TGI shows one token more.
-    With `chunk`, positions are cut into runs of that many, and a query sees those of its own run up to itself.
-
-    Score of a query and a key: softcap * tanh(scale * q k / softcap), without softcap scale * q k; then ALiBi is added.
-    A sink is one more score of its head in the softmax, which takes its share of the weight and gives nothing.
-
-    key_scale, value_scale: what the numbers in the cache are multiplied by to give keys and values; 1 but for caches of
-    float8. No number is: the former goes into the scale of the scores, the latter onto the result.
+    Score: softcap * tanh(scale * q k / softcap), or scale * q k, plus ALiBi. A sink is one more score in the softmax,
+    without a value.
     """
 
     index: int
@@ -47,11 +37,15 @@ class AttentionLayer:
     head_dim: int  # of queries and keys
     value_dim: int
     scale: float
+    # A query at position p sees keys in (p - window, p], as in transformers (TGI shows one more); None: all up to p.
     window: int | None = None
+    # Positions are cut into runs of this length, and a query sees its own run up to itself.
     chunk: int | None = None
     softcap: float | None = None
     alibi: Alibi | None = None
     sinks: Tensor | None = None  # [num_heads] float32
+    # Multiplies cached keys (as `value_scale` values), 1 but for float8; applied to the scores and to the result
+    # instead.
     key_scale: float = 1.0
     value_scale: float = 1.0
 
@@ -65,16 +59,22 @@ class AttentionStep(Protocol):
     """One forward, planned."""
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention of all tokens of the step, already written to the cache.
+        """Attend for all tokens of the step, whose keys are already in the cache.
 
-        query: [num_tokens, num_heads, head_dim]; key: [num_tokens, num_kv_heads, head_dim] and value:
-        [num_tokens, num_kv_heads, value_dim], the step's own. Returns [num_tokens, num_heads * value_dim] in the dtype
-        of the query. Query head h reads KV head h // (num_heads // num_kv_heads).
+        Query head h reads KV head h // (num_heads // num_kv_heads).
+
+        Args:
+            query: [num_tokens, num_heads, head_dim].
+            key: [num_tokens, num_kv_heads, head_dim], the step's own.
+            value: [num_tokens, num_kv_heads, value_dim], the step's own.
+
+        Returns:
+            [num_tokens, num_heads * value_dim] in the query's type.
         """
 
 
 class AttentionBackend(Protocol):
-    """A way to compute attention over the paged cache, whose rows are in the query's type or in float8."""
+    """Computes attention over the paged cache, in the query's type or float8."""
 
     @property
     def name(self) -> str:
@@ -82,19 +82,19 @@ class AttentionBackend(Protocol):
 
     @property
     def tgi_name(self) -> str:
-        """The word for `Info.attention_impl`, one that TGI's clients know."""
+        """Return the word for `Info.attention_impl`."""
 
     @property
     def block_size(self) -> int:
-        """Tokens per cache block that suit this backend."""
+        """Return the tokens per block that suit it."""
 
     @property
     def capturable(self) -> bool:
-        """A decode step may be recorded as a CUDA graph: nothing in it follows from the host's lengths but bounds."""
+        """Whether decode steps fit CUDA graphs: only bounds come from the host's lengths."""
 
     @property
     def sees_ahead(self) -> bool:
-        """It serves steps with `last_keys`; others are for the reference."""
+        """Whether it serves steps with `last_keys`."""
 
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
         """Plan one forward. Costs no device synchronisation."""

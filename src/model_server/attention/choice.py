@@ -1,7 +1,6 @@
-"""Which attention backend serves: the only place that chooses.
+"""Chooses the attention backend: each is an `Offer` of a function that says why it is unavailable.
 
-Each backend is an `Offer`, made by a function that says why it cannot be had here. Files with kernels, and libraries
-that may be missing, are imported by those functions and nowhere else.
+Only those functions import kernels and libraries that may be missing.
 """
 
 from __future__ import annotations
@@ -42,13 +41,14 @@ PREFERENCE = {
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An available backend. refuses: why it cannot serve a layer, after its name in a sentence; None: it can."""
+    """An available backend."""
 
     backend: AttentionBackend
+    # Why it cannot serve a layer, after its name in a sentence; None: it can.
     refuses: Callable[[AttentionLayer], str | None]
 
     def refusal(self, layers: Sequence[AttentionLayer]) -> str | None:
-        """What it says of the first layer that it cannot serve."""
+        """Return its refusal of the first such layer."""
         for layer in layers:
             reason = self.refuses(layer)
             if reason is not None:
@@ -57,7 +57,7 @@ class Offer:
 
 
 class AttentionChoice:
-    """What the user asked for, on this device and in this type; answers which backend serves given layers."""
+    """What the user asked for, on this device and in this type."""
 
     def __init__(
         self,
@@ -68,12 +68,15 @@ class AttentionChoice:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        """requested: the user's word (`--attention`, ATTENTION), None if unset. TGI's names stand for "the best that
-        is available", and one log line says which; a word of our own is used or refused. cache_dtype: of the KV cache
-        if that is not the model's `dtype`. batch_invariant: on a GPU only `triton` will do, which then cuts the keys of
-        a row by its own length alone.
+        """Resolve the user's word.
 
-        Raises StartupError for an unknown word, and for a backend that the user named and that is not available.
+        Args:
+            requested: `--attention`, or None. TGI's names mean the best available; others are used or refused.
+            cache_dtype: Of the KV cache if it is not `dtype`.
+            batch_invariant: On a GPU only `triton` will do.
+
+        Raises:
+            StartupError: The word is unknown, or its backend unavailable.
         """
         if requested is not None and requested not in OWN_NAMES + TGI_NAMES:
             raise StartupError(f"--attention {requested} is unknown; choose one of {', '.join(OWN_NAMES + TGI_NAMES)}")
@@ -89,9 +92,10 @@ class AttentionChoice:
             _named(requested, device, dtype, cache_dtype, ())
 
     def for_layers(self, layers: Sequence[AttentionLayer] = ()) -> AttentionBackend:
-        """The backend for a model with these attention layers, of any rank; empty: it has none, or not known ones.
+        """Choose for the attention layers of all ranks; empty if unknown.
 
-        Raises StartupError if the user has named one and it cannot serve.
+        Raises:
+            StartupError: The user's backend cannot serve them.
         """
         if self._invariant:
             _named("triton", self._device, self._dtype, self._cache_dtype, layers)
@@ -107,10 +111,12 @@ class AttentionChoice:
         return backend
 
     def log(self, backend: AttentionBackend | None, *, caching_asked: bool, shares_blocks: bool = True) -> None:
-        """What serves the model: one record in TGI's wording, and one for each rule that decided.
+        """Log the backend in TGI's wording, and each rule that decided.
 
-        backend: None for a model that keeps a state for each request and brings its own attention, or has none.
-        caching_asked: PREFIX_CACHING. shares_blocks: requests can continue from the blocks of others.
+        Args:
+            backend: None for a model with its own attention, or none.
+            caching_asked: PREFIX_CACHING.
+            shares_blocks: Requests can continue from others' blocks.
         """
         name = OF_THE_MODEL if backend is None else backend.name
         is_cached = caching_asked and shares_blocks and backend is not None
@@ -188,7 +194,7 @@ def _best(
 
 
 def _report(name: str, device: torch.device, shortfalls: Sequence[str]) -> None:
-    """On a GPU every choice except the first is worth a warning; a CPU has its C++ operators or has not."""
+    """Warn of every choice except a GPU's first."""
     if not shortfalls or device.type == "cpu":
         return
     slow = ", which is slow" if name == "reference" else ""
@@ -224,7 +230,7 @@ def _torch_varlen(device: torch.device, dtype: torch.dtype) -> Offer:
 
 
 def _cpp(device: torch.device, dtype: torch.dtype) -> Offer:
-    """What the C++ operators do not know they hand to the reference themselves: nothing is refused."""
+    """Offer the C++ operators, which hand what they do not know to the reference."""
     if device.type != "cpu":
         raise UnavailableError(f"it computes on a CPU, not on {device.type}")
     if importlib.util.find_spec("model_server.attention.cpp") is None:

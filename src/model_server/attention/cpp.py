@@ -1,6 +1,5 @@
-"""Attention by the C++ operators: the paged cache is read in place, all sequences and heads in one call.
-
-What they do not know (Falcon's bfloat16 arithmetic of ALiBi) the reference computes, layer by layer.
+"""Attention by the C++ operators, all sequences and heads in one call on the paged cache; the rest goes to the
+reference.
 """
 
 from __future__ import annotations
@@ -74,13 +73,16 @@ def available(device: torch.device) -> bool:
 
 
 def serves(layer: AttentionLayer, shape: KvShape) -> bool:
-    """Whether the C++ operators know all of what the layer asks for."""
+    """Whether the C++ operators know all that the layer needs."""
     return (layer.alibi is None or layer.alibi.bfloat16_scale is None) and shape.key_dim % 2 == 0
 
 
 def shape_struct(layer: AttentionLayer, shape: KvShape, stored: int = 0) -> AttentionShapeStruct:
-    """The layer's constants for the C++ operators; its tensors must outlive the struct. stored: one of STORED, 0 for a
-    cache in the query's type."""
+    """Describe the layer; its tensors must outlive the struct.
+
+    Args:
+        stored: One of STORED, 0 for the query's type.
+    """
     return AttentionShapeStruct(
         heads=layer.num_heads,
         kv_heads=layer.num_kv_heads,
@@ -99,7 +101,7 @@ def shape_struct(layer: AttentionLayer, shape: KvShape, stored: int = 0) -> Atte
 
 
 def paging_struct(metadata: AttentionMetadata, cache: KvCache) -> PagingStruct:
-    """Where the keys of the step are; the metadata must outlive the struct."""
+    """Describe where the step's keys are; the metadata must outlive the struct."""
     tables = metadata.block_tables
     assert tables.is_contiguous() and tables.dtype == torch.int32
     return PagingStruct(

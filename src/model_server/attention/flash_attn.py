@@ -1,12 +1,9 @@
-"""Attention by the flash-attn package, version 2 (`flash_attn`) or 3 (`flash_attn_interface`, Hopper).
+"""Attention by flash-attn 2 (`flash_attn`) or 3 (`flash_attn_interface`, Hopper).
 
-Both read pages through strides: of K and V only the last dimension must be contiguous, so the views of our cache, in
-which a token's keys and values share a row, are given as they are. They copy 16 bytes at once: a head size
-that is not a multiple of 8 would be padded, the whole cache with it, and is refused. Pages of version 2 hold a multiple
-of 256 tokens; version 3 takes any.
+Both read our cache through strides, 16 bytes at once: other head sizes would pad the whole cache, and are refused.
+Version 2 needs pages of a multiple of 256 tokens.
 
-Sources: `csrc/flash_attn/flash_api.cpp` (mha_varlen_fwd, mha_fwd_kvcache), `hopper/flash_api.cpp` (mha_fwd) and the two
-`flash_attn_interface.py` of the package.
+Sources: `csrc/flash_attn/flash_api.cpp`, `hopper/flash_api.cpp`, both `flash_attn_interface.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +39,6 @@ class FlashAttnBackend:
     sees_ahead = False
 
     def __init__(self, module: ModuleType | Any, version: int) -> None:
-        """module: has flash_attn_with_kvcache, in version 2 flash_attn_varlen_func too."""
         self._module = module
         self._version = version
 
@@ -51,7 +47,7 @@ class FlashAttnBackend:
         return 256 if self._version == 2 else 16
 
     def refuses(self, layer: AttentionLayer) -> str | None:
-        """Why it cannot serve `layer`, as the end of a sentence that begins with its name; None: it can."""
+        """Say, after its name in a sentence, why it cannot serve `layer`."""
         common = refusal(layer)
         if common is not None:
             return common
@@ -66,7 +62,7 @@ class FlashAttnBackend:
 
 
 class FlashAttnStep:
-    """One forward: the lengths are summed up once, then each layer is one call."""
+    """One forward: lengths are summed once, each layer is one call."""
 
     def __init__(self, module: ModuleType | Any, version: int, metadata: AttentionMetadata, cache: KvCache) -> None:
         self._module = module
@@ -77,7 +73,7 @@ class FlashAttnStep:
         self._cu_seqlens_k = cumulative(metadata.kv_lengths) if version == 2 and not self._decode else None
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """All keys, those of this step too, are read from the cache."""
+        """Attend to the cache, which has the step's own keys too."""
         pages = self._cache.keys[layer.index], self._cache.values[layer.index]
         options: dict[str, Any] = {
             "softmax_scale": layer.scale,
@@ -111,7 +107,7 @@ class FlashAttnStep:
         return output.reshape(query.shape[0], layer.num_heads * layer.value_dim)
 
     def _attend_3(self, query: Tensor, pages: tuple[Tensor, Tensor], options: dict[str, Any]) -> Tensor:
-        """Version 3 takes a page table in one function only, which takes queries of several lengths too."""
+        """Call the one function of version 3 with a page table."""
         metadata = self._metadata
         if self._decode:
             query = query.unsqueeze(1)
@@ -126,7 +122,7 @@ class FlashAttnStep:
 
 
 def refusal(layer: AttentionLayer) -> str | None:
-    """What no kernel of this family does, as the end of a sentence; None if the layer asks for nothing of that kind."""
+    """Say what no kernel of this family does, if the layer needs it."""
     if layer.sinks is not None:
         return "has no attention sinks"
     if layer.chunk is not None:
@@ -139,17 +135,17 @@ def refusal(layer: AttentionLayer) -> str | None:
 
 
 def window_size(layer: AttentionLayer) -> tuple[int, int]:
-    """(left, right): how many keys before and after its own position a query sees; -1: all. Ours counts itself."""
+    """Return how many keys (before, after) its position a query sees; -1: all."""
     return (-1, -1) if layer.window is None else (layer.window - 1, 0)
 
 
 def cumulative(lengths: Tensor) -> Tensor:
-    """[n] int32 -> [n + 1] int32: where each sequence begins if all are concatenated."""
+    """Sum lengths [n] to starts [n + 1], int32."""
     return F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def available(device: torch.device, dtype: torch.dtype) -> FlashAttnBackend:
-    """Version 3 on Hopper where it is installed, else version 2. Raises UnavailableError."""
+    """Return version 3 on Hopper if installed, else version 2."""
     require_ampere(device, dtype)
     if torch.cuda.get_device_capability(device)[0] == 9:
         for name in MODULES_OF_3:
@@ -167,7 +163,11 @@ def available(device: torch.device, dtype: torch.dtype) -> FlashAttnBackend:
 
 
 def _module(name: str) -> ModuleType | None:
-    """None if it is not installed. Raises UnavailableError if it is and cannot be loaded."""
+    """Import a module; None if it is not installed.
+
+    Raises:
+        UnavailableError: It is installed and cannot be loaded.
+    """
     try:
         if importlib.util.find_spec(name) is None:
             return None

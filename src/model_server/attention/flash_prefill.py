@@ -1,11 +1,9 @@
-"""Prompts by flash-attn 4 on Hopper and Blackwell, over the pages of the Triton backend, which keeps single queries.
+"""Prompts by flash-attn 4 on Hopper and Blackwell, over the Triton backend's pages; single queries stay with ours.
 
-Optional: it serves where the package is installed (extra `flash-attn-4`), for the layers that it knows, and after a
-trial at the first use of a layer's shape, while the model warms up: its results are compared with those of our kernel,
-and its kernels are compiled. What fails the trial stays with our kernel.
+Optional (extra `flash-attn-4`). A layer's shape is tried against our kernel during the warm-up, and stays with ours if
+results differ.
 
-Source: `flash_attn/cute/interface.py` of flash-attn-4 4.0.0b36 (`flash_attn_varlen_func`, `_flash_attn_fwd`). It reads
-pages that are smaller than its tiles with asynchronous copies and through strides, so the cache stays as it is.
+Source: `flash_attn/cute/interface.py` of 4.0.0b36.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ _DEEPSEEK = (192, 128)
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The sequences of a step with several queries, one after the other. first, last: their tokens."""
+    """The sequences of a step with several queries, in turn; `first` and `last` of their tokens."""
 
     first: int
     last: int
@@ -53,7 +51,7 @@ class Prompts:
 
 
 def prompts_of(metadata: AttentionMetadata) -> Prompts | None:
-    """None if single queries are between them, or if there are none."""
+    """Return the prompts of a step; None if there are none, or single queries between them."""
     lengths = metadata.query_lengths_host
     several = [i for i, length in enumerate(lengths) if length > 1]
     if not several or several[-1] - several[0] + 1 != len(several):
@@ -73,7 +71,7 @@ def prompts_of(metadata: AttentionMetadata) -> Prompts | None:
 
 
 class FlashPrefill:
-    """`function`: flash-attn 4's `flash_attn_varlen_func`; major: the GPU's compute capability, 9 or 10."""
+    """Calls `flash_attn_varlen_func` on GPUs of capability `major`, 9 or 10."""
 
     def __init__(self, function: Callable[..., Any], major: int) -> None:
         self._function = function
@@ -81,7 +79,7 @@ class FlashPrefill:
         self._tried: dict[tuple[object, ...], bool] = {}
 
     def serves(self, layer: AttentionLayer, cache: KvCache, ours: AttentionBackend) -> bool:
-        """Whether layers like this one are served. The first question about a shape tries it against `ours`."""
+        """Whether such layers are served; the first time for a shape, try it against `ours`."""
         shape, dtype = cache.shapes[layer.index], cache.rows[layer.index].dtype
         key = (
             shape,
@@ -97,7 +95,7 @@ class FlashPrefill:
         return found
 
     def attend(self, layer: AttentionLayer, query: Tensor, keys: Tensor, values: Tensor, prompts: Prompts) -> Tensor:
-        """[tokens of the prompts, num_heads, value_dim] of all queries of the step; pages as in `paged_prefill`."""
+        """Return [prompt tokens, num_heads, value_dim]; pages as in `paged_prefill`."""
         output: Any = self._function(
             query[prompts.first : prompts.last],
             keys,
@@ -142,7 +140,7 @@ class FlashPrefill:
     def _difference(
         self, layer: AttentionLayer, shape: KvShape, cache: KvCache, ours: AttentionBackend, lengths: tuple[int, ...]
     ) -> float:
-        """Of one step of prompts with these numbers of queries, by norms."""
+        """Compare norms of one step of prompts with these lengths."""
         rows = cache.rows[layer.index]
         metadata, num_blocks = _trial_step(lengths, ours.block_size, rows.device)
         trial = KvCache((shape,), num_blocks, ours.block_size, rows.dtype, rows.device)
@@ -158,7 +156,7 @@ class FlashPrefill:
 
 
 def _trial_step(lengths: tuple[int, ...], block_size: int, device: torch.device) -> tuple[AttentionMetadata, int]:
-    """Sequences of some cached tokens and then `lengths` queries each; and how many blocks they need."""
+    """Make sequences with cached tokens and `lengths` queries; return the blocks needed, too."""
     totals = [_PREFIX + length for length in lengths]
     counts = [-(-total // block_size) for total in totals]
     bounds = list(accumulate(counts, initial=1))
@@ -178,7 +176,7 @@ def _trial_step(lengths: tuple[int, ...], block_size: int, device: torch.device)
 
 
 def installed(device: torch.device) -> FlashPrefill | None:
-    """flash-attn 4 for this GPU; None where it is not installed, cannot be loaded, or is not for such a GPU."""
+    """Return flash-attn 4 if it is usable on this GPU."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] not in (9, 10):
         return None
     try:

@@ -1,11 +1,8 @@
 """Latent attention in two forms over one cache of latents, around any other backend.
 
-Absorbed: queries are brought to the width of a latent, and all heads read the cache as it is. Nothing is made of a key,
-but a pair of query and key costs 2 * rank + rotated_dim products instead of plain_dim + rotated_dim + value_dim.
-Expanded: the keys and values of all heads are made from the latents of a prompt and of its cached prefix, in a cache of
-their own, and the backend attends to them as to those of any model.
-
-Single queries are absorbed. `is_expanded` chooses for runs of several.
+Absorbed: queries get the width of a latent, and all heads read the cache as it is, for 2 * rank + rotated_dim products
+a pair. Expanded: keys and values are made from the latents into a cache of their own, for plain_dim + rotated_dim +
+value_dim a pair. `is_expanded` chooses.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ class HeadChanges(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentHeads:
-    """What turns latents into keys and values, of this rank's heads. adapters: change it for some rows; None: none."""
+    """Turns latents into keys and values of this rank's heads; `adapters` change it for some rows."""
 
     up_key: Tensor  # [heads, plain_dim, rank]
     up_value: Tensor  # [heads, rank, value_dim]
@@ -56,11 +53,11 @@ class LatentHeads:
 
     @property
     def rows(self) -> AdapterRows | None:
-        """The adapter of each row of the running step, of single queries; None: none has any."""
+        """Return the adapters of the running step's single queries, if any."""
         return None if self.adapters is None else self.adapters.rows
 
     def absorb(self, plain: Tensor, absorbed: Tensor, rows: AdapterRows | None) -> None:
-        """The parts of queries that do not rotate [n, heads, plain_dim] -> `absorbed` [n, heads, rank]."""
+        """Write plain query parts [n, heads, plain_dim] into `absorbed` [n, heads, rank]."""
         if self.adapters is not None and rows is not None:
             plain = self.adapters.scaled(plain, rows)
         _multiply(plain.transpose(0, 1), self.up_key, absorbed.transpose(0, 1))
@@ -68,7 +65,7 @@ class LatentHeads:
             self.adapters.absorb(plain, absorbed, rows)
 
     def values(self, attended: Tensor, rows: AdapterRows | None) -> Tensor:
-        """Weighted sums of latents [n, heads * rank] -> [n, heads * value_dim]."""
+        """Turn sums of latents [n, heads * rank] into [n, heads * value_dim]."""
         heads, rank, _ = self.up_value.shape
         attended = attended.view(-1, heads, rank)
         values = torch.bmm(attended.transpose(0, 1), self.up_value).transpose(0, 1)
@@ -79,8 +76,7 @@ class LatentHeads:
     def expand(
         self, latents: Tensor, heads: slice, keys: Tensor, values: Tensor, adapters: Sequence[tuple[slice, int]]
     ) -> None:
-        """Latents [n, rank] -> the plain parts of keys [n, heads, plain_dim] and values [n, heads, value_dim].
-        adapters: numbers of those that some of the latents have."""
+        """Write latents [n, rank] into keys [n, heads, plain_dim] and values [n, heads, value_dim]."""
         all_heads = latents.expand(keys.shape[1], -1, -1)
         _multiply(all_heads, self.up_key[heads].transpose(1, 2), keys.transpose(0, 1))
         _multiply(all_heads, self.up_value[heads], values.transpose(0, 1))
@@ -91,10 +87,9 @@ class LatentHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LatentLayer(AttentionLayer):
-    """A layer whose queries are not absorbed, for steps with prompts.
+    """A layer for steps with prompts, whose queries are not absorbed: rotated part, then plain.
 
-    head_dim and value_dim are those of a head; a query holds its rotated part, then its plain part. The cache has one
-    key for all heads: the latent, then the rotated part, which is what `LatentStep.attend` is given as `key`.
+    The cached key of all heads is the latent, then the rotated part.
     """
 
     heads: LatentHeads
@@ -107,19 +102,15 @@ class LatentLayer(AttentionLayer):
 
     @property
     def rotated_dim(self) -> int:
-        """Numbers of a query or key that rotate."""
         return self.absorbed.head_dim - self.rank
 
 
 def is_expanded(layer: LatentLayer, queries: int, keys: int) -> bool:
-    """Whether a run of `queries`, whose last sees `keys` keys, is computed in the expanded form.
-
-    Multiplications of a head: absorbed, each pair of query and key takes 2 * rank + rotated_dim, and each query
-    rank * (plain_dim + value_dim) before and after. Expanded, a pair takes plain_dim + rotated_dim + value_dim, and
-    each key, of the prefix too, rank * (plain_dim + value_dim). What the queries take and what their own keys take is
-    the same number; what is left is compared. With DeepSeek V3's sizes prompts are expanded if they have no prefix, and
-    after a long one if they have more than 170 tokens.
-    """
+    """Whether `queries`, the last of which sees `keys` keys, are computed in the expanded form."""
+    # Multiplications of a head: absorbed, each pair takes 2 * rank + rotated_dim, and each query rank * (plain_dim +
+    # value_dim) before and after. Expanded, a pair takes plain_dim + rotated_dim + value_dim, and each key rank *
+    # (plain_dim + value_dim). The queries' and their own keys' shares cancel. With DeepSeek V3's sizes prompts without
+    # a prefix are expanded, and after a long one those above 170 tokens.
     if queries == 1:
         return False
     prefix = keys - queries
@@ -129,7 +120,7 @@ def is_expanded(layer: LatentLayer, queries: int, keys: int) -> bool:
 
 
 class LatentBackend:
-    """`backend`, which also serves layers of the type `LatentLayer`."""
+    """Wraps a backend to serve `LatentLayer` too."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
@@ -170,7 +161,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Sequences that are expanded together, as many heads at a time as `expanded` has."""
+    """Sequences expanded together, for as many heads as `expanded` has."""
 
     run: _Run
     blocks: Tensor  # [n] int64: those of the cache of latents whose tokens the first n of `expanded` hold
@@ -181,14 +172,14 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How the step is computed in layers of one size."""
+    """How layers of one size are computed in the step."""
 
     absorbed: _Run | None
     pieces: tuple[_Piece, ...]
 
 
 class LatentStep:
-    """One forward, see `AttentionStep`. All layers of type `LatentLayer` are of one size and share a plan."""
+    """One forward; all `LatentLayer`s are of one size and share a plan."""
 
     def __init__(self, backend: AttentionBackend, metadata: AttentionMetadata, cache: KvCache) -> None:
         self._backend = backend
@@ -198,7 +189,7 @@ class LatentStep:
         self._plan: _Plan | None = None
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """As the backend does. Of a `LatentLayer` [num_tokens, num_heads * value_dim]; key and value: as absorbed."""
+        """Attend as the backend; a `LatentLayer` gives [num_tokens, num_heads * value_dim]."""
         if not isinstance(layer, LatentLayer):
             return self._whole.attend(layer, query, key, value)
         if self._plan is None:
@@ -213,7 +204,7 @@ class LatentStep:
 
     @cached_property
     def _whole(self) -> AttentionStep:
-        """The step as it is, for absorbed queries of all sequences."""
+        """Return the step with absorbed queries of all sequences."""
         return self._backend.begin(self._metadata, self._cache)
 
     def _absorbed(self, layer: LatentLayer, run: _Run, query: Tensor, key: Tensor) -> Tensor:
@@ -289,7 +280,6 @@ class LatentStep:
         return _Run(tokens, metadata, self._backend.begin(metadata, self._cache), self._adapters_of(sequences))
 
     def _adapters_of(self, sequences: Sequence[int]) -> AdapterRows | None:
-        """Of the queries of `sequences`."""
         numbers, lengths = self._metadata.adapters, self._metadata.query_lengths_host
         if numbers is None:
             return None
@@ -297,7 +287,7 @@ class LatentStep:
         return adapter_rows(rows, None, self._device)
 
     def _piece(self, sequences: Sequence[int], expanded: KvCache) -> _Piece:
-        """The sequences' blocks come one after another in `expanded`."""
+        """Lay the sequences' blocks one after another in `expanded`."""
         whole, size = self._metadata, self._cache.block_size
         counts = [self._num_blocks(i) for i in sequences]
         firsts = list(accumulate(counts, initial=0))
@@ -328,7 +318,7 @@ class LatentStep:
         return _Piece(run, blocks.long(), own, expanded, adapters)
 
     def _tokens(self, sequences: Sequence[int]) -> slice | Tensor:
-        """Where the queries of `sequences` are: a slice if they are adjacent."""
+        """Return where the queries are: a slice if adjacent."""
         lengths = self._metadata.query_lengths_host
         starts = list(accumulate(lengths, initial=0))
         if sequences[-1] - sequences[0] + 1 == len(sequences):
@@ -350,7 +340,7 @@ class LatentStep:
 
 
 def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """`torch.bmm` into parts of wider rows. On a CPU torch is several times as fast by way of a tensor of its own."""
+    """Run `torch.bmm` into parts of wider rows, on a CPU by a tensor of its own, which is faster."""
     if out.device.type == "cpu":
         out.copy_(torch.bmm(left, right))
     else:
@@ -358,7 +348,7 @@ def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 
 def _groups(sequences: Sequence[int], sizes: Sequence[int], most: int) -> list[list[int]]:
-    """`sequences` cut into runs whose sizes add up to at most `most`, or that are one sequence."""
+    """Cut `sequences` into runs of at most `most`, or single ones."""
     groups: list[list[int]] = []
     total = 0
     for sequence in sequences:
@@ -371,5 +361,5 @@ def _groups(sequences: Sequence[int], sizes: Sequence[int], most: int) -> list[l
 
 
 def _most_heads(num_heads: int, most: int) -> int:
-    """The largest divisor of `num_heads` that is at most `most`, at least 1."""
+    """Return the largest divisor of `num_heads` up to `most`."""
     return next((n for n in range(min(num_heads, most), 1, -1) if num_heads % n == 0), 1)

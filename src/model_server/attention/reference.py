@@ -1,12 +1,8 @@
-"""Attention in plain torch over the paged cache: the reference that kernels are tested against.
+"""Attention in plain torch over the paged cache: the reference for kernels.
 
-Single queries (decode) are batched together: their K/V rows are gathered by slot, padded to a common
-length and masked. A run of queries of one sequence (prefill) is computed on its own, in pieces of bounded size.
-Every gathered slot belongs to the sequence itself and has been written (padding repeats the last one), so that no
-other sequence's numbers, not even its NaNs, can reach a result. Scores and softmax are float32 inside torch's kernel,
-and so they are for layers that the kernel does not know (softcap, sinks). A cache of float8 is read in the query's
-type from the gather on, the step's own keys as well: what a prompt gives is the same whether its beginning was computed
-in this step or before.
+Single queries are batched: rows gathered by slot, padded with the last and masked. Prompts are computed in pieces of
+bounded size. Only slots of the sequence itself are read, so that no other's NaNs reach it. Softmax is float32. A float8
+cache is read in the query's type, the step's own keys too: a prompt gives the same in one step or several.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ PREFILL_CHUNK_TOKENS = 256
 
 
 class ReferenceBackend:
-    """Runs wherever torch does. exact: single queries have as many keys as the host says, not up to as many."""
+    """Runs wherever torch does."""
 
     name = "reference"
     tgi_name = "paged"
@@ -41,6 +37,7 @@ class ReferenceBackend:
     sees_ahead = True
 
     def __init__(self, *, exact: bool = True) -> None:
+        # Single queries have as many keys as the host says, not up to as many.
         self.exact = exact
 
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
@@ -49,7 +46,7 @@ class ReferenceBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Which keys a query sees, and how the plan has to say it. Layers of the same reach share a plan."""
+    """Which keys a query sees; layers of equal reach share a plan."""
 
     window: int | None
     chunk: int | None
@@ -58,25 +55,24 @@ class _Reach:
     exact: bool  # of single queries: as in `ReferenceBackend`
 
     def first(self, position: int) -> int:
-        """The first key that a query at `position` sees."""
         if self.window is not None:
             return max(0, position + 1 - self.window)
         return 0 if self.chunk is None else position - position % self.chunk
 
     def firsts(self, positions: Tensor) -> Tensor:
-        """`first` of many positions, without a word to the host."""
+        """Return `first` for many positions, on the device."""
         if self.window is not None:
             return (positions + (1 - self.window)).clamp_(min=0)
         return torch.zeros_like(positions) if self.chunk is None else positions - positions % self.chunk
 
     def visible(self, kv_length: int) -> int:
-        """How many keys the last of `kv_length` positions sees, or at most, if these are not exact."""
+        """Bound the keys that the last of `kv_length` positions sees."""
         return min(kv_length, self.chunk) if self.chunk and not self.exact else kv_length - self.first(kv_length - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """What beyond plain causality decides about keys. Both [num_queries or num_rows, num_keys]."""
+    """What beyond causality decides about keys; both [queries or rows, num_keys]."""
 
     mask: Tensor | None  # 0 or -inf, in the dtype of the cache
     positions: Tensor | None  # int64, if the layer is biased
@@ -85,7 +81,7 @@ class _Keys:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeChunk:
-    """Some single queries, their keys padded to a common length."""
+    """Single queries with keys padded to a common length."""
 
     tokens: slice | Tensor  # rows of the flattened batch: a slice, or [num_rows] int64
     num_rows: int
@@ -95,7 +91,7 @@ class _DecodeChunk:
 
 @dataclass(frozen=True, slots=True)
 class _PrefillPiece:
-    """Consecutive queries of one sequence and the keys they can see."""
+    """Consecutive queries of one sequence, and the keys they see."""
 
     tokens: slice  # rows of the flattened batch
     slots: Tensor | None  # [num_keys] int64; None: the keys are those of the step at `at`
@@ -107,7 +103,7 @@ _Plan = tuple[list[_DecodeChunk], list[_PrefillPiece]]
 
 
 class ReferenceStep:
-    """One forward. Plans are made once per distinct reach and shared by the layers."""
+    """One forward, with a plan for each distinct reach."""
 
     def __init__(self, metadata: AttentionMetadata, cache: KvCache, exact: bool = True) -> None:
         self._metadata, self._cache, self._exact = metadata, cache, exact
@@ -120,7 +116,7 @@ class ReferenceStep:
         return output if layer.value_scale == 1.0 else output.mul_(layer.value_scale)
 
     def _attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Of values as they are stored."""
+        """Attend to values as stored."""
         unfused = layer.softcap is not None or layer.sinks is not None
         reach = (layer.window, layer.chunk, layer.alibi is not None, unfused)
         plan = self._plans.get(reach)
@@ -137,10 +133,7 @@ class ReferenceStep:
         return output
 
     def _decode(self, layer: AttentionLayer, chunk: _DecodeChunk, query: Tensor) -> Tensor:
-        """query: [num_rows, num_heads, head_dim] of the chunk -> [num_rows, num_heads * value_dim].
-
-        The query heads that share a KV head take the place of several queries: no repeats are made.
-        """
+        """Compute [num_rows, num_heads * value_dim] of a chunk; query heads of a KV head act as several queries."""
         heads, groups = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
         key, value = self._gather(layer, chunk.slots, chunk.num_rows, query.dtype)
         query = query.view(chunk.num_rows, heads, groups, layer.head_dim)
@@ -161,7 +154,7 @@ class ReferenceStep:
     def _prefill(
         self, layer: AttentionLayer, piece: _PrefillPiece, query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """query, key, value of the whole step -> [num_queries, num_heads * value_dim] of the piece."""
+        """Compute [num_queries, num_heads * value_dim] of a piece."""
         heads, groups = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
         if piece.slots is None:
             if self._cache.shapes[layer.index].value_in_key:
@@ -190,9 +183,10 @@ class ReferenceStep:
         return output.flatten(0, 1).transpose(0, 1).flatten(1)
 
     def _bias(self, alibi: Alibi, keys: _Keys, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Tensor:
-        """ALiBi and mask in one, computed once per step where layers have the same slopes.
+        """Join ALiBi and mask, once for layers with equal slopes.
 
-        shape: of the slopes beside the scores, [1, num_kv_heads, groups, 1] or [num_kv_heads, groups, 1, 1].
+        Args:
+            shape: Of the slopes beside the scores, [1, num_kv_heads, groups, 1] or [num_kv_heads, groups, 1, 1].
         """
         index = (id(keys), id(alibi))
         found = self._biases.get(index)
@@ -211,11 +205,10 @@ class ReferenceStep:
         return found[1]
 
     def _gather(self, layer: AttentionLayer, slots: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """K and V at `slots` [num_rows * length] as [num_rows, num_kv_heads, length, dim]; of a cache in float8 in
-        `dtype`, before their scales.
+        """Gather K and V at `slots` as [num_rows, num_kv_heads, length, dim], unscaled.
 
-        Values inside of keys come with the rest of the key: torch's kernel wants both of one width, or it writes all
-        scores out. What they have too much is cut off the result.
+        Values inside of keys come with the whole key: torch's kernel wants equal widths. The surplus is cut off the
+        result.
         """
         shape = self._cache.shapes[layer.index]
         rows = self._cache.rows[layer.index].index_select(0, slots)
@@ -248,9 +241,10 @@ class ReferenceStep:
     def _decode_chunks(
         self, sequences: Sequence[int], tokens: Sequence[int] | None, reach: _Reach, dtype: torch.dtype
     ) -> list[_DecodeChunk]:
-        """Chunks of `sequences`, of similar length each. `tokens`: where their queries are; None: at the same index.
+        """Split sequences into chunks of similar length, sorted unless little padding is saved.
 
-        Padding costs as much as real keys, so rows are sorted by length unless hardly any would be saved.
+        Args:
+            tokens: Where their queries are; None: at the same index.
         """
         if not sequences:
             return []
@@ -324,7 +318,7 @@ class ReferenceStep:
         return pieces
 
     def _hidden(self, tokens: slice, positions: Tensor, at: Tensor, reach: _Reach) -> Tensor:
-        """Which keys at `positions` the queries `tokens`, which are at `at` [n, 1], do not see: [n, num_keys] bool."""
+        """Mark the keys at `positions` that queries do not see: [n, num_keys] bool."""
         metadata = self._metadata
         hidden = positions > (at if metadata.last_keys is None else metadata.last_keys[tokens].unsqueeze(1))
         if reach.window is not None:
@@ -338,7 +332,7 @@ class ReferenceStep:
         return hidden
 
     def _keys(self, hidden: Tensor, positions: Tensor, at: Tensor, reach: _Reach, dtype: torch.dtype) -> _Keys:
-        """hidden: [n, num_keys] bool; positions of the keys; `at`: those of the queries [n, 1]."""
+        """Make the mask from hidden [n, num_keys] bool and the positions."""
         if reach.biased:
             distances = (positions - at).float().masked_fill_(hidden, -math.inf)
             return _Keys(None, positions, distances)
@@ -347,11 +341,10 @@ class ReferenceStep:
         )
 
     def _slots_of(self, sequence: int, positions: Tensor) -> Tensor:
-        """Slots [n] of `positions` [n] of one sequence."""
         return self._slots(self._metadata.block_tables[sequence : sequence + 1], positions).flatten()
 
     def _slots(self, tables: Tensor, positions: Tensor) -> Tensor:
-        """Slots [num_rows, n] of `positions` ([n] for all rows, or [num_rows, n]) under block tables [num_rows, m]."""
+        """Return slots [num_rows, n] of `positions` under block tables [num_rows, m]."""
         size = self._cache.block_size
         if positions.dim() == 1:
             blocks = tables.index_select(1, positions // size)
@@ -370,10 +363,7 @@ class ReferenceStep:
 def _attend_written_out(
     layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None
 ) -> Tensor:
-    """Attention with softcap or sinks, which torch's kernel does not know; scores and softmax in float32.
-
-    query, key, value: [a, b, n, dim] each with its n; mask, sinks: broadcast over the scores [a, b, queries, keys].
-    """
+    """Attend with softcap or sinks, in float32; query, key, value are [a, b, n, dim]."""
     scores = torch.matmul(query.float(), key.float().transpose(-1, -2)).mul_(layer.stored_scale)
     if layer.softcap is not None:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
@@ -387,7 +377,7 @@ def _attend_written_out(
 
 
 def _split(rows: Sequence[int], visible: dict[int, int], max_keys: int) -> list[Sequence[int]]:
-    """Cut into runs so that each, padded to its longest row, has at most `max_keys` keys (or is one row)."""
+    """Cut rows into runs of at most `max_keys` padded keys, or single ones."""
     runs: list[Sequence[int]] = []
     first, longest = 0, 0
     for i, row in enumerate(rows):

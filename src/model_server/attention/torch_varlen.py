@@ -1,8 +1,7 @@
-"""Attention by torch's own `torch.nn.attention.varlen.varlen_attn`, from the release on in which it reads pages.
+"""Attention by `torch.nn.attention.varlen.varlen_attn`, where it reads pages.
 
-It wraps the flash-attention 2 that torch is built with: pages of a multiple of 256 tokens, 16-bit floats only. That
-kernel takes the cumulated key lengths beside the used ones (torch's `test_varlen_attention.py` says so; the third and
-fourth versions, which we do not activate, take None there).
+It wraps flash-attention 2: pages of a multiple of 256 tokens, 16-bit floats. Cumulated key lengths are given beside the
+used ones, as torch's `test_varlen_attention.py` says.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ NEEDED = ("scale", "window_size", "enable_gqa", "seqused_k", "block_table")
 
 
 class TorchVarlenBackend:
-    """One call per layer, for decode and prefill alike."""
+    """One call per layer, decode and prefill alike."""
 
     name = "torch_varlen"
     tgi_name = "flashdecoding"
@@ -38,7 +37,7 @@ class TorchVarlenBackend:
         self._varlen_attn = varlen_attn
 
     def refuses(self, layer: AttentionLayer) -> str | None:
-        """Why it cannot serve `layer`, as the end of a sentence that begins with its name; None: it can."""
+        """Say, after its name in a sentence, why it cannot serve `layer`."""
         common = refusal(layer)
         if common is not None:
             return common
@@ -64,7 +63,7 @@ class TorchVarlenStep:
         self._max_k = metadata.block_tables.shape[1] * cache.block_size
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """All keys, those of this step too, are read from the cache."""
+        """Attend to the cache, which has the step's own keys too."""
         metadata = self._metadata
         output: Tensor = self._varlen_attn(
             query,
@@ -85,7 +84,7 @@ class TorchVarlenStep:
 
 
 def available(device: torch.device, dtype: torch.dtype) -> TorchVarlenBackend:
-    """Raises UnavailableError if this torch has no such attention, or none that reads pages."""
+    """Return the backend if this torch has it and it reads pages."""
     require_ampere(device, dtype)
     try:
         module = importlib.import_module("torch.nn.attention.varlen")

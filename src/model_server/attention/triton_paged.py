@@ -1,11 +1,7 @@
-"""Attention by our own Triton kernels: the default on a GPU.
+"""Attention by our Triton kernels, the default on a GPU: one kernel for single queries, one for runs of queries.
 
-Single queries go to the decode kernel, runs of queries to the prefill kernel; a mixed batch launches both. What they
-need to know of the batch is worked out once per step and shared by the layers of the same shape and reach.
-
-A step of single queries takes lengths and blocks from the device alone, and everything about its launches follows from
-shapes: it can be captured in a CUDA graph and replayed with other numbers in the same tensors. Rows that fill up such a
-graph may have a length of 0, or of 1 in the reserved block.
+Plans are made once a step for layers of the same shape and reach. A step of single queries reads lengths and blocks on
+the device alone, so that a CUDA graph can replay it; its padding rows have length 0, or 1 in the reserved block.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ _Shape = tuple[int, int, int, int, bool, torch.dtype, torch.device, int]
 
 
 def refuses(layer: AttentionLayer) -> str | None:
-    """Why the kernels cannot serve `layer`, as the end of a sentence that begins with its name; None: they can."""
+    """Say, after the backend's name in a sentence, why the kernels cannot serve `layer`."""
     latent = layer.num_kv_heads == 1 and layer.value_dim < layer.head_dim
     if latent and layer.head_dim <= MAX_LATENT_DIM and layer.value_dim <= MAX_LATENT_VALUE_DIM:
         return None
@@ -44,13 +40,7 @@ def refuses(layer: AttentionLayer) -> str | None:
 
 
 class TritonBackend:
-    """Runs on GPUs of capability 8.0 and later, and in Triton's interpreter.
-
-    batch_invariant: a row's result has the same bits alone and in any batch. Off, the keys of a decode batch are cut so
-    that all processors have about the same work, which depends on the batch; and the tiles of prompts are those that
-    were fastest when the first prompt was computed, so that another process may have others.
-    prefill: computes the prompts of the layers that it serves; None: our kernel computes all.
-    """
+    """Runs on GPUs of capability 8.0 and in Triton's interpreter."""
 
     name = "triton"
     tgi_name = "paged"
@@ -59,6 +49,13 @@ class TritonBackend:
     sees_ahead = True
 
     def __init__(self, *, batch_invariant: bool = False, prefill: FlashPrefill | None = None) -> None:
+        """Choose how rows are computed.
+
+        Args:
+            batch_invariant: A row has the same bits alone and in any batch. Off, the keys of a decode batch are cut to
+                balance the processors, and prompts use the tiles that were fastest when first measured.
+            prefill: Computes the prompts of layers that it serves; None: our kernel does.
+        """
         self._batch_invariant = batch_invariant
         # Reads keys and values once for all places of a sequence, which are then cut by the longest, not by their own
         # lengths.
@@ -72,16 +69,16 @@ class TritonBackend:
         return TritonStep(self, metadata, cache)
 
     def prompts_of(self, metadata: AttentionMetadata) -> Prompts | None:
-        """What the library for prompts is given of a step; None: nothing."""
+        """Return what the prompts' library gets of a step, if anything."""
         return None if self._prefill is None else prompts_of(metadata)
 
     def library_for(self, layer: AttentionLayer, cache: KvCache) -> FlashPrefill | None:
-        """What computes the prompts of this layer instead of our kernel."""
+        """Return what computes this layer's prompts instead of our kernel."""
         library = self._prefill
         return library if library is not None and library.serves(layer, cache, _unmeasured()) else None
 
     def decode_config(self, layer: AttentionLayer, cache: KvCache, places: int = 1) -> DecodeConfig:
-        """How single queries of layers of this shape are computed, or `places` of each sequence."""
+        """Return how single queries, or `places` of each sequence, are computed."""
         key = _shape(layer, cache, places)
         found = self._decode_configs.get(key)
         if found is None:
@@ -96,7 +93,7 @@ class TritonBackend:
         return found
 
     def prefill_config(self, layer: AttentionLayer, cache: KvCache) -> PrefillConfig:
-        """How prompts of layers of this shape are computed. The first question, while the model warms up, measures."""
+        """Return how prompts are computed, measured at the first call in the warm-up."""
         key = _shape(layer, cache)
         found = self._prefill_configs.get(key)
         if found is None:
@@ -128,7 +125,7 @@ def _unmeasured() -> TritonBackend:
 
 
 class TritonStep:
-    """One forward, see `AttentionStep`. Plans are made when the first layer asks for them."""
+    """One forward; plans are made when first needed."""
 
     def __init__(self, backend: TritonBackend, metadata: AttentionMetadata, cache: KvCache) -> None:
         self._backend = backend
@@ -142,7 +139,7 @@ class TritonStep:
         self._tiles: dict[tuple[int, int, int | None, int | None], Tensor] = {}
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The step's own keys and values are read from the cache, where they are already."""
+        """Attend to the cache, which has the step's own keys too."""
         metadata, cache = self._metadata, self._cache
         keys, values = cache.keys[layer.index], cache.values[layer.index]
         tables = metadata.block_tables
@@ -169,13 +166,14 @@ class TritonStep:
 
     @cached_property
     def _reach(self) -> tuple[Tensor, Tensor] | None:
-        """What the rows of the step see, as the kernel takes it."""
+        """Return what the step's rows see, as the kernel takes it."""
         last, first = self._metadata.last_keys, self._metadata.first_keys
         return None if last is None or first is None else (last.int(), first.int())
 
     def _places(self, layer: AttentionLayer) -> int:
-        """Queries of a sequence that are computed together. Those of layers with a window may see different first keys;
-        a latent head's fill a tile by themselves."""
+        """Count queries of a sequence computed together: one where first keys may differ, or a latent head's fill a
+        tile.
+        """
         if (
             not self._metadata.is_decode
             or not self._backend.joins_windows

@@ -1,1 +1,1 @@
-"""Sequences, the batches they form, and the tensors built from them for each step."""
+"""Sequences, their batches, and the tensors of each step."""

@@ -1,4 +1,4 @@
-"""Where the rows of a decoding batch are after one more token, computed on the device."""
+"""Moves the rows of a decoding batch on by a token, on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Advance = Callable[[Tensor, Tensor, int, Tensor, Tensor], None]
 
 
 def advance_on(device: torch.device) -> Advance:
-    """The kernel, or plain torch where kernels cannot run."""
+    """Return the kernel, or plain torch without kernels."""
     if not usable(device):
         return plain
     from model_server.kernels.advance import advance_rows
@@ -23,7 +23,7 @@ def advance_on(device: torch.device) -> Advance:
 
 
 def plain(positions: Tensor, tables: Tensor, block_size: int, kv_lengths: Tensor, slots: Tensor) -> None:
-    """Count positions up by one, and write how many tokens each row has then, and where the newest is stored."""
+    """Count positions up, and write each row's length and newest slot."""
     positions.add_(1)
     torch.add(positions, 1, out=kv_lengths)
     blocks = tables.gather(1, (positions // block_size).unsqueeze(1)).squeeze(1)

@@ -1,4 +1,4 @@
-"""Ordered sequences that run together: filter and concatenate are list operations."""
+"""Ordered sequences that run together."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from wire.images.borders import chunk_end, encoder_end
 
 
 class Batch:
-    """Running sequences under one id.
-
-    `is_prefilling`: some sequence's first tokens are not all in the cache or on their way.
-    """
+    """Running sequences under one id."""
 
     def __init__(self, batch_id: int, sequences: list[Sequence]) -> None:
         self.id = batch_id
         self.sequences = sequences
+        # Some first tokens are neither in the cache nor on their way.
         self.is_prefilling = any(s.is_prefilling for s in sequences)
         self._listed: list[int] | None = None  # ids that the router knows
         self._order = [s.id for s in sequences]
 
     @property
     def is_uniform(self) -> bool:
-        """The next forward computes one token of each sequence, its newest."""
+        """Whether the next forward computes one token of each sequence."""
         return not self.is_prefilling
 
     @property
@@ -33,13 +31,11 @@ class Batch:
         return any(not s.finished for s in self.sequences)
 
     def plan_chunks(self, max_prefill_tokens: int, chunk_tokens: int | None = None) -> None:
-        """Set how much of each unfinished prompt the forward after the one just submitted computes.
+        """Set how much of each unfinished prompt the next forward computes.
 
-        One token is kept for each sequence but one, also for those whose end the router does not know yet; what is left
-        of `max_prefill_tokens`, but not more than `chunk_tokens`, goes to the oldest first, so that none starves.
-        Each advances by at least one token, and over an image whose tokens see each other both ways as a whole. A chunk
-        ends before an image that would have to be encoded beyond `max_prefill_tokens` rows of the step's images, of
-        which the first always is.
+        Each sequence advances by at least a token; what is left of `max_prefill_tokens`, up to `chunk_tokens` each,
+        goes to the oldest first. A chunk holds indivisible images whole, and ends before an image that exceeds
+        `max_prefill_tokens` rows to encode, except the first.
         """
         self.is_prefilling = False
         budget = max_prefill_tokens - (len(self.sequences) - 1)
@@ -61,12 +57,12 @@ class Batch:
                 budget -= sequence.input_length
 
     def note_several(self, rows: list[Sequence], counts: list[int]) -> None:
-        """A step of `rows` gave them this many tokens each."""
+        """Note that a step of `rows` gave several tokens each."""
         for sequence, count in zip(rows, counts, strict=True):
             sequence.accept(count - 1)
 
     def note_ended(self, number: int) -> None:
-        """The step of the call with this number is collected: what ended in it is listed no longer."""
+        """Drop what ended in the collected step of this number."""
         for sequence in self.sequences:
             if sequence.finished and sequence.ended_in is None:
                 sequence.ended_in = number
@@ -78,23 +74,20 @@ class Batch:
         return len(kept) < len(self.sequences) and self._keep(kept)
 
     def filter(self, request_ids: Iterable[int]) -> bool:
-        """Keep the named requests, in the order of the batch; whether some sequences left.
-
-        An id that is not in the batch is of a request that ended in the meantime.
-        """
+        """Keep the named requests in order, skip unknown ids, and return whether some left."""
         wanted = set(request_ids)
         self._listed = None
         return self._keep([s for s in self.sequences if s.id in wanted])
 
     def join(self, other: Batch) -> None:
-        """Append another batch's requests; this batch's id stays."""
+        """Append another batch's requests."""
         self.sequences = self.sequences + other.sequences
         self.is_prefilling = self.is_prefilling or other.is_prefilling
         self._order = self._order + other._order
         self._listed = None
 
     def without(self, request_ids: Set[int]) -> Batch:
-        """This batch as it was before these requests joined."""
+        """Return the batch before these requests joined."""
         if not request_ids:
             return self
         before = Batch(self.id, [s for s in self.sequences if s.id not in request_ids])
@@ -102,7 +95,7 @@ class Batch:
         return before
 
     def describe(self, block_size: int) -> CachedBatch:
-        """The batch as the router sees it: without those that have ended."""
+        """Describe the batch to the router, without ended requests."""
         running = [s for s in self.sequences if not s.finished]
         if self._listed is None:
             listed = {s.id for s in running}

@@ -1,8 +1,7 @@
 """The tensors of a decoding batch, kept from step to step.
 
-While the same rows continue, a step rebuilds nothing, and on a GPU copies nothing from the host: positions and lengths
-count up where they are, slots follow from the block tables, and the ids are those sampled in the step before. When rows
-join, leave or get blocks, what is new comes in one upload (`batch.tables`).
+While rows continue, nothing is rebuilt or copied: positions count up in place, slots follow from the block tables, ids
+are the last sampled. Changes come in one upload (`batch.tables`).
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ Indices = npt.NDArray[np.int64]
 
 
 class DecodeState:
-    """Inputs of one batch's decode steps. Not thread-safe: it belongs to the device thread.
+    """Inputs of one batch's decode steps, on the device thread.
 
-    The host counts along: each row's position, and how many steps all of them have slots and tokens for.
+    The host counts positions along, and for how many steps all rows have slots and tokens.
     """
 
     def __init__(self, device: torch.device, block_size: int, staging: Staging) -> None:
@@ -58,8 +57,7 @@ class DecodeState:
         return len(self._host_positions) > 0
 
     def repeats(self, rows: list[Sequence]) -> bool:
-        """`rows` are those of the last step (the same list), and each may take another: it has a token left to sample
-        and a slot to store one in."""
+        """Whether `rows` are the last step's list, and each has a token and a slot left."""
         if rows is not self._rows or self._is_stale:
             return False
         if self._steps_left <= 0:
@@ -68,21 +66,20 @@ class DecodeState:
         return self._steps_left > 0
 
     def note_other_step(self) -> None:
-        """A step was submitted that this state did not make: rows have moved on."""
+        """Note that rows moved on in a step not made here."""
         self._is_stale = True
 
     def release(self, kept: list[Sequence]) -> None:
-        """Some rows leave the batch: hold none of them any longer. What is known of those in `kept` stays."""
+        """Forget the rows that leave, and keep what is known of `kept`."""
         self.tables.release(kept)
         self._rows = []
         self._states = ()
 
     def next(self, rows: list[Sequence], newest: NewestTokens | None) -> ModelInputs:
-        """Inputs of a step with one token for each of `rows`, which have slots for it.
+        """Make the inputs of one token for each of `rows`; valid until the next call.
 
-        newest: the tokens sampled last in the batch. Rows whose last token the host has not seen are among its rows.
-
-        The tensors hold until the next call.
+        Args:
+            newest: The batch's last sampled tokens, for rows whose token the host has not seen.
         """
         if rows is self._rows and not self._is_stale:
             self._advance(rows)
@@ -100,7 +97,6 @@ class DecodeState:
         return ModelInputs(self._ids(rows, newest), positions, metadata, None, self._states, adapters=self._adapters)
 
     def _advance(self, rows: list[Sequence]) -> None:
-        """The same rows, each one token further."""
         self._host_positions += 1
         self._host_kv_lengths += 1
         self._steps_left -= 1
@@ -117,7 +113,7 @@ class DecodeState:
         self._advance_on_device(self._positions, self.tables.device, self._block_size, self._kv_lengths, self._slots)
 
     def _rebuild(self, rows: list[Sequence]) -> None:
-        """Other rows, or the same at other positions."""
+        """Make the inputs of other rows, or of other positions."""
         count = len(rows)
         if rows is not self._rows:
             self._rows = rows
@@ -151,12 +147,12 @@ class DecodeState:
         self._advance_on_device(positions, self.tables.device, self._block_size, self._kv_lengths, self._slots)
 
     def _slots_on_host(self) -> Indices:
-        """Where the tokens of the current step are stored."""
+        """Return where the step's tokens are stored."""
         blocks = self.tables.host[np.arange(len(self._rows)), self._host_positions // self._block_size]
         return blocks.astype(np.int64) * self._block_size + self._host_positions % self._block_size
 
     def _advance_host_slots(self) -> None:
-        """From the slots of the step before to those of this one, in place."""
+        """Move slots on by a token, in place."""
         self._host_slots += 1
         offsets = self._host_positions % self._block_size
         if not offsets.all():
@@ -165,7 +161,6 @@ class DecodeState:
             self._host_slots[entered] = blocks.astype(np.int64) * self._block_size
 
     def _ids(self, rows: list[Sequence], newest: NewestTokens | None) -> Tensor:
-        """[num_rows] int64: the last token of each row."""
         if newest is not None and newest.rows is rows:
             return newest.ids
         unseen = [i for i, s in enumerate(rows) if s.has_unseen]

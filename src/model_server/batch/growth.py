@@ -1,4 +1,4 @@
-"""Blocks that running requests get as they need them, and rows that need one and have none."""
+"""Blocks for running requests that grow, and rows that lack one."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ Failure = tuple[Sequence, str]
 def append_blocks(
     batch: Batch, tables: BlockTables, new_blocks: Iterable[BlockGrowth], cache: KvCache
 ) -> list[Failure]:
-    """Append blocks to the tables of running requests; what does not fit a request is its failure.
-
-    A request that is not in the batch has ended and is skipped.
-    """
+    """Append blocks to running requests' tables, skipping ended ones; return what does not fit."""
     sequences = {s.id: s for s in batch.sequences}
     failures = []
     for more in new_blocks:
@@ -48,7 +45,6 @@ def append_blocks(
 
 
 def rows_without_slots(batch: Batch) -> list[Failure]:
-    """Rows whose next tokens have no slot in the cache."""
     return [
         (s, f"request {s.id}: it has {len(s.slots)} slots, none for its next token")
         for s in batch.sequences
@@ -57,7 +53,7 @@ def rows_without_slots(batch: Batch) -> list[Failure]:
 
 
 def will_have_slots(batch: Batch, new_blocks: Iterable[BlockGrowth], cache: KvCache) -> bool:
-    """Say whether no row of the batch would fail in a step with these blocks."""
+    """Whether every row of the batch can run a step with these blocks."""
     by_request = {more.request_id: more for more in new_blocks}
     for sequence in batch.sequences:
         more = by_request.get(sequence.id)
@@ -69,7 +65,7 @@ def will_have_slots(batch: Batch, new_blocks: Iterable[BlockGrowth], cache: KvCa
 
 
 def _misfit(sequence: Sequence, more: BlockGrowth, cache: KvCache) -> str | None:
-    """Say why these blocks cannot be appended; None: they can."""
+    """Say why these blocks cannot be appended, if so."""
     if len(more.blocks) and int(more.blocks.max()) >= cache.num_blocks:
         return f"request {sequence.id}: a block is outside the cache of {cache.num_blocks} blocks"
     return None

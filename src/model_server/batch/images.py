@@ -1,4 +1,4 @@
-"""The images of a step: encoded before its forward, where what is wrong with one is the error of its request alone."""
+"""The images of a step, encoded before its forward; a bad one fails its request alone."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ CANNOT_READ = "the model's vision tower cannot read the image"
 
 
 def encode_images(encoder: ImageEncoder, sequences: Iterable[Sequence]) -> list[Failure]:
-    """Encode what the next forward of `sequences` reads. Returns those whose image cannot be encoded on this rank or
-    another, and why.
+    """Encode what the next forward reads; return failures on any rank.
 
-    Raises what torch raises when memory is short, where this rank is alone: that ends the step, as in its forward.
-    Other ranks would wait for this one.
+    A lack of memory ends the step if this rank is alone: other ranks would wait.
     """
     failures: list[Failure] = []
     for sequence in sequences:
@@ -46,7 +44,7 @@ def encode_images(encoder: ImageEncoder, sequences: Iterable[Sequence]) -> list[
 
 
 def _encode(encoder: ImageEncoder, request_id: int, wanted: Iterable[PlacedImage]) -> str | None:
-    """Why one of these images cannot be encoded; None: all are."""
+    """Encode one request's images; say why one cannot be."""
     try:
         for one in wanted:
             one.encode(encoder.find)
@@ -70,7 +68,7 @@ Embeddings = tuple[tuple[int, Tensor], ...]
 
 
 def step_positions(sequences: Rows[Sequence], spans: Spans) -> npt.NDArray[np.int64]:
-    """[num_tokens] int64; [3, num_tokens] if some token has three positions that are not the same."""
+    """Return [num_tokens] int64, or [3, num_tokens] if some differ."""
     if any(s.images is not None and s.images.has_sections(a, b) for s, (a, b) in zip(sequences, spans, strict=True)):
         parts = [
             np.tile(np.arange(a, b, dtype=np.int64), (3, 1)) if s.images is None else s.images.positions(a, b)
@@ -85,7 +83,7 @@ def step_positions(sequences: Rows[Sequence], spans: Spans) -> npt.NDArray[np.in
 
 
 def step_reach(sequences: Rows[Sequence], spans: Spans) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-    """`last_keys` and `first_keys` of the step's attention; None: all tokens see what is before them."""
+    """Return the step's `last_keys` and `first_keys`; None if all is causal."""
     found = [None if s.images is None else s.images.reach(a, b) for s, (a, b) in zip(sequences, spans, strict=True)]
     if not any(found):
         return None
@@ -97,7 +95,7 @@ def step_reach(sequences: Rows[Sequence], spans: Spans) -> tuple[npt.NDArray[np.
 
 
 def step_embeddings(sequences: Rows[Sequence], spans: Spans) -> tuple[Embeddings, Embeddings]:
-    """What takes the place of the rows of image tokens, and what is added to them behind the first layers."""
+    """Return what replaces image tokens' rows, and what is added behind the first layers."""
     embeddings: list[tuple[int, Tensor]] = []
     deep: list[tuple[int, Tensor]] = []
     start = 0
@@ -112,7 +110,7 @@ def step_embeddings(sequences: Rows[Sequence], spans: Spans) -> tuple[Embeddings
 
 
 def step_pictures(sequences: Rows[Sequence], spans: Spans) -> tuple[tuple[int, Encoded], ...]:
-    """What layers of cross attention read: (row of the image token, what the tower made of its image)."""
+    """Return what cross attention reads: each image token's row, with its encoded image."""
     found: list[tuple[int, Encoded]] = []
     start = 0
     for sequence, (first, stop) in zip(sequences, spans, strict=True):

@@ -1,7 +1,4 @@
-"""From a list of sequences with prompts among them to the tensors of one forward: a pure function of visible state.
-
-Steps that only decode keep their tensors instead: `batch.decode_state`.
-"""
+"""Tensors of a forward with prompts, from a list of sequences; decode steps keep theirs in `batch.decode_state`."""
 
 from __future__ import annotations
 
@@ -24,8 +21,7 @@ from model_server.runner.runner import ModelInputs
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Rows `first_row` to `first_row + count - 1` of the logits score the tokens after position `position` of a prompt
-    that wants logprobs."""
+    """Logits rows from `first_row` that score a prompt's tokens behind `position`."""
 
     sequence: Sequence
     position: int
@@ -35,10 +31,10 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """`model` goes to the runner. `sampled_rows`: for each sequence that samples, the row of the logits its token is
-    sampled from; None when the logits hold exactly those rows; `sampled_host`: the same on the host."""
+    """The inputs of a forward and of its sampling."""
 
     model: ModelInputs
+    # Logits row of each sequence that samples; None: just those rows. `sampled_host`: on the host.
     sampled_rows: Tensor | None = None  # [num_sampling] int64
     scored: tuple[Scored, ...] = ()
     sampled_host: npt.NDArray[np.int64] | None = None
@@ -47,11 +43,12 @@ class StepInputs:
 def ragged_inputs(
     sequences: list[Sequence], tables: BlockTables, staging: Staging, newest: NewestTokens | None
 ) -> StepInputs:
-    """The next `input_length` tokens of each sequence: prompts, chunks of them, decode rows.
+    """Lay out the next `input_length` tokens of each sequence: prompts, chunks, decode rows.
 
-    Logits are asked for the last token of each sequence that samples, and for all prompt tokens that are scored.
-    newest: the tokens sampled last in the batch. Rows whose last token the host has not seen are among its rows, and
-    compute that token alone.
+    Logits are asked for last tokens that sample, and for scored prompt tokens.
+
+    Args:
+        newest: The batch's last sampled tokens, for rows whose token the host has not seen.
     """
     spans = [(s.cache_length, s.cache_length + s.input_length) for s in sequences]
     unseen = [i for i, s in enumerate(sequences) if s.has_unseen]
@@ -107,8 +104,7 @@ def ragged_inputs(
 def _logit_rows(
     sequences: Rows[Sequence], starts: list[int]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, tuple[Scored, ...]]:
-    """Token rows whose logits are wanted, at least one; where among them the sampling sequences' last ones are (None:
-    just those); and which of them score prompt tokens."""
+    """Return rows with logits (at least one), the sampled ones among them, and the scoring ones."""
     wanted: list[int] = []
     sampled: list[int] = []
     scored: list[Scored] = []

@@ -1,7 +1,4 @@
-"""What the engine returns: tokens, texts and timings of one step, in the model server's own types.
-
-Knows nothing of protobuf; `model_server.rpc.convert` turns these into messages.
-"""
+"""What the engine returns of one step; `model_server.rpc.convert` makes messages of it."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from wire.step_phases import DraftKind
 
 
 class FinishReason(enum.Enum):
-    """Why a request ended. When several apply to one token the first in this order wins."""
+    """Why a request ended; the first in this order wins."""
 
     LENGTH = "length"
     EOS_TOKEN = "eos_token"
@@ -25,7 +22,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(slots=True)
 class Tokens:
-    """Parallel lists. `is_special` is empty for prompt tokens, as in TGI."""
+    """Parallel lists; `is_special` is empty for prompts, as in TGI."""
 
     ids: list[int]
     logprobs: list[float]
@@ -42,7 +39,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """The end of a request. `seed` is set only if its tokens were sampled."""
+    """The end of a request; `seed` only if it sampled."""
 
     text: str
     generated_tokens: int
@@ -52,7 +49,7 @@ class GeneratedText:
 
 @dataclass(slots=True)
 class Generation:
-    """What one step produced for one request; with `error` set, nothing else is."""
+    """What one step produced for one request, or its `error`."""
 
     request_id: int
     tokens: Tokens | None = None
@@ -62,7 +59,7 @@ class Generation:
     error: str | None = None
 
     def append(self, later: Generation) -> None:
-        """What the same step produced for the same request after this."""
+        """Append what the step produced for it next."""
         assert self.tokens is not None and later.tokens is not None
         self.tokens.append(later.tokens)
         self.top_tokens += later.top_tokens
@@ -71,7 +68,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class CachedBatch:
-    """What the router learns of a batch that stays on the shard. `current_tokens`: tokens of its next forward."""
+    """What the router learns of a batch that stays; `current_tokens`: of its next forward."""
 
     id: int
     request_ids: list[int]
@@ -81,13 +78,14 @@ class CachedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What a step drafted for the requests that this rank answers for. longest: the longest draft; tokens, right: what
-    was drafted and how much of that was right, by the number of a `DraftKind`; predicted: by request id, of those whose
-    prediction guessed some of it, how many of these tokens were right and how many were not."""
+    """What a step drafted for this rank's requests."""
 
+    # The longest draft.
     longest: int
+    # Drafted, and (`right`) accepted, by `DraftKind`.
     tokens: tuple[int, ...]
     right: tuple[int, ...]
+    # By request id, accepted and rejected tokens of its prediction.
     predicted: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -104,9 +102,10 @@ NOTHING_DRAFTED = Drafted(0, (0,) * len(DraftKind), (0,) * len(DraftKind))
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The answer to one Prefill or Decode; `batch` is None when nothing continues. Durations in nanoseconds."""
+    """The answer to a Prefill or Decode; durations in nanoseconds."""
 
     generations: list[Generation]
+    # None when nothing continues.
     batch: CachedBatch | None
     forward_ns: int
     decode_ns: int

@@ -1,4 +1,4 @@
-"""One request's state on the shard, an ordinary object; a batch is a list of these."""
+"""One request's state on the shard; a batch is a list of these."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request as it arrived, before it is a sequence."""
+    """A request before it is a sequence."""
 
     id: int
     input_ids: tuple[int, ...]  # the prompt
@@ -50,14 +50,11 @@ class NewRequest:
 
 
 class Sequence:
-    """What the shard knows of one running request.
+    """A running request.
 
-    Two counts run side by side: `num_sampled` counts tokens sampled on the device, `len(ids) - prompt_length` those the
-    host has seen. They differ by the steps that are submitted but not collected.
-
-    `cache_length` tokens are in the KV cache once all submitted steps have run, `input_length` take part in the next
-    one. Until the first `prefill_length` tokens (the prompt, and what was generated before a preemption) are in the
-    cache, no token is sampled.
+    `num_sampled` counts tokens sampled on the device, `len(ids) - prompt_length` those the host has seen.
+    `cache_length` tokens are in the cache once submitted steps have run; `input_length` take part in the next. No token
+    is sampled before the first `prefill_length` tokens are in the cache.
     """
 
     __slots__ = (
@@ -82,7 +79,11 @@ class Sequence:
         residence: Residence | None = None,
         images: PromptImages | None = None,
     ) -> None:
-        """Raises RequestError if `resume_ids` cannot be gone through again."""
+        """Replay `resume_ids`, if any.
+
+        Raises:
+            RequestError: They cannot be replayed.
+        """
         self.id = request.id
         self.adapter = adapter  # its number, or slot
         self.residence = residence  # while this refers to it, the number stays that adapter's
@@ -115,37 +116,36 @@ class Sequence:
 
     @property
     def position_offset(self) -> int:
-        """What is added to a generated token's place in the cache to get its position."""
+        """Return a generated token's position minus its place in the cache."""
         return 0 if self.images is None else self.images.offset
 
     @property
     def is_prefilling(self) -> bool:
-        """Not all of its first tokens are in the cache, nor on their way there."""
+        """Whether first tokens are neither in the cache nor on their way."""
         return self.cache_length < self.prefill_length
 
     @property
     def samples(self) -> bool:
-        """The next forward reaches the end of its tokens: one more is sampled after it."""
+        """Whether the next forward ends with a sampled token."""
         return self.cache_length + self.input_length >= self.prefill_length
 
     @property
     def has_slots(self) -> bool:
-        """There are slots for what the next forward writes."""
+        """Whether the next forward's tokens have slots."""
         return self.cache_length + self.input_length <= len(self.slots)
 
     @property
     def is_exhausted(self) -> bool:
-        """Every token it may have is already sampled: no step may include it any more (it has no slot left)."""
+        """Whether all its tokens are sampled, and no step may include it."""
         return self.num_sampled >= self.max_new_tokens
 
     @property
     def has_unseen(self) -> bool:
-        """The host has not yet seen the last token sampled."""
+        """Whether the host lacks the last sampled token."""
         return len(self.ids) - self.prompt_length < self.num_sampled
 
     def advance(self) -> None:
-        """A forward with the next `input_length` tokens of this sequence has been submitted, and if it `samples`, the
-        sampling of one more."""
+        """Note a submitted forward of `input_length` tokens, and its sampled token."""
         self.cache_length += self.input_length
         self.input_length = 1
         if self.images is not None:
@@ -154,8 +154,7 @@ class Sequence:
             self.num_sampled += 1
 
     def accept(self, num_tokens: int) -> None:
-        """The step just collected gave this many tokens more than the one that `advance` counted. Except the newest
-        token they are in the cache."""
+        """Note so many tokens more than `advance` counted; all but the newest are cached."""
         self.num_sampled += num_tokens
         self.cache_length += num_tokens
 
@@ -165,8 +164,11 @@ class Sequence:
         self.slots = np.concatenate([self.slots, slots_of(blocks, block_size)])
 
     def append(self, token_id: int) -> tuple[str, GeneratedText | None]:
-        """Take note of a sampled token: its streamed text ("" on a rank that does not follow the text), and the end of
-        the request if this is its last token. Raises RequestError if the request's grammar cannot continue."""
+        """Note a sampled token, and return its streamed text and the request's end, if any.
+
+        Raises:
+            RequestError: The grammar cannot continue.
+        """
         self.ids.append(token_id)
         text = ""
         try:
@@ -186,13 +188,12 @@ class Sequence:
         return text, ended
 
     def disown(self) -> None:
-        """This rank has answered for the request with an error, its last answer. Where other ranks cannot know of that,
-        it runs on like theirs until the router filters it away."""
+        """Note the error as this rank's last answer; the row runs on, as on other ranks, until it is filtered."""
         self.owned = False
         self.detokenizer = None
 
     def _replay(self, token_ids: Ids[int]) -> None:
-        """Bring text, stop checks and grammar to where they were when these tokens had been generated."""
+        """Replay these tokens through text, stop checks and grammar."""
         for token_id in token_ids:
             try:
                 text = self.detokenizer.append(token_id) if self.detokenizer is not None else ""
@@ -204,7 +205,11 @@ class Sequence:
                 raise RequestError(f"request {self.id}: it ends with its resume_ids, nothing is left to generate")
 
     def _end_reason(self, token_id: int, text: str) -> FinishReason | None:
-        """Move stop checks and grammar on. A grammar that cannot continue ends the request and raises RequestError."""
+        """Advance stop checks and grammar.
+
+        Raises:
+            RequestError: The grammar cannot continue.
+        """
         reason = self.stopping.check(token_id, text)
         self.finished = reason is not None
         grammar = self.row.grammar
@@ -217,14 +222,11 @@ class Sequence:
 
 
 def check_layout(request: NewRequest, block_size: int, num_blocks: int, *, chunking: bool, grows: bool) -> None:
-    """Refuse blocks that would write outside the request's own part of the cache.
+    """Refuse blocks outside the request's part of the cache.
 
     Args:
-        chunking: The first forward may leave some of the prompt out.
-        grows: More blocks may come later, as the request needs them.
-
-    Raises:
-        RequestError: What does not fit.
+        chunking: The first forward may leave some prompt out.
+        grows: More blocks may come later.
     """
     name = f"request {request.id}"
     num_prompt = len(request.input_ids)
@@ -249,12 +251,12 @@ def check_layout(request: NewRequest, block_size: int, num_blocks: int, *, chunk
 
 
 def slots_of(blocks: npt.NDArray[Any], block_size: int) -> npt.NDArray[np.int64]:
-    """Return the slots of all tokens that `blocks` hold, in order."""
+    """Return the slots of `blocks` in order."""
     return (blocks.astype(np.int64)[:, None] * block_size + np.arange(block_size)).ravel()
 
 
 def number_blocks(num_tokens: list[int], block_size: int) -> list[npt.NDArray[np.int32]]:
-    """Return blocks for requests of so many tokens each, one after another from block 0."""
+    """Number blocks from 0 on for requests of so many tokens."""
     counts = [math.ceil(tokens / block_size) for tokens in num_tokens]
     firsts = itertools.accumulate(counts, initial=0)
     return [np.arange(first, first + count, dtype=np.int32) for first, count in zip(firsts, counts, strict=False)]

@@ -1,6 +1,5 @@
-"""When a request ends, and where its final text is cut.
-
-Mirrors `StoppingCriteria` of TGI's `utils/tokens.py`: per token, in this order, LENGTH, EOS_TOKEN, STOP_SEQUENCE.
+"""When a request ends and its text is cut, as TGI's `StoppingCriteria`: LENGTH, EOS_TOKEN, STOP_SEQUENCE, in this
+order.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ _WINDOW_KEPT = 200
 
 
 class StoppingState:
-    """Counts one request's tokens and watches its streamed text.
+    """Counts a request's tokens and watches its text.
 
-    Stop text matches wherever it ends, not only at the end of a token, and `cut` removes what the last token brought
-    after it. Stop text itself stays. Empty stop strings are ignored. Where TGI's window would lose the start of a stop
-    string of more than 200 characters, ours grows with the longest one.
+    Stop text, which may end within a token, stays; `cut` removes what follows. The window grows with the longest stop
+    string.
     """
 
     def __init__(self, parameters: StoppingParameters, eos_token_ids: frozenset[int], min_tokens: int = 0) -> None:
-        """`min_tokens`: stop text counts only if it ends after this many tokens."""
         self.num_tokens = 0
         self._min_tokens = min_tokens
         self._max_new_tokens = parameters.max_new_tokens
@@ -35,9 +32,10 @@ class StoppingState:
         self._rest = ""  # what the last token brought after the first match
 
     def check(self, token_id: int, text: str) -> FinishReason | None:
-        """Take one generated token with its streamed text (special tokens with their literal text).
+        """Return why the request ends with this token, if it does; not called again then.
 
-        Returns why the request ends with it, or None. Not to be called again after a reason was returned.
+        Args:
+            text: Streamed, with special tokens as text.
         """
         self.num_tokens += 1
         stopped = bool(self._stops) and self._matches(text)
@@ -48,10 +46,7 @@ class StoppingState:
         return FinishReason.STOP_SEQUENCE if stopped else None
 
     def cut(self, text: str) -> str:
-        """Return the final text, ended right after the first match; unchanged without one.
-
-        The last token is dropped from final texts if it is special; then there is nothing to cut.
-        """
+        """Cut the final text after the first match; a dropped special token leaves nothing to cut."""
         if self._rest and text.endswith(self._rest):
             return text[: -len(self._rest)]
         return text
@@ -68,7 +63,7 @@ class StoppingState:
         return False
 
     def _find(self, num_seen: int) -> bool:
-        """Look for the match that ends first; only those that end in the new text can be new."""
+        """Find the match that ends first, in the new text."""
         ends = []
         for stop in self._stops:
             at = self._window.find(stop, max(0, num_seen - len(stop) + 1))

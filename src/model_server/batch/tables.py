@@ -1,7 +1,6 @@
-"""The block tables of a running batch, on the host and on the device: the one owner of both.
+"""The block tables of a running batch, on host and device.
 
-Rows keep their entries from step to step. When rows join, leave or get blocks, the entries of rows that stay are
-gathered on the device and what is new comes with the step's upload.
+Entries of staying rows are gathered on the device; new ones come with the step's upload.
 """
 
 from __future__ import annotations
@@ -25,14 +24,12 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """How the tables of a step follow from those of the step before.
+    """How a step's tables follow from the last ones."""
 
-    kept: for each row, its place before, 0 for a new one; new: the positions of new rows; both None: the rows are the
-    same. entries: which entries of the flattened tables changed, to which blocks; both None: none did.
-    """
-
+    # For each row its place before, 0 for new ones; None as `new`: the same rows.
     kept: Indices | None = None
     new: Indices | None = None
+    # Changed entries of the flattened tables; None: none.
     entries: Indices | None = None
     blocks: npt.NDArray[np.int32] | None = None
 
@@ -46,14 +43,12 @@ _UNCHANGED = TableChange()
 
 
 class BlockTables:
-    """`host` [num_rows, width] int32 and `device`, the same there: row i holds the blocks of `rows[i]`, then 0 (the
-    reserved block). `num_slots` [num_rows] int64: how many slots each row has.
+    """Tables [num_rows, width] int32 on both: each row's blocks, then 0 (the reserved block).
 
-    A step calls `follow` with its rows, uploads the arrays of the change, and calls `apply` with them.
+    A step calls `follow`, uploads the change's arrays, and calls `apply`.
     """
 
     def __init__(self, device: torch.device, *, shares_memory: bool) -> None:
-        """shares_memory: `device` is the host, its tables are the array itself."""
         self.rows: list[Sequence] = []
         self.host = np.zeros((0, _SPARE_WIDTH), np.int32)
         self.device = torch.zeros(0, _SPARE_WIDTH, dtype=torch.int32, device=device)
@@ -65,7 +60,7 @@ class BlockTables:
         self._extended: list[int] = []
 
     def extend(self, sequence: Sequence, blocks: Indices, block_size: int) -> None:
-        """Append blocks to the table of a sequence, which need not be among the rows yet."""
+        """Append blocks to a sequence, among the rows or not."""
         sequence.extend_blocks(blocks, block_size)
         row = self._position.get(id(sequence))
         if row is not None:
@@ -73,12 +68,12 @@ class BlockTables:
             self.num_slots[row] = len(sequence.slots)
 
     def release(self, kept: list[Sequence]) -> None:
-        """Some rows leave the batch: hold no row any longer; the entries of those in `kept` stay."""
+        """Forget rows that leave; entries of `kept` stay."""
         self._position = {id(s): self._position[id(s)] for s in kept if id(s) in self._position}
         self.rows = []
 
     def follow(self, rows: list[Sequence]) -> TableChange:
-        """Bring `host` to these rows and their blocks; what changed."""
+        """Bring `host` to these rows, and return the change."""
         kept = new = None
         if rows is not self.rows:
             kept, new = self._take(rows)
@@ -88,7 +83,7 @@ class BlockTables:
         return TableChange(kept, new, entries, blocks)
 
     def apply(self, change: TableChange, uploaded: Rows[Tensor]) -> None:
-        """Bring `device` to what `host` is now. uploaded: `change.arrays` there."""
+        """Bring `device` to `host`, with the change's uploaded arrays."""
         if self._shares_memory:
             if self._shared is not self.host:
                 self.device, self._shared = torch.from_numpy(self.host), self.host
@@ -107,7 +102,7 @@ class BlockTables:
             self.device.view(-1).index_copy_(0, entries, blocks)
 
     def _take(self, rows: list[Sequence]) -> tuple[Indices, Indices]:
-        """Other rows in place of those before: entries of kept rows stay, those of new rows are empty."""
+        """Replace rows: kept entries stay, new rows are empty."""
         source = positions_of(rows, self._position)
         kept, new = np.maximum(source, 0), np.flatnonzero(source < 0)
         if len(self.host):
@@ -124,7 +119,7 @@ class BlockTables:
         return kept, new
 
     def _new_entries(self) -> tuple[Indices, npt.NDArray[np.int32]] | tuple[None, None]:
-        """Write the blocks that `host` lacks, wider if need be; which entries these are, and the blocks."""
+        """Write blocks that `host` lacks; return entries and blocks."""
         rows, self._extended = self._extended, []
         rows = [row for row in rows if len(self.rows[row].blocks) > self._lengths[row]]
         if not rows:
@@ -150,5 +145,5 @@ class BlockTables:
 
 
 def positions_of(rows: Rows[Sequence], position: dict[int, int]) -> Indices:
-    """The place of each of `rows` by its id(); -1: nowhere."""
+    """Return the place of each of `rows` by id(); -1: nowhere."""
     return np.fromiter((position.get(id(s), -1) for s in rows), np.int64, len(rows))

@@ -1,1 +1,1 @@
-"""Operators in C++ for CPUs, built when the package is installed; where none can be used torch's own are."""
+"""Operators in C++ for CPUs, built at installation; torch's own are used elsewhere."""

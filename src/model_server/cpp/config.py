@@ -1,4 +1,4 @@
-"""What the environment says of the C++ operators; no other file of this package reads it."""
+"""What the environment says of the C++ operators."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ def are_switched_off() -> bool:
 
 
 def are_measured() -> bool:
-    """Whether a matrix may go to oneDNN where a measurement shows that to be faster."""
+    """Whether oneDNN may get a matrix where it measures faster."""
     return os.environ.get(SWITCH) != "1"
 
 
 def instruction_set_cap() -> str | None:
-    """Raises StartupError for a word that is not an instruction set."""
+    """Return the set that is asked for, if any.
+
+    Raises:
+        StartupError: There is no such set.
+    """
     cap = os.environ.get(CAP)
     if cap is None or cap in SETS:
         return cap

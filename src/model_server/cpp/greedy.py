@@ -12,9 +12,10 @@ FEW = 2**18
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Lowest id of the largest logit of each row, that logit, and the sum of e^(logit - largest): each [n, 1].
+    """Return each row's first largest logit: id, logit, and the sum of e^(logit - largest), each [n, 1].
 
-    logits: [n, vocab] float32 on a CPU that `library.usable` serves. A row with NaN gives NaN as its largest.
+    Args:
+        logits: [n, vocab] float32; a row with NaN has NaN as its largest.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()

@@ -1,7 +1,4 @@
-"""The libraries of C++ operators, one for each instruction set: how they are compiled, and which of them runs here.
-
-setup.py reads the flags, a shard the rest. Needs no torch.
-"""
+"""The libraries of C++ operators by instruction set: how setup.py compiles them, and which one runs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -37,27 +34,25 @@ FEATURES_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared")
 
 
 def is_served() -> bool:
-    """Whether the operators can be built for machines of this kind."""
+    """Whether operators can be built for such machines."""
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def module(name: str) -> str:
-    """What setup.py calls the library of a set."""
     return f"operators_{name}"
 
 
 def path(library: str, folder: Path = FOLDER) -> Path:
-    """Where setup.py puts a library."""
     return folder / f"{library}.so"
 
 
 def flags(name: str, folder: Path = FOLDER) -> tuple[str, ...]:
-    """How the library of a set is compiled from operators.cpp."""
+    """Return the compiler's flags for a set."""
     return (*_FLAGS, *SETS[name], f"-DTERCET_SOURCES={_sources_hash(name, folder)}L")
 
 
 def _sources_hash(name: str, folder: Path) -> int:
-    """A positive number of 63 bits, of all that a library is made from."""
+    """Hash all that a library is made from, to 63 bits."""
     digest = hashlib.sha256(repr((_FLAGS, SETS[name])).encode())
     for source in sorted((folder / "source").glob("*.[ch]pp")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -66,16 +61,16 @@ def _sources_hash(name: str, folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Survey:
-    """Names of sets, the best first: `built`, had by this CPU (`supported`), used (`chosen`); and why better ones that
-    were built and are supported are not, a line each (`faults`)."""
+    """Sets, the best first: built, supported by this CPU, chosen."""
 
     built: tuple[str, ...]
     supported: tuple[str, ...]
     chosen: str | None
+    # Why better ones cannot be used, a line each.
     faults: tuple[str, ...]
 
     def lack(self) -> str | None:
-        """Why no operators can be used and what to do about it; None where they can."""
+        """Say why no operators can be used and what to do, if so."""
         if self.chosen is not None:
             return None
         if self.faults:
@@ -90,7 +85,7 @@ class Survey:
 
 
 def survey(cap: str | None = None, folder: Path = FOLDER) -> Survey:
-    """The best set up to `cap` that was built, that this CPU has, and whose library agrees to run."""
+    """Find the best set up to `cap` that is built, supported, and agrees to run."""
     built = tuple(name for name in SETS if path(module(name), folder).exists())
     chosen, faults, stale = None, [], []
     supported: tuple[str, ...] = ()
@@ -118,20 +113,24 @@ def survey(cap: str | None = None, folder: Path = FOLDER) -> Survey:
 
 
 def candidates(built: Collection[str], supported: Collection[str], cap: str | None) -> list[str]:
-    """Sets that may be used, the best first; none above `cap`."""
+    """List usable sets, the best first."""
     names = list(SETS)
     allowed = names if cap is None else names[names.index(cap) :]
     return [name for name in allowed if name in built and name in supported]
 
 
 def _supported(folder: Path) -> tuple[str, ...]:
-    """Sets that this CPU has and its operating system saves. Raises OSError where there is no library to ask."""
+    """List the sets that CPU and system support.
+
+    Raises:
+        OSError: There is no library to ask.
+    """
     features = ctypes.CDLL(str(path(FEATURES, folder)))
     return tuple(name for name in SETS if features.cpu_supports(name.encode()))
 
 
 def _is_stale(name: str, operators: ctypes.CDLL, folder: Path) -> bool:
-    """Whether its sources have changed; those of an installed package do not."""
+    """Whether the sources changed; an installed package's do not."""
     if not (folder.parents[2] / "setup.py").exists():
         return False
     if not hasattr(operators, "cpp_sources"):

@@ -1,4 +1,4 @@
-"""The operators for this CPU, loaded once per process, on the threads of the OpenMP runtime that torch uses itself."""
+"""The operators for this CPU, loaded once, on torch's OpenMP threads."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The operators, or None where they cannot be had; the log says why, once.
-
-    Raises StartupError for an instruction set that does not exist.
-    """
+    """Load the operators, or log once why there are none."""
     if are_switched_off():
         logger.info("C++ operators are switched off (%s=0): torch's are used", SWITCH)
         return None
@@ -47,17 +44,13 @@ def library() -> ctypes.CDLL | None:
 
 
 def instruction_set() -> str:
-    """What the operators were compiled for. Only after `usable`."""
+    """Return the operators' set. Only after `usable`."""
     return next(name for name in SETS if str(path(module(name))) == prepared()._name)
 
 
 @cache
 def without_gil_release() -> ctypes.CDLL:
-    """The same operators for calls of some microseconds: they keep the interpreter's lock. Only after `usable`.
-
-    A thread that gives the lock up may get it back only after another thread's next work, which takes longer than such
-    a call.
-    """
+    """Return operators for calls of microseconds, which keep the interpreter's lock: regaining it takes longer."""
     return _declared(ctypes.PyDLL(prepared()._name))
 
 
@@ -77,15 +70,12 @@ def _checked(status: int, function: object, arguments: object) -> None:
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the C++ operators serve this device and type."""
+    """Whether C++ operators serve this device and type."""
     return device.type == "cpu" and dtype in TYPES and library() is not None
 
 
 def prepared() -> ctypes.CDLL:
-    """The library, for a thread on which torch's number of threads holds. Only after `usable`.
-
-    The runtime keeps that number for each thread; torch sets it on a new one when it is asked.
-    """
+    """Return the library, with torch's number of threads set on this thread. Only after `usable`."""
     loaded = library()
     assert loaded is not None
     torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""The OpenMP runtime that torch brought along: its entry points for the C++ operators, and what its threads cost."""
+"""Torch's OpenMP runtime: entry points for the C++ operators, and what its threads cost."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ _SOFT = 1
 
 
 def entry_points() -> list[ctypes.c_void_p] | None:
-    """What `cpp_init` takes (team.hpp), or None where the runtime is not found."""
+    """Return what `cpp_init` takes (team.hpp), if the runtime is found."""
     runtime = _runtime()
     return None if runtime is None else [ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in _FUNCTIONS]
 
 
 def release_threads() -> None:
-    """End the helpers that parallel operators of the calling thread have had; its next one makes new ones.
-
-    Once the runtime has more threads than the machine has cores, helpers look for work a hundred times, not 300,000
-    times, before they sleep (libgomp's manual, GOMP_SPINCOUNT), and every operator begins with a wake-up. A thread that
-    only loads the model must not leave its helpers behind.
-    """
+    """End the helpers of the calling thread's operators; the next one makes new ones."""
+    # With more threads than cores, helpers look for work a hundred times, not 300,000 times, before they sleep
+    # (GOMP_SPINCOUNT), and every operator begins with a wake-up. A thread that only loads the model must not leave its
+    # helpers behind.
     pause = getattr(_runtime(), "omp_pause_resource_all", None)
     if pause is not None:
         pause(_SOFT)
@@ -34,7 +32,7 @@ def release_threads() -> None:
 
 @cache
 def _runtime() -> ctypes.CDLL | None:
-    """The OpenMP runtime in this process: GNU's, or LLVM's, which knows GNU's names too."""
+    """Find GNU's OpenMP runtime, or LLVM's, which knows its names."""
     try:
         lines = _MAPS.read_text().splitlines()
     except OSError:

@@ -7,7 +7,7 @@ from ctypes import POINTER, c_float, c_long, c_void_p
 
 
 class AttentionShapeStruct(ctypes.Structure):
-    """`AttentionShape` of attention.hpp. 0 or null: the layer has no such thing."""
+    """`AttentionShape` of attention.hpp; 0 or null: absent."""
 
     _fields_ = [
         ("heads", c_long),

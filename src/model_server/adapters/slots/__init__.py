@@ -1,1 +1,1 @@
-"""Adapters on a device: a fixed number of slots, into which they are copied when a request needs them."""
+"""Adapters on a device: a fixed number of slots, filled when a request needs them."""

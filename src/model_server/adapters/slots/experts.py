@@ -1,4 +1,4 @@
-"""The matrices of all slots for one product of all experts of a layer, at fixed places in the device's memory."""
+"""The matrices of all slots for one product of all experts, at fixed device addresses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from model_server.adapters.slots.product import SlotSizes
 
 @dataclass(frozen=True, slots=True)
 class ExpertFactors:
-    """One adapter's matrices for a product of all experts.
+    """One adapter's matrices for a product of all experts; modules have equal shares of the outputs."""
 
-    a [experts, modules, rank, in], b [experts, outputs, rank]: each module has as many of the outputs, and reads its
-    own A. gain, shift: [experts, outputs], as `Factors` has them.
-    """
-
+    # [experts, modules, rank, in]; b [experts, outputs, rank]; gain, shift [experts, outputs] as in `Factors`.
     a: Tensor
     b: Tensor
     gain: Tensor | None
@@ -34,7 +31,7 @@ class ExpertFactors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertShape:
-    """Of a product of all experts on this rank. modules: whose outputs it has, one after another, as many of each."""
+    """The shape of a product of all experts on this rank, whose outputs are equal parts of `modules`."""
 
     num_experts: int
     inputs: int
@@ -42,7 +39,7 @@ class ExpertShape:
     modules: int
 
     def factors(self, found: Sequence[Factors | None]) -> ExpertFactors | None:
-        """found: of each expert -> those of all, with zeros where one has none; None: none has any."""
+        """Stack each expert's factors, with zeros for none; None if none has any."""
         some = [factors for factors in found if factors is not None]
         if not some:
             return None
@@ -73,11 +70,7 @@ class ExpertShape:
 
 
 class ExpertSlots:
-    """What the adapters in the slots add to a product of all experts. All zeros where a slot has no adapter.
-
-    a [slots, experts, modules, rank, in], b [slots, experts, outputs, rank], affine [slots, experts, 2, outputs]
-    float32: what multiplies the outputs, and what is then added; None: nothing does.
-    """
+    """What the adapters in slots add to a product of all experts; zeros in empty slots."""
 
     def __init__(
         self, shape: ExpertShape, sizes: SlotSizes, dtype: torch.dtype, device: torch.device, *, affine: bool
@@ -85,6 +78,8 @@ class ExpertSlots:
         """affine: adapters may have gains and shifts."""
         self.shape = shape
         count, rank = (sizes.number, shape.num_experts), sizes.rank
+        # [slots, experts, modules, rank, in]; b [slots, experts, outputs, rank]; affine [slots, experts, 2, outputs]
+        # float32 multiplies, then adds.
         self.a = torch.zeros(*count, shape.modules, rank, shape.inputs, dtype=dtype, device=device)
         self.b = torch.zeros(*count, shape.outputs, rank, dtype=dtype, device=device)
         self.affine: Tensor | None = None
@@ -93,7 +88,7 @@ class ExpertSlots:
             self.affine[:, :, 0] = 1.0
 
     def write(self, slot: int, factors: ExpertFactors | None) -> None:
-        """Put the matrices of an adapter into a slot; None: it changes nothing. Queued, where they are pinned."""
+        """Fill or clear a slot; copies of pinned memory are queued."""
         self.a[slot].zero_()  # what is left of large numbers would not be 0 times 0
         self.b[slot].zero_()
         if self.affine is not None:
@@ -110,7 +105,7 @@ class ExpertSlots:
                 self.affine[slot, :, line].copy_(changed, non_blocking=True)
 
     def add(self, rows: AdapterRows, expert: int, x: Tensor, out: Tensor) -> None:
-        """Change out [n, outputs], what one expert gives for x [n, in], from the base model's to the adapters'."""
+        """Change out [n, outputs] of one expert for x [n, in]."""
         height = self.shape.outputs // self.shape.modules
         for slot, index in rows.groups:
             given, part = x[index], out[index]

@@ -1,4 +1,4 @@
-"""The matrices of all slots for one product, at fixed places in the device's memory."""
+"""The matrices of all slots for one product, at fixed device addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMNS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSizes:
-    """number: of the slots. rank: of every matrix in them; those of a smaller one are padded with zeros."""
+    """The number of slots, and their rank, to which smaller ones are padded."""
 
     number: int
     rank: int
@@ -29,7 +29,7 @@ class SlotSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Outputs [start, stop) read the inner values from `first` on; `kept`: of the first of them among B's rows."""
+    """Outputs [start, stop) read inner values from `first`; `kept`: their first row in B."""
 
     start: int
     stop: int
@@ -38,7 +38,7 @@ class _Place:
 
 
 class ProductSlots:
-    """What the adapters in the slots add to one product. All zeros where a slot has no adapter."""
+    """What the adapters in slots add to one product; zeros in empty slots."""
 
     def __init__(
         self,
@@ -51,8 +51,13 @@ class ProductSlots:
         *,
         affine: bool,
     ) -> None:
-        """parts: of the product, of which adapters may change those whose names are `touched`. inputs: this rank's.
-        affine: adapters may have gains and shifts."""
+        """Make the slots of a product.
+
+        Args:
+            touched: Parts that adapters may change.
+            inputs: This rank's.
+            affine: Adapters may have gains and shifts.
+        """
         self._rank = sizes.rank
         self._device = device
         self._places: list[_Place] = []
@@ -72,7 +77,7 @@ class ProductSlots:
             self._affine[:, 0] = 1.0
 
     def write(self, slot: int, factors: Factors | None) -> None:
-        """Put the matrices of an adapter into a slot; None: it changes nothing. Queued, where they are pinned."""
+        """Fill or clear a slot; copies of pinned memory are queued."""
         self._b[slot].zero_()
         self._a[slot].zero_()  # what is left of large numbers would not be 0 times 0
         if self._affine is not None:
@@ -99,7 +104,7 @@ class ProductSlots:
                 self._affine[slot, line, rows].copy_(changed[place.start : place.stop], non_blocking=True)
 
     def add(self, rows: AdapterRows, x: Tensor, out: Tensor) -> None:
-        """Change out [n, outputs], float32 or of the type of x [n, in], from the base model's to the adapters'."""
+        """Change out [n, outputs], float32 or of x's type, for x [n, in]."""
         tiles = rows.tiles_among(x.shape[0])
         if tiles is not None:
             _kernels().add(self._matrices, tiles, x, out, self._num_processors)

@@ -1,6 +1,6 @@
-"""New rows of an embedding and a head, and an embedding's matrices, at fixed places in the device's memory.
+"""New rows of embedding and head, and an embedding's matrices, in slots on the device.
 
-One adapter in each slot. What is here is read by group of rows, which a captured step cannot do.
+They are read by group of rows, which a captured step cannot do.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from model_server.adapters.factors import EmbeddingFactors, HeadRows, TableRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSizes:
-    """num_rows: the most new rows of an adapter; rank: of an embedding's matrices. 0: none has any."""
+    """The most new rows of an adapter, and the rank of an embedding's matrices; 0: none."""
 
     num_rows: int
     rank: int = 0
 
 
 class EmbeddingSlots:
-    """What the adapters in the slots change of the embedding [vocabulary, width]."""
+    """What the adapters in slots change of the embedding [vocabulary, width]."""
 
     def __init__(
         self, number: int, sizes: RowSizes, vocabulary: int, width: int, dtype: torch.dtype, device: torch.device
@@ -34,7 +34,7 @@ class EmbeddingSlots:
         self._gain = torch.ones(number, width if sizes.rank else 0, dtype=torch.float32, device=device)
 
     def write(self, slot: int, factors: EmbeddingFactors) -> EmbeddingFactors:
-        """`factors` in a slot: copies are queued, where they are pinned."""
+        """Fill a slot; copies of pinned memory are queued."""
         rows = None
         if factors.rows is not None:
             count = len(factors.rows.ids)
@@ -51,7 +51,7 @@ class EmbeddingSlots:
 
 
 class HeadSlots:
-    """The rows that the adapters in the slots have in place of the head's."""
+    """The rows of the head that the adapters in slots replace."""
 
     def __init__(self, number: int, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._places = torch.zeros(number, num_rows, dtype=torch.int64, device=device)
@@ -59,7 +59,7 @@ class HeadSlots:
         self._bias = torch.zeros(number, num_rows, dtype=dtype, device=device)
 
     def write(self, slot: int, rows: HeadRows) -> HeadRows:
-        """`rows` in a slot: copies are queued, where they are pinned."""
+        """Fill a slot; copies of pinned memory are queued."""
         count = len(rows.places)
         return HeadRows(
             _copied(self._places[slot, :count], rows.places),

@@ -9,11 +9,12 @@ from torch import Tensor
 
 
 class SlotTable:
-    """Adapters by their numbers. Belongs to the device thread, but for `forget`."""
+    """Maps adapter numbers to slots; only `forget` may be called outside the device thread."""
 
     def __init__(self, num_slots: int, copy: Callable[[int, int], bool]) -> None:
-        """copy: put the adapter of a number into a slot, in the order of the device's work; whether steps with its rows
-        need the host."""
+        """Take the number of slots, and `copy`, which fills one in the device's order and returns whether its rows need
+        the host.
+        """
         self.num_slots = num_slots
         self.num_loads = 0
         self._copy = copy
@@ -29,8 +30,7 @@ class SlotTable:
         return len(set(self._slots).difference(tuple(self._gone)))
 
     def take(self, number: int, in_use: Callable[[], Collection[int]]) -> int | None:
-        """The slot of that adapter, which is copied there unless it is there. A free slot is taken, else the one used
-        longest ago that is not among `in_use`: None if there is none."""
+        """Return the adapter's slot, filled if need be: a free one, or the least recent outside `in_use`, if any."""
         while self._gone:
             left = self._slots.pop(self._gone.popleft(), None)
             if left is not None:
@@ -55,11 +55,11 @@ class SlotTable:
         return slot
 
     def forget(self, number: int) -> None:
-        """The adapter is gone, and no row has it. On any thread, also while the device thread takes a slot."""
+        """Drop an adapter that no row has; on any thread."""
         self._gone.append(number)
 
     def is_capturable(self, slots: Tensor) -> bool:
-        """Whether a step with rows of these slots [n], int64 in host memory, asks nothing of the host."""
+        """Whether a step with these slots [n], int64 on the host, needs nothing of the host."""
         return not self._need_host or not self._need_host.intersection(slots.tolist())
 
     def _room(self, in_use: Callable[[], Collection[int]]) -> int | None:
