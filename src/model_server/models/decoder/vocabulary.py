@@ -13,6 +13,8 @@ from model_server.errors import StartupError
 from model_server.layers.adapted import AdaptedEmbedding
 from model_server.layers.embedding import Embedding, Head, InputEmbedding, vocab_range
 from model_server.layers.linear.linear import Linear
+from model_server.layers.linear.onednn import OneDnnLinear
+from model_server.layers.linear.packed import PackedLinear
 from model_server.layers.norm import AddNorm
 from model_server.models.decoder.blocks import residual_norm
 from model_server.models.decoder.loader import Loader
@@ -61,7 +63,7 @@ def load_vocabulary(
         form = table
     else:
         form = _matrix(loader, spec, embedding, head_rows)
-    return start, _output(loader, spec, form, head_rows, stored, sharded=sharded)
+    return start, _output(loader, spec, form, head_rows, stored, sharded=sharded, is_shared=form is table)
 
 
 def head_over(loader: Loader, name: str, vocab_size: int, width: int) -> Head:
@@ -134,8 +136,10 @@ def _adapted(loader: Loader, spec: Spec, embedding: Embedding, stored: str, form
     return loader.adapters.embedding(embedding, _table(loader, spec, spec.names.embedding, stored, form))
 
 
-def _output(loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *, sharded: bool) -> Output:
-    """stored: the module whose matrix the head is."""
+def _output(
+    loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *, sharded: bool, is_shared: bool
+) -> Output:
+    """stored: the module whose matrix the head is. is_shared: `form` is the embedding's, counted there."""
     names, projection = spec.names, None
     if spec.normalized_head:
         form = Plain(F.normalize(form.dequantize(loader.reader.dtype)))
@@ -155,6 +159,8 @@ def _output(loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *,
         bias=bias,
     )
     plain = loader.linears.make(form, bias)
+    if is_shared and isinstance(plain, PackedLinear | OneDnnLinear):  # a copy beside the embedding's rows
+        loader.weight_bytes += form.nbytes
     head = Head(
         loader.adapted(plain, product, table),
         loader.tensor_group,

@@ -46,6 +46,8 @@ _SAME_TEXT = {
 }  # fmt: skip
 # What transformers' modelling of a type does whatever its config says.
 _ALWAYS: dict[str, dict[str, float]] = {"aya_vision": {"logit_scale": 1.0}, "qwen3_vl_moe": {"norm_topk_prob": True}}
+# Fields of the text model that say what the whole type does anyway: tokens of its prompts see each other.
+_IMPLIED: dict[str, tuple[str, ...]] = {"paligemma": ("use_bidirectional_attention",)}
 # What the rotations of a type are where its config does not say it.
 _GLM_ROPE: dict[str, object] = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
 _ROPES: dict[str, dict[str, object]] = {
@@ -114,7 +116,7 @@ def text_config(config: ModelConfig) -> ModelConfig:
         return _rope_kind(config.replaced(model_type=default), config.model_type)
     if not isinstance(block, Mapping):
         raise StartupError(f"config.json: `text_config` must be an object, got {block!r:.200}")
-    text = ModelConfig({"model_type": default, **block})
+    text = ModelConfig({"model_type": default, **block}).without(*_IMPLIED.get(config.model_type, ()))
     missing = {name: value for name, value in DEFAULTS.get(text.model_type, {}).items() if not text.has(name)}
     missing |= _ALWAYS.get(config.model_type, {})
     if text.model_type == "glm4v_text":  # it has no such field

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from support.dict_reader import DictReader
+from support.loading import load
 from support.quantized import gptq_tensors, rounded
+from support.tiny_models import tiny_checkpoint
 
 from model_server.cpp import library as cpp
 from model_server.distributed.group import ProcessGroup
@@ -38,3 +42,14 @@ def test_a_matrix_of_codes_counts_as_it_is_packed() -> None:
     linear = loader.column_linear([Part("m", ((0, 64),), 64)], 64)
     assert isinstance(linear, CodeLinear)
     assert loader.held_bytes == linear.panels.nbytes < loader.weight_bytes
+
+
+@pytest.mark.skipif(not cpp.usable(CPU, torch.float32), reason="needs the C++ operators")
+def test_the_packed_copy_of_a_tied_head_counts(tmp_path: Path) -> None:
+    """The embedding's rows stay as they are, so the head takes as much memory as one of its own."""
+    taken = [
+        load(tiny_checkpoint("llama", tmp_path / str(tied), with_tokenizer=False, tie_word_embeddings=tied))
+        .traits.weight_bytes
+        for tied in (True, False)
+    ]  # fmt: skip
+    assert taken[0] == taken[1]

@@ -69,3 +69,11 @@ def test_names_follow_the_files(base: str, head: str) -> None:
 def test_files_without_an_embedding() -> None:
     with pytest.raises(StartupError, match=r"weight model\.language_model\.embed_tokens\.weight does not exist"):
         text_names(Names(), ["vision_tower.embed_tokens.weight"])
+
+
+def test_prompts_of_paligemma_see_both_ways_whatever_its_text_says() -> None:
+    """Newer files spell out what transformers sets itself; a plain model of that kind generates no text."""
+    text = {"model_type": "gemma", **TEXT, "use_bidirectional_attention": True}
+    assert spec_of(config("paligemma", text_config=text)).hidden_size == 64
+    with pytest.raises(StartupError, match="use_bidirectional_attention"):
+        spec_of(ModelConfig(text))
