@@ -154,7 +154,7 @@ class Sequence:
             self.num_sampled += 1
 
     def accept(self, num_tokens: int) -> None:
-        """Note so many tokens more than `advance` counted; all but the newest are cached."""
+        """Note so many tokens more than `advance` counted; only the newest is not cached."""
         self.num_sampled += num_tokens
         self.cache_length += num_tokens
 
