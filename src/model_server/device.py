@@ -1,7 +1,4 @@
-"""What this process computes on: device, number type, threads, memory of the C library.
-
-Knows nothing of models beyond their size. Operators that exist for one kind of device ask for that themselves.
-"""
+"""What this process computes on: device, number type, threads, memory of the C library."""
 
 from __future__ import annotations
 
@@ -36,10 +33,10 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 
 def resolve_device(local_rank: int, num_ranks: int) -> torch.device:
-    """The CUDA device of one of this node's `num_ranks` ranks, or the CPU if there is none (CUDA_VISIBLE_DEVICES=""
-    hides them all).
+    """Return the CUDA device of one of this node's `num_ranks` ranks, or the CPU if there is none.
 
-    Raises StartupError if there are GPUs, but fewer than shards.
+    Raises:
+        StartupError: There are fewer GPUs than shards.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -52,11 +49,9 @@ def resolve_device(local_rank: int, num_ranks: int) -> torch.device:
 
 
 def enter(device: torch.device) -> AbstractContextManager[object]:
-    """What the thread that computes on `device` must be inside of.
-
-    Inference mode and CUDA's current device belong to a thread: on a new one the latter is device 0, where rank 1 would
-    record its events, which would then be over before its own work is.
-    """
+    """Return the context of the thread that computes on `device`."""
+    # Inference mode and CUDA's current device belong to a thread: a new one has device 0, where rank 1 would record
+    # events that end before its own work does.
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return torch.inference_mode()
@@ -70,16 +65,17 @@ def resolve_dtype(
     needs_bfloat16: bool = False,
     is_native: bool = True,
 ) -> torch.dtype:
-    """The type of weights, activations and KV cache. `requested`: the user's `--dtype`.
+    """Choose the type of weights, activations and KV cache.
 
-    stored_in: the type of the checkpoint's weights, as safetensors names it. is_native: our own decoder runs the model.
-
-    Unset on a GPU: float16 where the checkpoint is stored in it and the model does not need bfloat16's range, else
-    bfloat16; but float16 always on GPUs that have no instructions for bfloat16. Unset on a CPU: bfloat16 where the
-    checkpoint is stored in it, unless only torch's operators could multiply it and the CPU has no instructions for it
-    (3 to 4 times slower than float32). float16 becomes bfloat16 where there are such instructions. All else is float32.
-    Raises StartupError for a word that is not in DTYPES.
+    Args:
+        requested: `--dtype`.
+        stored_in: The checkpoint's type, in safetensors' words.
+        is_native: Our own decoder runs the model.
     """
+    # Unset on a GPU: float16 where the checkpoint has it and the model does not need bfloat16's range, or the GPU has
+    # no bfloat16; else bfloat16. Unset on a CPU: bfloat16 where the checkpoint has it, unless only torch's operators
+    # could multiply it without the CPU's instructions (3 to 4 times slower than float32). float16 becomes bfloat16
+    # where there are such instructions. All else is float32.
     if requested is not None:
         if requested not in DTYPES:
             raise StartupError(f"--dtype {requested} is unknown; choose one of {', '.join(DTYPES)}")
@@ -96,16 +92,13 @@ def resolve_dtype(
 
 
 def tune(device: torch.device, num_ranks: int, weight_file_bytes: int, *, keep_threads: bool = False) -> int:
-    """Set up threads and memory of this process for `device`; call it once, before the first product.
+    """Set up this process' threads and memory for `device`, once, before the first product; return the threads.
 
-    On a GPU nothing changes. On a CPU:
-
-    Threads: the CPUs divided by `num_ranks`, the ranks of this node, but with `keep_threads` as they are. A small
-    model leaves one CPU to the router: its operators are so short that a thread which waits for a busy core costs more
-    than it brings (measured on two busy cores: each parallel operator then takes a scheduler slice, 4 ms).
-    Memory: until `settle`, large blocks go back to the system as soon as they are freed.
-    Returns the number of threads.
+    On a CPU the threads are the CPUs divided by the node's `num_ranks`, unless `keep_threads`; until `settle`, large
+    freed blocks go back to the system.
     """
+    # A small model leaves one CPU to the router: its operators are so short that a thread waiting for a busy core costs
+    # more than it brings (on two busy cores each parallel operator takes a scheduler slice, 4 ms).
     if device.type != "cpu":
         return torch.get_num_threads()
     if not keep_threads:
@@ -118,20 +111,17 @@ def tune(device: torch.device, num_ranks: int, weight_file_bytes: int, *, keep_t
 
 
 def settle(device: torch.device) -> None:
-    """Call it once the weights are loaded, on the thread that loaded them: on a CPU, freed activations stay with the
-    process from now on, and that thread's helpers end.
-
-    Without the first every activation of more than a few 100 KiB faults in fresh zeroed pages at each layer (a gather
-    of 8 MiB took twice as long). While weights are loaded it would be wrong: the matrices that pass through memory on
-    their way to a packed layout leave holes that nothing fits, a third of the model's size (measured on 1 GB).
-    """
+    """Keep freed activations from now on, and end the loading thread's helpers; on a CPU, once weights are loaded."""
+    # Otherwise every activation of more than a few 100 KiB faults in zeroed pages at each layer (a gather of 8 MiB took
+    # twice as long). While weights are loaded it would be wrong: matrices on their way to a packed layout leave holes,
+    # a third of the model's size (measured on 1 GB).
     if device.type == "cpu":
         _set_malloc({_M_MMAP_THRESHOLD: 2**30, _M_TRIM_THRESHOLD: 2**31 - 1})
         release_threads()
 
 
 def _set_malloc(options: dict[int, int]) -> None:
-    """Set glibc's parameters. No effect with another C library."""
+    """Set parameters of glibc's malloc, if it is the C library."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option, value in options.items():
@@ -139,7 +129,7 @@ def _set_malloc(options: dict[int, int]) -> None:
 
 
 def available_cpus() -> int:
-    """CPUs that this process may run on: its affinity, cut by the container's quota (rounded up)."""
+    """Count the CPUs of this process: affinity, cut by the container's quota."""
     count = len(os.sched_getaffinity(0))
     try:
         quota, period = CPU_QUOTA.read_text().split()

@@ -1,4 +1,4 @@
-"""`python -m model_server.device_probe`: one line of JSON with what torch and Triton say of this machine's GPUs."""
+"""`python -m model_server.device_probe`: one line of JSON on this machine's GPUs, by torch and Triton."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from model_server.kernels.availability import refusal
 
 
 def probe() -> dict[str, Any]:
-    """torch: its version; cuda: of its build, None for one for CPUs; gpus: how many it can use; reason: why none, if
-    the driver says; triton: why its kernels do not run on the first GPU, None if they do or there is no GPU."""
+    """Return the versions of torch and of its build's CUDA, the usable GPUs, and why there are none or no kernels."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -16,62 +16,57 @@ from __future__ import annotations
 
 
 class ModelServerError(Exception):
-    """Base of everything the model server raises on purpose."""
+    """Base of what the model server raises on purpose."""
 
 
 def public_text(error: BaseException) -> str:
-    """What the router may pass on to a client: our own words on what a call asked for.
-
-    What ends the process, and what torch, gloo or anything else says, may name paths and addresses: that is for the
-    log, to which the caller writes it.
-    """
+    """Return what a client may read: our words on its call."""
+    # What ends the process, and what torch or gloo says, may name paths and addresses: that is for the log.
     if isinstance(error, ModelServerError) and not isinstance(error, FatalError):
         return str(error)
     return "the model server failed; its log says why"
 
 
 class RequestError(ModelServerError):
-    """The call asks for something that cannot be done. Batches that it named may be lost (`BatchStore`)."""
+    """The call cannot be done; batches that it named may be lost (`BatchStore`)."""
 
 
 class BatchGoneError(RequestError):
-    """The batch was lost to an error that has already been reported."""
+    """The batch was lost to a reported error."""
 
     def __init__(self, batch_id: int) -> None:
         super().__init__(f"Batch ID {batch_id} is gone: an earlier step of it failed.")
 
 
 class StepFailedError(ModelServerError):
-    """Another stage of the pipeline failed in this step, with this text."""
+    """Another stage failed in this step, with this text."""
 
 
 class OutOfMemoryError(ModelServerError):
-    """The device ran out of memory in one step."""
+    """The device lacked memory in one step."""
 
 
 class StartupError(ModelServerError):
-    """Start-up is not possible; `str(error)` is the one line the user sees."""
+    """The shard cannot start; `str(error)` is the line for the user."""
 
 
 class MissingPeerError(StartupError):
-    """Names the ranks that this one has waited for in vain."""
+    """Names ranks that did not come."""
 
 
 class WarmUpMemoryError(StartupError):
-    """Every rank says so, and is ready for another warm-up."""
+    """Raised by every rank, ready for another warm-up."""
 
 
 class FatalError(ModelServerError):
-    """The process must end; the launcher decides what follows."""
+    """The process must end."""
 
 
 class LostPeerError(FatalError):
-    """Never the cause: the rank that is named in it is, or has said why it left."""
+    """Another rank, which it names, is the cause."""
 
 
 def parts_ranks(error: BaseException) -> bool:
-    """Whether a call failed for lack of something that only this rank lacks: the others have continued without it.
-
-    Other exceptions come of what is asked, which is the same everywhere: the call fails alike on all ranks.
-    """
+    """Whether a call failed on this rank alone, for lack of something."""
+    # Other exceptions come of what is asked, and fail on all ranks alike.
     return isinstance(error, (MemoryError, OSError))

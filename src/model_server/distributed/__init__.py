@@ -1,1 +1,1 @@
-"""Ranks: a place in each dimension, the groups and their collectives, and how the loss of a rank is noticed."""
+"""Ranks: their dimensions, groups and collectives, and how a lost rank is noticed."""

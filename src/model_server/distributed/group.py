@@ -1,20 +1,20 @@
-"""The ranks of one model and their collectives; with one rank they are no-ops.
+"""The ranks of one model and their collectives; with one rank they are no-ops."""
 
-| What                        | CPU          | CUDA                                                            |
-|-----------------------------|--------------|-----------------------------------------------------------------|
-| sums and gathers of tensors | gloo         | NCCL; most sums in one kernel where peers allow (`peer_reduce`) |
-| from one rank to another    | gloo         | NCCL, on a stream of its own behind what the sender has queued  |
-| agreement on numbers        | gloo         | gloo: nothing waits for the device, and a lost rank is an error |
-| a rank's end                | `peer_watch` | `peer_watch`                                                    |
-
-On CUDA nothing here waits for the host, so sums and gathers may be captured in a graph. The communicator exists before
-the first call (torch's `device_id`), and both kinds of collective have run once: neither may be set up in a capture.
-NCCL's watchdog sees no collective of a replayed graph, nor any before its timeout; a failure that it finds, or that a
-kernel leaves, comes up at the next wait for the device as torch's own RuntimeError, which ends the process as well.
-
-Knows nothing of models. The store that the ranks meet at listens only on the given address (loopback by default),
-where torch's own would listen on every interface.
-"""
+# | What                        | CPU          | CUDA                                                            |
+# |-----------------------------|--------------|-----------------------------------------------------------------|
+# | sums and gathers of tensors | gloo         | NCCL; most sums in one kernel where peers allow (`peer_reduce`) |
+# | from one rank to another    | gloo         | NCCL, on a stream of its own behind what the sender has queued  |
+# | agreement on numbers        | gloo         | gloo: nothing waits for the device, and a lost rank is an error |
+# | a rank's end                | `peer_watch` | `peer_watch`                                                    |
+#
+# On CUDA nothing here waits for the host, so sums and gathers may be captured in a graph. The communicator exists
+# before the first call (torch's `device_id`), and both kinds of collective have run once: neither may be set up in a
+# capture. NCCL's watchdog sees no collective of a replayed graph, nor any before its timeout; a failure that it finds,
+# or that a kernel leaves, comes up at the next wait for the device as torch's own RuntimeError, which ends the process
+# as well.
+#
+# Knows nothing of models. The store that the ranks meet at listens only on the given address (loopback by default),
+# where torch's own would listen on every interface.
 
 from __future__ import annotations
 
@@ -51,28 +51,28 @@ _gather: Callable[[Tensor, Tensor, dist.ProcessGroup | None], object] = (
 
 
 class ProcessGroup:
-    """One rank alone: every collective returns what it is given."""
+    """One rank alone, whose collectives return what they get."""
 
     rank: int = 0
     size: int = 1
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks, in `tensor`'s memory or new one: `tensor` itself is no longer to be read."""
+        """Sum over the ranks; `tensor` itself is no longer to be read."""
         return tensor
 
     def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """[..., n] on each rank -> [..., n * size], in the order of the ranks; converted to `dtype` if given."""
+        """Gather [..., n] to [..., n * size] in the order of the ranks, in `dtype` if given."""
         return tensor if dtype is None else tensor.to(dtype)
 
     def all_reduce_min(self, value: int) -> int:
-        """The smallest of the ranks' values, on every rank. Does not touch the device."""
+        """Return the ranks' smallest value, without the device."""
         return value
 
     def any_of(self, yes: bool, limit_s: float | None = None) -> bool:
-        """Whether it is so on any rank, for ranks of which some may have left their step early. Waits `limit_s` for the
-        others, or as long as they may drift apart.
+        """Whether it is so on any rank, of which some may have left their step early.
 
-        Raises FatalError if they do not come, or have not come by as many collectives: they wait in one for this rank.
+        Raises:
+            FatalError: Others did not come within `limit_s`, or wait in another collective.
         """
         return yes
 
@@ -80,27 +80,29 @@ class ProcessGroup:
         """Return once every rank has come here."""
 
     def part(self, parts: list[list[int]]) -> ProcessGroup:
-        """The group of those of `parts` among which this rank is; alone in one, or in none, it gets one of its own. All
-        ranks call this together, with the same parts. A part ends with this group, and knows a lost rank as this does.
+        """Return the group of that of `parts` with this rank, else a group of its own; all ranks call it together.
+
+        A part ends with this group, and knows lost ranks as this does.
         """
         return ProcessGroup()
 
     def send(self, tensor: Tensor, to: int) -> Callable[[], object]:
-        """Start to send `tensor` to that rank of this group, once what the caller has queued on the device is done.
-        What is returned waits for the end, on a device without holding up the host; until then the caller does not
-        write to the tensor."""
+        """Send `tensor` to a rank once the device's queued work is done.
+
+        Returns:
+            What waits for the end; the tensor is not written to before.
+        """
         raise FatalError("there is no other rank to send to")
 
     def receive(self, tensor: Tensor, source: int) -> None:
-        """Fill `tensor` with what that rank of this group has sent next. On a device this is only queued."""
+        """Fill `tensor` with what a rank sends next; on a device only queued."""
         raise FatalError("there is no other rank to receive from")
 
     def on_lost(self, report: Callable[[str], object]) -> None:
-        """From now on `report` learns, on a thread of its own, that another rank is gone. Before, the process ends."""
+        """Report lost ranks on a thread of its own; before, a loss ends the process."""
 
     def close(self, *, orderly: bool = True) -> None:
-        """Leave the group. Safe to call twice. Not `orderly`: this rank has failed, and the others do not leave too, so
-        that it must not wait for them."""
+        """Leave the group; safe to call twice. Not `orderly`: this rank failed and does not wait for the others."""
 
 
 def connect(
@@ -116,13 +118,17 @@ def connect(
     one_shot: bool = True,
     force: bool = False,
 ) -> ProcessGroup:
-    """Meet the other ranks at `address`:`port` (rank 0 listens there); gloo for a CPU device, nccl for CUDA.
+    """Meet the other ranks at `address`:`port`, where rank 0 listens; gloo on CPUs, NCCL on CUDA.
 
-    collective_timeout_s: of a collective; None: `timeout_s`. key_prefix: of every key in the store, so that a process
-    that does not know it meets no rank. one_shot: sums of a few MiB on CUDA bypass NCCL where the devices can read each
-    other's memory. force: a single rank makes a group too, whose collectives are real ones (`address` and `port` are
-    then not used); for measuring. Raises StartupError if the port is taken, and MissingPeerError, which names them, if
-    not all ranks come within `timeout_s` seconds.
+    Args:
+        collective_timeout_s: Of a collective; None: `timeout_s`.
+        key_prefix: Of the store's keys; a process without it meets no rank.
+        one_shot: Sums of a few MiB on CUDA bypass NCCL where devices read each other's memory.
+        force: A single rank makes real collectives, for measuring.
+
+    Raises:
+        StartupError: The port is taken.
+        MissingPeerError: Ranks, which it names, did not come within `timeout_s`.
     """
     if not 0 <= rank < world_size:
         raise StartupError(f"rank {rank} is not below the number of shards {world_size}")
@@ -183,7 +189,7 @@ def _store(rank: int, world_size: int, address: str, port: int, timeout_s: float
 
 
 def _missing(store: Store, rank: int, world_size: int, timeout_s: float) -> list[int]:
-    """The ranks that have not come in time. The store itself would wait as well, but only count them."""
+    """Return the ranks that did not come in time, which the store would only count."""
     store.set(f"arrived/{rank}", "yes")
     arrived = [f"arrived/{peer}" for peer in range(world_size)]
     try:
@@ -220,7 +226,7 @@ def _watch(store: Store, rank: int, world_size: int) -> PeerWatch:
 
 
 class _TorchGroup(ProcessGroup):
-    """Several ranks over torch.distributed's default group. What goes wrong in a collective is fatal."""
+    """Ranks over torch.distributed; errors in a collective are fatal."""
 
     def __init__(
         self,
@@ -232,7 +238,7 @@ class _TorchGroup(ProcessGroup):
         members: tuple[int, ...] | None = None,
         handle: dist.ProcessGroup | None = None,
     ) -> None:
-        """members, handle: of a part of the default group; its ranks in that group, and torch's object for it."""
+        """Take torch's handle of a part, and its ranks in the default group."""
         self.rank = rank
         self.size = size
         self._members = tuple(range(size)) if members is None else members
@@ -247,7 +253,7 @@ class _TorchGroup(ProcessGroup):
         self._is_whole = True
 
     def use_device(self, device: torch.device, *, one_shot: bool) -> None:
-        """Run each collective of a CUDA `device` once; see whether small sums can do without NCCL."""
+        """Run each collective once, and see whether small sums can do without NCCL."""
         self._device = device
         tensor = torch.ones(1, 64, device=device)
         self.all_gather_last(self.all_reduce(tensor))
@@ -338,13 +344,16 @@ class _TorchGroup(ProcessGroup):
         return self.all_reduce_min(int(good)) == 1
 
     def _run(self, collective: Callable[[], object]) -> None:
-        """Raises FatalError for what the backend says of the others, LostPeerError if one of them is known to be gone.
-        An error of this rank's device or memory is passed on as it is."""
+        """Run a collective; errors of this rank's device or memory are passed on.
+
+        Raises:
+            FatalError: The backend blames others; LostPeerError if one is known to be gone.
+        """
         self._num_collectives += 1
         self._guard(collective)
 
     def _guard(self, exchange: Callable[[], object]) -> None:
-        """`_run` for what not all ranks do together, on any thread."""
+        """Run what not all ranks do together, on any thread."""
         try:
             exchange()
         except RuntimeError as error:
@@ -360,7 +369,7 @@ class _TorchGroup(ProcessGroup):
 
 
 def _speaks_of_peers(error: RuntimeError) -> bool:
-    """NCCL's and the store's errors have types of their own; gloo's are bare RuntimeErrors, the device's are not."""
+    """Recognize errors of NCCL and the store by type, gloo's as bare RuntimeErrors."""
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "CUDA" not in str(error))
 
 

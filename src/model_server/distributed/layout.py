@@ -1,4 +1,4 @@
-"""The place of one rank among those that serve a model, by dimension, and its group in each."""
+"""The place of one rank in each dimension, and its groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A rank's place in one dimension. 0 <= rank < size."""
+    """A rank's place in one dimension."""
 
     rank: int = 0
     size: int = 1
@@ -21,21 +21,20 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """World ranks count through the ranks of a stage first, then through the stages; consecutive ones fill a node.
+    """World ranks count through a stage's ranks, then the stages; consecutive ones fill a node."""
 
-    tensor: among the ranks that divide the weights of the same layers. stage: of the pipeline, whose stages hold
-    consecutive layers. node: of the machines, each with as many ranks.
-    layer_counts: layers of each stage; None: as equal as they can be.
-    """
-
+    # Among the ranks that divide the weights of the same layers.
     tensor: Axis = Axis()
+    # Of the pipeline, whose stages hold consecutive layers.
     stage: Axis = Axis()
+    # Of the machines, each with equally many ranks.
     node: Axis = Axis()
+    # Layers of each stage; None: as equal as possible.
     layer_counts: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, rank: int, world_size: int, *, num_stages: int = 1, num_nodes: int = 1) -> Layout:
-        """The place of world rank `rank`. `world_size` is a multiple of `num_stages` and of `num_nodes`."""
+        """Place world rank `rank`; `world_size` is a multiple of `num_stages` and `num_nodes`."""
         per_stage, per_node = world_size // num_stages, world_size // num_nodes
         return cls(
             tensor=Axis(rank % per_stage, per_stage),
@@ -50,13 +49,13 @@ class Layout:
 
     @property
     def local(self) -> Axis:
-        """Among the ranks of this node: which of its devices and CPUs are this rank's."""
+        """Return the place among this node's ranks, which share its devices and CPUs."""
         per_node = self.world.size // self.node.size
         return Axis(self.world.rank % per_node, per_node)
 
     @property
     def has_last_stage(self) -> bool:
-        """Whether this rank computes logits, samples and answers."""
+        """Whether this rank samples and answers."""
         return self.stage.rank == self.stage.size - 1
 
     def layers(self, num_layers: int) -> range:
@@ -68,29 +67,26 @@ class Layout:
         return range(rank * num_layers // size, (rank + 1) * num_layers // size)
 
     def owns(self, request_id: int) -> bool:
-        """Whether this rank makes the text of a request and answers for it: the ranks of the last stage take turns."""
+        """Whether this rank answers for a request: the last stage's ranks take turns."""
         return self.has_last_stage and request_id % self.tensor.size == self.tensor.rank
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The groups of one rank.
-
-    world: all ranks of the model, for agreement and for noticing that one is lost. tensor: those that divide the
-    weights of the same layers, for sums and gathers of tensors. before, after: this rank (rank 1 or 0 of the two) and
-    the one with the same share of the stage before or after; without such a stage this rank alone.
-    """
+    """The groups of one rank."""
 
     layout: Layout
+    # All ranks, for agreement and lost ranks.
     world: ProcessGroup
+    # Those that divide the weights of the same layers.
     tensor: ProcessGroup
+    # This rank and the one with its share of the stage before (`after`: behind); alone without one.
     before: ProcessGroup = field(default_factory=ProcessGroup)
     after: ProcessGroup = field(default_factory=ProcessGroup)
 
     @classmethod
     def of(cls, world: ProcessGroup, layout: Layout | None = None, device: torch.device = _CPU) -> Ranks:
-        """Divide `world` into stages, whose tensors are on `device`. layout: this rank's; None: one stage. All ranks
-        call this together."""
+        """Divide `world` into stages with tensors on `device`; all ranks call it together."""
         if layout is None or layout.stage.size == 1:
             return cls(layout or Layout.of(world.rank, world.size), world, world)
         width, stages = layout.tensor.size, layout.stage.size
@@ -105,8 +101,7 @@ class Ranks:
         return ranks
 
     def _use_boundaries(self, device: torch.device) -> None:
-        """One message over each: NCCL connects two ranks at their first, which would be in the middle of a step. The
-        last stage begins by receiving, so that all others come through."""
+        """Send a message over each: NCCL connects two ranks at their first, which would be within a step."""
         message = torch.ones(1, 1, device=device)
         wait = None if self.layout.has_last_stage else self.after.send(message, 1)
         if self.layout.stage.rank > 0:

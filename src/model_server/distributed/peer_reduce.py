@@ -1,17 +1,16 @@
-"""All-reduce of small and middling messages between GPUs that read each other's memory.
+"""All-reduce of small and middling messages between GPUs that read each other's memory."""
 
-A decode step reduces a few hundred kilobytes twice in each layer; what such a sum costs is latency, and NCCL's steps
-from rank to rank have more of it than one kernel. There are three such kernels, torch's own with their barriers
-(`torch.ops.symm_mem`, symmetric memory): `one_shot`, in which every rank reads all the others; `two_shot`, in which
-every rank adds one part and then reads the others' parts; `multimem`, in which the switch between the GPUs adds (NVLink
-SHARP). Here are the questions whether they can run, the staging buffer, and the bounds between them and NCCL.
-
-All ranks get the same bits: in one shot each adds in the order of the ranks, otherwise one rank or the switch adds a
-number for all. bfloat16 is rounded at each addition, as NCCL does; float16, which torch's kernels do not take, is
-staged and added in float32. Nothing here waits for the host, and only shapes decide the way: a sum may be captured in
-a CUDA graph. One buffer serves all: calls must be ordered by streams, and a kernel ends only when all ranks have read
-it.
-"""
+# A decode step reduces a few hundred kilobytes twice in each layer; what such a sum costs is latency, and NCCL's steps
+# from rank to rank have more of it than one kernel. There are three such kernels, torch's own with their barriers
+# (`torch.ops.symm_mem`, symmetric memory): `one_shot`, in which every rank reads all the others; `two_shot`, in which
+# every rank adds one part and then reads the others' parts; `multimem`, in which the switch between the GPUs adds
+# (NVLink SHARP). Here are the questions whether they can run, the staging buffer, and the bounds between them and NCCL.
+#
+# All ranks get the same bits: in one shot each adds in the order of the ranks, otherwise one rank or the switch adds a
+# number for all. bfloat16 is rounded at each addition, as NCCL does; float16, which torch's kernels do not take, is
+# staged and added in float32. Nothing here waits for the host, and only shapes decide the way: a sum may be captured in
+# a CUDA graph. One buffer serves all: calls must be ordered by streams, and a kernel ends only when all ranks have read
+# it.
 
 from __future__ import annotations
 
@@ -65,23 +64,23 @@ OLDEST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class PeerFacts:
-    """What the choice depends on. `peer_access`: every pair of the ranks' devices, both ways. `nvlink`: every pair is
-    joined by NVLink. `operators`: the ways that this torch has a kernel for. `multicast`: the switch can add. `memory`:
-    torch's word for its kind of symmetric memory.
-    """
+    """What the choice of a way depends on."""
 
     world_size: int
     device_count: int
     capability: tuple[int, int]
+    # Every pair of devices, both ways; `nvlink`: every pair.
     peer_access: bool
     nvlink: bool
+    # The ways that this torch has a kernel for; `multicast`: the switch can add.
     operators: frozenset[Way]
     multicast: bool
+    # Torch's word for its symmetric memory.
     memory: str
 
     @classmethod
     def gather(cls, world_size: int, device: torch.device) -> PeerFacts:
-        """Ask torch and the driver. Rank r computes on device r."""
+        """Ask torch and the driver; rank r computes on device r."""
         count = torch.cuda.device_count()
         pairs = [(a, b) for a in range(world_size) for b in range(world_size) if a != b]
         return cls(
@@ -97,7 +96,7 @@ class PeerFacts:
 
 
 def why_not(facts: PeerFacts) -> str | None:
-    """The reason why these ranks cannot reduce in one shot; None if they can."""
+    """Say why these ranks cannot reduce in one shot, if so."""
     if facts.world_size not in MAX_BYTES:
         return f"{facts.world_size} ranks, not one of {', '.join(map(str, MAX_BYTES))}"
     if facts.device_count < facts.world_size:
@@ -116,16 +115,19 @@ def why_not(facts: PeerFacts) -> str | None:
 
 
 def may_use(way: Way, facts: PeerFacts) -> bool:
-    """Whether messages that are too large for one shot may be summed this way."""
+    """Whether messages beyond one shot may be summed this way."""
     return facts.world_size in LARGE_BYTES and way in facts.operators and (way != "multimem" or facts.multicast)
 
 
 class PeerReduce:
-    """The staging buffer that all ranks have mapped, and the sums through it."""
+    """The staging buffer that all ranks map, and the sums through it."""
 
     def __init__(self, buffer: Tensor, group_name: str, world_size: int, large: Way | None = None) -> None:
-        """`buffer`: uint8, symmetric memory that the ranks of `group_name` have exchanged, of the size of the largest
-        message. large: the way of messages that are too large for one shot; None: they are not taken."""
+        """Take the exchanged buffer: uint8, symmetric, of the size of the largest message.
+
+        Args:
+            large: The way of messages too large for one shot; None: not taken.
+        """
         self._views = {dtype: buffer.view(dtype) for dtype in set(STAGED.values())}
         self._group_name = group_name
         self._max_bytes = MAX_BYTES[world_size]
@@ -136,7 +138,7 @@ class PeerReduce:
         self.large = large
 
     def way(self, tensor: Tensor) -> Way | None:
-        """How `tensor` is summed; None: not here. Depends only on what all ranks share: type, shape, layout."""
+        """Say how `tensor` is summed here, if at all, by type, shape and layout alone."""
         staged = STAGED.get(tensor.dtype)
         if staged is None or not tensor.is_contiguous():
             return None
@@ -148,7 +150,7 @@ class PeerReduce:
         return self.large if size <= self._large_bytes and size % self._large_alignment == 0 else None
 
     def all_reduce(self, tensor: Tensor, way: Way) -> Tensor:
-        """The sum over the ranks, same shape and dtype, in memory of its own. way: what `way` has said."""
+        """Sum over the ranks, in the given way, into new memory."""
         operators = torch.ops.symm_mem
         dtype = STAGED[tensor.dtype]
         staged = self._views[dtype][: tensor.numel()].view(tensor.shape)
@@ -175,10 +177,11 @@ def connect(
     agree: Callable[[bool], bool],
     capture: Capture | None = None,
 ) -> PeerReduce | None:
-    """Exchange a buffer over torch's default group and try it; None, and one log line that says why, if that cannot be.
+    """Exchange and try a buffer over torch's default group, or log why not; all ranks call it together.
 
-    All ranks call it together. agree: true on every rank if it is called with true on every rank. capture: from work to
-    its replay; None: by a CUDA graph.
+    Args:
+        agree: True on every rank if true on all.
+        capture: From work to its replay; None: by a CUDA graph.
     """
     facts = PeerFacts.gather(world_size, device)
     reason = why_not(facts)
@@ -213,8 +216,7 @@ def connect(
 
 
 class _Trial:
-    """Sums whose results are known, one by one and many in a graph. All partial sums are at most 216, which bfloat16
-    still holds exactly."""
+    """Known sums, one by one and in a graph; partial sums up to 216 are exact in bfloat16."""
 
     def __init__(
         self,
@@ -233,7 +235,7 @@ class _Trial:
         self._capture = capture
 
     def passes(self, sizes: tuple[int, ...], *, in_graph: int) -> bool:
-        """Whether all ranks found all sums of messages of these staged bytes right."""
+        """Whether all ranks found all sums of these sizes right."""
         good = True
         for dtype in STAGED:
             for size in sizes:
@@ -247,7 +249,7 @@ class _Trial:
         return self._reduce.all_reduce(mine, way)
 
     def _sums_correctly(self, dtype: torch.dtype, count: int) -> bool:
-        """Twice in a row: the second sum must not see the first one's buffer."""
+        """Sum twice: the second must not see the first one's buffer."""
         numbers = torch.arange(count, device=self._device).remainder_(4).to(dtype)
         good = True
         try:
@@ -259,8 +261,7 @@ class _Trial:
         return good
 
     def _in_a_graph(self, count: int) -> bool:
-        """As a decode step has them: back to back in one graph, which is replayed with other numbers. Each message is
-        unlike the one before it, so that a kernel which reads another rank's buffer too early or too late is found."""
+        """Sum back to back in one replayed graph, with unequal messages, so that a premature or late read is found."""
         pattern = torch.arange(count, device=self._device)
         numbers = torch.empty(TRIED_SUMS, count, dtype=torch.bfloat16, device=self._device)
         totals = torch.empty_like(numbers)
@@ -313,7 +314,7 @@ def _exchange(device: torch.device, world_size: int) -> PeerReduce:
 
 
 def _symmetric_memory() -> Any:
-    """torch's module, private and missing from builds without distributed CUDA."""
+    """Import torch's private module, which builds without distributed CUDA lack."""
     try:
         return importlib.import_module("torch.distributed._symmetric_memory")
     except ImportError:
@@ -331,7 +332,7 @@ def _operators() -> frozenset[Way]:
 
 
 def _has_multicast(device: torch.device) -> bool:
-    """Whether the GPUs are joined by a switch that adds; versions that cannot say are not asked to."""
+    """Whether the GPUs' switch adds, in versions that can say."""
     try:
         from torch._C._autograd import DeviceType
 
@@ -342,7 +343,7 @@ def _has_multicast(device: torch.device) -> bool:
 
 
 def _memory_kind(device: torch.device) -> str:
-    """Versions that cannot say know one kind only."""
+    """Return the kind; older versions know one only."""
     ask = getattr(_symmetric_memory(), "get_backend", None)
     return "CUDA" if ask is None else str(ask(device))
 

@@ -1,12 +1,11 @@
-"""Notifies a rank at once when another rank's process exits, for any reason.
+"""Notifies a rank at once when another rank's process exits, for any reason."""
 
-A collective does not: NCCL's kernels spin on the device until they are killed, its watchdog checks no earlier than
-the timeout and never a captured graph; and a rank that is still loading has no collective to fail. The ranks of
-a server are processes of one machine, so the kernel is asked: a pidfd becomes readable when its process ends.
-
-Knows nothing of torch. Where the kernel has no pidfds (before Linux 5.3) no rank is watched, and the launcher's own
-watch over its shards remains.
-"""
+# A collective does not: NCCL's kernels spin on the device until they are killed, its watchdog checks no earlier than
+# the timeout and never a captured graph; and a rank that is still loading has no collective to fail. The ranks of
+# a server are processes of one machine, so the kernel is asked: a pidfd becomes readable when its process ends.
+#
+# Knows nothing of torch. Where the kernel has no pidfds (before Linux 5.3) no rank is watched, and the launcher's own
+# watch over its shards remains.
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ LEAVE_LIMIT_S = 5.0
 
 @dataclass(frozen=True)
 class Identity:
-    """A process, and the space that its number belongs to."""
+    """A process, and the namespace of its number."""
 
     pid: int
     space: str
@@ -55,11 +54,9 @@ class Identity:
 
 
 class PeerWatch:
-    """Watches the other ranks' processes from a thread of its own, from `start` to `close`.
+    """Watches the other ranks' processes on a thread, and reports the first loss to `on_lost`.
 
-    The first loss is reported once: to `on_lost` (by default the process leaves at once: a rank that is still loading
-    has nothing to put in order). Whatever that does, the process leaves `leave_limit_s` later unless the watch is
-    closed.
+    By default the process leaves at once; in any case `leave_limit_s` later, unless the watch is closed.
     """
 
     def __init__(
@@ -71,7 +68,7 @@ class PeerWatch:
         orderly_s: float = ORDERLY_S,
         leave_limit_s: float = LEAVE_LIMIT_S,
     ) -> None:
-        """`peers`: the other ranks. Those that this process cannot see (another machine or container) are left out."""
+        """Take the other ranks; invisible ones (other machines, containers) are left out."""
         self.on_lost: Callable[[str], object] | None = None
         self._rank = rank
         self._leave = leave or (lambda: leave_at_once(LOST_PEER))
@@ -91,7 +88,7 @@ class PeerWatch:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop watching. Safe to call twice, and from `on_lost`."""
+        """Stop; safe to call twice, and from `on_lost`."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -102,7 +99,7 @@ class PeerWatch:
             os.close(descriptor)
 
     def lost(self, timeout_s: float = 0.0) -> str | None:
-        """Words for the ranks that are gone ("rank 1"); None while all are there. Waits `timeout_s` for a loss."""
+        """Name the lost ranks ("rank 1"), if any within `timeout_s`."""
         if self._thread is not None and not self._noticed.wait(timeout_s):
             return None
         return _names(self._gone) if self._gone else None
@@ -144,8 +141,7 @@ class PeerWatch:
 
 
 def leave_at_once(status: int) -> NoReturn:
-    """End this process without the interpreter's cleanup, which may wait for a failing device or a lost rank, and
-    keeps the other ranks waiting for seconds."""
+    """End the process without cleanup, which may wait for a failing device or a lost rank."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -1,4 +1,4 @@
-"""Where this rank computes: on which device, in which type, and with which other ranks."""
+"""Where this rank computes: device, type, and other ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from model_server.distributed.layout import Ranks
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """dtype: of weights and activations. ranks: unset: this one alone. cache_dtype: of the KV cache; None: `dtype`.
-    batch_invariant: a row's result may not depend on the rows beside it. num_drafted: the longest draft, behind which
-    the cache must be able to go back.
-    """
+    """Where a rank computes, and how."""
 
     device: torch.device
+    # Of weights and activations.
     dtype: torch.dtype
     ranks: Ranks = field(default_factory=lambda: Ranks.of(ProcessGroup()))
+    # Of the KV cache; None: `dtype`.
     cache_dtype: torch.dtype | None = None
+    # A row's result may not depend on the rows beside it.
     batch_invariant: bool = False
+    # The longest draft, which the cache must be able to take back.
     num_drafted: int = 0

@@ -1,10 +1,7 @@
 """What passes between the stages of a pipeline in one step.
 
-A header and the residual stream go from each stage to the next; the ids that the last stage sampled go from there to
-all other stages. Every rank executes its calls in the order of their numbers, so both sides of a connection have one
-order.
-A step that failed travels as a header too: every stage learns of it at the same call, and continues with the next one.
-Headers and ids pass between the hosts; the residual stream between the devices.
+A header (between hosts) and the residual stream (between devices) go to the next stage, sampled ids from the last to
+all others. Ranks run calls in the order of their numbers, so both ends agree; a failed step travels as a header.
 """
 
 from __future__ import annotations
@@ -42,16 +39,14 @@ class StageTokens:
 
 
 class StageLinks:
-    """One rank's connections to the other stages. Not thread-safe: it belongs to the device thread.
-
-    on_tokens: called, on a thread of its own, when the ids of a step have come.
-    """
+    """One rank's connections to the other stages, on the device thread."""
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
         self.is_first = ranks.layout.stage.rank == 0
         self.is_last = ranks.layout.has_last_stage
         self.num_stages = ranks.layout.stage.size
         self.device = device
+        # Called, on another thread, when the ids of a step have come.
         self.on_tokens: Callable[[], object] = lambda: None
         self._ranks = ranks
         self._num_steps = 0
@@ -61,7 +56,7 @@ class StageLinks:
             threading.Thread(target=self._receive_tokens, name="stage-tokens", daemon=True).start()
 
     def begin(self, call_number: int | None, num_rows: int) -> Passage:
-        """The next step. num_rows: how many of its rows sample a token."""
+        """Begin the next step, in which `num_rows` rows sample."""
         self._num_steps += 1
         tokens: Future[StageTokens] | None = None
         if not self.is_last:
@@ -70,9 +65,11 @@ class StageLinks:
         return Passage(self, self._num_steps, -1 if call_number is None else call_number, num_rows, tokens)
 
     def receive(self, passage: Passage, num_tokens: int | None) -> Tensor:
-        """The residual stream of the stage before, [num_tokens, width]; None: of any number of tokens.
+        """Receive the residual stream [num_tokens, width]; None: any number of tokens.
 
-        Raises StepFailedError or OutOfMemoryError if a stage before failed, FatalError for another step than this one.
+        Raises:
+            StepFailedError, OutOfMemoryError: A stage before failed.
+            FatalError: It is of another step.
         """
         header = torch.empty(_HEADER, dtype=torch.int64)
         self._ranks.before.receive(header, 0)
@@ -95,7 +92,7 @@ class StageLinks:
         return hidden
 
     def pass_on(self, passage: Passage, hidden: Tensor | None, status: int = _GOOD, text: Tensor | None = None) -> None:
-        """To the stage after: the residual stream, or the text of an error."""
+        """Send the residual stream, or an error, to the stage after."""
         shape, dtype = ((0, 0), 0) if hidden is None else (hidden.shape, _DTYPES.index(hidden.dtype))
         size = 0 if text is None else text.numel()
         header = (passage.step, passage.call, shape[0], passage.num_rows, shape[1], dtype, status, size)
@@ -106,8 +103,7 @@ class StageLinks:
             self._hold(after.send(tensor, 1), tensor)
 
     def reply(self, passage: Passage, numbers: list[int], status: int = _GOOD, text: Tensor | None = None) -> None:
-        """From the last stage to the ranks with the same share of all others: ids and whether each row failed, or the
-        text of an error."""
+        """Send ids and failures of rows, or an error, from the last stage to the others."""
         layout = self._ranks.layout
         size = 0 if text is None else text.numel()
         message = torch.tensor([passage.step, status, size, *numbers], dtype=torch.int64)
@@ -151,7 +147,7 @@ class Passage:
     def __init__(
         self, links: StageLinks, step: int, call: int, num_rows: int, tokens: Future[StageTokens] | None
     ) -> None:
-        """tokens: what the last stage will send; None on the last stage itself."""
+        """Take what the last stage will send; None on that stage."""
         self.step = step
         self.call = call
         self.num_rows = num_rows
@@ -166,27 +162,26 @@ class Passage:
         return self._tokens is None
 
     def receive(self, num_tokens: int) -> Tensor | None:
-        """As `StageLinks.receive`; None on the first stage."""
+        """Receive as `StageLinks.receive`; None on the first stage."""
         if self._links.is_first:
             return None
         self._has_received = True
         return self._links.receive(self, num_tokens)
 
     def send(self, hidden: Tensor) -> None:
-        """The residual stream, on to the next stage. Nothing may write to it afterwards."""
+        """Send the residual stream, which nothing may write to afterwards."""
         if self._tokens is not None:
             self._is_open = False
             self._links.pass_on(self, hidden)
 
     def reply(self, tokens: StageTokens) -> None:
-        """What the last stage sampled, to all others."""
+        """Send what was sampled to all others."""
         if self._tokens is None:
             self._is_open = False
             self._links.reply(self, [*tokens.ids, *map(int, tokens.failed)])
 
     def fail(self, error: BaseException) -> None:
-        """The step failed here: every stage drops its batch. Nothing is sent if the others have had their message, or
-        if this process ends."""
+        """Make every stage drop its batch, unless they had their message or this process ends."""
         if not self._is_open or isinstance(error, FatalError) or not isinstance(error, Exception):
             return
         self._is_open = False
@@ -206,7 +201,11 @@ class Passage:
         return self._tokens is None or self._tokens.done()
 
     def tokens(self) -> StageTokens:
-        """Wait for what the last stage sampled. Raises StepFailedError or OutOfMemoryError if a stage failed."""
+        """Wait for what the last stage sampled.
+
+        Raises:
+            StepFailedError, OutOfMemoryError: A stage failed.
+        """
         assert self._tokens is not None, "the last stage has sampled itself"
         return self._tokens.result()
 

@@ -1,1 +1,1 @@
-"""Carries out the router's calls, one step after the other, on the device thread."""
+"""Carries out the router's calls one by one, on the device thread."""

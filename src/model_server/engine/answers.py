@@ -1,4 +1,4 @@
-"""From sampled tokens to the answers of their requests: text, end, top tokens, prompt logprobs, errors."""
+"""From sampled tokens to answers: text, end, top tokens, prompt logprobs, errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Answers:
-    """Turns a step's tokens into answers, for one model on one rank."""
+    """Turns a step's tokens into answers, on one rank."""
 
     def __init__(self, tokenizer: Tokenizer, *, alone: bool) -> None:
         """alone: there are no other ranks."""
@@ -27,7 +27,7 @@ class Answers:
         self._alone = alone
 
     def step(self, rows: list[Sequence], host: HostSampled) -> list[Generation]:
-        """Let the sequences take the tokens of a step; the answers of those that this rank answers for."""
+        """Give a step's tokens to the sequences, and return this rank's answers."""
         generations = []
         first = 0
         for row, sequence in enumerate(rows):
@@ -42,7 +42,7 @@ class Answers:
         return generations
 
     def failures(self, failures: Iterable[Failure]) -> list[Generation]:
-        """The same for rows that could not take part in a step."""
+        """Answer for rows that could not take part."""
         return [Generation(request_id=sequence.id, error=reason) for sequence, reason in failures if sequence.owned]
 
     def _row(self, sequence: Sequence, host: HostSampled, row: int, first: int, count: int) -> Generation:
@@ -66,10 +66,7 @@ class Answers:
             return Generation(request_id=sequence.id, error=public_text(error))
 
     def _tokens(self, sequence: Sequence, host: HostSampled, first: int, count: int) -> Generation:
-        """Its tokens as far as the request goes: what follows its end is dropped.
-
-        Raises what making the text raises.
-        """
+        """Return a row's tokens up to its end."""
         generation = self._token(sequence, host, first)
         for index in range(first + 1, first + count):
             if generation.generated_text is not None:
@@ -78,7 +75,7 @@ class Answers:
         return generation
 
     def _follow(self, sequence: Sequence, rest: list[int]) -> None:
-        """Take the rest of a step's tokens without an answer, as the other ranks do."""
+        """Accept the rest of a step's tokens without an answer, as other ranks do."""
         with contextlib.suppress(RequestError):
             for token_id in rest:
                 if sequence.finished:
@@ -97,7 +94,7 @@ class Answers:
         )
 
     def _prompt_tokens(self, sequence: Sequence) -> Tokens | None:
-        """All prompt logprobs, once: those of what was in the cache already, and of the first token, are NaN."""
+        """Return all prompt logprobs, once; NaN for cached tokens and the first."""
         parts, sequence.prompt_logprobs = sequence.prompt_logprobs, []
         sequence.prefill_logprobs = False
         if not sequence.owned:

@@ -1,4 +1,4 @@
-"""What the router asks of the engine: the session that a warm-up begins, and the arguments of each step."""
+"""What the router asks of the engine: a warm-up's session, and the arguments of each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNBOUNDED = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a router asked for at warm-up; it holds until the next warm-up."""
+    """What a router asked for, until the next warm-up."""
 
     # The most tokens of a step with chunks of prompts. Before the first warm-up there is no bound.
     max_prefill_tokens: int = _UNBOUNDED
@@ -32,20 +32,19 @@ class StepCall:
     chunk_tokens: int | None = None
 
     def follows_answer_of(self, number: int) -> bool:
-        """Say whether the router had the answer of the call with this number when it sent this one."""
+        """Whether the router had that call's answer when it sent this."""
         return number < self.sequence - self.unanswered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillCall(StepCall):
-    """A new batch. cached_id: a running batch that its requests join."""
+    """A new batch; its requests join the running `cached_id`."""
 
     batch_id: int
     cached_id: int | None = None
 
     @property
     def continued(self) -> tuple[int, ...]:
-        """The running batches whose next step it runs."""
         return () if self.cached_id is None else (self.cached_id,)
 
 
@@ -57,5 +56,4 @@ class DecodeCall(StepCall):
 
     @property
     def continued(self) -> tuple[int, ...]:
-        """As in `PrefillCall`."""
         return self.batch_ids

@@ -1,13 +1,12 @@
-"""The one thread that touches the device, and the order in which calls reach it.
+"""The one thread that touches the device, and the order of its calls."""
 
-A job is submitted and then collected: `submit` enqueues device work and returns `collect`, which waits for the device
-and does the host's share (text, stop decisions). On an asynchronous device the next job may be submitted before the
-last one is collected; the job itself says whether it allows that. While the device works on a job, the thread waits for
-the next one as well as for the end: the next job is sent after an answer, so it is never there already.
-
-Jobs run strictly in the order of their numbers, whatever order they arrive in, so that ranks can never diverge. Knows
-nothing of models or protobuf.
-"""
+# A job is submitted and then collected: `submit` enqueues device work and returns `collect`, which waits for the device
+# and does the host's share (text, stop decisions). On an asynchronous device the next job may be submitted before the
+# last one is collected; the job itself says whether it allows that. While the device works on a job, the thread waits
+# for the next one as well as for the end: the next job is sent after an answer, so it is never there already.
+#
+# Jobs run strictly in the order of their numbers, whatever order they arrive in, so that ranks can never diverge. Knows
+# nothing of models or protobuf.
 
 from __future__ import annotations
 
@@ -32,13 +31,7 @@ LOOK_EVERY_S = 50e-6
 
 
 class Job(Generic[T]):
-    """Work for the device thread.
-
-    submit: runs on the device thread and returns `collect`.
-    overlaps: asked only while an earlier job is submitted but not collected; True lets this one be submitted before it.
-    is_over: asked only while this job is submitted but not collected and no other has come; True: `collect` need not
-    wait, or there is nothing that could be submitted meanwhile.
-    """
+    """Work for the device thread."""
 
     def __init__(
         self,
@@ -46,14 +39,17 @@ class Job(Generic[T]):
         overlaps: Callable[[], bool] = lambda: False,
         is_over: Callable[[], bool] = lambda: True,
     ) -> None:
+        # Runs on the device thread and returns `collect`.
         self.submit = submit
+        # Asked while an earlier job is not collected: may this one be submitted before?
         self.overlaps = overlaps
+        # Asked while no other job has come: need `collect` not wait, or could nothing be submitted meanwhile?
         self.is_over = is_over
         self.future: Future[T] = Future()
 
 
 def whole(work: Callable[[], T]) -> Job[T]:
-    """A job whose submitting is all there is."""
+    """Make a job that is only submitted."""
 
     def submit() -> Callable[[], T]:
         result = work()
@@ -63,12 +59,7 @@ def whole(work: Callable[[], T]) -> Job[T]:
 
 
 class DeviceThread:
-    """Runs jobs one after another on a thread of its own.
-
-    `enter` is called once on that thread before the first job (inference mode is a per-thread setting). `on_fatal` is
-    called, on that thread, with the exception that ends it. most_pending: jobs that are submitted and not collected
-    while the thread waits for the next one. look_every_s: how often a submitted job is asked whether it is over.
-    """
+    """Runs jobs one after another on its own thread."""
 
     def __init__(
         self,
@@ -98,7 +89,7 @@ class DeviceThread:
         self._thread.start()
 
     def enqueue(self, job: Job[T], sequence: int) -> Future[T]:
-        """Queue the job with this number. Cancelling the future never cancels the work: other ranks run it too."""
+        """Queue the job with this number; cancelling the future does not cancel work that other ranks run."""
         with self._wake:
             if self._stopping:
                 job.future.set_exception(FatalError("the shard is stopping"))
@@ -115,12 +106,12 @@ class DeviceThread:
         return job.future
 
     def look(self) -> None:
-        """A submitted job may be over: ask it now. May be called on any thread."""
+        """Ask a submitted job whether it is over; on any thread."""
         with self._wake:
             self._wake.notify()
 
     def reset(self, sequence: int) -> None:
-        """A new router begins to count: `sequence` is its first number. What an old one left waiting is refused."""
+        """Start counting at a new router's `sequence`, and refuse what waits."""
         with self._wake:
             for _, _, job in self._waiting:
                 _fail(job, RequestError("another router took over"))
@@ -129,7 +120,7 @@ class DeviceThread:
             self._wake.notify()
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Finish the running job, refuse the rest, end the thread; whether it ended within that time."""
+        """Finish the running job, refuse the rest, and return whether the thread ended in time."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -138,7 +129,7 @@ class DeviceThread:
         return not self._thread.is_alive()
 
     def _take(self, pending: Job[Any] | None) -> Job[Any] | None:
-        """The next job in order; None when the pending one is over before there is one, or the thread is to end."""
+        """Return the next job in order; None if the pending one is over first, or the thread is to end."""
         deadline: float | None = None
         with self._wake:
             while not self._stopping:

@@ -1,12 +1,11 @@
-"""What the shard does for each call: prefill, decode, filter, clear. Runs on the device thread only.
+"""What the shard does for each call: prefill, decode, filter, clear; on the device thread only."""
 
-A step is submitted and later collected. `submit_*` enqueues the forward and the sampling and moves every sequence's
-counters on; the function that it returns waits for the tokens and does the host's share. On an asynchronous device the
-next decode of the same batch is submitted in between, fed with ids that the host has not seen: what it computes for a
-request that turns out to have ended is discarded.
-
-Knows nothing of protobuf, sockets or how a model computes.
-"""
+# A step is submitted and later collected. `submit_*` enqueues the forward and the sampling and moves every sequence's
+# counters on; the function that it returns waits for the tokens and does the host's share. On an asynchronous device
+# the next decode of the same batch is submitted in between, fed with ids that the host has not seen: what it computes
+# for a request that turns out to have ended is discarded.
+#
+# Knows nothing of protobuf, sockets or how a model computes.
 
 from __future__ import annotations
 
@@ -52,25 +51,27 @@ Collect = Callable[[], StepResult]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What does not change while the shard lives. chunking: a prompt may be computed in several steps. grows: running
-    requests may get more blocks. residents: adapters that come while it serves; None: none do. peers: the ranks that
-    sample the same rows, this one among them."""
+    """What does not change while the shard lives."""
 
     device: torch.device
     layout: Layout = field(default_factory=Layout)
     block_size: int
     prompt_logprobs_allowed: bool
+    # A prompt may take several steps.
     chunking: bool = False
+    # Running requests may get more blocks.
     grows: bool = False
+    # Adapters that come while it serves, if any may.
     residents: Residents | None = None
+    # The ranks that sample the same rows, this one included.
     peers: ProcessGroup = field(default_factory=ProcessGroup)
 
 
 class Engine:
     """One rank's model, cache and running batches.
 
-    `session`: what the router agreed at its warm-up. `keeps_state` is True where the runner holds a state for each
-    request instead of paged KV memory.
+    `session` is the last warm-up's; `keeps_state`: the runner holds a state for each request instead of paged KV
+    memory.
     """
 
     def __init__(
@@ -114,12 +115,12 @@ class Engine:
         return self._cache
 
     def begin(self, session: Session) -> None:
-        """A router begins: its limits hold from now on."""
+        """Begin a router's session."""
         self.session = session
         self._answers = Answers(self.tokenizer, alone=self.options.layout.world.size == 1)
 
     def set_cache(self, cache: KvCache | None) -> None:
-        """Give the engine its KV memory; every batch that used the old one is forgotten."""
+        """Set the KV memory, and forget batches of the old one."""
         self._store.clear(None)
         self._cache = cache
 
@@ -128,17 +129,14 @@ class Engine:
         self._stepper.profiler = profiler
 
     def compile_grammars(self, requests: list[NewRequest]) -> None:
-        """As `SequenceFactory.compile_grammars`."""
+        """Compile as `SequenceFactory.compile_grammars`."""
         self._factory.compile_grammars(requests)
 
     def may_overlap(self, call: PrefillCall | DecodeCall) -> bool:
-        """Can this step be submitted while the last one is not collected?
-
-        Only where submitting returns before the device is done; on a CPU it would just delay the answer.
-
-        A stage of a pipeline that waits for the last one's tokens runs steps of other batches meanwhile. The last one
-        does not: the others wait for its tokens, and it would wait for what they compute from those.
-        """
+        """Whether this step can be submitted before the last one is collected."""
+        # Only where submitting returns before the device is done: on a CPU it would delay the answer. A stage that
+        # waits for the last one's tokens runs other batches meanwhile; the last stage does not, since the others wait
+        # for its tokens.
         batch_ids = call.continued
         if self._links is not None:
             return self._awaits_tokens and not any(self._is_in_flight(batch_id) for batch_id in batch_ids)
@@ -155,12 +153,9 @@ class Engine:
         return running is not None and running.in_flight is not None and self._runs_before_answer(call, running)
 
     def _runs_before_answer(self, call: StepCall, running: Running) -> bool:
-        """Whether the rows of the step follow from the calls alone, not from what the steps before it brought.
-
-        The same on every rank, whether a rank has collected those steps or not: so all build the same rows, and their
-        collectives have the same shapes. Not if a row would fail for lack of a slot in the cache: it may end in the
-        last step, and then it must not fail.
-        """
+        """Whether the step's rows follow from the calls alone, equally on every rank."""
+        # All ranks then build the same rows, collected or not, and collectives have the same shapes. Not if a row would
+        # lack a slot: it may end in the last step, and then must not fail.
         running.drop(lambda s: s.ended_in is not None and call.follows_answer_of(s.ended_in))
         if not call.unanswered or running.needs_last_step or not self._stepper.may_follow(running, call):
             return False
@@ -171,7 +166,7 @@ class Engine:
         )
 
     def is_over(self) -> bool:
-        """Whether the oldest step that is not collected has ended, or none could be submitted before it ends."""
+        """Whether the oldest uncollected step has ended, or no other could be submitted before."""
         if not self._submitted or not (self._runs_ahead or self._awaits_tokens):
             return True
         running, step = self._submitted[0]
@@ -185,19 +180,20 @@ class Engine:
 
     @property
     def _awaits_tokens(self) -> bool:
-        """The tokens of a step come from another stage."""
+        """Whether tokens come from another stage."""
         return self._links is not None and not self._links.is_last
 
     def _is_in_flight(self, batch_id: int) -> bool:
         return any(running.batch.id == batch_id for running, _ in self._submitted)
 
     def submit_prefill(self, call: PrefillCall, requests: list[NewRequest]) -> Collect:
-        """Start a new batch: all its prompts (or their first chunks) in one forward, and one token for each.
+        """Start a batch: one forward of all prompts (or first chunks), and a token for each.
 
-        Requests that join a running batch (`cached_id`) run in one forward with its own next step, under its id, which
-        they take if that batch has ended. Whatever fails the call loses the running batch too.
+        Requests that join a running batch (`cached_id`) run with its next step, under its id. A failed call loses that
+        batch too.
 
-        Raises RequestError, BatchGoneError.
+        Raises:
+            RequestError, BatchGoneError: The call cannot run.
         """
         times = StepTimes()
         running = self._store.find(call.cached_id) if call.cached_id is not None else None
@@ -220,10 +216,10 @@ class Engine:
         return partial(self._collect, running, step)
 
     def submit_decode(self, call: DecodeCall) -> Collect:
-        """Merge the named batches into the first and run their next step: one token for each of their requests, or the
-        next chunk of its prompt.
+        """Merge the batches into the first and run its next step.
 
-        Raises RequestError, BatchGoneError.
+        Raises:
+            RequestError, BatchGoneError: The call cannot run.
         """
         times = StepTimes()
         if not call.batch_ids:
@@ -238,14 +234,11 @@ class Engine:
         return partial(self._collect, running, step)
 
     def lose(self, batch_id: int) -> None:
-        """A call that was to run this batch failed before it could be submitted."""
+        """Lose the batch of a call that failed before it was submitted."""
         self._store.lose(batch_id)
 
     def filter(self, batch_id: int, request_ids: list[int]) -> CachedBatch | None:
-        """Reduce a batch to the named requests; None when nothing of it is left.
-
-        Raises RequestError, BatchGoneError.
-        """
+        """Reduce a batch to the named requests, if any are left."""
         if not request_ids:
             raise RequestError("Batch must have at least one request")
         running = self._store.find(batch_id)
@@ -259,17 +252,15 @@ class Engine:
         return running.batch.describe(self.options.block_size)
 
     def clear(self, batch_id: int | None) -> None:
-        """Forget one batch, or all. An unknown id is not an error.
-
-        With all of them goes the memory that torch keeps for the next tensors: giving it back waits for the device, and
-        the next prompt has to ask for it again, which costs 10 ms after each batch.
-        """
+        """Forget a batch, known or not, or all."""
+        # With all of them torch's kept memory goes: giving it back waits for the device, and costs the next prompt 10
+        # ms, too much after each batch.
         self._store.clear(batch_id)
         if batch_id is None and self.options.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def try_sampling(self, sampling: SamplingParameters, num_rows: int) -> None:
-        """Sample a token for each of `num_rows` rows from nothing, so that the memory it takes is seen."""
+        """Sample `num_rows` rows of nothing, to see the memory it takes."""
         sampling = dataclasses.replace(sampling, watermark=False, grammar=None)  # these go row by row
         rows = [self._sampler.new_row(sampling, [0], 1) for _ in range(num_rows)]
         logits = torch.zeros(num_rows, self.runner.vocab_size, device=self.options.device)
@@ -280,10 +271,7 @@ class Engine:
         torch.zeros((2, 2), device=self.options.device)
 
     def _admit(self, requests: list[NewRequest], call: PrefillCall) -> tuple[list[Sequence], list[Generation]]:
-        """Sequences of the requests that can run, and this rank's answers to those that cannot.
-
-        Raises RequestError for an empty batch.
-        """
+        """Return sequences of requests that can run, and this rank's answers to the others."""
         options, num_blocks = self.options, self.cache.num_blocks
         layout = CacheLayout(
             block_size=options.block_size, num_blocks=num_blocks, chunking=options.chunking, grows=options.grows
@@ -294,8 +282,11 @@ class Engine:
         return sequences, [one for one in answers if options.layout.owns(one.request_id)]
 
     def _without_ended(self, running: Running, call: StepCall, *, is_alone: bool) -> Running | None:
-        """Without those that take no part in the next step because they have ended; None if none is left. is_alone:
-        the call names no other batch."""
+        """Drop what has ended from the next step; None if nothing is left.
+
+        Args:
+            is_alone: The call names no other batch.
+        """
         if not self._runs_ahead:
             return running
         self._store.forget_ended(call)
@@ -316,7 +307,7 @@ class Engine:
         return first
 
     def _submit(self, running: Running, step: SubmittedStep, call: StepCall) -> SubmittedStep:
-        """Enqueue the next forward of a batch and its sampling."""
+        """Enqueue a batch's next forward and sampling."""
         self._stepper.profiler.step()
         step.number = call.sequence if self._runs_ahead else None
         step.times.began = time.perf_counter_ns()
@@ -329,7 +320,7 @@ class Engine:
         return step
 
     def _collect(self, running: Running, step: SubmittedStep) -> StepResult:
-        """Wait for a step, and put its tokens into words."""
+        """Wait for a step and make its answers."""
         self._submitted.remove((running, step))
         if running.lost_at is None or running.lost_at <= step.times.began:
             self._store.find(running.batch.id)  # raises if an earlier step failed; a later one answers itself
@@ -365,9 +356,10 @@ class Engine:
 
     @contextlib.contextmanager
     def _losing_on_error(self, running: Running | None, step: SubmittedStep | None = None) -> Iterator[None]:
-        """Whatever goes wrong in a step, its batch is gone: sequences and cache may disagree. The other stages of a
-        pipeline get a message, and lose it too. One of several ranks of a stage that runs out of memory leaves the
-        others inside a collective, so it must end."""
+        """Lose the batch of a step that fails: sequences and cache may disagree; other stages lose it too.
+
+        One rank of several without memory must end: it leaves the others in a collective.
+        """
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError) as error:

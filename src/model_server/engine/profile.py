@@ -1,7 +1,4 @@
-"""`--profile`: some steps of a serving shard as a trace that chrome://tracing and Perfetto show.
-
-Only what runs on the device thread is traced: operators, GPU kernels, and the phases of a step as spans.
-"""
+"""`--profile`: some steps as a trace for chrome://tracing and Perfetto; only the device thread's work."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ _NOTHING: AbstractContextManager[object] = nullcontext()
 
 
 class StepProfiler:
-    """Counts steps and traces `num_steps` of them, once. Only for the device thread."""
+    """Traces `num_steps` steps, once; on the device thread."""
 
     def __init__(self, folder: Path, rank: int, num_steps: int, device: torch.device) -> None:
-        """The trace goes to `folder`/rank-<rank>.json; the folder is made. Raises OSError."""
+        """Make the folder of the trace, rank-<rank>.json."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / f"rank-{rank}.json"
         self._num_steps = num_steps
@@ -48,7 +45,7 @@ class StepProfiler:
             logger.info("Wrote the trace %s", self._file)
 
     def phase(self, name: str) -> AbstractContextManager[object]:
-        """A span of the trace while one is being taken."""
+        """Return a span, while a trace is taken."""
         return _NOTHING if self._running is None else record_function(name)
 
 

@@ -1,4 +1,4 @@
-"""A batch on the shard, what its steps keep between two calls, and a step that is on the device."""
+"""A batch on the shard between calls, and a step on the device."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ from model_server.vision.image import EncodedImages
 
 @dataclass(slots=True)
 class StepTimes:
-    """When the parts of a step were reached on the host, by `time.perf_counter_ns`; 0: not reached.
+    """When a step's parts were reached, by `time.perf_counter_ns`; 0: not reached."""
 
-    called: the call reached the device thread. began: its batch was put together. laid_out: its inputs were. enqueued:
-    its forward was. sampled: its sampling was, too. concat_ns: how long merging batches took. drafting_ns: how long
-    drafting did, before inputs were laid out. idle_ns: how long the batch waited, with nothing of it on the device,
-    before the step began.
-    """
-
+    # The call reached the device thread; `began`: its batch was ready; `laid_out`: its inputs; `enqueued`: its forward;
+    # `sampled`: its sampling.
     called: int = field(default_factory=time.perf_counter_ns)
     began: int = 0
     laid_out: int = 0
     enqueued: int = 0
     sampled: int = 0
+    # Merging batches.
     concat_ns: int | None = None
+    # Drafting, before inputs.
     drafting_ns: int = 0
+    # Nothing of the batch was on the device before.
     idle_ns: int = 0
 
     @contextlib.contextmanager
@@ -60,9 +59,12 @@ class StepTimes:
         self.drafting_ns = time.perf_counter_ns() - started
 
     def phases(self, waited_from: int, on_host: int, done: int) -> tuple[int, ...]:
-        """Durations in the order of `wire.step_phases.PHASES`; empty for a step that sampled nothing.
+        """Return durations by `wire.step_phases.PHASES`; empty if nothing was sampled.
 
-        waited_from, on_host, done: when waiting for the device began, when its tokens were on the host, and their text.
+        Args:
+            waited_from: When waiting for the device began.
+            on_host: When the tokens were on the host.
+            done: When their text was.
         """
         if not self.sampled:
             return ()
@@ -73,23 +75,22 @@ class StepTimes:
 
 
 class StepTokens(Protocol):
-    """The tokens of a step that is on its way. The engine's own are `sampling.sampler.Sampled`.
+    """The tokens of a step on its way."""
 
-    ids: [num_rows] int64 on the device; where a row got several, its last. several: rows may have got several.
-    """
-
+    # [num_rows] int64 on the device; of several the last.
     ids: Tensor
+    # Rows may have got several.
     several: bool
 
     def is_over(self) -> bool:
         """Whether `to_host` would not wait."""
 
     def to_host(self) -> HostSampled:
-        """Wait for the step and hand out its tokens."""
+        """Wait for the tokens."""
 
 
 class AwaitedTokens:
-    """The tokens of a step that the last stage of the pipeline samples. `ids` holds them once they are on the host."""
+    """Tokens that the pipeline's last stage samples; `ids` come with the host's."""
 
     def __init__(self, passage: Passage, device: torch.device) -> None:
         self.ids = torch.zeros(passage.num_rows, dtype=torch.int64, device=device)
@@ -100,7 +101,7 @@ class AwaitedTokens:
         return self._passage.is_over()
 
     def to_host(self) -> HostSampled:
-        """Only what all ranks must know: logprobs and top tokens stay on the last stage, which answers."""
+        """Wait for what all ranks need; logprobs stay on the last stage."""
         tokens = self._passage.tokens()
         # Not waited for: behind the steps of other batches that are on the device.
         self.ids.copy_(upload(torch.tensor(tokens.ids, dtype=torch.int64), self.ids.device))
@@ -110,63 +111,67 @@ class AwaitedTokens:
 
 @dataclass(slots=True, eq=False)
 class SubmittedStep:
-    """A step on the device. `rows`: the sequences that get tokens in it, in the order of `sampled`; `refused`: answers
-    for requests that took no part in it; `joined_since`: requests that came into its batch after it was submitted;
-    `passage`: its way through the stages of the pipeline, None without stages or without rows; `number`: its call's,
-    where the next step may be submitted before this one is collected; `seen`: what it brought (`seen.SeenStep`);
-    `drafted`: what was drafted for it; `window`: its tokens where the device made and checked drafts, `length` of them
-    for each row at most; `images`: what was encoded for it."""
+    """A step on the device."""
 
     times: StepTimes
+    # Get tokens, in the order of `sampled`.
     rows: list[Sequence] = field(default_factory=list)
     sampled: StepTokens | None = None
+    # Answers for requests that took no part.
     refused: list[Generation] = field(default_factory=list)
+    # Requests that joined after it was submitted.
     joined_since: set[int] = field(default_factory=set)
+    # Through the pipeline's stages; None without stages or rows.
     passage: Passage | None = None
+    # The call's, where the next step may come before this is collected.
     number: int | None = None
+    # What it brought (`seen.SeenStep`).
     seen: Future[Any] = field(default_factory=Future)
+    # What was drafted for it.
     drafted: Drafted | None = None
+    # Tokens of drafts made and checked on the device, at most `length` a row.
     window: WindowTokens | None = None
     length: int = 0
+    # What was encoded for it.
     images: EncodedImages | None = None
 
     def tell_stages(self, error: BaseException) -> None:
-        """What went wrong in it, where other stages wait for it."""
+        """Send its error to stages that wait."""
         if self.passage is not None:
             self.passage.fail(error)
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A batch and the state of its steps, which the engine and its `Stepper` write.
-
-    decode: the tensors of its steps. newest: the tokens sampled last, on the device. in_flight: the newest step that
-    sampled something and is not collected. gives_several: the next step follows from what the newest brings. windows:
-    of drafts that the device makes; None: there was none. lost_at: when the step began whose failure ended the batch.
-    """
+    """A batch and its steps' state, written by the engine and `Stepper`."""
 
     batch: Batch
+    # The tensors of its steps.
     decode: DecodeState
+    # Last sampled tokens, on the device.
     newest: NewestTokens | None = None
+    # The newest sampling step that is not collected.
     in_flight: SubmittedStep | None = None
+    # The next step follows from what the newest brings.
     gives_several: bool = False
+    # Drafts made by the device, if any.
     windows: BatchWindows | None = None
+    # When the failed step that ended the batch began.
     lost_at: int | None = None
 
     @property
     def repeats_rows(self) -> bool:
-        """The next decode step may have the rows of the last one: all have tokens left and slots for them."""
+        """Whether the next step may have the last one's rows, with tokens and slots left."""
         return self.batch.is_uniform and self.decode.repeats(self.batch.sequences)
 
     @property
     def needs_last_step(self) -> bool:
-        """No step of the batch can be submitted before the one before it has been collected: how many tokens it
-        computes follows from that one. Whether the host has seen it makes no difference."""
+        """Whether the next step's tokens depend on the last one's result, seen or not."""
         return self.gives_several
 
     @property
     def has_open_window(self) -> bool:
-        """The host does not know how many tokens rows have: until it does, only a window of these rows can follow."""
+        """Whether the host does not know rows' token counts yet; only a window of these can follow."""
         return self.windows is not None and self.windows.unseen > 0
 
     @property
@@ -175,7 +180,7 @@ class Running:
         return self.decode.has_run or self.windows is not None
 
     def note_other_step(self) -> None:
-        """A step is submitted that neither `decode` nor `windows` made."""
+        """Note a step that neither `decode` nor `windows` made."""
         self.decode.note_other_step()
         self.leave_windows()
 
@@ -185,26 +190,25 @@ class Running:
             self.windows.state.note_other_step()
 
     def join(self, other: Running) -> None:
-        """As `Batch.join`, of a batch without steps that are not collected, which has no next one."""
+        """Join a batch without uncollected steps."""
         other.leave_windows()  # what they know of its rows goes to these
         self.batch.join(other.batch)
 
     def filter(self, request_ids: Iterable[int]) -> None:
-        """As `Batch.filter`, and forget the state of those that left."""
+        """Filter, and forget the state of rows that left."""
         if self.batch.filter(request_ids):
             self._forget_others()
 
     def drop(self, leaving: Callable[[Sequence], bool]) -> None:
-        """As `Batch.drop`, and forget the state of those that left."""
+        """Drop, and forget the state of rows that left."""
         if self.batch.drop(leaving):
             self._forget_others()
 
     def has_ended(self, call: StepCall) -> bool:
-        """All its requests have, and the router knew when it sent the call."""
+        """Whether all requests ended, as the router knew at the call."""
         return all(s.ended_in is not None and call.follows_answer_of(s.ended_in) for s in self.batch.sequences)
 
     def drop_finished(self) -> None:
-        """As `drop`, of those that have ended."""
         self.drop(lambda sequence: sequence.finished)
 
     def _forget_others(self) -> None:

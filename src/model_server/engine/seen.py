@@ -1,4 +1,4 @@
-"""The host's share of a step: waiting for its tokens and putting them into words."""
+"""The host's share of a step: waiting for tokens, and their text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from model_server.engine.running import Running, SubmittedStep
 
 @dataclass(frozen=True, slots=True)
 class SeenStep:
-    """What a step brought. waited_from, on_host, done: when waiting for the device began, when its tokens were on the
-    host, and their text, by `time.perf_counter_ns`."""
+    """What a step brought; times by `time.perf_counter_ns`."""
 
     generations: list[Generation]
     waited_from: int
@@ -24,7 +23,7 @@ class SeenStep:
 
 
 def see(running: Running, step: SubmittedStep, answers: Answers, profiler: StepProfiler | NoProfiler) -> SeenStep:
-    """Let the sequences take the step's tokens. Once for each step: later calls give, or raise, the same."""
+    """Give the step's tokens to the sequences; later calls repeat the first result or error."""
     if not step.seen.done():
         try:
             step.seen.set_result(_see(running, step, answers, profiler))

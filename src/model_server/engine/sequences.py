@@ -1,4 +1,4 @@
-"""From requests as they arrive to sequences that can run. What is wrong with one request is that request's error."""
+"""From requests to sequences; what is wrong with one request is its own error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Refusal = tuple[int, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheLayout:
-    """What the blocks of a request are checked against."""
+    """What a request's blocks are checked against."""
 
     block_size: int
     num_blocks: int
@@ -38,7 +38,7 @@ class CacheLayout:
 
 
 class SequenceFactory:
-    """Makes sequences for one model on one rank."""
+    """Makes sequences, for one model on one rank."""
 
     def __init__(
         self,
@@ -54,11 +54,17 @@ class SequenceFactory:
         slots: SlotTable | None = None,
         peers: ProcessGroup | None = None,
     ) -> None:
-        """owns: whether this rank answers for a request id. decoder_prefix: the tokens before the first generated one
-        where these are not the prompt. adapters: names of those that are loaded, by their numbers. tower: None: images
-        are refused. residents: adapters that come while the model serves; None: none do.
-        slots: into which adapters are copied; None: rows have them by their numbers. peers: the ranks that sample the
-        same rows, this one among them; None: no others."""
+        """Take what sequences are made with.
+
+        Args:
+            owns: Whether this rank answers for a request.
+            decoder_prefix: Tokens before the first generated one, if not the prompt.
+            adapters: Loaded names, by number.
+            tower: None: images are refused.
+            residents: Adapters that come while serving, if any may.
+            slots: Of the device's adapters; None: rows use numbers.
+            peers: Ranks that sample the same rows, if others do.
+        """
         self._tokenizer = tokenizer
         self._sampler = sampler
         self._vocab_size = vocab_size
@@ -72,7 +78,7 @@ class SequenceFactory:
         self._slots = slots
 
     def compile_grammars(self, requests: list[NewRequest]) -> None:
-        """Compile what the requests' grammars need, while the steps before them run. May run on any thread."""
+        """Compile the requests' grammars on any thread, while earlier steps run."""
         for request in requests:
             if request.sampling.grammar is not None:
                 with contextlib.suppress(RequestError):  # reported for this request alone, when it is admitted
@@ -84,9 +90,10 @@ class SequenceFactory:
         layout: CacheLayout,
         slots_in_use: Callable[[], set[int]] = set,
     ) -> tuple[list[Sequence], list[Refusal]]:
-        """Sequences of the requests that can run, and which cannot, and why; the same on all ranks.
+        """Return sequences, and refusals that are the same on all ranks.
 
-        slots_in_use: by rows that run. Raises RequestError without requests.
+        Args:
+            slots_in_use: By running rows.
         """
         if not requests:
             raise RequestError("Batch must have at least one request")
@@ -109,7 +116,6 @@ class SequenceFactory:
         layout: CacheLayout,
         slots_in_use: Callable[[], set[int]],
     ) -> Sequence:
-        """Raises RequestError or ValueError for what cannot run."""
         prompt = list(request.input_ids)
         check_layout(request, layout.block_size, layout.num_blocks, chunking=layout.chunking, grows=layout.grows)
         residence = self._residence(request)
@@ -153,7 +159,7 @@ class SequenceFactory:
         return sequence
 
     def _without_image_ids(self, prompt: list[int], images: PromptImages | None) -> tuple[list[int], list[int]]:
-        """The prompt as the model reads it, and its tokens that have logits."""
+        """Return the prompt as the model reads it, and its tokens with logits."""
         if images is None or self._tower is None or self._tower.image_token < self._vocab_size:
             return prompt, prompt
         # There are no logits for image tokens. Of a prompt without another token something must be left.
@@ -165,7 +171,6 @@ class SequenceFactory:
         return prompt, known
 
     def _images(self, request: NewRequest, prompt: list[int]) -> PromptImages | None:
-        """Raises RequestError for images that do not fit the prompt or the model."""
         if not request.images and (self._tower is None or self._tower.family.sight != "prompt"):
             return None
         if self._tower is None:
@@ -185,7 +190,7 @@ class SequenceFactory:
         return images
 
     def _residence(self, request: NewRequest) -> Residence | None:
-        """Of an adapter that came while the model serves; None: it asks for none."""
+        """Find the adapter that came while serving, if asked for."""
         if request.adapter is None:
             return None
         found = None if self._residents is None else self._residents.find(request.adapter)
@@ -194,7 +199,7 @@ class SequenceFactory:
         return found
 
     def _slot(self, request: NewRequest, number: int, in_use: Callable[[], set[int]]) -> int:
-        """Where rows find the adapter of this number; copied there first, if need be."""
+        """Return where rows find the adapter, copied there if need be."""
         if request.adapter_slot is not None:
             return request.adapter_slot
         if self._slots is None or number == BASE:
@@ -217,7 +222,7 @@ class SequenceFactory:
 
 
 def with_blocks(requests: list[NewRequest], block_size: int) -> list[NewRequest]:
-    """Return the requests with their blocks, or if one has none (in a warm-up), with new ones from block 0 for all."""
+    """Return the requests with blocks, numbered from 0 in a warm-up."""
     if all(len(r.blocks) for r in requests):
         return requests
     tokens = [len(r.input_ids) + r.stopping.max_new_tokens - 1 for r in requests]

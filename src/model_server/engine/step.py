@@ -1,4 +1,4 @@
-"""One step: the forward of a batch and its sampling, put on the device without waiting for it."""
+"""One step: a batch's forward and sampling, put on the device without waiting."""
 
 from __future__ import annotations
 
@@ -35,13 +35,7 @@ from model_server.vision.encoder import ImageEncoder
 
 
 class Stepper:
-    """Submits steps to one device. Not thread-safe: it belongs to the device thread.
-
-    see_last: lets the sequences take the tokens of the step before. Called between forward and sampling where a row has
-    a grammar, whose mask follows from its tokens: the device computes the forward meanwhile. links: to the other stages
-    of a pipeline; None: this rank's stage is the only one. speculator: drafts tokens; None: a step gives each row one.
-    encoder: of the images in prompts; None: there are none.
-    """
+    """Submits steps to one device, on the device thread."""
 
     def __init__(
         self,
@@ -60,6 +54,8 @@ class Stepper:
         self._device = device
         self._block_size = block_size
         self._grows = grows
+        # Gives the last step's tokens to the sequences; called between forward and sampling where a row has a grammar,
+        # whose mask follows from them.
         self._see_last = see_last
         self._links = links
         self._speculator = speculator
@@ -68,16 +64,15 @@ class Stepper:
         self.profiler: StepProfiler | NoProfiler = NoProfiler()
 
     def start(self, batch: Batch) -> Running:
-        """A batch that has not taken a step."""
+        """Start a batch that has taken no step."""
         return Running(batch, self._state())
 
     def drop_tensors(self, running: Running) -> None:
-        """Free what a batch that is lost holds on the device, but for the cache."""
+        """Free a lost batch's tensors, except the cache."""
         running.decode, running.newest, running.in_flight, running.windows = self._state(), None, None, None
 
     def may_follow(self, running: Running, call: StepCall) -> bool:
-        """Whether the next step of a batch can be submitted before the host has seen the one before, as far as drafts
-        are concerned."""
+        """Whether, by its drafts, the next step can be submitted before the host has seen the last."""
         speculator = self._speculator
         if not isinstance(speculator, DeviceSpeculator):
             return True
@@ -92,10 +87,7 @@ class Stepper:
     def submit(
         self, running: Running, step: SubmittedStep, call: StepCall, cache: KvCache, session: Session
     ) -> list[Failure]:
-        """Enqueue the next forward of the batch, and its sampling; without rows nothing is done.
-
-        Returns the rows that could not take part and have ended with that, and why.
-        """
+        """Enqueue the next forward and sampling; return the rows that failed, and why."""
         failures = self._append_blocks(running, call, cache)
         if self._encoder is not None and running.batch.is_prefilling:
             failed = {sequence.id for sequence, _ in failures}
@@ -128,7 +120,7 @@ class Stepper:
         return failures
 
     def _append_blocks(self, running: Running, call: StepCall, cache: KvCache) -> list[Failure]:
-        """Give running requests their blocks; the rows that cannot take part in the next step, and why."""
+        """Give requests their blocks; return the rows that cannot take part, and why."""
         failures = []
         if call.new_blocks:
             failures = append_blocks(running.batch, running.decode.tables, call.new_blocks, cache)
@@ -140,7 +132,7 @@ class Stepper:
         return list(first.values())
 
     def _window(self, step: SubmittedStep, rows: list[Sequence]) -> Window | None:
-        """The drafts to check; None: there are none, or none that pay."""
+        """Return the drafts to check, if any pay."""
         if self._speculator is None or any(s.has_unseen for s in rows):
             return None
         step.drafted = NOTHING_DRAFTED
@@ -154,7 +146,7 @@ class Stepper:
     def _submit_device_window(
         self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache
     ) -> None:
-        """One forward of each row's newest token and the draft that the device has for it; waits for nothing."""
+        """Run each row's newest token and the device's draft; wait for nothing."""
         speculator = self._speculator
         assert isinstance(speculator, DeviceSpeculator)
         if running.windows is None:
@@ -182,7 +174,7 @@ class Stepper:
             sequence.advance()
 
     def _submit_window(self, running: Running, step: SubmittedStep, window: Window, cache: KvCache) -> None:
-        """One forward of one token for each row and of its draft; waits for the tokens."""
+        """Run each row's token and draft; wait for the tokens."""
         assert self._speculator is not None
         with self.profiler.phase("inputs"):
             running.note_other_step()
@@ -200,7 +192,6 @@ class Stepper:
             sequence.advance()
 
     def _submit_decode(self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache) -> None:
-        """One forward of one token for each row."""
         with self.profiler.phase("inputs"):
             running.leave_windows()
             if running.windows is not None:
@@ -216,7 +207,7 @@ class Stepper:
             sequence.advance()
 
     def _submit_ragged(self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache) -> None:
-        """One forward of prompts, chunks and decode rows with one or several tokens."""
+        """Run prompts, chunks and decode rows."""
         with self.profiler.phase("inputs"):
             running.note_other_step()
             inputs = ragged_inputs(rows, running.decode.tables, self._staging, running.newest)
@@ -255,7 +246,7 @@ class Stepper:
         return logits
 
     def _sample(self, running: Running, step: SubmittedStep, rows: list[Sequence], logits: Tensor) -> None:
-        """logits: on a stage that is not the last the residual stream, which is not looked at."""
+        """Sample; a stage that is not the last ignores `logits`."""
         passage = step.passage
         if passage is not None and not passage.is_last:
             step.rows, step.sampled = rows, AwaitedTokens(passage, self._device)
@@ -282,8 +273,9 @@ class Stepper:
 
 
 def _rows_of(running: Running) -> list[Sequence]:
-    """The sequences that take part in the next step: those that have tokens left. One that has ended, which the router
-    does not know, too, as long as it has slots: other ranks may not have collected the step in which it ended."""
+    """Return the rows with tokens left."""
+    # A row that ended unknown to the router takes part while it has slots: other ranks may not have collected the step
+    # in which it ended.
     rows = running.batch.sequences
     if running.repeats_rows:
         return rows
@@ -292,10 +284,8 @@ def _rows_of(running: Running) -> list[Sequence]:
 
 
 def _keep_prompt_logprobs(inputs: StepInputs, logits: Tensor) -> None:
-    """Row j of a prompt's logits scores its token j + 1; the logprobs are delivered with the request's first token.
-
-    They are on the host by then: a download of their own would also wait for the steps that are queued behind.
-    """
+    """Keep the logprobs of prompt tokens: row j scores token j + 1."""
+    # They come with the first token, and are on the host by then: a download of its own would wait for queued steps.
     for part in inputs.scored:
         following = part.sequence.ids[part.position + 1 : part.position + 1 + part.count]
         ids = upload(torch.tensor(following, dtype=torch.int64), logits.device)

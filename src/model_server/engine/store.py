@@ -1,4 +1,4 @@
-"""Batches that wait on the shard between two calls, by id."""
+"""Batches between two calls, by id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REMEMBERED_FAILURES = 1024
 
 
 class BatchStore:
-    """Remembers which ids were lost to an error, so that a later call for one is answered with that."""
+    """Batches by id, and the ids that were lost to an error."""
 
     def __init__(self) -> None:
         self._batches: dict[int, Running] = {}
@@ -27,23 +27,27 @@ class BatchStore:
         self._batches[running.batch.id] = running
 
     def find(self, batch_id: int) -> Running | None:
-        """None for a batch that ended normally. Raises BatchGoneError for one that was lost to an error."""
+        """Return a batch, or None if it ended.
+
+        Raises:
+            BatchGoneError: It was lost to an error.
+        """
         if batch_id in self._gone:
             raise BatchGoneError(batch_id)
         return self._batches.get(batch_id)
 
     def remove(self, running: Running) -> None:
-        """The batch has ended, or was merged into another. Its id may already be that of requests that came later."""
+        """Remove an ended or merged batch, whose id may belong to later requests already."""
         if self._batches.get(running.batch.id) is running:
             del self._batches[running.batch.id]
 
     def forget_ended(self, call: StepCall) -> None:
-        """Batches whose end the router knew when it sent the call."""
+        """Forget batches whose end the router knew at the call."""
         for running in [one for one in self._batches.values() if one.has_ended(call)]:
             self.remove(running)
 
     def adapters_in_use(self, call: StepCall) -> set[int]:
-        """Numbers or slots of the rows that take part in further steps: the same on every rank."""
+        """Return adapters of rows with further steps: the same on every rank."""
         return {
             sequence.adapter
             for running in self._batches.values()
@@ -59,7 +63,7 @@ class BatchStore:
             self._gone.popitem(last=False)
 
     def clear(self, batch_id: int | None) -> None:
-        """Forget one batch and its failure, or everything."""
+        """Forget one batch and its failure, or all."""
         if batch_id is None:
             self._batches.clear()
             self._gone.clear()

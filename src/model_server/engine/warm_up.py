@@ -1,7 +1,6 @@
-"""Warm-up: how many KV blocks there will be, and the limits that follow.
+"""Warm-up: the number of KV blocks, and the limits that follow.
 
-On a GPU the largest allowed prefill is run and what it leaves free becomes cache; on a CPU the cache is what the user
-says, or a share of what is free (the machine is not ours alone).
+On a GPU the cache is what the largest prefill leaves free; on a CPU what the user says, or a share of free memory.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ UNKNOWN_LENGTH = 32_768
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The answer to Warmup: tokens the cache holds (block 0 included) and the resolved limits."""
+    """The answer to Warmup: tokens of the cache (with block 0), and limits."""
 
     total_tokens: int
     max_input_tokens: int
@@ -54,7 +53,7 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupRequest:
-    """What the router wants to know. None: unset by the user."""
+    """What the router asks; None: unset."""
 
     session: Session
     requests: list[NewRequest]
@@ -68,7 +67,7 @@ class WarmupRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """The user's bounds on memory. dtype: of the KV cache."""
+    """The user's bounds on memory; `dtype` of the KV cache."""
 
     dtype: torch.dtype
     max_batch_total_tokens: int | None
@@ -82,12 +81,12 @@ class MemoryPlan:
 
 
 def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: WarmupRequest) -> Capacity:
-    """Run a prefill and a decode step, size the cache, allocate it, capture CUDA graphs over it.
+    """Run a prefill and a decode step, size and allocate the cache, and capture graphs; all ranks together.
 
-    All ranks call this together and agree on the smallest result. A second call begins from the start.
-
-    Raises WarmUpMemoryError when the prefill does not fit or no block is left beside it, StartupError when a row fails
-    on any rank, FatalError when memory is short on some ranks only: the others wait in a collective.
+    Raises:
+        WarmUpMemoryError: The prefill does not fit, or leaves no block.
+        StartupError: A row fails on a rank.
+        FatalError: Memory is short on some ranks only: the others wait in a collective.
     """
     started = time.perf_counter()
     _check_limits(engine, request.max_total_tokens, plan.max_batch_total_tokens)
@@ -133,7 +132,7 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
 
 
 def _drop_cache(engine: Engine) -> None:
-    """Nothing refers to its memory any longer, unless a graph does."""
+    """Drop the cache, which graphs may still refer to."""
     engine.set_cache(None)
     runner = engine.runner.inner if isinstance(engine.runner, GraphedRunner) else engine.runner
     if isinstance(runner, DraftedRunner):
@@ -143,7 +142,7 @@ def _drop_cache(engine: Engine) -> None:
 def _agreed_step(
     engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: WarmupRequest, max_tokens: int | None
 ) -> str | None:
-    """As `_try_step`; whether memory is short is what all ranks say together."""
+    """Try a step; ranks agree on whether memory is short."""
     short: BaseException | None = None
     failure = None
     try:
@@ -168,25 +167,25 @@ def _agreed_step(
 
 
 def _or_total_tokens(request: WarmupRequest) -> str:
-    """What may be lowered, too, where sequences may be longer than the prompts of a step."""
+    """Name what may be lowered where sequences exceed a step's prompts."""
     longest = request.max_total_tokens
     return "" if longest is None or longest <= request.max_prefill_tokens else f", or `--max-total-tokens` ({longest})"
 
 
 def _or_slots(engine: Engine) -> str:
-    """What may be lowered, too, where adapters have slots of the device."""
+    """Name what may be lowered for adapters' slots."""
     slots = engine.runner.traits.slots
     return "" if slots is None else f", or `--lora-slots` (there are {slots.num_slots}) or `--lora-max-rank`"
 
 
 def _left(plan: MemoryPlan) -> MemoryUse:
-    """What there is while the engine has no cache."""
+    """Return the memory without a cache."""
     free, total = (free_memory(), total_memory()) if plan.memory is None else plan.memory.rest()
     return MemoryUse(weights=plan.weight_bytes, free=free, total=total)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory was short, on a device or on the host. torch has no type for the latter."""
+    """Recognize lack of memory on device or host, for which torch has no type."""
     if isinstance(error, FatalError):  # what the engine makes of it where there are other ranks
         return is_out_of_memory(error.__cause__)
     kinds = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
@@ -203,7 +202,7 @@ def _report_memory(
     measured: Measured | None,
     cache: KvCache,
 ) -> None:
-    """The table of what goes where; of the first rank at INFO, of the others at DEBUG."""
+    """Log what goes where, at INFO on the first rank."""
     taken = cache.num_blocks * _block_bytes(engine, plan)
     if measured is None:
         use = MemoryUse(weights=plan.weight_bytes, cache=taken, free=free_memory(), total=total_memory())
@@ -234,7 +233,7 @@ def _measure(
     graphs: GraphedRunner | None,
     request: WarmupRequest,
 ) -> Measured:
-    """What the device has beside the step that was just run. Leaves the engine without a cache."""
+    """Measure the device's memory after the step, without a cache."""
     peak = memory.peak() + plan.state_bytes
     if engine.encoder is not None:
         peak += engine.encoder.capacity * engine.encoder.tower.row_bytes
@@ -266,7 +265,7 @@ def _measured_blocks(engine: Engine, plan: MemoryPlan, measured: Measured) -> in
 def _allocate(
     engine: Engine, world: ProcessGroup, plan: MemoryPlan, num_blocks: int, request: WarmupRequest
 ) -> KvCache:
-    """The cache, of the size that all ranks can have; smaller if another process has taken memory meanwhile."""
+    """Allocate the cache of the agreed size, or smaller if memory was lost meanwhile."""
     num_blocks = world.all_reduce_min(num_blocks)
     for _ in range(ATTEMPTS):
         if num_blocks < 2:
@@ -299,9 +298,10 @@ def _cache(engine: Engine, plan: MemoryPlan, num_blocks: int) -> KvCache:
 
 
 def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_tokens: int | None) -> str | None:
-    """One prefill and one decode of the router's warm-up batch (cut to `max_tokens`), over a cache that just holds it.
+    """Run the warm-up batch (cut to `max_tokens`), over a cache that just holds it.
 
-    Returns the error of the first row that failed. Raises whatever a step raises.
+    Returns:
+        The error of the first failed row.
     """
     kept: list[NewRequest] = []
     budget = max_tokens
@@ -333,8 +333,7 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
 
 
 def _try_image(engine: Engine, *, largest: bool) -> Encoded | None:
-    """Encode an image as the router prepares it. None: there is no tower. Raises StartupError, and for lack of memory
-    what a step raises."""
+    """Encode an image as the router prepares it, if there is a tower."""
     if engine.encoder is None:
         return None
     try:
@@ -387,7 +386,7 @@ def _check_limits(engine: Engine, max_total_tokens: int | None, max_batch_total_
 
 
 def _limits(engine: Engine, plan: MemoryPlan, request: WarmupRequest, num_blocks: int) -> Capacity:
-    """Echo what the user set; otherwise what cache, model and (without chunking) one prefill allow."""
+    """Return the user's limits, or what cache, model and one prefill allow."""
     total_tokens = num_blocks * engine.options.block_size
     max_total = request.max_total_tokens
     if max_total is None:

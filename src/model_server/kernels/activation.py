@@ -1,4 +1,4 @@
-"""Gated activations: two halves of a row, the activation of one times the other, in one pass over memory."""
+"""Gated activations of two halves of a row, in one pass."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ KINDS = {
 
 
 def gated(name: str, gate_up: Tensor) -> Tensor:
-    """[n, 2 * m] (gate, then up) -> [n, m]: activation(gate), rounded to its type as torch does, times up.
+    """Multiply up by activation(gate), rounded to its type as torch does: [n, 2 * m] to [n, m].
 
-    name: a key of `KINDS`. gate_up: float16, bfloat16 or float32; only its last dimension need be contiguous.
-    Raises ValueError for other shapes.
+    Args:
+        name: A key of `KINDS`.
+        gate_up: float16, bfloat16 or float32; its last dimension contiguous.
     """
     return _gated(gate_up, KINDS[name], 0.0, 0.0)
 
 
 def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
-    """GPT-OSS, as `layers.activation.clamped_swiglu`, with one rounding at the end. Shapes as for `gated`."""
+    """Compute `layers.activation.clamped_swiglu` (GPT-OSS) with one rounding, in the shapes of `gated`."""
     return _gated(gate_up, "clamped_swiglu", alpha, limit)
 
 
@@ -95,7 +96,7 @@ def _activate(x, KIND: tl.constexpr):
 
 
 def variants() -> list[Variant]:
-    """Every activation in bfloat16, and the most common one in the other types."""
+    """Compile every activation in bfloat16, the most common in all types."""
     kinds = [*dict.fromkeys(KINDS.values()), "clamped_swiglu"]
     return [_variant(kind, "bf16") for kind in kinds] + [_variant("silu", "fp16"), _variant("silu", "fp32")]
 

@@ -1,7 +1,4 @@
-"""The rows of a decoding batch one token further, in one launch: a program for each tile of rows.
-
-`batch.advance` has the same in plain torch.
-"""
+"""Moves the rows of a decoding batch on by a token, as `batch.advance`, in one launch."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def advance(positions, tables, kv_lengths, slots, count, stride, BLOCK: tl.const
 
 
 def advance_rows(positions: Tensor, tables: Tensor, block_size: int, kv_lengths: Tensor, slots: Tensor) -> None:
-    """As `batch.advance.plain`."""
+    """Compute `batch.advance.plain`."""
     count = positions.shape[0]
     if count:
         advance[(triton.cdiv(count, _ROWS),)](
@@ -35,7 +32,7 @@ def advance_rows(positions: Tensor, tables: Tensor, block_size: int, kv_lengths:
 
 
 def variants() -> list[Variant]:
-    """Blocks of our kernels and those of flash-attn."""
+    """Compile for our block sizes and flash-attn's."""
     pointers = {"positions": "*i64", "tables": "*i32", "kv_lengths": "*i32", "slots": "*i64"}
     return [
         Variant(

@@ -1,4 +1,4 @@
-"""Whether kernels can run here: the only question that code outside this package asks before it imports one."""
+"""Whether kernels can run here; asked before one is imported."""
 
 from __future__ import annotations
 
@@ -17,17 +17,13 @@ OLDEST_CAPABILITY = (8, 0)
 
 
 def usable(device: torch.device) -> bool:
-    """Triton is installed and `device` can run its kernels: a GPU of capability 8.0 or later, or a CPU while Triton's
-    interpreter is on (TRITON_INTERPRET=1: for tests, a thousand times slower)."""
+    """Whether Triton runs here: on a GPU of capability 8.0, or interpreted (TRITON_INTERPRET=1, for tests)."""
     return refusal(device) is None
 
 
 @cache
 def refusal(device: torch.device) -> str | None:
-    """Why no kernel can run on `device`, as the end of a sentence about it; None: kernels can run.
-
-    The first call for a GPU that is new enough compiles and runs one kernel. If that fails, it logs one WARNING.
-    """
+    """Say why no kernel can run on `device`; the first call runs one, and logs a failure."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if device.type == "cuda":
@@ -40,7 +36,7 @@ def refusal(device: torch.device) -> str | None:
 
 
 def has_float8(device: torch.device) -> bool:
-    """Whether kernels on `device` convert from and to float8_e4m3fn: GPUs from capability 8.9 on, and interpreted."""
+    """Whether kernels convert float8_e4m3fn: from capability 8.9, and interpreted."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 

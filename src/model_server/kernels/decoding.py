@@ -1,4 +1,4 @@
-"""Quantized matrices as kernels read them: their layout in memory, and how a tile becomes numbers to multiply."""
+"""Quantized matrices as kernels read them: layout, and decoding of a tile."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ _LEAST_POWER_BITS = tl.constexpr(0x00400000)
 class Matrix:
     """Element (i, k) is `(number[i, k] - zeros[k // group, i]) * scales[k // group, i // height]`, zeros of floats 0.
 
-    All tensors are contiguous; those of several matrices (experts) have one more dimension in front.
-
-    numbers: of kind plain [out, depth] floating, without scales; codes4 [out, depth / 2] uint8, the even columns in
-    the lower bits; codes8 [out, depth] uint8; float4 as codes4, but floats (E2M1); nvfp4 and mxfp4 the same, with
-    scales of 8 bits; table4 as codes4, but places in a table; float8 [out, depth] float8_e4m3fn; float8_bits the same
-    as uint8, for devices that have no instruction for them.
-    scales: [groups, rows of scales], of any floating type; of nvfp4 the bits of e4m3 floats, of mxfp4 exponents of two
-    plus 127, those of four rows (`height`) in an int32, since bytes alone would not be prefetched.
-    zeros: [groups, out] uint8; of table4 the table, [16] float32; of nvfp4 a number for each row, [out] float32, which
-    multiplies its sums; None: floats.
+    Contiguous tensors; several matrices (experts) have one more dimension in front.
     """
 
     kind: Kind
+    # By kind: plain [out, depth] floating, without scales; codes4 [out, depth / 2] uint8, even columns in the lower
+    # bits; codes8 [out, depth] uint8; float4 as codes4, but floats (E2M1); nvfp4 and mxfp4 the same with scales of 8
+    # bits; table4 as codes4, but places in a table; float8 [out, depth] float8_e4m3fn; float8_bits the same as uint8,
+    # for devices without float8 instructions.
     numbers: Tensor
+    # [groups, rows of scales] floating; of nvfp4 bits of e4m3 floats, of mxfp4 exponents of two plus 127, four rows
+    # (`height`) in an int32, since bytes alone would not be prefetched.
     scales: Tensor
+    # [groups, out] uint8; of table4 the table [16] float32; of nvfp4 [out] float32, which multiplies a row's sums;
+    # None: floats.
     zeros: Tensor | None
     group: int
     height: int
@@ -50,7 +49,7 @@ class Matrix:
 
     @classmethod
     def of_plain(cls, weight: Tensor) -> Matrix:
-        """Numbers [..., out, depth] of the type of activations."""
+        """Wrap [..., out, depth] of the activations' type."""
         depth = weight.shape[-1]
         return cls("plain", weight, weight.new_ones(1, 1), None, depth, 1, depth)
 
@@ -64,12 +63,12 @@ class Matrix:
         return self.scales.shape[-2]
 
     def within(self, depth: int) -> int:
-        """How many columns of a tile of `depth` columns, a power of 2, certainly have one scale."""
+        """Return how many columns of a tile surely share a scale."""
         return depth if self.num_groups == 1 else min(depth, self.group & -self.group)
 
 
 def stacked(matrices: Sequence[Matrix]) -> Matrix | None:
-    """Matrices of one shape and kind as one; None if they differ."""
+    """Stack matrices of one shape and kind; None if they differ."""
     first = matrices[0]
     if any(_likeness(matrix) != _likeness(first) for matrix in matrices):
         return None
@@ -84,7 +83,7 @@ def _likeness(matrix: Matrix) -> tuple[object, ...]:
 
 
 def matrix_kind(numbers: Tensor, depth: int, *, has_float8: bool) -> tuple[Kind, Tensor]:
-    """The kind of numbers of a matrix with `depth` columns, whole ones if of 4 bits, and these as kernels take them."""
+    """Return the kind of a matrix with `depth` columns, and its numbers for kernels."""
     if numbers.dtype == torch.float8_e4m3fn:
         return ("float8", numbers) if has_float8 else ("float8_bits", numbers.view(torch.uint8))
     return ("codes8" if numbers.shape[-1] == depth else "codes4"), numbers
@@ -102,9 +101,9 @@ def group_values(
     scales, zeros, column, start, width, depth, group, height, num_scales,
     KIND: tl.constexpr, GROUPS: tl.constexpr, WITHIN: tl.constexpr, WHOLE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Scales and zeros, float32 [columns, GROUPS], of the tile whose first column of the sum is `start`.
+    """Return scales and zeros, float32 [columns, GROUPS], of the tile from `start` on.
 
-    WHOLE_ROWS: each row has one scale, which the caller applies to its sums; then it is not read here.
+    With WHOLE_ROWS the caller applies a row's one scale to its sums.
     """
     inner = start + tl.arange(0, GROUPS) * WITHIN
     number = inner // group
@@ -128,11 +127,8 @@ def group_values(
 
 @triton.jit
 def decoded(raw, scale, zero, zeros, like, KIND: tl.constexpr, WHOLE_ROWS: tl.constexpr):
-    """Numbers [columns, n] of one tile in the type of `like`; of 4 bits one of a byte's two. Rounded once.
-
-    zeros: of `Matrix`, read where it is a table. It is looked up in shared memory: a look-up by `tl.load` would be
-    prefetched instead of the codes that it waits for.
-    """
+    """Decode [columns, n] of a tile to the type of `like`, rounded once; of 4 bits one half."""
+    # A table is looked up in shared memory: `tl.load` would be prefetched instead of the codes that it waits for.
     COLUMNS: tl.constexpr = raw.shape[0]
     WIDTH: tl.constexpr = raw.shape[1]
     GROUPS: tl.constexpr = scale.shape[1]
@@ -158,5 +154,5 @@ def decoded(raw, scale, zero, zeros, like, KIND: tl.constexpr, WHOLE_ROWS: tl.co
 
 @triton.jit
 def halves(rows, DEPTH: tl.constexpr):
-    """The even and the odd columns of `rows` [n, DEPTH]."""
+    """Split `rows` [n, DEPTH] into even and odd columns."""
     return tl.split(tl.reshape(rows, (rows.shape[0], DEPTH // 2, 2)))

@@ -1,10 +1,9 @@
-"""Programmatic dependent launch: a kernel takes its place on the device while the one before it still runs.
+"""Programmatic dependent launch: a kernel takes its place while the one before still runs."""
 
-On GPUs of capability 9.0 and later that hides a part of what starting a kernel costs: 4 % of a decode step of one row
-of an 8B model on an H200. A kernel with `EARLY` may read what no kernel writes, such as weights, and then calls
-`after_previous`, on every path, before it reads or writes anything else: all kernels before it have ended then, since
-each of them has waited, too.
-"""
+# On GPUs of capability 9.0 and later that hides a part of what starting a kernel costs: 4 % of a decode step of one row
+# of an 8B model on an H200. A kernel with `EARLY` may read what no kernel writes, such as weights, and then calls
+# `after_previous`, on every path, before it reads or writes anything else: all kernels before it have ended then, since
+# each of them has waited, too.
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ EARLIEST_CAPABILITY = (9, 0)
 
 @cache
 def early_launch(device: torch.device) -> dict[str, bool]:
-    """The arguments of a launch whose kernel has `EARLY`, on `device`."""
+    """Return the launch arguments of a kernel with `EARLY`."""
     if INTERPRETED or device.type != "cuda":
         return {"EARLY": False}
     return early_on(torch.cuda.get_device_capability(device))
 
 
 def early_on(capability: tuple[int, int]) -> dict[str, bool]:
-    """The same for GPUs of a capability. Triton before 3.4 knows no such launches."""
+    """Return them for a capability; Triton before 3.4 has none."""
     if capability < EARLIEST_CAPABILITY or not hasattr(tl.extra.cuda, "gdc_wait"):
         return {"EARLY": False}
     return {"EARLY": True, "launch_pdl": True}
@@ -36,7 +35,7 @@ def early_on(capability: tuple[int, int]) -> dict[str, bool]:
 
 @triton.jit
 def after_previous(EARLY: tl.constexpr):
-    """Wait until the kernel before this one has ended, and let the one after it take its place."""
+    """Wait for the kernel before this, and admit the one after."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

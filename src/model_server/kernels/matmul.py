@@ -1,13 +1,13 @@
-"""Decode GEMMs, of few rows: y = x W^T (+ bias), whose time is mostly that of reading W once.
+"""Decode GEMMs of few rows, y = x W^T (+ bias), whose time is mostly that of reading W once."""
 
-Two ways. `_vector`, for one row: a program multiplies a few rows of W by x with plain arithmetic, straight from memory
-to registers. `_stream`, for up to 32 rows: W's rows are the tall side of a matrix instruction and x its narrow one, and
-W passes through shared memory some stages ahead of its use. Where W has too few rows to keep all processors busy, its
-columns are shared out too: each part's sums are written down and added in the order of the parts by `_add_parts`, so
-that equal inputs give equal bits. Which way is fastest, the library's included, is measured: `layers.linear`.
-
-`multiply_invariant` has one form for any number of rows, so that a row's result has the same bits in any batch.
-"""
+# Two ways. `_vector`, for one row: a program multiplies a few rows of W by x with plain arithmetic, straight from
+# memory to registers. `_stream`, for up to 32 rows: W's rows are the tall side of a matrix instruction and x its narrow
+# one, and W passes through shared memory some stages ahead of its use. Where W has too few rows to keep all processors
+# busy, its columns are shared out too: each part's sums are written down and added in the order of the parts by
+# `_add_parts`, so that equal inputs give equal bits. Which way is fastest, the library's included, is measured:
+# `layers.linear`.
+#
+# `multiply_invariant` has one form for any number of rows, so that a row's result has the same bits in any batch.
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ADDED = 256
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """One way to multiply; `columns` of the result and `depth` of the sum at a time."""
+    """A way to multiply: `columns` of the result and `depth` of the sum at a time."""
 
     vector: bool
     columns: int
@@ -50,7 +50,7 @@ INVARIANT_ROWS = 64
 
 
 def tile_configs(num_rows: int) -> tuple[TileConfig, ...]:
-    """What can multiply `num_rows` rows, 1 to MOST_ROWS."""
+    """List what can multiply `num_rows` rows, up to MOST_ROWS."""
     return (*VECTOR_TILES, *STREAM_TILES) if num_rows == 1 else STREAM_TILES
 
 
@@ -62,11 +62,7 @@ def multiply(
     num_processors: int,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """x [m, in] @ weight [out, in].T + bias [out], for m from 1 to MOST_ROWS: [m, out] in `dtype`, or the type of `x`.
-
-    All that is read is of one type, bfloat16 or float16, `weight` contiguous; sums are of float32. num_processors: the
-    device's.
-    """
+    """Compute x [m, in] @ weight [out, in].T + bias [out] for m up to MOST_ROWS, in 16 bits with float32 sums."""
     num_rows, depth = x.shape
     width = weight.shape[0]
     out = torch.empty(num_rows, width, dtype=dtype or x.dtype, device=x.device)
@@ -96,11 +92,7 @@ def multiply(
 
 
 def multiply_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-    """x [m, in] @ weight [out, in].T + bias [out], for any m: [m, out] in `dtype`, or the type of `x`, which is
-    bfloat16 or float16.
-
-    Each element is the same sum in the same order of instructions, whatever m is.
-    """
+    """Compute x [m, in] @ weight [out, in].T + bias [out] with the same sums for any m, in 16 bits."""
     num_rows, depth = x.shape
     width = weight.shape[0]
     out = torch.empty(num_rows, width, dtype=dtype or x.dtype, device=x.device)
@@ -116,7 +108,7 @@ def multiply_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: to
 
 
 def add_parts(sums: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Write sums [parts, m, out] float32, added in the order of the parts, and bias [out] into out [m, out]."""
+    """Add sums [parts, m, out] float32 in order, and bias [out], into out [m, out]."""
     num_parts, num_rows, width = sums.shape
     _add_parts[(triton.cdiv(width, _ADDED), num_rows)](
         sums,
@@ -132,7 +124,7 @@ def add_parts(sums: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 
 def parts(blocks: int, depth: int, step: int, num_processors: int) -> tuple[int, int]:
-    """How many parts a sum of `depth` products is cut into, and how long each is, a multiple of `step`."""
+    """Return how many parts a sum is cut into, and their length, a multiple of `step`."""
     wanted = max(1, min(_PROGRAMS * num_processors // blocks, depth // _SMALLEST_PART))
     share = triton.cdiv(triton.cdiv(depth, wanted), step) * step
     return triton.cdiv(depth, share), share
@@ -235,7 +227,7 @@ def _add_parts(
 
 
 def variants() -> Sequence[Variant]:
-    """All tiles in both types, split and whole; one of each with a bias and a depth that nothing divides."""
+    """Compile all tiles in both types, split and whole; one with a bias and an odd depth."""
     found = []
     for dtype in ("bf16", "fp16"):
         for tiles in VECTOR_TILES:

@@ -1,7 +1,6 @@
-"""RMS norms and layer norms of rows, with the residual sum before them: one pass over memory.
+"""RMS and layer norms of rows, with the residual sum before them, in one pass.
 
-Whole rows are held in registers, so that a row is read once; rows of few numbers (the heads of queries and keys) are
-taken several at a time.
+Whole rows are in registers, several at once if small (heads).
 """
 
 from __future__ import annotations
@@ -21,32 +20,29 @@ LARGEST_ROW = 65536
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x / sqrt(mean(x^2) + eps) * weight`, in float32 inside.
+    """Compute `x / sqrt(mean(x^2) + eps) * weight` in float32 inside.
 
-    x: [n, size] or [n, heads, size], of float16, bfloat16 or float32; only its last dimension need be contiguous.
-    weight: [size] or [heads, size] float32, contiguous. Returns a contiguous tensor of the shape and type of x.
-    Raises ValueError for other shapes.
+    Args:
+        x: [n, size] or [n, heads, size], last dimension contiguous.
+        weight: [size] or [heads, size] float32, contiguous.
     """
     return _norm(x, None, weight, None, eps, center=False)
 
 
 def add_rms_norm(hidden: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum of two tensors [n, size], which takes the memory of `added`, and its `rms_norm`.
-
-    The norm is of the sum as it is stored, rounded to its type.
-    """
+    """Return the sum, in the memory of `added`, and its norm, of the rounded sum [n, size]."""
     return added, _norm(hidden, added, weight, None, eps, center=False)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, in float32 inside; the rest as in `rms_norm`."""
+    """Compute `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, as `rms_norm`."""
     return _norm(x, None, weight, bias, eps, center=True)
 
 
 def add_layer_norm(
     hidden: Tensor, added: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """As `add_rms_norm`, with `layer_norm`."""
+    """Return the sum as `add_rms_norm`, and its `layer_norm`."""
     return added, _norm(hidden, added, weight, bias, eps, center=True)
 
 
@@ -71,7 +67,7 @@ def _norm(
 
 
 def _tile(size: int) -> tuple[int, int, int]:
-    """Columns and rows of a program, and its warps."""
+    """Return a program's columns, rows and warps."""
     block = triton.next_power_of_2(size)
     return block, max(SMALLEST_TILE // block, 1), 4 if block <= 2048 else 8 if block <= 4096 else 16
 
@@ -121,7 +117,7 @@ def norm_rows(
 
 
 def variants() -> list[Variant]:
-    """Hidden sizes of real models, heads of queries and keys, latents; a layer norm."""
+    """Compile real hidden sizes, heads, latents; a layer norm."""
     return [
         _variant("hidden 2048", "bf16", 2048),
         _variant("hidden 4096 after a sum", "bf16", 4096, add=True),

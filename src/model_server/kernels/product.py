@@ -1,4 +1,4 @@
-"""The product of two tiles, as every kernel for matrices takes it."""
+"""The product of two tiles in every matrix kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def product(left, right, sums):
-    """sums + left @ right in float32; float32 tiles are multiplied as such, never as TF32."""
+    """Compute sums + left @ right in float32, never TF32."""
     if _INTERPRETED:  # the interpreter holds bfloat16 as plain bits
         return tl.dot(left.to(tl.float32), right.to(tl.float32), sums)
     return tl.dot(left, right, sums, input_precision="ieee")

@@ -1,8 +1,7 @@
-"""Products with quantized matrices: y = x W^T (+ bias), where W is decoded in registers just before it is multiplied.
+"""Products with quantized matrices, y = x W^T (+ bias), decoded in registers.
 
-W's rows are the tall side of a matrix instruction and x its narrow one, which may hold the other operand in registers:
-decoded numbers never go back to memory. Few rows split the sum as in `matmul`; tiles of more rows decode a tile of W
-once for all of them. A row's scale, where it has only one, multiplies its sums instead of its elements.
+W is the tall side of a matrix instruction, x the narrow one, so decoded numbers never go back to memory. Few rows split
+the sum as in `matmul`; a row's only scale multiplies its sums.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from model_server.kernels.variant import Variant
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """Sizes of one program's work: `rows` of x, `columns` of the result, `depth` of the sum at a time."""
+    """A program's work: `rows` of x, `columns` of the result, `depth` of the sum at a time."""
 
     rows: int
     columns: int
@@ -51,10 +50,7 @@ def multiply(
     x: Tensor, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, num_processors: int,
     tiles: TileConfig | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [n, depth] @ matrix.T + bias [out] in `dtype`: [n, out]. n > 0; x bfloat16 or float16; sums are of float32.
-
-    num_processors: the device's. tiles: None: `tiles_for`.
-    """
+    """Compute x [n, depth] @ matrix.T + bias [out] in 16 bits with float32 sums; tiles by `tiles_for` if None."""
     num_rows = x.shape[0]
     depth, width = matrix.depth, matrix.width
     tiles = tiles or tiles_for(num_rows)
@@ -142,7 +138,7 @@ def _decode_multiply(
 
 
 def variants() -> Sequence[Variant]:
-    """All kinds, tiles and types; some with small groups, sums in parts, a bias and a depth that nothing divides."""
+    """Compile all kinds, tiles and types; small groups, parts, a bias and an odd depth."""
     found = []
     for tiles in TILES:
         for dtype in ("bf16", "fp16"):

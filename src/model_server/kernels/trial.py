@@ -1,4 +1,4 @@
-"""Whether Triton works in this process: interpreted or compiled, and one kernel that has nothing to fail by itself."""
+"""Whether Triton works here, interpreted or compiled, by a trivial kernel."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ INTERPRETED = not isinstance(write_constant, triton.JITFunction)
 
 
 def launch(device: torch.device) -> None:
-    """Compile one kernel for the GPU `device`, run it and wait for it.
+    """Compile and run a kernel on the GPU `device`, and wait.
 
-    Raises whatever Triton raises where it cannot compile, and RuntimeError if the kernel has not run.
+    Raises:
+        RuntimeError: It has not run; Triton raises its own errors.
     """
     with torch.cuda.device(device):
         out = torch.zeros(1, dtype=torch.int32, device=device)

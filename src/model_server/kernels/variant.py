@@ -1,4 +1,4 @@
-"""What a kernel is compiled for when no device is there: the shapes of real models."""
+"""What a kernel is compiled for without a device."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One specialisation of a kernel. Every file with kernels has `variants() -> list[Variant]`.
-
-    signature: argument name -> Triton's word for its type ("*bf16", "*i32", "i32", "fp32"); constexpr arguments are
-    in `constants` alone. divisible: names of pointers and integers that are known to be multiples of 16, as at launch.
-    """
+    """One specialisation of a kernel."""
 
     name: str
     kernel: Any  # triton.JITFunction
+    # Argument name to Triton's type ("*bf16", "*i32", "fp32"); constexpr ones are in `constants`.
     signature: Mapping[str, str]
     constants: Mapping[str, Any]
+    # Pointers and integers that are multiples of 16.
     divisible: tuple[str, ...] = ()
     num_warps: int = 4
     num_stages: int = 3

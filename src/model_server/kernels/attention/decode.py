@@ -1,23 +1,24 @@
-"""Attention of single queries over the paged cache (decode), split along the keys.
+"""Attention of single queries over the paged cache (decode), split along the keys."""
 
-What bounds it is reading K and V once: n keys of h KV heads are n * h * (key_dim + value_dim) * itemsize bytes, and the
-arithmetic on them is 4 * group flop per byte at bfloat16, far below what the tensor cores give. On a GPU of B bytes/s
-a batch of b rows of c keys takes at least b * c * h * (key_dim + value_dim) * itemsize / B: 64 rows of 4096 keys
-of the 8B shape (8 KV heads of 128) are 1.07 GB a layer, 0.25 ms at 4.3 TB/s. So that the memory is busy:
-
-- all query heads of a KV head are one tile: K and V are read once for the group. Tiles have 16 rows or more, the least
-  that the tensor cores take; what is padding costs no memory traffic. The queries of a window (the newest token of a
-  sequence and its draft) are in the same tile, each with its own last key: K and V are read once for the window.
-- each thread loads 16 bytes along the head, and the loop is pipelined: the next tile (about 32 KiB) is on its way while
-  one is computed. Three programs per processor have about 100 KiB in flight; 4.3 TB/s at 1 us latency ask for 33 KiB.
-- the keys of all rows are cut into items of equal size (`decode_plan`), about eight programs per processor.
-- partial results are 4 bytes * value_dim per query head and item: 0.4 % of 1024 keys of that shape, 3 % of the fewest.
-
-The last program of a row to finish merges the row's partial results, in the order of the keys whatever order they came
-in, so that no second kernel is launched. Arrivals are counted with an atomic add of acquire and release order behind a
-barrier: what other programs stored before they counted is visible to the last.
-The online softmax is that of arXiv 1805.02867; the split is flash decoding's.
-"""
+# What bounds it is reading K and V once: n keys of h KV heads are n * h * (key_dim + value_dim) * itemsize bytes, and
+# the arithmetic on them is 4 * group flop per byte at bfloat16, far below what the tensor cores give. On a GPU of B
+# bytes/s a batch of b rows of c keys takes at least b * c * h * (key_dim + value_dim) * itemsize / B: 64 rows of 4096
+# keys of the 8B shape (8 KV heads of 128) are 1.07 GB a layer, 0.25 ms at 4.3 TB/s. So that the memory is busy:
+#
+# - all query heads of a KV head are one tile: K and V are read once for the group. Tiles have 16 rows or more, the
+#   least that the tensor cores take; what is padding costs no memory traffic. The queries of a window (the newest token
+#   of a sequence and its draft) are in the same tile, each with its own last key: K and V are read once for the window.
+# - each thread loads 16 bytes along the head, and the loop is pipelined: the next tile (about 32 KiB) is on its way
+#   while one is computed. Three programs per processor have about 100 KiB in flight; 4.3 TB/s at 1 us latency ask for
+#   33 KiB.
+# - the keys of all rows are cut into items of equal size (`decode_plan`), about eight programs per processor.
+# - partial results are 4 bytes * value_dim per query head and item: 0.4 % of 1024 keys of that shape, 3 % of the
+#   fewest.
+#
+# The last program of a row to finish merges the row's partial results, in the order of the keys whatever order they
+# came in, so that no second kernel is launched. Arrivals are counted with an atomic add of acquire and release order
+# behind a barrier: what other programs stored before they counted is visible to the last. The online softmax is that of
+# arXiv 1805.02867; the split is flash decoding's.
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def decode_kernel(
     WIDTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One item of keys against the query heads of one KV head, or a part of them."""
+    """Process one item of keys for (a part of) the query heads of one KV head."""
     program = tl.program_id(0)
     tile = program % (KV_HEADS * PARTS)
     item = program // (KV_HEADS * PARTS)
@@ -214,15 +215,16 @@ def paged_decode(
     out: Tensor,
     kv_lengths: Tensor | None = None,
 ) -> Tensor:
-    """Attention of the planned single queries; other rows of `out` are left alone.
+    """Attend for the planned single queries, in one launch; other rows of `out` stay.
 
-    query: [num_tokens, num_heads, head_dim], any strides but 1 along the head. keys: [num_blocks, page, num_kv_heads,
-    head_dim] and values: the same with value_dim; a token's row may hold both, but with one stride from token to token.
-    They may be float8: they are computed with in the query's dtype, the layer's scales taken into account.
-    block_tables: [num_seqs, max_blocks] int32; where `config` has several places, of each query, and that of a
-    sequence's first is read. kv_lengths: [num_tokens] int32, only then: the keys that each query sees, the first at
-    least. out: [num_tokens, num_heads * value_dim], contiguous, returned.
-    Launches one kernel, asks the device for nothing.
+    Args:
+        query: [num_tokens, num_heads, head_dim], adjacent along the head.
+        keys: [num_blocks, page, num_kv_heads, head_dim], also float8; computed with in the query's type.
+        values: The same with value_dim, and the same stride between tokens.
+        block_tables: [num_seqs, max_blocks] int32; with several places of each query, of which a sequence's first
+            is read.
+        kv_lengths: [num_tokens] int32, with several places only: the keys that each query sees.
+        out: [num_tokens, num_heads * value_dim], contiguous, returned.
     """
     arguments = layer_arguments(layer)
     num_items = plan.items.shape[0]

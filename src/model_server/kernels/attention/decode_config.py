@@ -1,4 +1,4 @@
-"""How layers are decoded: tiles, and the rule by which the keys of rows are split."""
+"""How layers are decoded: tiles, and how keys are split."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ NO_SPLITS = SplitRule(target_items=None, min_keys=1, max_splits=1)
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How layers of one shape are decoded: everything about a launch that does not depend on the batch.
-
-    parts: programs that share the query heads of a KV head; unroll: partial results that a merge reads at once. places:
-    queries of each sequence, which see all keys up to their own.
-    """
+    """All of a launch that does not depend on the batch."""
 
     widths: Widths
     tiles: Tiles
+    # Programs that share the query heads of a KV head.
     parts: int
+    # Partial results that a merge reads at once.
     unroll: int
     rule: SplitRule
+    # Queries of each sequence, which see keys up to their own.
     places: int = 1
 
 
@@ -52,9 +51,11 @@ def decode_config(
     batch_invariant: bool = False,
     places: int = 1,
 ) -> DecodeConfig:
-    """num_splits: items per row (fewer where it has not as many tiles of keys); None: what keeps the device busy, for
-    which rows are cut by how many keys the whole batch has. batch_invariant: rows are cut by their own length alone,
-    so that a row's result has the same bits in any batch, at some cost in speed.
+    """Choose how a layer is decoded.
+
+    Args:
+        num_splits: Items per row at most; None: what keeps the device busy, by all keys of the batch.
+        batch_invariant: Rows are cut by their own length alone, at some cost.
     """
     widths = widths_of(layer, value_in_key)
     config = config_of(widths, layer, cache_dtype.itemsize, shared_memory(device), NO_SPLITS, places)
@@ -79,7 +80,7 @@ def config_of(
 
 
 def decode_tiles(widths: Widths, group: int, cache_itemsize: int, memory: int) -> Tiles:
-    """Tiles for `group` query heads per KV head. memory: bytes of shared memory that a program may use."""
+    """Choose tiles for `group` query heads per KV head, within `memory` bytes."""
     rows = min(_MAX_ROWS if cache_itemsize <= 2 else _MAX_ROWS // 2, max(16, int(triton.next_power_of_2(group))))
     key_bytes = widths.key_bytes(cache_itemsize)
     keys = 64 if rows >= 64 else 128
@@ -99,8 +100,11 @@ def decode_tiles(widths: Widths, group: int, cache_itemsize: int, memory: int) -
 def plan_rows(
     config: DecodeConfig, layer: AttentionLayer, kv_lengths: Tensor, cu_seqlens_q: Tensor, num_rows: int
 ) -> DecodePlan:
-    """The plan of a step for all layers of this config and reach. num_rows: single queries; with several places these
-    are all queries, and those of a sequence follow each other, as their tables do."""
+    """Plan a step for all layers of this config and reach.
+
+    Args:
+        num_rows: Single queries; those of a sequence follow each other.
+    """
     if config.places > 1:
         assert layer.window is None and layer.chunk is None, "places may see different first keys"
         num_rows //= config.places

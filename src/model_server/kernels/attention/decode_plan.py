@@ -1,13 +1,12 @@
-"""Which program of split-KV decode attention reads which keys: one small kernel per step, without the host.
+"""Which program of split-KV decode attention reads which keys: a small kernel per step, without the host."""
 
-Rows of very different lengths share a batch, and only the device knows the lengths (a CUDA graph must hold for any). So
-all keys in reach are cut into items of about equal size: with T keys in all and room for N items, an item is at
-least T / N keys. A row of v keys gives ceil(v / size) items, all rows together at most N + rows: a number that follows
-from shapes alone, and is the grid. Programs beyond the last item end at once.
-
-The alternative, a fixed number of splits per row, has to choose between one that is too small for the longest row that
-could come and one whose programs are mostly empty (128k tokens possible, 1k present).
-"""
+# Rows of very different lengths share a batch, and only the device knows the lengths (a CUDA graph must hold for any).
+# So all keys in reach are cut into items of about equal size: with T keys in all and room for N items, an item is at
+# least T / N keys. A row of v keys gives ceil(v / size) items, all rows together at most N + rows: a number that
+# follows from shapes alone, and is the grid. Programs beyond the last item end at once.
+#
+# The alternative, a fixed number of splits per row, has to choose between one that is too small for the longest row
+# that could come and one whose programs are mostly empty (128k tokens possible, 1k present).
 
 from __future__ import annotations
 
@@ -31,17 +30,17 @@ NO_LIMIT = 2**30
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """How keys are cut. target_items: room beside one item per row; None: as many as `max_splits` asks for.
+    """How keys are cut into items."""
 
-    min_keys: no item is made smaller than this by cutting. max_splits: items of one row at most.
-    """
-
+    # Room beside one per row; None: what `max_splits` needs.
     target_items: int | None
+    # No item is cut smaller.
     min_keys: int
+    # Items of one row at most.
     max_splits: int
 
     def num_items(self, num_rows: int) -> int:
-        """The most items that `num_rows` rows can give."""
+        """Bound the items of `num_rows` rows."""
         if self.target_items is None:
             return num_rows * self.max_splits
         return min(num_rows * self.max_splits, num_rows + self.target_items)
@@ -49,7 +48,7 @@ class SplitRule:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """items: [num_items, ITEM_WIDTH] int32; arrivals: [num_seqs, tiles] int32, zeros before and after each launch."""
+    """items: [num_items, ITEM_WIDTH] int32; arrivals: [num_seqs, tiles] int32, zero between launches."""
 
     items: Tensor
     arrivals: Tensor
@@ -57,7 +56,7 @@ class DecodePlan:
 
 @triton.jit
 def _visible(kv_lengths, cu_seqlens, sequences, mask, reach, REACH: tl.constexpr):
-    """(first key, kv length, whether it is a single query) of `sequences`."""
+    """Return (first key, kv length, whether it is a single query) of `sequences`."""
     lengths = tl.load(kv_lengths + sequences, mask=mask, other=0)
     starts = tl.load(cu_seqlens + sequences, mask=mask, other=0)
     ends = tl.load(cu_seqlens + sequences + 1, mask=mask, other=0)
@@ -67,7 +66,7 @@ def _visible(kv_lengths, cu_seqlens, sequences, mask, reach, REACH: tl.constexpr
 
 @triton.jit
 def _cut(visible, target, min_keys, max_splits, total, UNIT: tl.constexpr):
-    """(keys per item, number of items) of rows with `visible` keys. An empty row has one empty item."""
+    """Return (keys per item, items) of rows with `visible` keys; an empty row has one item."""
     size = tl.maximum((total + target - 1) // target, min_keys)
     splits = tl.minimum(tl.maximum((visible + size - 1) // size, 1), max_splits)
     even = (visible + splits - 1) // splits
@@ -94,7 +93,7 @@ def plan_kernel(
     ITEMS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Each program finds the owners of ITEMS items. All count all rows: that is cheaper than to wait for each other."""
+    """Find the owners of ITEMS items; counting all rows is cheaper than waiting for other programs."""
     lanes = tl.arange(0, SEQUENCES)
     total = tl.zeros([], tl.int32)
     for base in tl.range(0, num_seqs, SEQUENCES):
@@ -147,11 +146,13 @@ def plan_decode(
     window: int | None = None,
     chunk: int | None = None,
 ) -> DecodePlan:
-    """Cut the keys that the single queries of a batch see.
+    """Cut the keys that a batch's single queries see.
 
-    kv_lengths: [num_seqs] int32; cu_seqlens_q: [num_seqs + 1] int32. Sequences with other than one query are passed
-    over; num_rows says how many have one. A length of 0 gives an item without keys. tiles_per_row: programs that share
-    an item's keys, one per KV head or per part of its query heads. unit: items are multiples of this many keys.
+    Args:
+        kv_lengths: [num_seqs] int32; 0 gives an empty item.
+        cu_seqlens_q: [num_seqs + 1] int32; sequences with several queries are passed over.
+        tiles_per_row: Programs that share an item's keys.
+        unit: Items are multiples of this many keys.
     """
     num_seqs = kv_lengths.shape[0]
     num_items = rule.num_items(num_rows)

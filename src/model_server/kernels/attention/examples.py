@@ -1,4 +1,4 @@
-"""Layers of real models, and what the attention kernels are compiled for without a device."""
+"""Layers of real models that the attention kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_server.kernels.variant import Variant
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A layer that real models have, to compile for. Types are Triton's words."""
+    """A real model's layer; types in Triton's words."""
 
     name: str
     layer: AttentionLayer
@@ -30,7 +30,7 @@ class Example:
 
 
 def examples() -> list[Example]:
-    """Heads of Llama 3.2 1B and 3.1 8B, Stable LM 3B, Phi 3, Gemma 2, GPT-OSS, Falcon 7B and DeepSeek V2 Lite, V3."""
+    """List heads of Llama, Stable LM, Phi 3, Gemma 2, GPT-OSS, Falcon and DeepSeek."""
 
     def heads(num_heads: int, num_kv_heads: int, dim: int, value_dim: int | None = None, **more: Any) -> AttentionLayer:
         return AttentionLayer(
@@ -69,10 +69,12 @@ def example_variants(
     strides: tuple[str, ...],
     constants: Callable[[Example, int], Sequence[tuple[Mapping[str, Any], Tiles]]],
 ) -> list[Variant]:
-    """Variants of an attention kernel for all examples; several where the capabilities' shared memory wants that.
+    """List an attention kernel's variants, several where shared memory differs.
 
-    types: of the arguments that are the same in all; strides: integers that are multiples of 16. constants: all
-    that an example may run with within a number of bytes of shared memory.
+    Args:
+        types: Of arguments that are the same in all.
+        strides: Multiples of 16.
+        constants: What an example may run with within so many bytes of shared memory.
     """
     found = []
     for example in examples():

@@ -1,7 +1,6 @@
-"""What the attention kernels share: where a key is in the paged cache, which keys a query sees, what a score becomes,
-and how a kernel gets a layer's constants.
+"""What the attention kernels share: places in the cache, reach, scores, and a layer's constants.
 
-Scores are kept in base 2 (multiplied by log2 e), so that the softmax needs only exp2, one instruction.
+Scores are in base 2 (times log2 e), so that the softmax needs only exp2.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def nearest_bfloat16(x):
-    """float32 -> the nearest bfloat16, ties to even, as float32; for finite numbers. Written out, since Triton's
-    interpreter cuts where a GPU rounds."""
+    """Round float32 to bfloat16, ties to even; the interpreter would cut."""
     bits = x.to(tl.int32, bitcast=True)
     bits += 0x7FFF + ((bits >> 16) & 1)
     return (bits & -65536).to(tl.float32, bitcast=True)
@@ -37,13 +35,9 @@ def nearest_bfloat16(x):
 
 @triton.jit
 def slots_of(table, positions, present, PAGE: tl.constexpr, MASKED: tl.constexpr):
-    """Slots (int64) of `positions` of the sequence whose block table starts at `table`. With MASKED the table is read
-    only where `present`, and elsewhere the slot is in block 0. int64, since slot * row width passes 2^31 in pools of a
-    few GiB. PAGE: a power of 2.
-
-    With `positions % PAGE` the compiler (Triton 3.6) takes every slot for a multiple of PAGE, and loads 16 bytes at
-    once from rows that are not aligned to 16.
-    """
+    """Return int64 slots of `positions` under a block table; with MASKED, block 0 where not `present`."""
+    # int64, since slot * row width passes 2^31 in pools of a few GiB. With `positions % PAGE` the compiler (Triton 3.6)
+    # takes every slot for a multiple of PAGE, and loads 16 bytes at once from rows that are not aligned to 16.
     tl.static_assert(PAGE & (PAGE - 1) == 0)
     blocks = tl.load(table + positions // PAGE, mask=present, other=0) if MASKED else tl.load(table + positions // PAGE)
     return blocks.to(tl.int64) * PAGE + (positions & (PAGE - 1))
@@ -51,10 +45,8 @@ def slots_of(table, positions, present, PAGE: tl.constexpr, MASKED: tl.constexpr
 
 @triton.jit
 def load_tile(rows, columns, present, DIM: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr):
-    """[n, TILE] from row pointers [n, 1]: 0 in columns from DIM on and, with MASKED, in rows that are not present.
-
-    Slots that were never written may hold NaN, and 0 * NaN is NaN: they must not be loaded.
-    """
+    """Load [n, TILE] from row pointers [n, 1], 0 beyond DIM and, with MASKED, in absent rows."""
+    # Slots that were never written may hold NaN, and 0 * NaN is NaN: they must not be loaded.
     if MASKED:
         return tl.load(rows + columns[None, :], mask=present[:, None] & (columns < DIM)[None, :], other=0.0)
     if DIM == TILE:
@@ -64,10 +56,7 @@ def load_tile(rows, columns, present, DIM: tl.constexpr, TILE: tl.constexpr, MAS
 
 @triton.jit
 def first_seen(position, reach, REACH: tl.constexpr):
-    """The first key that a query at `position` sees (int32, any shape).
-
-    REACH is 0 for all, 1 for a window of `reach` keys, 2 for chunks of `reach` keys.
-    """
+    """Return the first key that a query sees; REACH 0: all, 1: a window, 2: chunks of `reach` keys."""
     if REACH == 1:
         return tl.maximum(position + 1 - reach, 0)
     if REACH == 2:
@@ -77,7 +66,7 @@ def first_seen(position, reach, REACH: tl.constexpr):
 
 @triton.jit
 def tanh(x):
-    """tanh without a library call. Near 0, where 1 - e^-2x loses digits, the series up to x^7."""
+    """Compute tanh without a library, near 0 by its series up to x^7."""
     shrunk = tl.exp2(tl.abs(x) * (-2 * LOG2_E))
     far = (1 - shrunk) / (1 + shrunk)
     square = x * x
@@ -99,11 +88,9 @@ def base2_scores(
     ALIBI: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """[m, n] float32: the scores of `AttentionLayer` in base 2; with MASKED, -inf of what is not `seen`.
-
-    The last operation is a multiplication, whose result is then subtracted from: one instruction, which rounds once.
-    The mask comes before it, so that it rounds the same in tiles with a mask and without.
-    """
+    """Compute `AttentionLayer` scores [m, n] float32 in base 2; with MASKED, -inf where not `seen`."""
+    # The last operation is a multiplication, whose result is then subtracted from: one instruction, which rounds once.
+    # The mask comes before it, so that tiles round the same with and without.
     factor = scale
     scores = products
     if SOFTCAP or ALIBI != 0:
@@ -137,7 +124,7 @@ def merged(
     COLUMNS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """(sums, maxima, weights) of `count` parts that are NUM_HEADS places apart."""
+    """Return (sums, maxima, weights) of `count` parts, NUM_HEADS places apart."""
     inside = stored[:, None] & (columns < VALUE_DIM)[None, :]
     maxima = tl.full([ROWS], float("-inf"), tl.float32)
     weights = tl.zeros([ROWS], tl.float32)
@@ -159,9 +146,10 @@ def merged(
 
 @triton.jit
 def normalised(sums, maxima, weights, sinks, value_scale, SINKS: tl.constexpr):
-    """Weighted sums of values [m, d], the scores' maxima and sums of weights [m] -> attention [m, d].
+    """Turn sums [m, d], maxima and weights [m] into attention [m, d]; 0 for rows without keys.
 
-    Rows that saw no key give 0. Sinks are [m] float32 scores in base e.
+    Args:
+        sinks: [m] float32 scores in base e.
     """
     if SINKS:
         sinks = sinks * LOG2_E
@@ -175,7 +163,7 @@ def normalised(sums, maxima, weights, sinks, value_scale, SINKS: tl.constexpr):
 
 @dataclass(frozen=True, slots=True)
 class LayerArguments:
-    """A layer's constants as the kernels take them. Tensors that the layer lacks are None and never read."""
+    """A layer's constants for kernels; missing tensors are None and never read."""
 
     scale: float
     softcap: float
@@ -192,7 +180,6 @@ class LayerArguments:
 
 
 def layer_arguments(layer: AttentionLayer) -> LayerArguments:
-    """What a layer's constants are for the kernels."""
     scale = layer.stored_scale
     if layer.softcap is None and layer.alibi is None:
         scale *= LOG2_E.value
@@ -220,10 +207,9 @@ def layer_arguments(layer: AttentionLayer) -> LayerArguments:
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """How a kernel cuts a head. Tiles are powers of two and at least 16 wide, as the tensor cores want them.
+    """How a kernel cuts a head, in powers of two from 16 on, as tensor cores want.
 
-    A key is [main | rest]. `rest` is 0 unless values are inside of keys: then `main` is the value, which is loaded once
-    for both products, and `rest` is what a key has beyond it.
+    With values inside of keys `main` is the value, loaded once, and `rest` what a key has beyond it; else `rest` is 0.
     """
 
     main: int
@@ -243,7 +229,7 @@ class Widths:
         return max(16, int(triton.next_power_of_2(self.value)))
 
     def key_bytes(self, itemsize: int) -> int:
-        """Bytes of shared memory for a key and its value."""
+        """Return shared memory for a key and its value."""
         separate = 0 if self.rest else self.value_tile
         return (self.main_tile + self.rest_tile + separate) * itemsize
 
@@ -256,7 +242,7 @@ def widths_of(layer: AttentionLayer, value_in_key: bool) -> Widths:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What a program works on: `rows` (query, head) pairs against `keys` keys at a time."""
+    """A program's `rows` (query, head) pairs against `keys` keys at a time."""
 
     rows: int
     keys: int
@@ -273,21 +259,21 @@ SHARED_MEMORY |= {(10, 0): 120 * 1024, (10, 3): 120 * 1024}
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one program may use; in the interpreter, what an H200 has."""
+    """Return bytes of shared memory for a program; an H200's in the interpreter."""
     capability = (9, 0) if device.type != "cuda" else torch.cuda.get_device_capability(device)
     return SHARED_MEMORY.get(capability, 99 * 1024)
 
 
 @cache
 def num_processors(device: torch.device) -> int:
-    """Streaming multiprocessors; in the interpreter, those of an H200."""
+    """Count multiprocessors; an H200's in the interpreter."""
     return 132 if device.type != "cuda" else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def shared_constants(
     layer: AttentionLayer, arguments: LayerArguments, widths: Widths, tiles: Tiles, page: int
 ) -> dict[str, int | bool]:
-    """Constants that the kernels have in common; each adds its own."""
+    """Return the kernels' common constants."""
     return {
         "KV_HEADS": layer.num_kv_heads,
         "GROUP": layer.num_heads // layer.num_kv_heads,

@@ -1,21 +1,19 @@
-"""Attention of runs of queries over the paged cache (prefill): each sees its sequence's cached prefix and, causally,
-its own run, whose keys and values the step has already written.
+"""Attention of runs of queries over the paged cache (prefill): each sees the cached prefix and its own run."""
 
-What bounds it is arithmetic: n queries on a prefix of p keys are about 2 * (n p + n^2 / 2) * heads * (key_dim +
-value_dim) flop. 8192 tokens of 32 heads of 128 are 0.55 TFLOP a layer, 0.7 ms at 788 TFLOP/s, while K and V of 8 KV
-heads are 33 MB. So:
-
-- a tile is `rows` (query, head) pairs of one KV head, flat: query i of head h of a group of g is row i * g + h. Short
-  runs then fill their tiles, and groups of any size leave no gap;
-- of a tile's keys only those around the diagonal, and around the beginning of a window, are masked; those between are
-  neither masked nor compared, those outside are not touched;
-- tiles are listed on the host, which knows all lengths, the most expensive first: what is left for the end is small.
-
-Key tiles begin at multiples of their size, counted from the sequence's first token. So a query's keys are added up in
-the same order whether its prompt comes whole or in chunks, and its result has the same bits.
-
-Online softmax as in FlashAttention-2 (arXiv 2307.08691).
-"""
+# What bounds it is arithmetic: n queries on a prefix of p keys are about 2 * (n p + n^2 / 2) * heads * (key_dim +
+# value_dim) flop. 8192 tokens of 32 heads of 128 are 0.55 TFLOP a layer, 0.7 ms at 788 TFLOP/s, while K and V of 8 KV
+# heads are 33 MB. So:
+#
+# - a tile is `rows` (query, head) pairs of one KV head, flat: query i of head h of a group of g is row i * g + h. Short
+#   runs then fill their tiles, and groups of any size leave no gap;
+# - of a tile's keys only those around the diagonal, and around the beginning of a window, are masked; those between are
+#   neither masked nor compared, those outside are not touched;
+# - tiles are listed on the host, which knows all lengths, the most expensive first: what is left for the end is small.
+#
+# Key tiles begin at multiples of their size, counted from the sequence's first token. So a query's keys are added up in
+# the same order whether its prompt comes whole or in chunks, and its result has the same bits.
+#
+# Online softmax as in FlashAttention-2 (arXiv 2307.08691).
 
 from __future__ import annotations
 
@@ -88,8 +86,7 @@ def _attend(
     VALUE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """The keys in [begin, end) join the running softmax; with MASKED, those that a row sees, and no key outside
-    [lowest, stop) is loaded. `begin` is a multiple of KEYS, and so is `end` without MASKED."""
+    """Add the keys in [begin, end), multiples of KEYS, to the running softmax; with MASKED only those seen."""
     lanes = tl.arange(0, KEYS)
     main = tl.arange(0, MAIN)
     columns = tl.arange(0, VALUE)
@@ -164,7 +161,7 @@ def prefill_kernel(
     VALUE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One tile of rows against the keys that they see."""
+    """Process one tile of rows."""
     program = tl.program_id(0)
     kv_head = program % KV_HEADS
     record = tiles + program // KV_HEADS * WIDTH
@@ -244,7 +241,7 @@ def prefill_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """How layers of one shape are prefilled: everything about a launch that does not depend on the batch."""
+    """All of a launch that does not depend on the batch."""
 
     widths: Widths
     tiles: Tiles
@@ -259,10 +256,8 @@ def prefill_config(
 
 
 def prefill_tiles(widths: Widths, cache_itemsize: int, memory: int) -> list[Tiles]:
-    """Candidates for heads of these widths, see `prefill_choice`. memory: bytes of shared memory for a program.
-
-    Eight warps hold rows * (value_dim + keys) sums and scores in registers: 128 * (128 + 128) are 128 of 255 each.
-    """
+    """List candidates for these widths, within `memory` bytes (see `prefill_choice`)."""
+    # Eight warps hold rows * (value_dim + keys) sums and scores in registers: 128 * (128 + 128) are 128 of 255 each.
     if cache_itemsize == 4:
         return [Tiles(rows=32, keys=16, num_warps=8, num_stages=3)]
     width = max(widths.main_tile, widths.value_tile)
@@ -300,9 +295,11 @@ def tile_list(
     chunk: int | None = None,
     skip_single: bool = False,
 ) -> Tensor:
-    """[num_tiles, TILE_WIDTH] int32 on the CPU: the tiles of a batch, those with most keys first.
+    """List a batch's tiles [num_tiles, TILE_WIDTH] int32 on the CPU, those with most keys first.
 
-    group: query heads per KV head; rows: of a tile. skip_single: sequences with one query have none.
+    Args:
+        group: Query heads per KV head.
+        skip_single: Sequences with one query have none.
     """
     tiles: list[tuple[int, tuple[int, ...]]] = []
     first_token = 0
@@ -330,11 +327,11 @@ def paged_prefill(
     out: Tensor,
     reach: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Attention of the queries in `tiles` ([num_tiles, TILE_WIDTH] on the device); other rows of `out` are left alone.
+    """Attend for the queries in `tiles`, in one launch; arguments as in `paged_decode`.
 
-    reach: `last_keys` and `first_keys` of the step as int32; None: all rows are causal. query, keys, values,
-    block_tables and out as in `paged_decode`; out is returned.
-    Launches one kernel, asks the device for nothing.
+    Args:
+        tiles: [num_tiles, TILE_WIDTH] on the device.
+        reach: `last_keys` and `first_keys` as int32; None: causal.
     """
     if tiles.shape[0] == 0:
         return out
@@ -367,7 +364,7 @@ def _constants(
 
 
 def variants() -> list[Variant]:
-    """Layers of real models, pages of 16; those with a window also for prompts whose tokens see ahead."""
+    """Compile real layers with pages of 16, those with a window also seeing ahead."""
 
     def constants(example: Example, memory: int) -> list[tuple[dict[str, int | bool | None], Tiles]]:
         layer = example.layer

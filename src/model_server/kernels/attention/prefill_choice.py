@@ -1,7 +1,6 @@
-"""The tiles that a shape of layer is prefilled with: where there are several candidates, the fastest on this GPU.
+"""Chooses the fastest prefill tiles for a shape of layer, measured once on this GPU.
 
-Which is faster depends on the GPU and on Triton's version, so it is measured, once for each shape in the life of the
-process. Until then, and where it cannot be measured, the first candidate is used: the one with the most keys.
+Without a measurement it is the first candidate, with the most keys.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Timer = Callable[[Callable[[], object]], float]
 def fastest_config(
     layer: AttentionLayer, *, value_in_key: bool, page: int, cache_dtype: torch.dtype, device: torch.device
 ) -> PrefillConfig:
-    """The fastest config for a layer on `device`; measured on a GPU, which it waits for."""
+    """Return the fastest config, measured on a GPU that it waits for."""
     widths = widths_of(layer, value_in_key)
     configs = [PrefillConfig(widths, t) for t in prefill_tiles(widths, cache_dtype.itemsize, shared_memory(device))]
     if len(configs) == 1 or device.type != "cuda":
@@ -55,10 +54,7 @@ def measured(
     timer: Timer,
     num_tokens: int = _TOKENS,
 ) -> tuple[PrefillConfig, list[float]]:
-    """The fastest for one prompt, and what each takes. Values are stored, for layers with candidates.
-
-    The queries are in the cache's type, as candidates exist for 16 bits alone.
-    """
+    """Measure each config for one prompt of 16-bit queries; return the fastest, and all times."""
     blocks = -(-num_tokens // page)
     query = torch.randn(num_tokens, layer.num_heads, layer.head_dim, dtype=cache_dtype, device=device)
     keys, values = (

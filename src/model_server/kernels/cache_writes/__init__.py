@@ -1,1 +1,1 @@
-"""Kernels that make keys and values and store them in the cache."""
+"""Kernels that store keys and values in the cache."""

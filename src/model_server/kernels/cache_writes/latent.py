@@ -1,7 +1,6 @@
-"""Latent attention between its products and attention: norm, rotations and the cache, in one kernel.
+"""Norm, rotations and cache of latent attention in one kernel.
 
-The first program of a token norms its latent, rotates the key that all heads share, and stores both; the others rotate
-some heads of its queries each. Pairs of a rotation are side by side.
+A token's first program norms its latent, rotates the shared key and stores both; others rotate queries.
 """
 
 from __future__ import annotations
@@ -31,10 +30,12 @@ def latent_write(
     rows: Tensor,
     slots: Tensor,
 ) -> Tensor:
-    """`layers.fused.Fused.latent_write` of an RMS norm: weight [rank] float32, contiguous.
+    """Compute `layers.fused.Fused.latent_write` of an RMS norm.
 
-    table: [num_positions, dim] float32, contiguous, cos and sin of every pair in turn; positions: [n] int64.
-    Raises ValueError for other shapes.
+    Args:
+        weight: [rank] float32, contiguous.
+        table: [num_positions, dim] float32, contiguous, cos and sin of every pair in turn.
+        positions: [n] int64.
     """
     num_tokens, width = latent.shape
     rank, dim = len(weight), table.shape[1]
@@ -60,14 +61,14 @@ def latent_write(
 
 
 def _sizes(rank: int, dim: int) -> dict[str, int]:
-    """Numbers of a latent and of a rotated part as held, and heads of a program."""
+    """Return a latent's and a rotated part's sizes, and heads of a program."""
     block = triton.next_power_of_2(dim)
     return {"LATENT": triton.next_power_of_2(rank), "BLOCK": block, "HEADS": max(_TILE // block, 1)}
 
 
 @triton.jit
 def _kept(value, rows, LARGEST: tl.constexpr):
-    """`value` as the cache stores it. Bounds by comparison, which lets NaN through."""
+    """Return `value` as the cache stores it; comparisons let NaN through."""
     if LARGEST is not None:
         wide = value.to(tl.float32)
         value = tl.where(wide > LARGEST, LARGEST, tl.where(wide < -LARGEST, -LARGEST, wide))
@@ -76,7 +77,6 @@ def _kept(value, rows, LARGEST: tl.constexpr):
 
 @triton.jit
 def _turned(value, cos, sin, HEADS: tl.constexpr, BLOCK: tl.constexpr):
-    """[HEADS, BLOCK] rotated, in the type that it has."""
     even, odd = tl.split(tl.reshape(value.to(tl.float32), (HEADS, BLOCK // 2, 2)))
     turned = tl.join(even * cos - odd * sin, even * sin + odd * cos)
     return tl.reshape(turned, (HEADS, BLOCK)).to(value.dtype)
@@ -117,7 +117,7 @@ def latent_write_heads(
 
 
 def variants() -> list[Variant]:
-    """DeepSeek V2 and V3 whole and divided, in each kind of cache."""
+    """Compile DeepSeek V2 and V3, whole and divided, for each cache."""
     return [
         _variant("16 heads", 16),
         _variant("16 heads", 16, dtype="fp16"),

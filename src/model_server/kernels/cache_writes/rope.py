@@ -1,7 +1,6 @@
-"""Between the product that gives queries, keys and values and attention: norm, rotation and the cache, in one kernel.
+"""Norm, rotation and cache of queries, keys and values in one kernel.
 
-A program takes some heads of one token. Pairs of a rotation are side by side, so that whole heads are read and
-written in order, and the two numbers of a pair are in the hands of one thread.
+A program takes some heads of one token; pairs are side by side, so both numbers are one thread's.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ def rotate_write(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> None:
-    """Norm and rotate the queries and keys of `qkv` in place; store its keys and values in `rows` at `slots`.
+    """Norm and rotate queries and keys of `qkv` in place; store keys and values in `rows` at `slots`.
 
-    qkv: [n, (num_heads + 2 * num_kv_heads) * head_dim] of float16, bfloat16 or float32, its last dimension contiguous.
-    rows: [num_slots, 2 * num_kv_heads * head_dim] of the same type, or of float8 (e4m3fn, e5m2): keys are then divided
-    by key_scale, values by value_scale, rounded to the nearest and bounded by the type's largest number. Devices before
-    capability 8.9 have no such rounding: Triton refuses to compile it there.
-    slots: [n] int64, each once (or of a row that is never read).
-    table: [num_positions, rotary_dim] float32, contiguous, cos and sin of every pair in turn; positions: [n] int64.
-    Without them nothing rotates; numbers of a head after rotary_dim never do.
-    weight: float32 of an RMS norm of every query and key head before the rotation, [head_dim], or
-    [num_heads + num_kv_heads, head_dim]; contiguous. None: no norm.
-    Raises ValueError for other shapes or types.
+    Args:
+        qkv: [n, (num_heads + 2 * num_kv_heads) * head_dim], float16, bfloat16 or float32, last dimension
+            contiguous.
+        rows: [num_slots, 2 * num_kv_heads * head_dim] of the same type, or float8 (from capability 8.9 on): scaled,
+            rounded and bounded.
+        slots: [n] int64, each once, or never read.
+        table: [num_positions, rotary_dim] float32, contiguous, cos and sin in turn; without it nothing rotates.
+        positions: [n] int64.
+        weight: Of an RMS norm of heads, [head_dim] or [num_heads + num_kv_heads, head_dim] float32, contiguous;
+            None: no norm.
     """
     num_tokens, num_rotated = qkv.shape[0], num_heads + num_kv_heads
     _check(qkv, rows, slots, table, positions, (num_heads, num_kv_heads, head_dim))
@@ -68,7 +67,7 @@ def rotate_write(
 
 
 def _tile(head_dim: int) -> tuple[int, int]:
-    """Numbers of a head as held, and heads of a program."""
+    """Return a head's size as held, and heads of a program."""
     block = triton.next_power_of_2(head_dim)
     return block, max(SMALLEST_TILE // block, 1)
 
@@ -146,7 +145,7 @@ def rotate_write_heads(
 
 
 def variants() -> list[Variant]:
-    """Heads, rotated parts, norms and caches of real models."""
+    """Compile heads, rotations, norms and caches of real models."""
     return [
         _variant("32/8 heads of 64", 32, 8, 64, 64),
         _variant("32/8 heads of 128", 32, 8, 128, 128),

@@ -1,1 +1,1 @@
-"""What LoRA adapters add to a product: for each row those of its own adapter."""
+"""What each row's own LoRA adapter adds to a product."""

@@ -1,11 +1,10 @@
-"""y += B[slot] (A[slot] x), each row by the matrices of its own adapter, in two launches whatever the adapters are.
+"""y += B[slot] (A[slot] x), each row by its own adapter's matrices, in two launches."""
 
-Rows come in tiles of one adapter slot. `_shrink` multiplies the rows of a tile by A, `_expand` multiplies what comes of
-it by B and adds that to y, which is rounded once. Tiles that are not in use end at once, and rows of no tile are not
-touched: so a grid of one size serves every batch of its number of rows, and can be captured. Where few tiles would keep
-few processors busy, the columns of A are shared out too: each part's sums are written down, and `_expand` adds them in
-the order of the parts.
-"""
+# Rows come in tiles of one adapter slot. `_shrink` multiplies the rows of a tile by A, `_expand` multiplies what comes
+# of it by B and adds that to y, which is rounded once. Tiles that are not in use end at once, and rows of no tile are
+# not touched: so a grid of one size serves every batch of its number of rows, and can be captured. Where few tiles
+# would keep few processors busy, the columns of A are shared out too: each part's sums are written down, and `_expand`
+# adds them in the order of the parts.
 
 from __future__ import annotations
 
@@ -43,25 +42,24 @@ _FORMS = {16: _Form(128, 4, 4), 64: _Form(64, 4, 3)}
 
 @dataclass(frozen=True, slots=True)
 class SlotMatrices:
-    """The matrices of all adapter slots for one product.
+    """The matrices of all adapter slots for one product."""
 
-    a [slots, inner, in]: of the modules that read the input, `rank` rows each. b [slots, kept, rank]: of the outputs
-    that adapters may change. affine [slots, 2, kept] float32: what multiplies these outputs, and what is then added;
-    None: nothing does. columns [4, num] int32: tiles of at most COLUMNS outputs: the first, the one behind the last,
-    the first of the inner values that they read, and the place of the first in `kept`.
-    """
-
+    # [slots, inner, in], `rank` rows for each module that reads the input.
     a: Tensor
+    # [slots, kept, rank], of the outputs that adapters may change.
     b: Tensor
+    # [slots, 2, kept] float32: multiplies these outputs, then adds; None: nothing does.
     affine: Tensor | None
+    # [4, num] int32, tiles of at most COLUMNS outputs: first, end, first inner value, and first place in `kept`.
     columns: Tensor
 
 
 def add(matrices: SlotMatrices, tiles: Tensor, x: Tensor, out: Tensor, num_processors: int) -> None:
-    """Change out [n, outputs], float32 or of the type of x [n, in], from the base model's to that of the adapters.
+    """Change out [n, outputs], float32 or of x's type, for x [n, in].
 
-    tiles [num, 1 + rows] int32: the slot of each tile, below 0: not in use; then its rows, below 0: none. A row is in
-    one tile at most. rows: 16 or 64. num_processors: the device's.
+    Args:
+        tiles: [num, 1 + rows] int32: slot (below 0: unused), then up to 16 or 64 rows (below 0: none), each in one
+            tile.
     """
     num_tiles, rows = tiles.shape[0], tiles.shape[1] - 1
     if num_tiles == 0:
@@ -88,7 +86,7 @@ def add(matrices: SlotMatrices, tiles: Tensor, x: Tensor, out: Tensor, num_proce
 
 
 def rank_step(rank: int) -> int:
-    """How much of a sum over `rank` numbers is added at a time."""
+    """Return how much of a sum over `rank` numbers is added at a time."""
     return min(_INNER, max(16, 1 << (rank - 1).bit_length()))
 
 
@@ -191,7 +189,7 @@ def _expand(
 
 
 def variants() -> Sequence[Variant]:
-    """Tiles of decode steps and of prompts, in all types, over ranks that fill a step and that do not."""
+    """Compile tiles of decode and prompts, in all types, for full and partial ranks."""
     found = [_shrink_variant(rows, dtype) for rows in _FORMS for dtype in ("bf16", "fp16", "fp32")]
     found.append(_shrink_variant(16, "bf16", even=False))
     for rows in _FORMS:

@@ -1,1 +1,1 @@
-"""Mixtures of experts: routing, placing the chosen pairs in tiles, and the grouped products."""
+"""Mixtures of experts: routing, tiles of chosen pairs, and grouped products."""

@@ -1,10 +1,9 @@
-"""What LoRA adapters add to products of experts, over the tiles of the base model's products.
+"""What LoRA adapters add to products of experts, over the base model's tiles."""
 
-The rows of a tile have one expert, and maybe different adapters: each of these is multiplied with the rows that have
-it, the others being 0. `_shrink` multiplies by A; `expanded`, a part of the kernel of the base model's product,
-multiplies what comes of it by B and adds it to the sum, before that is rounded. Rows without an adapter get zeros, and
-keep their bits. Which row has which adapter is read on the device, so that a step can be captured.
-"""
+# The rows of a tile have one expert, and maybe different adapters: each of these is multiplied with the rows that have
+# it, the others being 0. `_shrink` multiplies by A; `expanded`, a part of the kernel of the base model's product,
+# multiplies what comes of it by B and adds it to the sum, before that is rounded. Rows without an adapter get zeros,
+# and keep their bits. Which row has which adapter is read on the device, so that a step can be captured.
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _INNER = 64
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
-    """The matrices of all slots for one product of all experts: see `adapters.slots.experts.ExpertSlots`."""
+    """The matrices of all slots for a product (`adapters.slots.experts.ExpertSlots`)."""
 
     a: Tensor
     b: Tensor
@@ -36,11 +35,12 @@ class ExpertMatrices:
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """Rows times A. sums [parts, pairs, modules * rank] float32, to be added up in this order; only of rows with an
-    adapter. numbers [n] int32: of each row's, below 0: none."""
+    """Rows times A."""
 
     matrices: ExpertMatrices
+    # [parts, pairs, modules * rank] float32, added in this order; only rows with an adapter.
     sums: Tensor
+    # [n] int32: each row's, below 0: none.
     numbers: Tensor
 
 
@@ -54,8 +54,11 @@ def shrink(
     scale_input: Tensor | None,
     num_processors: int,
 ) -> Shrunk:
-    """x, per_token and scale_input: as `moe.products.multiply` reads them. numbers [tokens] int32: of the adapter slot
-    of each token, below 0: none."""
+    """Multiply by A the rows that `moe.products.multiply` reads.
+
+    Args:
+        numbers: [tokens] int32, adapter slots, below 0: none.
+    """
     tiles = placement.tiles
     inner, depth = matrices.a.shape[2] * matrices.a.shape[3], matrices.a.shape[4]
     num_tiles, blocks = len(placement.experts), triton.cdiv(inner, _INNER)
@@ -73,14 +76,13 @@ def shrink(
 
 
 def rank_step(rank: int) -> int:
-    """How much of a sum over `rank` numbers is added at a time."""
+    """Return how much of a sum over `rank` numbers is added at a time."""
     return min(64, max(16, 1 << (rank - 1).bit_length()))
 
 
 @triton.jit
 def numbers_of(numbers, pair, used, top_k):
-    """The adapter of each row of a tile, and the least and the largest of them: the least is the larger if no row has
-    one."""
+    """Return each row's adapter, and the least and largest; the least is larger if there are none."""
     number = tl.load(numbers + pair // top_k, mask=used, other=-1)
     lowest = tl.min(tl.where(number >= 0, number, 2147483647), 0)
     return number, lowest, tl.max(number, 0)
@@ -129,8 +131,7 @@ def expanded(
     total, sums, b, pair, number, lowest, highest, expert, column, inside, begin, num_pairs, num_parts, inner, rank,
     height, num_experts, RANK: tl.constexpr,
 ):  # fmt: skip
-    """total [rows, columns] float32 + what comes of A, from the inner values at `begin` on, times B of each row's
-    adapter. column [columns]: of `height` outputs; where not `inside`, nothing is added."""
+    """Add A's results, from `begin` on, times B of each row's adapter to total [rows, columns]."""
     term = tl.arange(0, RANK)
     for slot in range(lowest, highest + 1):
         mine = number == slot
@@ -149,7 +150,7 @@ def expanded(
 
 @triton.jit
 def adjusted(total, affine, number, expert, column, inside, height, num_experts):
-    """total [rows, columns] times each row's gains, plus its shifts; rows without an adapter as they are."""
+    """Apply each row's gains and shifts to total [rows, columns]."""
     group = (number.to(tl.int64) * num_experts + expert) * 2
     at = affine + group[:, None] * height + column[None, :]
     read = (number >= 0)[:, None] & inside[None, :]
@@ -157,7 +158,7 @@ def adjusted(total, affine, number, expert, column, inside, height, num_experts)
 
 
 def variants() -> Sequence[Variant]:
-    """Tiles of decode steps and of prompts, inputs that are scaled, and a depth that fills no tile."""
+    """Compile tiles of decode and prompts, scaled inputs, and an odd depth."""
     found = [_variant(tiles, "bf16") for tiles in TILES]
     found += [_variant(TILES[0], "fp16"), _variant(FLOAT32_TILES[-1], "fp32")]
     found += [_variant(TILES[0], "bf16", scaled=True), _variant(TILES[-1], "bf16", even=False)]

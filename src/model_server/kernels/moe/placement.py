@@ -1,11 +1,10 @@
-"""Every (token, chosen expert) pair, a slot, is put into a tile of its expert.
+"""Puts every (token, chosen expert) pair, a slot, into a tile of its expert."""
 
-How many tiles there are is known on the device alone: the grid has room for the most there can be, and the rest end at
-once. Nothing waits for the device.
-
-Few slots: `_place`, one launch, whose programs each walk all slots. Many, of prompts: `_count` counts the slots of each
-chunk by expert, `_reserve` turns the counts into places, and `_list` writes every slot to its place.
-"""
+# How many tiles there are is known on the device alone: the grid has room for the most there can be, and the rest end
+# at once. Nothing waits for the device.
+#
+# Few slots: `_place`, one launch, whose programs each walk all slots. Many, of prompts: `_count` counts the slots of
+# each chunk by expert, `_reserve` turns the counts into places, and `_list` writes every slot to its place.
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _CHUNKS = 16
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """Sizes of one program's work; `columns` of a gated product: half of them gate, half up."""
+    """Sizes of a program's work; gated `columns` are half gate, half up."""
 
     rows: int
     columns: int
@@ -53,7 +52,7 @@ FLOAT32_TILES = (TileConfig(16, 64, 32, 4, 3), TileConfig(32, 64, 32, 4, 3), Til
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Slots in tiles of `tiles.rows` rows. A slot's number is token * top_k + place; past all slots: padding."""
+    """Slots, token * top_k + place, in tiles of `tiles.rows` rows; larger numbers are padding."""
 
     slots: Tensor  # [num_tiles * rows] int32
     experts: Tensor  # [num_tiles] int32, -1: not in use
@@ -63,7 +62,7 @@ class Placement:
 
 
 def place(chosen: Tensor, num_experts: int, tiles: TileConfig) -> Placement:
-    """Sort the slots of `chosen` [n, top_k] int64 (n > 0) into tiles."""
+    """Sort the slots of `chosen` [n, top_k] int64 into tiles."""
     num_slots = chosen.numel()
     reached = min(num_slots, num_experts)
     num_tiles = min(num_slots, (num_slots + reached * (tiles.rows - 1)) // tiles.rows)
@@ -87,13 +86,13 @@ def place(chosen: Tensor, num_experts: int, tiles: TileConfig) -> Placement:
 
 
 def tiles_for(num_slots: int, num_experts: int, configs: Sequence[TileConfig]) -> TileConfig:
-    """The smallest of `configs` that hold an expert's share, if all get the same."""
+    """Return the smallest config that holds an expert's equal share."""
     share = -(-num_slots // num_experts)
     return next((tiles for tiles in configs if share <= tiles.rows), configs[-1])
 
 
 def tile_configs(dtype: torch.dtype, kinds: Collection[Kind] = ()) -> tuple[TileConfig, ...]:
-    """All that suit products of `dtype` with matrices of these kinds, the smallest first."""
+    """List what suits `dtype` and these kinds, the smallest first."""
     if dtype == torch.float32:
         return FLOAT32_TILES
     # With tables the smallest tiles gave wrong sums on an H200 (Triton 3.6), each time the same ones, and neither a
@@ -103,7 +102,7 @@ def tile_configs(dtype: torch.dtype, kinds: Collection[Kind] = ()) -> tuple[Tile
 
 @triton.jit
 def _share(counts, number, expert, ROWS: tl.constexpr):
-    """An expert's first tile, its number of tiles and of slots, from the slots of all experts."""
+    """Return an expert's first tile, tiles and slots."""
     tiles = (counts + ROWS - 1) // ROWS
     first = tl.sum(tl.where(number < expert, tiles, 0), 0)
     own = tl.sum(tl.where(number == expert, tiles, 0), 0)
@@ -112,7 +111,7 @@ def _share(counts, number, expert, ROWS: tl.constexpr):
 
 @triton.jit
 def _own_tiles(slots, experts, expert, num_experts, first, own, count, num_slots, num_tiles, ROWS: tl.constexpr):
-    """Write whose tiles these are and the padding of the last one; the last expert: that the others are not in use."""
+    """Write an expert's tiles and padding; the last one marks unused tiles."""
     tile = tl.full([], 0, tl.int32)
     while tile < own:
         index = tile + tl.arange(0, 128)
@@ -132,7 +131,7 @@ def _own_tiles(slots, experts, expert, num_experts, first, own, count, num_slots
 def _place(
     chosen, slots, experts, num_slots, num_tiles, ROWS: tl.constexpr, EXPERTS: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """One program per expert: counts all slots, then lists its own in their order."""
+    """Count all slots, and list an expert's own."""
     expert = tl.program_id(0)
     num_experts = tl.num_programs(0)
     number = tl.arange(0, EXPERTS)
@@ -161,7 +160,7 @@ def _place(
 
 @triton.jit(do_not_specialize=["num_slots"])
 def _count(chosen, counts, num_slots, num_experts, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
-    """counts [chunks, num_experts]: how many slots of a chunk chose each expert."""
+    """Count a chunk's slots by expert: [chunks, num_experts]."""
     chunk = tl.program_id(0)
     slot = chunk * CHUNK + tl.arange(0, CHUNK)
     given = tl.load(chosen + slot, mask=slot < num_slots, other=EXPERTS - 1).to(tl.int32)
@@ -174,7 +173,7 @@ def _reserve(
     counts, places, slots, experts, num_slots, num_tiles, num_chunks,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """One program per expert: places [chunks, num_experts], where its first slot of each chunk is written."""
+    """Find where an expert's slots of each chunk begin: [chunks, num_experts]."""
     expert = tl.program_id(0)
     num_experts = tl.num_programs(0)
     number = tl.arange(0, EXPERTS)
@@ -200,7 +199,7 @@ def _reserve(
 
 @triton.jit(do_not_specialize=["num_slots"])
 def _list(chosen, places, slots, num_slots, num_experts, CHUNK: tl.constexpr):
-    """One program per chunk: each slot goes behind those of its expert that are before it in the chunk."""
+    """Write a chunk's slots behind those of their experts before it."""
     chunk = tl.program_id(0)
     index = tl.arange(0, CHUNK)
     slot = chunk * CHUNK + index
@@ -216,7 +215,7 @@ def _list(chosen, places, slots, num_slots, num_experts, CHUNK: tl.constexpr):
 
 
 def variants() -> Sequence[Variant]:
-    """Both ways for 255 experts at most, and three steps for 512."""
+    """Compile both ways up to 255 experts, three steps for 512."""
     found = []
     for rows in (16, 128):
         found.append(

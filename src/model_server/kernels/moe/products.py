@@ -1,9 +1,8 @@
-"""Products of tokens with the experts that they were sent to: one launch for all experts.
+"""Products of tokens with their experts: one launch for all experts."""
 
-A tile's rows are gathered where they are multiplied, so nothing is sorted or copied, and an expert without tokens costs
-nothing. No float is added in an order that depends on timing. `_multiply` runs twice: up (gate and up together, SiLU if
-asked for), then down (times the routing weights). Quantized matrices are decoded tile by tile.
-"""
+# A tile's rows are gathered where they are multiplied, so nothing is sorted or copied, and an expert without tokens
+# costs nothing. No float is added in an order that depends on timing. `_multiply` runs twice: up (gate and up together,
+# SiLU if asked for), then down (times the routing weights). Quantized matrices are decoded tile by tile.
 
 from __future__ import annotations
 
@@ -34,12 +33,14 @@ def multiply(
     scale_output: Tensor | None = None,
     adapters: Shrunk | None = None,
 ) -> Tensor:
-    """Each slot's row times its expert's matrix: [num_slots, out], in the order of slots and the type of `x`.
+    """Multiply each slot's row by its expert's matrix: [num_slots, out] in the type of `x`.
 
-    x: [n, in] if `per_token` (all slots of a token read its row), else [num_slots, in]. weight: [experts, out, in],
-    bias: [experts, out] or None. silu: `weight` holds gate and up rows, out / 2 each, and the result is
-    silu(gate) * up, [num_slots, out / 2]. Scales: [n, top_k] float32, on what is read, or on the sums. adapters: added
-    to the sums, before `silu` and scales. bfloat16, float16 or float32, which is multiplied without TF32.
+    Args:
+        x: [n, in] if `per_token`, else [num_slots, in]; float32 is multiplied without TF32.
+        weight: [experts, out, in]; bias: [experts, out].
+        silu: Return silu(gate) * up, [num_slots, out / 2], of the rows' halves.
+        scale_input: [n, top_k] float32, as scale_output.
+        adapters: Added before `silu` and scales.
     """
     tiles = placement.tiles
     width, depth = weight.width, weight.depth
@@ -88,7 +89,7 @@ def _add_decoded(
     total, given, numbers, scales, zeros, column, inside, start, width, depth, group, height, num_scales,
     KIND: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WHOLE_ROWS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """total [rows, columns] + given [rows, DEPTH] @ the columns `start` and on of a quantized matrix of one expert."""
+    """Add given [rows, DEPTH] @ an expert's quantized columns from `start` to total [rows, columns]."""
     PAIRS: tl.constexpr = KIND != "plain" and KIND != "codes8" and KIND != "float8" and KIND != "float8_bits"
     PER_BYTE: tl.constexpr = 2 if PAIRS else 1
     byte = start // PER_BYTE + tl.arange(0, DEPTH // PER_BYTE)
@@ -241,8 +242,7 @@ def _multiply(
 
 
 def variants() -> Sequence[Variant]:
-    """Qwen 3 MoE's products in all tiles and types, those with biases (GPT-OSS) and input scales (Llama 4), and some of
-    each with adapters."""
+    """Compile Qwen 3 MoE in all tiles and types, biases (GPT-OSS), input scales (Llama 4), some with adapters."""
     found: list[Variant] = []
     for dtype in ("bf16", "fp16"):
         for tiles in TILES:

@@ -1,7 +1,6 @@
-"""From a router's logits to the experts of each token and their weights: one kernel instead of about ten operators.
+"""From router logits to experts and weights, as `layers.routing.choose`, in one kernel.
 
-One program per token holds its experts as [groups, experts of a group] in registers and takes the best one `top_k`
-times. `layers.routing.choose` is the same in plain torch.
+A program holds a token's experts as [groups, experts of a group] and takes the best `top_k` times.
 """
 
 from __future__ import annotations
@@ -28,11 +27,14 @@ def route(
     norm: int,
     scaling: float,
 ) -> tuple[Tensor, Tensor]:
-    """The best `top_k` experts of each row: weights [n, top_k] float32 and experts [n, top_k] int64, best first.
+    """Choose each row's best `top_k` experts: weights [n, top_k] float32 and experts [n, top_k] int64, best first.
 
-    logits: [n, num_experts] of any floating type; correction: [num_experts] float32 or None. norm: 0 (none), 1 or 2, by
-    which p-norm the weights are divided; the rest as `layers.routing.Routing` has it. If scores are equal, the expert
-    with the lower number is chosen.
+    Equal scores choose the lower number.
+
+    Args:
+        logits: [n, num_experts], floating.
+        correction: [num_experts] float32 or None.
+        norm: The p-norm that divides the weights, or 0; the rest as in `layers.routing.Routing`.
     """
     num_rows, num_experts = logits.shape
     weights = torch.empty(num_rows, top_k, dtype=torch.float32, device=logits.device)

@@ -1,4 +1,4 @@
-"""Kernels of filtered rows: the candidates, then top-k, top-p and min-p by searched thresholds, and the draw."""
+"""Kernels of filtered rows: candidates, searched thresholds of top-k, top-p and min-p, and the draw."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def collect(
 
 @triton.jit
 def _chunk(logits_row, listed_row, listed, start, length, peak, temperature, CHUNK: tl.constexpr):
-    """Ids, values and their distances of some candidates, ascending ids; past the end: beyond all distances."""
+    """Load ids, values and distances of candidates, ascending ids; past the end beyond all distances."""
     index = start + tl.arange(0, CHUNK)
     inside = index < length
     column = tl.load(listed_row + index, mask=inside & listed, other=0)
@@ -217,7 +217,7 @@ def draw_filtered(
 
 @triton.jit
 def _kept_weight(value, distance, farthest, num_dropped, least, seen, SCALE: tl.constexpr):
-    """Weights, 0 for what is filtered out; the first `num_dropped` at exactly `farthest` are, `seen` came before."""
+    """Return weights, 0 where filtered out, as the first `num_dropped` at exactly `farthest`."""
     tie = (distance == farthest).to(tl.int32)
     rank = seen + tl.cumsum(tie, 0)
     kept = (distance < farthest) | ((tie == 1) & (rank > num_dropped))

@@ -1,7 +1,4 @@
-"""What the sampling kernels share: weights, distances and their buckets, the random number, how a choice is written.
-
-The rules are those of `sampling.categorical` and `sampling.filters`, restated.
-"""
+"""What the sampling kernels share; the rules are those of `sampling.categorical` and `sampling.filters`."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _LIBDEVICE = tl.constexpr(not INTERPRETED)  # the interpreter has no libdevice
 
 @triton.jit
 def load_peak(peaks, place, num_tiles, TILES: tl.constexpr):
-    """A row's largest logit, and whether the row is unusable."""
+    """Return a row's largest logit, and whether it is unusable."""
     tile = tl.arange(0, TILES)
     each = tl.load(peaks + place.to(tl.int64) * num_tiles + tile, mask=tile < num_tiles, other=-float("inf"))
     has_nan = tl.max((each != each).to(tl.int32), 0) > 0
@@ -44,7 +41,7 @@ def weight_of(value, SCALE: tl.constexpr):
 
 @triton.jit
 def distance_of(value):
-    """The pattern of -value, for values up to 0: ascends as the value falls."""
+    """Return the pattern of -value, which ascends as a value up to 0 falls."""
     return tl.abs(value).to(tl.int32, bitcast=True)
 
 
@@ -64,7 +61,7 @@ def _mix(z):
 
 @triton.jit
 def next_uniform(seeds, counts, place):
-    """`randomness.uniforms`; the row has one token more from now on."""
+    """Draw `randomness.uniforms`, and count the row's token."""
     count = tl.load(counts + place)
     tl.debug_barrier()  # all threads have loaded before one of them stores: they must draw with the same number
     tl.store(counts + place, count + 1)
@@ -84,7 +81,7 @@ def target_of(uniform, total):
 
 @triton.jit
 def num_wanted(total, dropped):
-    """Top-p: a token stays if the weight of all before it is below this."""
+    """Return the weight below which top-p keeps the next token."""
     return total - tl.floor(dropped * total.to(tl.float64)).to(tl.int64)
 
 

@@ -1,23 +1,22 @@
-"""Tokens from logits without sorting a vocabulary: argmax, draws, and top-k, top-p and min-p by searched thresholds.
+"""Tokens from logits without sorting a vocabulary: argmax, draws, and filters by searched thresholds."""
 
-Results are those of `sampling.categorical` and `sampling.filters`, whose rules these kernels restate: weights are
-integers, so sums do not depend on how a row is split, and the random number is a function of (seed, tokens generated).
-What may differ from plain torch is the exponential. On CUDA both call libdevice's `expf` and agree bit for bit; other
-implementations differ in the last place of some weights (relative 2^-23), which moves a drawn token only if the draw
-falls into that sliver between two tokens. Whatever the implementation, a draw depends on its row's logits, its seed and
-its count alone: never on other rows, launch sizes or the order in which programs run.
-
-A vocabulary is cut into tiles, one program each, so that a single row keeps all processors busy:
-
-1. `scan`: each tile's largest logit, its lowest id and the sum of exponentials. Greedy rows are finished from these.
-2. `weigh`: each tile's sum of weights, once the row's maximum is known. Unfiltered draws are finished from these.
-3. `collect`: for filtered rows, ids of the candidates. Distances from the maximum fall into 16 buckets (half octaves:
-   0.25, 0.375, 0.5, ... 32); counted or weighed, they say which bucket the threshold is in, and what is further away
-   than its end is left behind. Rows with too many candidates are read whole by the next step.
-4. `draw_filtered`: thresholds, bit by bit over the patterns of floats (non-negative ones sort as integers), and draw.
-
-Nothing waits for the device, and grids depend on shapes alone: a step can be captured in a CUDA graph.
-"""
+# Results are those of `sampling.categorical` and `sampling.filters`, whose rules these kernels restate: weights are
+# integers, so sums do not depend on how a row is split, and the random number is a function of (seed, tokens
+# generated). What may differ from plain torch is the exponential. On CUDA both call libdevice's `expf` and agree bit
+# for bit; other implementations differ in the last place of some weights (relative 2^-23), which moves a drawn token
+# only if the draw falls into that sliver between two tokens. Whatever the implementation, a draw depends on its row's
+# logits, its seed and its count alone: never on other rows, launch sizes or the order in which programs run.
+#
+# A vocabulary is cut into tiles, one program each, so that a single row keeps all processors busy:
+#
+# 1. `scan`: each tile's largest logit, its lowest id and the sum of exponentials. Greedy rows are finished from these.
+# 2. `weigh`: each tile's sum of weights, once the row's maximum is known. Unfiltered draws are finished from these.
+# 3. `collect`: for filtered rows, ids of the candidates. Distances from the maximum fall into 16 buckets (half octaves:
+#    0.25, 0.375, 0.5, ... 32); counted or weighed, they say which bucket the threshold is in, and what is further away
+#    than its end is left behind. Rows with too many candidates are read whole by the next step.
+# 4. `draw_filtered`: thresholds, bit by bit over the patterns of floats (non-negative ones sort as integers), and draw.
+#
+# Nothing waits for the device, and grids depend on shapes alone: a step can be captured in a CUDA graph.
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ _CHUNK = 2048
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """Rows of a batch in the order greedy, unfiltered, filtered; all tensors [n], on the device of the logits."""
+    """Rows in the order greedy, unfiltered, filtered; tensors [n] on the logits' device."""
 
     rows: Tensor  # int32: which row of the logits
     seeds: Tensor  # int64: the bits of the unsigned seed
@@ -55,11 +54,15 @@ class SampledRows:
 
 
 def sample(logits: Tensor, taken: SampledRows, bits: int, ids: Tensor, packed: Tensor) -> None:
-    """Choose a token for each of `taken.rows`, and advance `taken.counts` of the drawn ones.
+    """Choose a token for each of `taken.rows`, and advance the counts of drawn ones.
 
-    logits: [num_rows, vocab] float32 with adjacent columns, left as it is; bits: `categorical.weight_bits(vocab)`.
-    Written at the rows taken: ids [num_rows] int64, packed [3, num_rows] float64 (id, logprob, 1.0 where the row
-    failed). A row fails if a logit is NaN or +inf, or all are -inf: its id and logprob are 0.
+    A row fails if a logit is NaN or +inf, or all are -inf: its id and logprob are 0.
+
+    Args:
+        logits: [num_rows, vocab] float32, adjacent columns.
+        bits: `categorical.weight_bits(vocab)`.
+        ids: [num_rows] int64, written.
+        packed: [3, num_rows] float64, written: id, logprob, 1.0 for failures.
     """
     num = len(taken.rows)
     if num == 0:
@@ -113,7 +116,7 @@ def sample(logits: Tensor, taken: SampledRows, bits: int, ids: Tensor, packed: T
 
 
 def variants() -> Sequence[Variant]:
-    """Vocabularies of Llama 3, Qwen 3 and Gemma (262k), and one that nothing divides (GPT-2)."""
+    """Compile vocabularies of Llama 3, Qwen 3, Gemma, and an odd one (GPT-2)."""
     found: list[Variant] = []
     for vocab, divisible in ((128256, True), (151936, True), (262144, True), (50257, False)):
         found += _variants_of(vocab, divisible)

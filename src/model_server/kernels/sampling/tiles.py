@@ -1,4 +1,4 @@
-"""Kernels of all rows: what each tile of the vocabulary adds up to, greedy tokens, and draws without a filter."""
+"""Kernels of all rows: sums of vocabulary tiles, greedy tokens, and unfiltered draws."""
 
 from __future__ import annotations
 

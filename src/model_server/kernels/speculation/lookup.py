@@ -1,10 +1,9 @@
-"""Drafts from the requests' own tokens in one launch: one program for each request reads its history once.
+"""Drafts from requests' own tokens in one launch, by the rule of `speculation.device.lookup`."""
 
-`speculation.device.lookup` has the rule, and the same in plain torch. A program keeps, for each of its lanes, the best
-place that the lane has met, as length of the match * 2^27 + place, so that the largest number is the longest match, and
-of equal ones the latest. The newest tokens are the same for all lanes; those before a place come from the cache that
-the load of the place has filled.
-"""
+# `speculation.device.lookup` has the rule, and the same in plain torch. A program keeps, for each of its lanes, the
+# best place that the lane has met, as length of the match * 2^27 + place, so that the largest number is the longest
+# match, and of equal ones the latest. The newest tokens are the same for all lanes; those before a place come from the
+# cache that the load of the place has filled.
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def look_up(history, lengths, drafts, counts, stride, most, LANES: tl.constexpr,
 
 
 def look_up_rows(history: Tensor, lengths: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """As `speculation.device.lookup.plain`."""
+    """Compute `speculation.device.lookup.plain`."""
     rows = history.shape[0]
     drafts = torch.empty(rows, most, dtype=torch.int64, device=history.device)
     counts = torch.empty(rows, dtype=torch.int64, device=history.device)
@@ -67,7 +66,7 @@ def look_up_rows(history: Tensor, lengths: Tensor, most: int) -> tuple[Tensor, T
 
 
 def variants() -> list[Variant]:
-    """Drafts of at most 3, 5 and 15 tokens."""
+    """Compile drafts of 3, 5 and 15 tokens."""
     pointers = {"history": "*i32", "lengths": "*i64", "drafts": "*i64", "counts": "*i64"}
     return [
         Variant(
