@@ -40,7 +40,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(name: str) -> Activation:
-    """The activation of that name. Raises StartupError if it is not served."""
+    """Return the activation of that name, if served."""
     function = ACTIVATIONS.get(name)
     if function is None:
         raise StartupError(f"config.json: hidden_act {name!r} is not served; served: {', '.join(ACTIVATIONS)}")
@@ -48,7 +48,7 @@ def activation(name: str) -> Activation:
 
 
 def gated(name: str) -> Activation:
-    """A function from [..., 2 * n] (gate, then up) to [..., n]: activation(gate) * up."""
+    """Return activation(gate) * up, from [..., 2 * n] (gate, then up) to [..., n]."""
     function = activation(name)
 
     def apply(gate_up: Tensor) -> Tensor:
@@ -59,10 +59,7 @@ def gated(name: str) -> Activation:
 
 
 def clamped_swiglu(alpha: float, limit: float) -> Activation:
-    """GPT-OSS: from [..., 2 * n] (gate, then up) to [..., n]: gate * sigmoid(alpha * gate) * (up + 1), both bounded.
-
-    gate is at most `limit`, up between -`limit` and `limit`.
-    """
+    """Return GPT-OSS's gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit`, up within it."""
 
     def apply(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

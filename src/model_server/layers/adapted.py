@@ -1,4 +1,4 @@
-"""Products and an embedding with LoRA adapters: rows of a batch that have one get what it makes of the base model's."""
+"""Products and an embedding that LoRA adapters change for the rows that have one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from model_server.memory.huge_pages import Arena
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What one adapter changes of one product. factors: packed for the C++ operators where these serve; of all experts
-    together where these are in slots."""
+    """What one adapter changes of one product."""
 
+    # Packed where the C++ operators serve; of all experts where these are in slots.
     factors: Factors | PackedFactors | ExpertFactors | None
     rows: HeadRows | None = None
 
@@ -31,17 +31,19 @@ class Addition:
 
 
 class AdaptedLinear:
-    """A `Linear`: the base model's product, and what adapters make of it for the rows that have one.
-
-    Rows without an adapter are what `base` gives, bit for bit. panels: where the C++ operators serve.
-    """
+    """A `Linear` with adapters; rows without one are `base`'s, bit for bit."""
 
     __slots__ = ("_current", "_factors", "_rows", "base", "panels")
 
     def __init__(
         self, base: Linear, current: CurrentRows, number: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """current: whose rows are read at each call. number: of all adapters that the model may have at once."""
+        """Wrap `base`.
+
+        Args:
+            current: The rows of the running step.
+            number: The most adapters at once.
+        """
         self.base = base
         self.panels = AdapterPanels(number) if usable(device, dtype) else None
         self._factors: dict[int, Factors] = {}
@@ -49,14 +51,14 @@ class AdaptedLinear:
         self._current = current
 
     def addition(self, factors: Factors | None, rows: HeadRows | None, memory: Arena) -> Addition | None:
-        """As `put` takes it; None: it would change nothing. memory: of the adapter, for what is packed."""
+        """Pack what `put` takes into the adapter's `memory`; None: no change."""
         if factors is None and rows is None:
             return None
         has_panels = self.panels is not None and factors is not None
         return Addition(packed(factors, memory) if has_panels and factors is not None else factors, rows)
 
     def put(self, number: int, addition: Addition) -> None:
-        """From now on the adapter of that number changes this. No row of a running step may have the number."""
+        """Set a number's adapter, which no running step may have."""
         if isinstance(addition.factors, PackedFactors):
             assert self.panels is not None
             self.panels.put(number, addition.factors)
@@ -66,7 +68,7 @@ class AdaptedLinear:
             self._rows[number] = addition.rows
 
     def remove(self, number: int) -> None:
-        """The adapter of that number changes nothing more. No row of a running step may have the number."""
+        """Remove a number's adapter, which no running step may have."""
         if self.panels is not None:
             self.panels.remove(number)
         self._factors.pop(number, None)
@@ -79,7 +81,7 @@ class AdaptedLinear:
         return self.adapt(x, self.base.wide(x))
 
     def adapt(self, x: Tensor, out: Tensor) -> Tensor:
-        """out [n, outputs], which is changed: what the base model gives for x [n, in] -> what adapters make of it."""
+        """Change out [n, outputs], the base model's for x [n, in]."""
         rows = self._current.rows
         if rows is None:
             return out
@@ -103,24 +105,23 @@ class AdaptedEmbedding:
     __slots__ = ("_base", "_current", "_factors")
 
     def __init__(self, base: Embedding, current: CurrentRows) -> None:
-        """current: whose rows are read at each call."""
         self._base = base
         self._factors: dict[int, EmbeddingFactors] = {}
         self._current = current
 
     def put(self, number: int, factors: EmbeddingFactors) -> None:
-        """From now on the adapter of that number changes this. No row of a running step may have the number."""
+        """Set a number's adapter, which no running step may have."""
         self._factors[number] = factors
 
     def remove(self, number: int) -> None:
-        """The adapter of that number changes nothing more. No row of a running step may have the number."""
+        """Remove a number's adapter, which no running step may have."""
         self._factors.pop(number, None)
 
     def __call__(self, ids: Tensor) -> Tensor:
         return self.adapt(ids, self._base(ids))
 
     def adapt(self, ids: Tensor, out: Tensor) -> Tensor:
-        """out [n, width], which is changed: the base model's rows of ids [n] -> those of rows with adapters."""
+        """Change out [n, width], the base model's rows of ids [n]."""
         rows = self._current.rows
         for number, index in () if rows is None else rows.groups:
             if number in self._factors:
@@ -138,5 +139,5 @@ def _add(factors: Factors, x: Tensor, out: Tensor, index: RowIndex) -> None:
 
 
 def base_of(linear: Linear) -> Linear:
-    """The base model's product of a layer with or without adapters."""
+    """Return the base model's product of a layer."""
     return linear.base if isinstance(linear, AdaptedLinear) else linear

@@ -1,8 +1,7 @@
-"""LoRA adapters of the matrix that turns latents into keys and values (`attention.latent`), which is never multiplied
-as a whole: what they add takes the ways of both of its parts.
+"""LoRA adapters of the matrix that turns latents into keys and values (`attention.latent`).
 
-With B's rows of the keys and of the values of each head, an absorbed query gets `(plain @ B_key) @ A` more, and a value
-`(attended @ A^T) @ B_value^T`.
+It is never multiplied as a whole: with B's rows of a head's keys and values, an absorbed query gets `(plain @ B_key) @
+A` more, and a value `(attended @ A^T) @ B_value^T`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from model_server.layers.adapted_slots import pinned_factors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSizes:
-    """Of this rank. plain, value: numbers of a head's key that do not rotate, and of its value."""
+    """This rank's heads; `plain`: unrotated numbers of a key."""
 
     heads: int
     plain: int
@@ -32,7 +31,7 @@ class HeadSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """One adapter's. a [rank, latent], b [heads, plain + value, rank]; gain, shift [heads, plain + value] float32."""
+    """One adapter's a [rank, latent], b [heads, plain + value, rank]; gain, shift [heads, plain + value] float32."""
 
     a: Tensor
     b: Tensor
@@ -41,8 +40,7 @@ class _Heads:
 
 
 class AdaptedHeads:
-    """What adapters make of keys and values, a `HeadChanges`. sizes: of slots, into which they are copied; None: rows
-    have them where they were loaded."""
+    """What adapters make of keys and values, a `HeadChanges`, in slots of these `sizes` if any."""
 
     def __init__(
         self,
@@ -55,7 +53,12 @@ class AdaptedHeads:
         *,
         affine: bool,
     ) -> None:
-        """current: whose rows are read at each call. affine: adapters may have gains and shifts."""
+        """Prepare a product.
+
+        Args:
+            current: The rows of the running step.
+            affine: Adapters may have gains and shifts.
+        """
         self._product = product
         self._sizes = heads
         self._current = current
@@ -75,18 +78,17 @@ class AdaptedHeads:
 
     @property
     def rows(self) -> AdapterRows | None:
-        """Of the running step."""
         return self._current.rows
 
     def read(self, reader: AdapterReader) -> Addition | None:
-        """What an adapter adds, as `put` takes it; None: nothing. Raises StartupError."""
+        """Read what an adapter adds, for `put`, if anything."""
         factors = reader.product(self._product)
         if factors is None:
             return None
         return Addition(factors if self._slots is None else pinned_factors(factors))
 
     def put(self, number: int, addition: Addition) -> None:
-        """From now on the adapter of that number changes this, or may be copied into slots."""
+        """Set a number's adapter, or offer it to slots."""
         assert isinstance(addition.factors, Factors)
         if self._slots is None:
             self._found[number] = self._of(addition.factors)
@@ -94,14 +96,14 @@ class AdaptedHeads:
             self._on_host[number] = addition.factors
 
     def remove(self, number: int) -> None:
-        """The adapter of that number changes nothing more. No row of a running step may have the number."""
+        """Remove a number's adapter, which no running step may have."""
         if self._slots is None:
             self._found.pop(number, None)
         else:
             self._on_host.pop(number, None)
 
     def fill(self, slot: int, number: int) -> bool:
-        """Copy an adapter into a slot, in the order of the device's work. Steps with its rows do not need the host."""
+        """Copy an adapter into a slot, in the device's order; its steps do not need the host."""
         self._found.pop(slot, None)
         self._a[slot].zero_()
         self._b[:, :, slot].zero_()
@@ -124,7 +126,7 @@ class AdaptedHeads:
         return False
 
     def scaled(self, plain: Tensor, rows: AdapterRows) -> Tensor:
-        """plain [n, heads, plain], what of queries does not rotate -> with the gains of the keys that they meet."""
+        """Apply the gains of the keys to plain [n, heads, plain] of queries."""
         slots = self._slots_among(rows, len(plain))
         keys = slice(0, self._sizes.plain)
         if slots is not None:
@@ -139,7 +141,7 @@ class AdaptedHeads:
         return plain
 
     def absorb(self, plain: Tensor, absorbed: Tensor, rows: AdapterRows) -> None:
-        """Add to absorbed [n, heads, latent] what adapters make of plain [n, heads, plain]."""
+        """Add adapters' part for plain [n, heads, plain] to absorbed [n, heads, latent]."""
         slots = self._slots_among(rows, len(plain))
         keys = slice(0, self._sizes.plain)
         if slots is not None:
@@ -153,8 +155,7 @@ class AdaptedHeads:
                 absorbed[index] += (inner @ found.a).transpose(0, 1)
 
     def values(self, attended: Tensor, values: Tensor, rows: AdapterRows) -> Tensor:
-        """attended [n, heads, latent], weighted sums of latents; values [n, heads, value], which is changed: the base
-        model's of them -> the adapters'."""
+        """Change values [n, heads, value] of attended [n, heads, latent]."""
         slots = self._slots_among(rows, len(values))
         own = slice(self._sizes.plain, None)
         if slots is not None:
@@ -173,8 +174,7 @@ class AdaptedHeads:
         return values
 
     def expand(self, number: int, latents: Tensor, heads: slice, keys: Tensor, values: Tensor) -> None:
-        """Change keys [n, some heads, plain] and values [n, some heads, value] of latents [n, latent], the base
-        model's, to those of the adapter of that number."""
+        """Change keys [n, some heads, plain] and values [n, some heads, value] of latents [n, latent]."""
         found = self._found.get(number)
         if found is None:
             return
@@ -197,11 +197,11 @@ class AdaptedHeads:
         return _Heads(factors.a, expansion.b.view(*shape, -1), gain, shift)
 
     def _slots_among(self, rows: AdapterRows, num_rows: int) -> Tensor | None:
-        """Of rows whose adapters are known on the device alone; -1: none."""
+        """Return slots known on the device alone; -1: none."""
         return None if self._slots is None else rows.slots_among(num_rows)
 
     def _own(self, inner: Tensor, slots: Tensor) -> Tensor:
-        """inner [heads, n, slots * rank] with zeros but for each row's own slot."""
+        """Zero inner [heads, n, slots * rank] outside of each row's slot."""
         assert self._slots is not None
         number, rank = self._slots.number, self._slots.rank
         is_own = slots[:, None] == torch.arange(number, device=slots.device)
@@ -209,7 +209,7 @@ class AdaptedHeads:
 
 
 def _adjusted(changed: Tensor, found: _Heads, own: slice) -> Tensor:
-    """changed [n, heads, numbers] times the gains of these numbers, plus their shifts."""
+    """Apply gains and shifts to changed [n, heads, numbers]."""
     if found.gain is not None:
         changed = changed * found.gain[:, own]
     return changed if found.shift is None else changed + found.shift[:, own]

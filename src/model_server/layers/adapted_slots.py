@@ -1,7 +1,4 @@
-"""Products and an embedding with the LoRA adapters that are in the slots of a device.
-
-Adapters are in host memory by their numbers, and are copied into a slot when rows need them.
-"""
+"""Products and an embedding with LoRA adapters in slots, copied there from host memory when rows need them."""
 
 from __future__ import annotations
 
@@ -23,18 +20,20 @@ from model_server.layers.linear.linear import Linear
 
 
 class SlottedLinear:
-    """A `Linear`: the base model's product, and what the adapters in the slots make of it for the rows that have one.
-
-    Rows without an adapter are what `base` gives, bit for bit.
-    """
+    """A `Linear` with adapters in slots; rows without one are `base`'s, bit for bit."""
 
     __slots__ = ("_current", "_head", "_head_rows", "_on_host", "_slots", "base")
 
     def __init__(
         self, base: Linear, current: CurrentRows, slots: ProductSlots | None, head: HeadSlots | None = None
     ) -> None:
-        """current: whose rows are read at each call. slots: None: adapters have no matrices for this product. head:
-        where they replace rows of the head."""
+        """Wrap `base`.
+
+        Args:
+            current: The rows of the running step.
+            slots: None: adapters have no matrices for it.
+            head: Where they replace rows of the head.
+        """
         self.base = base
         self._current = current
         self._slots = slots
@@ -43,7 +42,7 @@ class SlottedLinear:
         self._on_host: dict[int, Addition] = {}
 
     def addition(self, factors: Factors | None, rows: HeadRows | None = None) -> Addition | None:
-        """As `put` takes it; None: it would change nothing."""
+        """Pin what `put` takes; None: no change."""
         if factors is None and rows is None:
             return None
         return Addition(
@@ -51,15 +50,15 @@ class SlottedLinear:
         )
 
     def put(self, number: int, addition: Addition) -> None:
-        """The adapter of that number may be copied into slots from now on."""
+        """Offer a number's adapter to slots."""
         self._on_host[number] = addition
 
     def remove(self, number: int) -> None:
-        """The adapter of that number is not copied any more. No row of a running step may have it."""
+        """Withdraw a number's adapter, which no running step may have."""
         self._on_host.pop(number, None)
 
     def fill(self, slot: int, number: int) -> bool:
-        """Copy an adapter into a slot, in the order of the device's work. Whether it has rows of a head."""
+        """Copy an adapter into a slot, in the device's order; return whether it has rows of a head."""
         addition = self._on_host.get(number)
         if self._slots is not None:
             factors = None if addition is None else addition.factors
@@ -92,7 +91,7 @@ class SlottedLinear:
 
 
 class SlottedExperts:
-    """What the adapters in the slots make of a product of all experts of a layer."""
+    """Adapters in slots for a product of all experts of a layer."""
 
     __slots__ = ("_on_host", "_products", "slots")
 
@@ -103,7 +102,7 @@ class SlottedExperts:
         self.slots = slots
 
     def read(self, reader: AdapterReader) -> Addition | None:
-        """What an adapter adds, as `put` takes it; None: nothing. Raises StartupError."""
+        """Read what an adapter adds, for `put`, if anything."""
         found = self.slots.shape.factors([reader.product(product) for product in self._products])
         if found is None:
             return None
@@ -111,27 +110,27 @@ class SlottedExperts:
         return Addition(ExpertFactors(*tensors))  # type: ignore[arg-type]
 
     def put(self, number: int, addition: Addition) -> None:
-        """The adapter of that number may be copied into slots from now on."""
+        """Offer a number's adapter to slots."""
         assert isinstance(addition.factors, ExpertFactors)
         self._on_host[number] = addition.factors
 
     def remove(self, number: int) -> None:
-        """The adapter of that number is not copied any more. No row of a running step may have it."""
+        """Withdraw a number's adapter, which no running step may have."""
         self._on_host.pop(number, None)
 
     def fill(self, slot: int, number: int) -> bool:
-        """Copy an adapter into a slot, in the order of the device's work. Steps with its rows do not need the host."""
+        """Copy an adapter into a slot, in the device's order; its steps do not need the host."""
         self.slots.write(slot, self._on_host.get(number))
         return False
 
     def linear(self, base: Linear, current: CurrentRows, expert: int) -> SlottedExpert:
-        """The product of one expert, for experts that are computed one after another."""
+        """Return the product of one expert, for experts computed one by one."""
         return SlottedExpert(base, current, self.slots, expert)
 
 
 @dataclass(frozen=True, slots=True)
 class SlottedExpert:
-    """A `Linear`: the product of one expert. current: whose rows are read at each call."""
+    """A `Linear`: one expert's product."""
 
     base: Linear
     current: CurrentRows
@@ -151,7 +150,7 @@ class SlottedExpert:
 
 
 class SlottedEmbedding(AdaptedEmbedding):
-    """An embedding of which the adapters in the slots change rows."""
+    """An embedding whose rows adapters in slots change."""
 
     __slots__ = ("_on_host", "_slots")
 
@@ -161,15 +160,15 @@ class SlottedEmbedding(AdaptedEmbedding):
         self._on_host: dict[int, EmbeddingFactors] = {}
 
     def put(self, number: int, factors: EmbeddingFactors) -> None:
-        """The adapter of that number may be copied into slots from now on."""
+        """Offer a number's adapter to slots."""
         self._on_host[number] = factors
 
     def remove(self, number: int) -> None:
-        """The adapter of that number is not copied any more. No row of a running step may have it."""
+        """Withdraw a number's adapter, which no running step may have."""
         self._on_host.pop(number, None)
 
     def fill(self, slot: int, number: int) -> bool:
-        """Copy what an adapter changes into a slot, in the order of the device's work. Whether it changes anything."""
+        """Copy an adapter into a slot, in the device's order; return whether it changes anything."""
         super().remove(slot)
         factors = self._on_host.get(number)
         if factors is None:
@@ -179,7 +178,7 @@ class SlottedEmbedding(AdaptedEmbedding):
 
 
 def pinned_embedding(factors: EmbeddingFactors) -> EmbeddingFactors:
-    """In memory from which a device copies without the host."""
+    """Pin memory, so that a device copies without the host."""
     rows = factors.rows
     return EmbeddingFactors(
         rows=None if rows is None else TableRows(_pinned(rows.ids), _pinned(rows.weight)),
@@ -188,7 +187,7 @@ def pinned_embedding(factors: EmbeddingFactors) -> EmbeddingFactors:
 
 
 def pinned_factors(factors: Factors) -> Factors:
-    """In memory from which a device copies without the host."""
+    """Pin memory, so that a device copies without the host."""
     return replace(
         factors,
         a=_pinned(factors.a),

@@ -1,4 +1,4 @@
-"""The places of a model that adapters change, and what is in them: adapters come with the model, or while it serves."""
+"""Where adapters change a model, and what is in effect there."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ _NO_SLOTS = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """What one adapter changes on this rank, by the place of the site; `AdapterSites.put` puts it in effect.
-    spare_bytes: of memory that it takes beside its numbers."""
+    """What one adapter changes on this rank, by site."""
 
     additions: dict[int, Addition]
     embedding: EmbeddingFactors | None
+    # Memory beside its numbers.
     spare_bytes: int
 
     @property
@@ -69,8 +69,7 @@ class LoadedAdapter:
 
 
 class AdapterSites:
-    """Adapters have numbers: those that the model is loaded with their places among `adapters`, further ones the
-    numbers from there on. `current` is what all sites read the rows of a step from."""
+    """Adapters by number: the model's own first, in order, then later ones. Sites read a step's rows from `current`."""
 
     def __init__(
         self,
@@ -82,8 +81,12 @@ class AdapterSites:
         room: int = 0,
         slots: SlotSizes | None = None,
     ) -> None:
-        """targets: what adapters may change. room: for how many adapters that come later. slots: of the device, into
-        which they are copied; None: rows have them where they were loaded."""
+        """Prepare the sites.
+
+        Args:
+            room: For later adapters.
+            slots: Of the device; None: rows use adapters where they were loaded.
+        """
         self.names = tuple(adapter.name for adapter in adapters)
         self.number = len(adapters) + room
         self.current = CurrentRows()
@@ -102,7 +105,11 @@ class AdapterSites:
         self.slots = None if slots is None else SlotTable(slots.number, self._fill)
 
     def linear(self, base: Linear, product: Product, head: HeadTable | None = None) -> Linear:
-        """`base`, which computes `product`, as a site if adapters may change it. head: where it is the head."""
+        """Return `base` as a site, if adapters may change it.
+
+        Args:
+            head: Where it is the head.
+        """
         expert = product.expert
         if head is None and expert is None and not any(part.name in self._targets.linear for part in product.parts):
             return base
@@ -123,8 +130,7 @@ class AdapterSites:
         return linear
 
     def experts(self, products: Sequence[Product], shape: tuple[int, int]) -> SlottedExperts | None:
-        """Slots for what adapters add to a product of all experts of a layer, [outputs, inputs] on this rank; None:
-        nothing. products: of each of them."""
+        """Return slots for a product [outputs, inputs] of all experts, if adapters may change it."""
         assert self._sizes is not None
         single = [[part.name for part in product.parts] for product in products]
         fused = {product.expert.name for product in products if product.expert is not None}
@@ -148,7 +154,7 @@ class AdapterSites:
         return experts
 
     def heads(self, product: Product, sizes: HeadSizes) -> AdaptedHeads | None:
-        """What adapters make of the keys and values of latents; None: nothing. product: of one part."""
+        """Return what adapters make of latents' keys and values, if anything."""
         (part,) = product.parts
         given = [a.pairs[part.name] for a in self._adapters if part.name in a.pairs]
         if not given and not self._room:
@@ -159,7 +165,6 @@ class AdapterSites:
         return heads
 
     def embedding(self, base: Embedding, table: Table) -> Embedding | AdaptedEmbedding:
-        """`base` as a site if adapters may change it."""
         if not self._room and not any(table.module in {*a.pairs, *a.rows} for a in self._adapters):
             return base
         embedding = AdaptedEmbedding(base, self.current)
@@ -173,31 +178,29 @@ class AdapterSites:
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """Those that the model is loaded with, by their numbers."""
+        """Return the model's own adapters, by number."""
         return self._adapters
 
     def numbers_of(self, num_rows: int) -> Tensor | None:
-        """[num_rows] int64 of host memory: of the adapter of each row that the running layer has, BASE: none; None: no
-        row has one."""
+        """Return each row's adapter in the running layer, [num_rows] int64 on the host; None without any."""
         return None if self.current.rows is None else self.current.rows.numbers_among(num_rows)
 
     def narrow(self, numbers: Tensor | None) -> None:
-        """Which rows the expert has that runs from now on, as `numbers_of` has them; None: none with an adapter."""
+        """Set the rows of the expert that runs, as `numbers_of` has them."""
         has_any = numbers is not None and bool((numbers != BASE).any())
         self._of_expert.rows = AdapterRows(numbers, numbers, self._device) if has_any and numbers is not None else None
 
     @property
     def of_expert(self) -> CurrentRows:
-        """What the products of single experts read the rows from that `narrow` sets."""
+        """Return where single experts' products read the rows of `narrow`."""
         return self._of_expert
 
     def slots_of(self, num_rows: int) -> Tensor | None:
-        """[num_rows] int32 on the device: of the slot of each row that the running layer has, BASE: none; None: no row
-        has one."""
+        """Return each row's slot in the running layer, [num_rows] int32 on the device; None without any."""
         return None if self.current.rows is None else self.current.rows.slots_among(num_rows)
 
     def load_given(self) -> int:
-        """Put the adapters in effect that the model is loaded with; their bytes. Raises StartupError."""
+        """Load the model's own adapters, and return their bytes."""
         size = 0
         for number, adapter in enumerate(self._adapters):
             loaded = self.read(adapter)
@@ -206,12 +209,12 @@ class AdapterSites:
         return size
 
     def check(self, adapter: Adapter) -> None:
-        """Raises StartupError for what there are no slots for."""
+        """Refuse what there are no slots for."""
         for name in adapter.pairs.keys() & self._closed.keys():
             raise adapter.error(f"{name:.200} {self._closed[name]}")
 
     def read(self, adapter: Adapter) -> LoadedAdapter:
-        """Read this rank's part of an adapter. May run on any thread, also while a step runs. Raises StartupError."""
+        """Read this rank's part of an adapter; on any thread, beside steps."""
         self.check(adapter)
         with torch.inference_mode(), adapter.open() as opened:
             place = self._device if self.slots is None else torch.device("cpu")
@@ -227,14 +230,14 @@ class AdapterSites:
             return LoadedAdapter(additions, embedding, reader.memory.spare_bytes)
 
     def put(self, number: int, loaded: LoadedAdapter) -> None:
-        """From now on rows with that number get this adapter. No row of a running step may have the number."""
+        """Put an adapter in effect under a number, which no running step may have."""
         for place, addition in loaded.additions.items():
             self._sites[place].linear.put(number, addition)
         if loaded.embedding is not None and self._table is not None:
             self._table[0].put(number, loaded.embedding)
 
     def remove(self, number: int) -> None:
-        """The number is free again. No row of a running step may have it."""
+        """Free a number, which no running step may have."""
         if self.slots is not None:
             self.slots.forget(number)
         for site in self._sites:
@@ -243,7 +246,7 @@ class AdapterSites:
             self._table[0].remove(number)
 
     def _fill(self, slot: int, number: int) -> bool:
-        """Copy an adapter into a slot; whether steps with its rows need the host."""
+        """Copy an adapter into a slot; return whether its steps need the host."""
         with torch.inference_mode():
             slotted = (site.linear for site in self._sites if not isinstance(site.linear, AdaptedLinear))
             found = [linear.fill(slot, number) for linear in slotted]
@@ -268,7 +271,6 @@ class AdapterSites:
         return SlottedLinear(base, self.current, slots, rows)
 
     def _new_rows(self, module: str) -> int:
-        """The most that an adapter has of this table."""
         found = [a.rows[module] for a in self._adapters if module in a.rows]
         if self._room or any(new.ids is None for new in found):
             return MAX_NEW_ROWS

@@ -1,4 +1,4 @@
-"""Token embedding and output head, both divided among the ranks over the vocabulary."""
+"""Token embedding and output head, divided over the vocabulary."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from model_server.layers.norm import Norm
 
 
 def vocab_range(vocab_size: int, tensor_group: ProcessGroup) -> tuple[int, int]:
-    """The ids whose embeddings this rank holds: a block of ceil(V / size), the last ranks possibly less."""
+    """Return this rank's ids: blocks of ceil(V / size), the last ones perhaps smaller."""
     block = math.ceil(vocab_size / tensor_group.size)
     start = min(vocab_size, tensor_group.rank * block)
     return start, min(vocab_size, start + block)
 
 
 class Embedding:
-    """Rows of the table for token ids; [n] int64 -> [n, hidden].
+    """Rows of token ids [n] as [n, hidden].
 
-    weight: this rank's rows `[start, stop)`. With several ranks, ids outside read a row of zeros and the ranks sum.
+    With several ranks `weight` has rows `[start, stop)`; other ids read zeros, and the ranks sum.
     """
 
     __slots__ = ("_group", "_start", "_weight", "_zero_row")
@@ -55,11 +55,7 @@ class TokenEmbedding(Protocol):
 
 
 class InputEmbedding:
-    """From token ids and positions to what the first block reads: scaled embedding, learned positions, norm, widening.
-
-    position_table: row p + position_offset is added for position p. type_table: the row of a token's type is added.
-    projection: where embeddings are narrower.
-    """
+    """From ids and positions to the first block: scaling, learned positions, norm, widening."""
 
     __slots__ = ("_embedding", "_multiplier", "_norm", "_offset", "_positions", "_projection", "_types")
 
@@ -69,13 +65,16 @@ class InputEmbedding:
         *,
         multiplier: Tensor | None = None,
         projection: Linear | None = None,
+        # Row p + position_offset is added for position p.
         position_table: Tensor | None = None,
         position_offset: int = 0,
+        # The row of a token's type is added.
         type_table: Tensor | None = None,
         norm: Norm | None = None,
     ) -> None:
         self._embedding = embedding
         self._multiplier = multiplier
+        # Widens narrower embeddings.
         self._projection = projection
         self._positions = position_table
         self._offset = position_offset
@@ -84,7 +83,7 @@ class InputEmbedding:
 
     @property
     def position_rows(self) -> int | None:
-        """How many positions the learned table has; None: there is none."""
+        """Return the number of learned positions, if any."""
         return None if self._positions is None else len(self._positions) - self._offset
 
     def __call__(
@@ -94,10 +93,12 @@ class InputEmbedding:
         spans: Sequence[tuple[int, Tensor]] = (),
         token_types: Tensor | None = None,
     ) -> Tensor:
-        """ids, positions, token_types: [n] int64 -> [n, hidden]. token_types: None: all are 0.
+        """Embed ids [n] as [n, hidden].
 
-        spans: (first row, [m, hidden]) instead of looked-up rows, already scaled and as wide as the blocks;
-        positions and norm apply to them as well. The ids there count for nothing, but must be in the vocabulary.
+        Args:
+            spans: (first row, [m, hidden]) instead of looked-up rows, scaled already; the ids there need only be
+                valid.
+            token_types: None: all 0.
         """
         hidden = self._embedding(ids)
         if self._multiplier is not None:
@@ -114,13 +115,7 @@ class InputEmbedding:
 
 
 class Head:
-    """Logits [n, vocab] float32 of hidden states [n, hidden], the same on every rank.
-
-    sharded: the linear holds V / size rows and the parts are gathered; else every rank holds the whole head.
-    gathers_rounded: parts are rounded to the type of `hidden` before they are gathered: half the bytes.
-    Logits are multiplied by `multiplier`, then bent by softcap * tanh(logits / softcap), where these are given.
-    plain: the product without adapters; None: there are none.
-    """
+    """Logits [n, vocab] float32 of hidden [n, hidden], equal on all ranks, times `multiplier`, capped by `softcap`."""
 
     __slots__ = ("_gathers_rounded", "_group", "_linear", "_multiplier", "_plain", "_sharded", "_softcap")
 
@@ -136,16 +131,18 @@ class Head:
         plain: Linear | None = None,
     ) -> None:
         self._linear = linear
+        # The product without adapters, if there are any.
         self._plain = linear if plain is None else plain
         self._group = tensor_group
+        # The linear holds V / size rows, and parts are gathered; else every rank holds all.
         self._sharded = sharded
+        # Parts are gathered in the type of `hidden`: half the bytes.
         self._gathers_rounded = gathers_rounded
         self._multiplier = multiplier
         self._softcap = softcap
 
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """The id of each row's largest logit, of equal ones the lowest: [n, hidden] -> [n] int64, the same on every
-        rank, of which each sends two numbers for each row. Adapters do not count."""
+        """Return each row's first largest logit's id, [n] int64, without adapters; ranks send two numbers a row."""
         logits = self._plain.wide(hidden)
         values, ids = logits.max(dim=-1)
         if not self._sharded:

@@ -17,24 +17,19 @@ Norm = Callable[[Tensor], Tensor]
 
 
 class AddNorm(Protocol):
-    """A norm that can take up what is still to be added to the residual stream."""
+    """A norm that also adds to the residual stream."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., n] -> the same shape and dtype, a new tensor."""
+    def __call__(self, x: Tensor) -> Tensor: ...
 
     def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """`hidden + added` and the norm of that sum. The sum may use the memory of `added`; `hidden` stays."""
+        """Return `hidden + added`, perhaps in the memory of `added`, and its norm."""
 
 
 class RmsNorm:
-    """`x / sqrt(mean(x^2) + eps) * weight`, in float32 inside (transformers' LlamaRMSNorm).
+    """`x / sqrt(mean(x^2) + eps) * weight` in float32 inside, as LlamaRMSNorm; weight [n] or [heads, n]."""
 
-    Written as `x / hypot(|x|, sqrt(n * eps)) * (sqrt(n) * weight)`, which is the same number in four short operators;
-    torch's own `rms_norm` takes six on a CPU and twice the time on a few rows.
-
-    weight: [n], or [heads, n] for one weight per head; x: [..., n] or [..., heads, n].
-    """
-
+    # Written as `x / hypot(|x|, sqrt(n * eps)) * (sqrt(n) * weight)`, the same number in four short operators; torch's
+    # `rms_norm` takes six on a CPU, and twice the time on a few rows.
     __slots__ = ("_floor", "_weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
@@ -53,7 +48,7 @@ class RmsNorm:
 
 
 class LayerNorm:
-    """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`; weight and bias as for RmsNorm, or None."""
+    """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, as RmsNorm."""
 
     __slots__ = ("_bias", "_eps", "_weight")
 
@@ -74,9 +69,8 @@ class LayerNorm:
 
 
 class WideRmsNorm:
-    """RMS norms of a token's whole query and of its whole key, each over all heads of all ranks.
-
-    weight: [num_heads + num_kv_heads, head_dim] of this rank; x: [n, num_heads + num_kv_heads, head_dim].
+    """RMS norms over a token's whole query and whole key, of all ranks; weight, x: [.., num_heads + num_kv_heads,
+    head_dim].
     """
 
     __slots__ = ("_counts", "_eps", "_group", "_num_heads", "_sizes", "_weight")

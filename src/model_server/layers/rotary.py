@@ -1,9 +1,7 @@
-"""Rotary positions.
+"""Rotary positions, as complex multiplication of adjacent pairs (x0, x1), (x2, x3), ...
 
-Inside the model a rotated pair is adjacent, (x0, x1), (x2, x3), ..., and a rotation is one multiplication of
-complex numbers. Checkpoints that pair x_i with x_(i + n/2) (Llama and similar models) are brought to that order when
-they are loaded (`weights.matrix.HeadOrder`): scores are sums over pairs, so the order inside a head
-matters to nothing else.
+Checkpoints that pair x_i with x_(i + n/2) are reordered at loading (`weights.matrix.HeadOrder`): scores are sums over
+pairs.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ INITIAL_POSITIONS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """One set of rotary parameters. dim: how many numbers of a head rotate. max_positions: the config's bound."""
+    """Rotary parameters; `dim` numbers of a head rotate."""
 
     kind: str
     theta: float
@@ -35,8 +33,7 @@ class Rope:
 
     @property
     def sections(self) -> tuple[int, ...]:
-        """How many pairs of a head follow the first row of positions [3, n], the second, the third (`mrope_section`);
-        empty: all follow the first. Raises StartupError if that is not three counts, or not of all pairs."""
+        """Return how many pairs follow each row of positions [3, n] (`mrope_section`); empty: all the first."""
         value = self.parameters.get("mrope_section")
         if value is None:
             return ()
@@ -47,9 +44,9 @@ class Rope:
 
     @property
     def axes(self) -> Tensor | None:
-        """[dim / 2] int64: the row of positions [3, n] that each pair follows; None: all follow the first.
+        """Return each pair's row of positions, [dim / 2] int64; None: the first.
 
-        Interleaved (`mrope_interleaved`), the second and third row have every third pair, as many as their sections.
+        Interleaved (`mrope_interleaved`), the second and third row have every third pair.
         """
         sections = self.sections
         if not sections:
@@ -62,7 +59,7 @@ class Rope:
         return axes
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Parameter `name`; raises StartupError if it is absent without a default, or not a positive number."""
+        """Return a positive parameter, or its default."""
         value = self.parameters.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -73,10 +70,7 @@ class Rope:
 
 
 def inverse_frequencies(rope: Rope, longest: int = 0) -> tuple[Tensor, float]:
-    """Angles per position [dim / 2] float32, and the factor on cos and sin, where no sequence is longer than `longest`.
-
-    Raises StartupError for a kind that is not served.
-    """
+    """Return angles per position [dim / 2] float32, and the factor on cos and sin, for sequences up to `longest`."""
     function = _KINDS.get(rope.kind)
     if function is None:
         raise StartupError(f"config.json: rope scaling {rope.kind!r} is not served; served: {', '.join(_KINDS)}")
@@ -88,12 +82,12 @@ def _default(rope: Rope, longest: int) -> tuple[Tensor, float]:
 
 
 def _linear(rope: Rope, longest: int) -> tuple[Tensor, float]:
-    """Positions divided by the factor. TGI ignores it in its static constructor; we do not."""
+    """Divide positions by the factor, which TGI's static constructor ignores."""
     return _plain(rope) / rope.number("factor"), 1.0
 
 
 def _llama3(rope: Rope, longest: int) -> tuple[Tensor, float]:
-    """Long waves divided by the factor, short ones kept, a linear blend between (Llama 3.1)."""
+    """Divide long waves by the factor, keep short ones, blend between (Llama 3.1)."""
     factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
     turns = rope.number("original_max_position_embeddings", rope.max_positions) * _plain(rope) / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
@@ -102,7 +96,7 @@ def _llama3(rope: Rope, longest: int) -> tuple[Tensor, float]:
 
 
 def _yarn(rope: Rope, longest: int) -> tuple[Tensor, float]:
-    """YaRN (arXiv 2309.00071) with the defaults and the mscale ratio of transformers' ROPE_INIT_FUNCTIONS."""
+    """Compute YaRN (arXiv 2309.00071) with defaults and mscale of transformers' ROPE_INIT_FUNCTIONS."""
     original = rope.number("original_max_position_embeddings", rope.max_positions)
     factor = rope.number("factor", rope.max_positions / original)
     fast, slow = rope.number("beta_fast", 32), rope.number("beta_slow", 1)
@@ -131,14 +125,14 @@ def _yarn(rope: Rope, longest: int) -> tuple[Tensor, float]:
 
 
 def _dynamic(rope: Rope, longest: int) -> tuple[Tensor, float]:
-    """A larger base, the further sequences go beyond the config's positions (dynamic NTK)."""
+    """Grow the base with sequences beyond the config's positions (dynamic NTK)."""
     factor, beyond = rope.number("factor"), max(longest / rope.max_positions, 1.0)
     base = rope.theta * (factor * beyond - (factor - 1)) ** (rope.dim / (rope.dim - 2))
     return _plain(dataclasses.replace(rope, theta=base)), 1.0
 
 
 def _longrope(rope: Rope, longest: int) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv 2402.13753): other factors where sequences go beyond the original length."""
+    """Compute LongRoPE (arXiv 2402.13753), with other factors beyond the original length."""
     original = _original_length(rope)
     factor = rope.number("factor", rope.max_positions / original)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
@@ -181,9 +175,8 @@ _BY_LENGTH = ("dynamic", "longrope", "su")
 
 
 class Rotations:
-    """By what the tokens of one forward are rotated: the rows of `table` at their positions.
-
-    table: [num_positions, dim / 2] complex64; positions: [n] int64, all below num_positions.
+    """The rotations of a forward's tokens: rows of `table` [num_positions, dim / 2] complex64 at positions [n]
+    int64.
     """
 
     __slots__ = ("_gathered", "_real_table", "positions", "table")
@@ -196,27 +189,24 @@ class Rotations:
 
     @property
     def gathered(self) -> Tensor:
-        """[n, 1, dim / 2] complex64, looked up by the first layer that asks, for all of them."""
+        """Look up [n, 1, dim / 2] complex64, once for all layers."""
         if self._gathered is None:
             self._gathered = self.table.index_select(0, self.positions).unsqueeze(1)
         return self._gathered
 
     @property
     def real_table(self) -> Tensor:
-        """The table as [num_positions, dim] float32, cos and sin of each pair side by side, in the same memory."""
+        """View the table as [num_positions, dim] float32, cos and sin side by side."""
         if self._real_table is None:
             self._real_table = torch.view_as_real(self.table).flatten(1)
         return self._real_table
 
 
 class Rotary:
-    """Rotations of one Rope by position, looked up in a table that grows with the longest sequence seen.
+    """Rotations of one Rope by position, in a table that grows with the longest sequence."""
 
-    Rotations of some kinds depend on how long sequences get. All positions of all sequences have the same: keys in the
-    cache keep their rotation when a sequence grows, and other rows of a batch change nothing. Until `set_longest` says
-    how long they get, it is the longest seen.
-    """
-
+    # Where they depend on how long sequences get, all have the same: cached keys keep their rotation when a sequence
+    # grows, and rows do not depend on others. The length is that of `set_longest`, before it the longest seen.
     def __init__(self, rope: Rope, device: torch.device) -> None:
         self._rope = rope
         self._device = device
@@ -233,18 +223,12 @@ class Rotary:
             self._is_set = True
 
     def reserve(self, max_positions: int) -> None:
-        """Compute the rotations of that many positions now: up to there the table stays where it is in memory.
-
-        For captured CUDA graphs, which read the table at the address that it had at the capture.
-        """
+        """Compute so many positions now; up to there the table keeps its address, which CUDA graphs need."""
         if max_positions > self._table.shape[0]:
             self._table = self._rotations(max_positions)
 
     def rotations(self, positions: Tensor, max_length: int) -> Rotations:
-        """Rotations of `positions` int64, all below `max_length`: [n], or [3, n], one row for each of `Rope.sections`.
-
-        For [3, n] the table is that of the step: a row for each token, put together from three rows.
-        """
+        """Return the rotations of `positions` [n], or [3, n] by `Rope.sections`, as a table of the step."""
         if not self._is_set and max_length - 1 > self._longest:
             self._use(max_length - 1)
         if max_length > self._table.shape[0]:
@@ -269,7 +253,7 @@ class Rotary:
 
 
 def rotate_(heads: Tensor, rotations: Tensor) -> None:
-    """Rotate `heads` [n, num_heads, dim], pairs side by side, in place by `rotations` [n, 1, dim / 2]."""
+    """Rotate `heads` [n, num_heads, dim] in place by `rotations` [n, 1, dim / 2]."""
     wide = heads if heads.dtype == torch.float32 else heads.float()
     torch.view_as_complex(wide.view(*wide.shape[:-1], -1, 2)).mul_(rotations)
     if wide is not heads:

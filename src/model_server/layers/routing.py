@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with which weights: the rules of all families as data, and one router."""
+"""Which experts a token goes to, by which weights: all families' rules as data, and one router."""
 
 from __future__ import annotations
 
@@ -16,28 +16,26 @@ TINY = 1e-20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """From a router's logits to `top_k` of `num_experts` experts and their weights.
-
-    score: softmax over all experts; sigmoid of each; or sparse mixer (Phi 3.5 MoE): the experts are chosen one after
-    the other, each weighted by a softmax over those that come within `jitter` of it.
-    group_score: of a group of experts, where only the best `top_groups` of `num_groups` groups are open to a token.
-    norm: None, or p: the chosen weights are divided by their p-norm, to which `guard` is added. scaling: on the weights
-    at the end.
-    on_input: the weights multiply what an expert reads instead of what it gives.
-    wide: the router's product is taken in float32 whatever the type of the model.
-    """
+    """From router logits to `top_k` of `num_experts` experts and their weights."""
 
     num_experts: int
     top_k: int
+    # Softmax over all; sigmoid of each; or sparse mixer (Phi 3.5 MoE): one after another, each weighted by a softmax
+    # over those within `jitter`.
     score: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
     jitter: float = 0.01
     num_groups: int = 1
     top_groups: int = 1
+    # Of a group; only the best `top_groups` of `num_groups` are open.
     group_score: Literal["max", "best_two"] = "max"
+    # The p of the norm that divides the weights, plus `guard`; None: no norm.
     norm: float | None = None
     guard: float = TINY
+    # On the final weights.
     scaling: float = 1.0
+    # Weights multiply what experts read, not what they give.
     on_input: bool = False
+    # The router's product is float32.
     wide: bool = False
 
 
@@ -46,7 +44,7 @@ Choice = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class RouterLinear:
-    """A `Linear`: logits of hidden states [n, hidden] by `weight` [num_experts, hidden]; bias: on the logits."""
+    """A `Linear` of router logits."""
 
     __slots__ = ("_bias", "_is_wide", "_weight")
 
@@ -63,7 +61,7 @@ class RouterLinear:
 
 
 class Router:
-    """`choice` of the logits that `linear` gives for hidden states [n, hidden]."""
+    """The `choice` by the logits of `linear`."""
 
     __slots__ = ("_choice", "_linear")
 
@@ -76,9 +74,10 @@ class Router:
 
 
 def choose(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A `Choice` in plain torch, for every rule.
+    """Choose in plain torch, by every rule.
 
-    correction: [num_experts] float32, added to the scores by which experts are chosen, but not to the weights.
+    Args:
+        correction: [num_experts] float32, added to choosing scores, not to weights.
     """
     logits = logits.float()
     if routing.score == "sparse_mixer":
@@ -100,7 +99,7 @@ def choose(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple
 
 
 def _within_groups(scores: Tensor, routing: Routing) -> Tensor:
-    """`scores` [n, num_experts], -inf outside of the best groups."""
+    """Set scores outside of the best groups to -inf."""
     grouped = scores.view(-1, routing.num_groups, routing.num_experts // routing.num_groups)
     best = grouped.amax(dim=-1) if routing.group_score == "max" else grouped.topk(2, dim=-1).values.sum(dim=-1)
     groups = best.topk(routing.top_groups, dim=-1, sorted=False).indices
@@ -109,7 +108,7 @@ def _within_groups(scores: Tensor, routing: Routing) -> Tensor:
 
 
 def _sparse_mixer(logits: Tensor, top_k: int, jitter: float) -> tuple[Tensor, Tensor]:
-    """SparseMixer-v2 as at inference (arXiv 2409.12136): no sampling, the best of what is left each time."""
+    """Choose as SparseMixer-v2 at inference (arXiv 2409.12136), the best of the rest each time."""
     weights, chosen = [], []
     left = logits
     for _ in range(top_k):

@@ -1,4 +1,4 @@
-"""Scores that grow sharper with the position of the query (arXiv 2501.19399), for layers without rotation."""
+"""Scores that sharpen with the query's position (arXiv 2501.19399), without rotation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class QueryTemperature:
-    """Queries at position p are multiplied by 1 + strength * log(1 + floor((p + 1) / interval))."""
+    """Multiplies queries at p by 1 + strength * log(1 + floor((p + 1) / interval))."""
 
     strength: float
     interval: float
 
     def __call__(self, positions: Tensor) -> Tensor:
-        """Positions [n] -> factors [n, 1, 1] float32."""
+        """Return factors [n, 1, 1] float32 of positions [n]."""
         steps = torch.floor((positions.float() + 1) / self.interval)
         return torch.log1p(steps).mul_(self.strength).add_(1).view(-1, 1, 1)

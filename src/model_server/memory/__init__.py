@@ -1,1 +1,1 @@
-"""A device's memory: the paged KV cache, its size, what the rest is used for."""
+"""A device's memory: KV cache, its size, other uses."""

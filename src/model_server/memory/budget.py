@@ -1,4 +1,4 @@
-"""How much of a device's memory becomes KV cache: the arithmetic, and where its numbers come from."""
+"""How much of a device's memory becomes KV cache."""
 
 from __future__ import annotations
 
@@ -14,25 +14,22 @@ CACHE_SHARE = 0.97
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a warm-up found out about the device, in bytes.
-
-    total: the device's memory. free: what is unused between two steps, before there is a cache; others on the device
-    are counted as they are now. peak: what the largest step takes beyond that. graphs: what CUDA graphs will take.
-    """
+    """A warm-up's findings on the device, in bytes."""
 
     total: int
+    # Unused between steps, before there is a cache, beside other processes.
     free: int
+    # What the largest step takes beyond that.
     peak: int
+    # What CUDA graphs will take.
     graphs: int
 
     def budget(self, fraction: float) -> int:
-        """Bytes that are left for the cache if `fraction` of the device may be used, by us and the others together.
-        May be negative."""
+        """Return bytes for the cache within `fraction` of the device; may be negative."""
         return int(self.free - (1.0 - fraction) * self.total) - self.peak - self.graphs
 
 
 def cache_blocks(measured: Measured, fraction: float, block_bytes: int) -> int:
-    """Blocks of `block_bytes` that fit; 0 if none does."""
     return max(0, int(measured.budget(fraction) * CACHE_SHARE)) // block_bytes
 
 
@@ -40,17 +37,17 @@ class DeviceMemory(Protocol):
     """The memory of one device."""
 
     def begin(self) -> None:
-        """What is in use now is no part of the next `peak`."""
+        """Start measuring the next `peak`."""
 
     def peak(self) -> int:
-        """Most bytes in use at once since `begin`, beyond what was in use then."""
+        """Return the most bytes in use beyond those at `begin`."""
 
     def rest(self) -> tuple[int, int]:
-        """(free, total) bytes of the device once all work is done and nothing is kept for reuse."""
+        """Return (free, total) bytes with all work done and nothing kept for reuse."""
 
 
 class CudaMemory:
-    """Counts what torch has taken from the device, not what tensors use of it: the gaps are needed as well."""
+    """Counts what torch has taken from the device, gaps included."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

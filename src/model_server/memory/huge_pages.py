@@ -1,10 +1,9 @@
-"""Memory of a CPU for what every step reads: weights and the KV cache, in pages of 2 MiB where Linux gives them.
+"""Memory of a CPU for weights and KV cache, in pages of 2 MiB where Linux gives them."""
 
-A step reads all weights once. In pages of 4 KiB the processor looks up a translation for each of them, and its
-prefetchers stop at each end (a served token of one client: 17.3 ms so, 14.2 ms in large pages; AVX2, 135M, bfloat16).
-Most systems give large pages only to memory that asks for them (`madvise`), which allocators do not, and matrices
-smaller than a page must be adjacent to share one.
-"""
+# A step reads all weights once. In pages of 4 KiB the processor looks up a translation for each of them, and its
+# prefetchers stop at each end (a served token of one client: 17.3 ms so, 14.2 ms in large pages; AVX2, 135M, bfloat16).
+# Most systems give large pages only to memory that asks for them (`madvise`), which allocators do not, and matrices
+# smaller than a page must be adjacent to share one.
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ ALIGNMENT = 64
 
 
 class Arena:
-    """Hands out memory, piece after piece, of mappings that live as long as any tensor in them."""
+    """Hands out memory of mappings that live as long as their tensors."""
 
     def __init__(self, size: int = CHUNK) -> None:
-        """size: bytes of a mapping, unless a piece needs more. What of it fills no large page has small ones."""
+        """Take the bytes of a mapping; its end, short of a large page, has small ones."""
         self._size = size
         self._lock = threading.Lock()
         self._chunk: mmap.mmap | None = None
@@ -40,12 +39,11 @@ class Arena:
 
     @property
     def spare_bytes(self) -> int:
-        """That it takes, at most, beside the numbers of its tensors: to the ends of cache lines and pages."""
+        """Bound the bytes beside the tensors' numbers, up to ends of lines and pages."""
         with self._lock:
             return self._earlier + self._taken - self._in_pieces
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """A new tensor of zeros [*shape] on the CPU. Raises MemoryError when there is none for it."""
         count = math.prod(shape)
         if count == 0:
             return torch.zeros(shape, dtype=dtype)
@@ -61,7 +59,7 @@ class Arena:
 
     @property
     def _taken(self) -> int:
-        """Bytes of the chunk in pages that hold a part of a tensor."""
+        """Count bytes of pages that hold tensors."""
         used = self._next - self._start
         if used <= self._large:
             return math.ceil(used / PAGE) * PAGE

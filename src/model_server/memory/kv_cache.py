@@ -1,7 +1,7 @@
-"""The paged KV cache of one rank: per layer one tensor of blocks that holds K and V side by side.
+"""The paged KV cache of one rank: a tensor of blocks per layer, with K and V side by side.
 
-Who owns what: the router hands out blocks and slots, this file owns the memory, the model writes, attention backends
-read. Block 0 is never handed out: padding and probes write there.
+The router hands out blocks and slots, the model writes, attention reads. Padding and probes write to block 0, which is
+never handed out.
 """
 
 from __future__ import annotations
@@ -20,24 +20,21 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What one layer stores for one token on this rank.
-
-    value_in_key: nothing is stored for values; a value is the first `value_dim` numbers of its key (latent attention).
-    newest: for how many of a block's tokens, the newest ones, there is a row: the token at position p has row
-    p % newest of its block, in place of the token at p - newest (layers that read a few tokens back); None: for all.
-    dtype: of the rows; None: the cache's.
-    """
+    """What one layer stores for a token on this rank."""
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    # A value is the first `value_dim` numbers of its key (latent attention).
     value_in_key: bool = False
+    # Rows for so many of a block's newest tokens, p at p % newest (layers that read a few tokens back); None: all.
     newest: int | None = None
+    # Of the rows; None: the cache's.
     dtype: torch.dtype | None = None
 
     @property
     def row_width(self) -> int:
-        """Numbers stored per token: all key heads, then all value heads."""
+        """Return numbers per token: key heads, then value heads."""
         if self.value_in_key:
             return self.num_kv_heads * self.key_dim
         return self.num_kv_heads * (self.key_dim + self.value_dim)
@@ -46,16 +43,14 @@ class KvShape:
         return block_size if self.newest is None else min(self.newest, block_size)
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """What a block of `block_size` tokens takes in a cache of `dtype`."""
         return self.rows_per_block(block_size) * self.row_width * (self.dtype or dtype).itemsize
 
 
 class KvCache:
-    """Keys and values of all layers: `keys[layer]` is [num_blocks, block_size, num_kv_heads, key_dim], values alike.
+    """Keys and values of all layers, [num_blocks, block_size, num_kv_heads, dim] each.
 
-    Both are views of `rows[layer]` [num_blocks * block_size, row_width]: a token's keys and values are in one row, so
-    that one copy writes and one gather reads both. Only the last dimension of the views is contiguous. A layer whose
-    shape says so has fewer rows in a block (`KvShape.newest`).
+    Both are views of `rows[layer]` [num_blocks * block_size, row_width], so that one copy writes and one gather reads
+    both; only the last dimension is contiguous.
     """
 
     def __init__(
@@ -86,7 +81,7 @@ class KvCache:
     def scratch(
         cls, shapes: tuple[KvShape, ...], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> KvCache:
-        """For steps that leave nothing behind: layers of equal shape share their memory, one after the other."""
+        """Make a cache for steps that leave nothing: layers of equal shape share memory."""
         distinct = tuple(dict.fromkeys(shapes))
         shared = cls(distinct, num_blocks, block_size, dtype, device)
         whole = cls((), num_blocks, block_size, dtype, device)
@@ -98,7 +93,7 @@ class KvCache:
         return whole
 
     def layers(self, first: int, count: int) -> KvCache:
-        """Some of the layers as a cache of their own, in the same memory."""
+        """View some layers as a cache."""
         part = KvCache((), self.num_blocks, self.block_size, torch.uint8, torch.device("cpu"))
         chosen = slice(first, first + count)
         part.shapes, part.rows = self.shapes[chosen], self.rows[chosen]
@@ -106,22 +101,18 @@ class KvCache:
         return part
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store key and value [num_tokens, num_kv_heads, dim] of one layer at `slots` [num_tokens] int64.
-
-        Not for shapes with `value_in_key`, whose rows are the keys.
+        """Store key and value [num_tokens, num_kv_heads, dim] at `slots` [num_tokens] int64; not with
+        `value_in_key`.
         """
         self.write_rows(layer, slots, torch.cat((key.flatten(1), value.flatten(1)), dim=1))
 
     def write_rows(self, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Store `rows` [num_tokens, row_width], keys then values of each token, at `slots` [num_tokens] int64."""
+        """Store `rows` [num_tokens, row_width] at `slots` [num_tokens] int64."""
         copy_rows(self.rows[layer], slots, rows)
 
 
 def copy_rows(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
-    """`rows` [n, width] to `slots` [n] int64 of `cache` [num_slots, width], in the type of the cache.
-
-    In float8 numbers are bounded by the largest of the type and rounded to the nearest even; NaN stays NaN.
-    """
+    """Copy `rows` [n, width] to `slots` [n] of `cache`, in its type; float8 is bounded and rounded to even."""
     if cache.dtype in FLOAT8:
         if rows.dtype is not cache.dtype:
             bound = torch.finfo(cache.dtype).max
@@ -132,7 +123,7 @@ def copy_rows(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
 
 
 def from_float8(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """`numbers` of a type of FLOAT8, contiguous, in `dtype`."""
+    """Convert contiguous FLOAT8 numbers."""
     if numbers.device.type != "cpu":
         return numbers.to(dtype)
     # torch converts one number at a time here; looking it up is four times as fast.
@@ -142,7 +133,7 @@ def from_float8(numbers: Tensor, dtype: torch.dtype) -> Tensor:
 
 @lru_cache
 def _table(stored: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """[256]: the number that each byte of a type of FLOAT8 stands for."""
+    """Return the numbers of all 256 bytes of a FLOAT8 type."""
     return torch.arange(256, dtype=torch.uint8).view(stored).to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""What the memory of a device is used for, as text."""
+"""What a device's memory is used for, as text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ _MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUse:
-    """Bytes; None where it was not measured.
-
-    activations: what the largest step takes beyond the rest. free: what is left beside all of it, of `total`.
-    """
+    """Bytes; None: not measured."""
 
     weights: int | None
+    # What the largest step takes beyond the rest.
     activations: int | None = None
     states: int | None = None
     cache: int | None = None
     graphs: int | None = None
+    # What is left of `total`.
     free: int | None = None
     total: int | None = None
 
@@ -29,7 +28,7 @@ class MemoryUse:
         )
 
     def line(self) -> str:
-        """The same in a few words."""
+        """Summarize in a few words."""
         return "MiB: " + ", ".join(f"{name} {size / _MIB:.1f} {note}".rstrip() for name, size, note in self._rows())
 
     def _rows(self, cache_note: str = "", step_note: str = "") -> list[tuple[str, int, str]]:

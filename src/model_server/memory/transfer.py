@@ -1,4 +1,4 @@
-"""Small values between the host and the device, without waiting for the device."""
+"""Small values between host and device, without waiting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SMALLEST = 1 << 14
 
 
 class Event(Protocol):
-    """What marks the end of a copy: `torch.cuda.Event` or a stand-in."""
+    """Marks the end of a copy: `torch.cuda.Event` or a stand-in."""
 
     def record(self) -> None: ...
 
@@ -32,18 +32,17 @@ class Event(Protocol):
 
 @dataclass(slots=True)
 class _Buffer:
-    """copied: the end of the newest copy that reads it."""
+    """A pinned buffer; `copied`: the end of its newest copy."""
 
     memory: Tensor
     copied: Event
 
 
 class Staging:
-    """Uploads through pinned buffers that are used again and again, all arrays of a call in one copy.
+    """Uploads through reused pinned buffers, all arrays of a call in one copy; on the device thread.
 
-    A buffer is not written before the copy that reads it is over (its event says so); while all are being read there is
-    one more, so there are as many as steps in flight need, and the host does not wait. On a CPU there is nothing to
-    copy: tensors share the arrays' memory (`shares_memory`). Not thread-safe: it belongs to the device thread.
+    A buffer is not written before its copy is over; if all are busy there is one more, so the host does not wait. On a
+    CPU tensors share the arrays' memory (`shares_memory`).
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class Staging:
         allocate: Callable[[int], Tensor] | None = None,
         new_event: Callable[[], Event] | None = None,
     ) -> None:
-        """`allocate`: makes a host buffer of that number of bytes (uint8). Both unset: what `device` needs."""
         self._device = device
         self.shares_memory = device.type == "cpu" and allocate is None
         self._allocate = allocate or _pinned
@@ -61,10 +59,7 @@ class Staging:
         self._buffers: deque[_Buffer] = deque()  # the one that was used last at the end
 
     def upload(self, *arrays: npt.NDArray[np.generic]) -> list[Tensor]:
-        """Tensors on the device with the values that the arrays have now, in their shapes and types.
-
-        On a CPU the tensors are the arrays: the caller must not change those.
-        """
+        """Return tensors of the arrays' present values; on a CPU the arrays themselves, which must not change."""
         if self.shares_memory:
             return [torch.from_numpy(array) for array in arrays]
         places, size = [], 0
@@ -87,7 +82,7 @@ class Staging:
         return tensors
 
     def _free_buffer(self, size: int) -> _Buffer:
-        """One of `size` bytes or more that no copy reads. Copies end in their order: of all the first is over first."""
+        """Find a buffer that no copy reads; the first of all is over first."""
         room = max(_SMALLEST, 1 << (size - 1).bit_length())
         if not self._buffers or (len(self._buffers) < MOST_BUFFERS and not self._buffers[0].copied.query()):
             buffer = _Buffer(self._allocate(room), self._new_event())
@@ -105,14 +100,14 @@ def _pinned(num_bytes: int) -> Tensor:
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`. From pageable memory torch waits for all queued work; from pinned memory it need not."""
+    """Copy to `device`; only from pinned memory without waiting for queued work."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def download(tensor: Tensor) -> Tensor:
-    """`tensor` on the host. From a GPU the copy is only queued: read it once an event recorded after it is over."""
+    """Copy to the host; from a GPU, read it after an event recorded later is over."""
     if not tensor.is_cuda:
         return tensor
     on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -1,1 +1,1 @@
-"""What a family of models looks like (spec, families) and the one decoder that runs them."""
+"""What families of models look like, and the decoder that runs them."""

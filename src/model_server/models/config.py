@@ -1,4 +1,4 @@
-"""config.json of a checkpoint: typed fields with the defaults that transformers gives them. Never trusted."""
+"""config.json as typed fields with transformers' defaults. Never trusted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WITH_ORIGINAL = ("llama3", "longrope", "su", "yarn")
 
 
 class ModelConfig:
-    """Fields of one config.json. Every reader raises StartupError naming the field when its value is not usable."""
+    """Fields of a config.json; errors name the field."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
@@ -30,7 +30,7 @@ class ModelConfig:
         return value
 
     def has(self, name: str) -> bool:
-        """Whether the file mentions `name`, even as null."""
+        """Whether the file has `name`, even as null."""
         return name in self._fields
 
     def get(self, name: str) -> Any:
@@ -67,16 +67,13 @@ class ModelConfig:
         return value
 
     def optional_number(self, name: str, default: float | None = None) -> float | None:
-        """A positive finite number; None where the file says null, `default` where it is silent."""
+        """Return a positive number; None for null, `default` if absent."""
         if name not in self._fields:
             return default
         return None if self._fields[name] is None else self.number(name, 1.0)
 
     def renamed(self, names: Mapping[str, str | tuple[str, ...]], **added: Any) -> ModelConfig:
-        """The same file with some fields under other names: {ours: theirs, or several of theirs, the first wins}.
-
-        `added` are fields that hold where the file is silent or says null.
-        """
+        """Rename fields {ours: theirs, or several, the first wins}; `added` fill in for null or absent ones."""
         fields = dict(self._fields)
         fields |= {name: value for name, value in added.items() if fields.get(name) is None}
         for ours, theirs in names.items():
@@ -87,16 +84,15 @@ class ModelConfig:
         return ModelConfig(fields)
 
     def replaced(self, **fields: Any) -> ModelConfig:
-        """The same file with these fields, whatever it says."""
+        """Replace fields, whatever the file says."""
         return ModelConfig({**self._fields, **fields})
 
     def without(self, *names: str) -> ModelConfig:
-        """The same file without fields that other types have, and that transformers does not read for this one."""
+        """Drop fields that transformers does not read for this type."""
         return ModelConfig({name: value for name, value in self._fields.items() if name not in names})
 
     def rope_block(self) -> Mapping[str, Any]:
-        """`rope_scaling`, which people add to files that have `rope_parameters` of transformers 5, or these; empty if
-        the file has neither."""
+        """Return `rope_scaling`, which people add to `rope_parameters` (transformers 5), or those."""
         block = self._fields.get("rope_scaling") or self._fields.get("rope_parameters") or {}
         if not isinstance(block, Mapping):
             raise StartupError(f"config.json: the rope parameters must be an object, got {block!r}")
@@ -105,9 +101,11 @@ class ModelConfig:
     def rope(
         self, dim: int, max_positions: int, *, theta: float = 10000.0, block: Mapping[str, Any] | None = None
     ) -> Rope:
-        """Rotary parameters: all in `rope_parameters` since transformers 5, before in `rope_theta`, `rope_scaling`.
+        """Read rotary parameters: `rope_parameters`, or `rope_theta` and `rope_scaling` before transformers 5.
 
-        theta: the family's default. block: the parameters of one kind of layer, where these differ.
+        Args:
+            theta: The family's default.
+            block: Parameters of one kind of layer.
         """
         block = self.rope_block() if block is None else block
         kind = block.get("rope_type") or block.get("type") or "default"

@@ -1,7 +1,4 @@
-"""From a described checkpoint to a Runner: the native decoder for the families it knows, else transformers' modelling.
-
-transformers, which alone costs seconds of start-up, is imported only for models that need it.
-"""
+"""From a described checkpoint to a Runner: the native decoder, else transformers, which costs seconds to import."""
 
 from __future__ import annotations
 
@@ -48,15 +45,16 @@ def load_runner(
     captures: bool = False,
     progress: Progress | None = None,
 ) -> Runner:
-    """Load this rank's part of `model`; `progress(layers_done, layers)` follows the reading.
+    """Load this rank's part of `model`.
 
-    attention: asked for the backend as soon as the layers are known.
-    captures: steps are to be captured as CUDA graphs where that is possible.
-    trust_remote_code: code from the model's folder may be run, where a type is not known without.
+    Args:
+        attention: Asked for the backend once the layers are known.
+        trust_remote_code: Code of the model's folder may run.
+        captures: Steps are to be captured as CUDA graphs if possible.
+        progress: Called with (layers done, layers).
 
-    Raises StartupError, one line: unknown model type, missing, damaged or quantized weights, sizes that cannot be
-    divided among the ranks, a model that fails its self-check, a backend that was asked for and cannot serve, and for
-    weights, or slots for adapters, that do not fit the device.
+    Raises:
+        StartupError: One line: what is missing, damaged, not served, too large, or fails its self-check.
     """
     try:
         return _load(
@@ -94,7 +92,7 @@ def _load(
 def resident_adapters(
     model: Model, runner: Runner, root: str | None, dtype: torch.dtype, layout: Layout
 ) -> Residents | None:
-    """Adapters that come while `model` serves, from folders in `root`; None: none do."""
+    """Return adapters that come while serving, from folders in `root`, if any may."""
     if root is None:
         return None
     inner = runner.inner if isinstance(runner, GraphedRunner) else runner
@@ -113,7 +111,7 @@ def resident_adapters(
 
 @contextmanager
 def _merging(model: Model, spec: Spec, reader: WeightReader) -> Iterator[WeightReader]:
-    """What reads the weights: of the base model alone, or with an adapter merged into them."""
+    """Return the reader of the base's weights, perhaps with an adapter merged in."""
     if model.merged is None:
         yield reader
         return
@@ -124,12 +122,12 @@ def _merging(model: Model, spec: Spec, reader: WeightReader) -> Iterator[WeightR
 
 
 def _allocated(device: torch.device) -> int:
-    """Bytes on a GPU, where kernels keep scales in fewer bits than forms have; 0 on others."""
+    """Count a GPU's bytes, where kernels keep smaller scales than forms."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _check_leftover(model: Model, spec: Spec, reading: SafetensorsReader, layout: Layout) -> None:
-    """Raises StartupError for a tensor of this rank's stage that the load has not read."""
+    """Refuse tensors of this stage that were not read."""
     base = spec.names.base
     prefixes = (spec.names.layers, spec.names.layers.removeprefix(base))
     unread = [name for name in reading.unread if not _is_of_other_stage(name, spec, layout, prefixes)]
@@ -145,7 +143,7 @@ def _check_leftover(model: Model, spec: Spec, reading: SafetensorsReader, layout
 
 
 def _is_of_other_stage(name: str, spec: Spec, layout: Layout, layers: Sequence[str]) -> bool:
-    """Whether another stage reads the module of a tensor. layers: what names of the layers' tensors begin with."""
+    """Whether another stage reads a tensor; `layers` begins names of layers."""
     if layout.stage.size == 1:
         return False
     index = layer_of(name, layers)

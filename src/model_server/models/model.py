@@ -1,4 +1,4 @@
-"""A checkpoint and what its config makes of it, found out once, before anything is loaded."""
+"""A checkpoint and what its config says, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -41,36 +41,42 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """name: what messages call it. spec: None for a family that the native decoder does not know, which transformers
-    may compute. adapters: LoRA adapters to load with it. merged: one that is merged into the weights of `spec`.
-    adapter_room: for how many further adapters, which come while it serves. max_adapter_rank: None: any that is read.
-    slots: of the device, into which adapters are copied; None: rows have them where they were loaded. adapter_folders:
-    by their names, of the adapters of a model without a spec, whose layers are known when it is loaded. targets: what
-    of `spec` takes adapters; None: it gets none. warnings: what the operator should know of the files."""
+    """A described checkpoint."""
 
     checkpoint: Checkpoint
+    # What messages call it.
     name: str
     config: ModelConfig
+    # None for a family that only transformers may compute.
     spec: Spec | None
     scheme: Scheme = dataclasses.field(default_factory=Scheme)
+    # Loaded with it.
     adapters: tuple[Adapter, ...] = ()
+    # Merged into the weights of `spec`.
     merged: Adapter | None = None
+    # For adapters that come while serving.
     adapter_room: int = 0
+    # None: any that is read.
     max_adapter_rank: int | None = None
+    # Of the device's adapters; None: rows use them where loaded.
     slots: SlotSizes | None = None
+    # By name, for a model without a spec.
     adapter_folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    # What of `spec` takes adapters; None: nothing.
     targets: Targets | None = None
+    # On the files, for the operator.
     warnings: tuple[str, ...] = ()
 
 
 def describe(
     checkpoint: Checkpoint, *, rope_factor: float | None = None, quantize: str | None = None, name: str | None = None
 ) -> Model:
-    """What `checkpoint` holds. rope_factor: positions are divided by it, whatever scaling the config names; None: as
-    the config says. quantize: `--quantize`. name: what messages call the model; None: its folder.
+    """Describe what `checkpoint` holds.
 
-    Raises StartupError for a config that cannot be used, for a quantization that is not served, and for a rope factor
-    that the model has no use for.
+    Args:
+        rope_factor: Divides positions instead of the config's scaling.
+        quantize: `--quantize`.
+        name: None: its folder.
     """
     name = name or str(checkpoint.directory)
     scheme = resolve(checkpoint, quantize, name)
@@ -106,7 +112,7 @@ def describe(
 
 
 def describe_pooled(checkpoint: Checkpoint, *, quantize: str | None = None, name: str | None = None) -> Model:
-    """As `describe`, of a model whose hidden states are wanted instead of tokens."""
+    """Describe a model whose hidden states are wanted."""
     name = name or str(checkpoint.directory)
     scheme = resolve(checkpoint, quantize, name)
     if checkpoint.merged is not None:
@@ -121,7 +127,7 @@ def describe_pooled(checkpoint: Checkpoint, *, quantize: str | None = None, name
 
 
 def _merging(model: Model, spec: Spec, folder: Path) -> Model:
-    """`model` with the adapter in `folder`. Where it changes embedding or head, they are no longer tied."""
+    """Add a merged adapter; changed embedding or head are no longer tied."""
     adapter = read_adapter(model.name, folder, adapter_targets(spec), _bases(model, spec))
     tables = (spec.names.embedding, spec.names.head)
     if spec.tied_head:
@@ -136,7 +142,7 @@ def _bases(model: Model, spec: Spec) -> tuple[str, ...]:
 
 
 def _lies_deeper(spec: Spec, checkpoint: Checkpoint) -> bool:
-    """Whether the files are those of a vision model, with the config of its text model alone."""
+    """Whether a vision model's files have their text model's config."""
     embedding = spec.names.embedding.removeprefix(spec.names.base) + ".weight"
     stored = {name for header in checkpoint.headers.values() for name in header.tensors}
     own = ("", spec.names.base)
@@ -148,7 +154,7 @@ def _lies_deeper(spec: Spec, checkpoint: Checkpoint) -> bool:
 
 
 def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple[Spec, Checkpoint]:
-    """`spec` as the files of a vision model hold it, and the checkpoint without its other tensors."""
+    """Return `spec` by a vision model's names, and the checkpoint without other tensors."""
     stored = [name for header in checkpoint.headers.values() for name in header.tensors]
     names = text_names(spec.names, stored)
     prefixes = (names.embedding + ".", names.layers + ".", f"{names.norm}.", names.head + ".")
@@ -165,9 +171,8 @@ def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple
 
 
 def _as_stored(mlp: MlpSpec | None, prefix: str, shapes: Mapping[str, Sequence[int]], spec: Spec) -> MlpSpec | None:
-    """The MLP of a layer, whose experts are in tensors of their own or in two of all.
-
-    Public files of Qwen 3 VL MoE have these as [experts, in, out]; transformers writes [experts, out, in].
+    """Return an MLP with experts as stored: Qwen 3 VL MoE's public files are [experts, in, out], transformers'
+    [experts, out, in].
     """
     up, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
     shape = shapes.get(prefix + up)
@@ -177,10 +182,11 @@ def _as_stored(mlp: MlpSpec | None, prefix: str, shapes: Mapping[str, Sequence[i
 
 
 def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0, max_rank: int | None = None) -> Model:
-    """`model`, to be loaded with the LoRA adapters in these folders, by their names. room: for how many later ones.
-    max_rank: of all of them; None: any that is read.
+    """Add LoRA adapters by name.
 
-    Raises StartupError for an adapter, or a model, that is not served so.
+    Args:
+        room: For later ones.
+        max_rank: None: any that is read.
     """
     if not folders and not room:
         return model
@@ -197,12 +203,13 @@ def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0, m
 
 
 def in_slots(model: Model, number: int | None) -> Model:
-    """`model`, whose adapters are copied into slots of its device when rows need them. number: the most slots;
-    None: DEFAULT_SLOTS. Of a model that gets no later adapters there are no more than it is loaded with.
+    """Copy adapters into slots of the device when rows need them.
 
-    The rank of the slots is the largest that is allowed; if none is set, that of the largest adapter that the model is
-    loaded with, and for later ones DEFAULT_RANK.
+    Args:
+        number: At most; None: DEFAULT_SLOTS. Without later adapters there are no more than loaded ones.
     """
+    # The rank of the slots is the largest that is allowed; if none is set, that of the largest adapter loaded with the
+    # model, and for later ones DEFAULT_RANK.
     largest = max((adapter.rank for adapter in model.adapters), default=1)
     rank = model.max_adapter_rank or max(DEFAULT_RANK if model.adapter_room else 1, largest)
     number = number or DEFAULT_SLOTS
@@ -213,7 +220,7 @@ def in_slots(model: Model, number: int | None) -> Model:
 
 
 def adapter_of(model: Model, name: str, folder: Path) -> Adapter:
-    """The adapter in `folder`, checked for a model of the native decoder. Raises StartupError."""
+    """Check the adapter in `folder` for a native model."""
     assert model.spec is not None and model.targets is not None
     found = read_adapter(name, folder, model.targets, _bases(model, model.spec))
     check_rank(model, found)
@@ -228,7 +235,7 @@ def check_rank(model: Model, adapter: Adapter) -> None:
 
 
 def warn_of_other_base(model: Model, adapter: Adapter) -> None:
-    """One warning for an adapter that names another base model than this one."""
+    """Warn once of an adapter made for another base model."""
     names = {Path(place).name.lower() for place in (model.name, model.checkpoint.directory)}
     if adapter.base is not None and Path(adapter.base).name.lower() not in names:
         _warn_of_base(adapter.name, adapter.base, model.name)
@@ -236,12 +243,12 @@ def warn_of_other_base(model: Model, adapter: Adapter) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _warn_of_base(name: str, base: str, served: str) -> None:
-    """Once for each: shapes alone decide whether an adapter fits."""
+    """Warn once each: shapes alone decide whether an adapter fits."""
     logger.warning("LoRA adapter `%s` was made for %.200s; it is served with %s", name, base, served)
 
 
 def check_family(fields: Mapping[str, Any], num_stages: int = 1) -> None:
-    """Whether a family can be served quantized and in stages, as far as its config.json says. Raises StartupError."""
+    """Refuse, by config.json, what cannot be served quantized and in stages."""
     config = ModelConfig(fields)
     try:
         spec_of(config)
@@ -251,7 +258,7 @@ def check_family(fields: Mapping[str, Any], num_stages: int = 1) -> None:
 
 
 def whole_only(model_type: str, num_stages: int) -> StartupError:
-    """The error for a model that cannot be cut into stages."""
+    """Return the error for a model that stages cannot divide."""
     family = FAMILIES.get(model_type)
     if family is not None and family.crosses:
         remedy = "leave it out, also --num-shard: the model is served on one device"
@@ -264,7 +271,7 @@ def whole_only(model_type: str, num_stages: int) -> StartupError:
 
 
 def plain_only(model_type: str, method: str, reason: str, *, on_load: bool) -> StartupError:
-    """For a quantized model that needs a state for each request."""
+    """Return the error for a quantized model with a state per request."""
     if on_load:
         return StartupError(
             f"`--quantize {method}`: {model_type} is served by the stateful runner, which serves plain weights only "
@@ -276,9 +283,9 @@ def plain_only(model_type: str, method: str, reason: str, *, on_load: bool) -> S
 def cache_dtype(
     model: Model, requested: str | None, device: torch.device, attention: str | None = None
 ) -> torch.dtype | None:
-    """The type of the KV cache; None: the model's. requested: `--kv-cache-dtype`; attention: `--attention`.
+    """Choose the KV cache's type; None: the model's.
 
-    Unset, a checkpoint that was made for a cache in float8 gets one on a GPU that computes with it.
+    Unset, checkpoints made for float8 get it on GPUs that compute with it.
     """
     found = None
     if requested is not None:
@@ -297,7 +304,7 @@ def cache_dtype(
 
 
 def check_batch_invariance(model: Model, device: torch.device, dtype: torch.dtype, num_ranks: int) -> None:
-    """Raises StartupError if `--batch-invariant` cannot be honoured for this model here."""
+    """Refuse `--batch-invariant` where it cannot be honoured."""
     reason = _varies_with_the_batch(model, device, dtype, num_ranks)
     if reason is not None:
         raise StartupError(f"--batch-invariant cannot be honoured: {reason}")
@@ -329,10 +336,7 @@ def _varies_with_the_batch(model: Model, device: torch.device, dtype: torch.dtyp
 
 
 def with_linear_rope(spec: Spec, factor: float) -> Spec:
-    """`spec`, all of its rotations with positions divided by `factor`, instead of the config's own scaling.
-
-    Raises StartupError for a model that knows positions in another way.
-    """
+    """Divide all rotations' positions by `factor` instead of the config's scaling, if the model rotates."""
     if not any(spec.ropes):
         raise StartupError("--rope-scaling: this model has no rotary positions; leave it out")
     scaled = [

@@ -1,4 +1,4 @@
-"""Which layers each stage of a pipeline holds, and which models can be cut into stages."""
+"""Which layers each stage holds, and which models can be divided."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from wire.text.counting import counted
 
 
 def layer_counts(model: Model, num_stages: int, asked: Sequence[int] = ()) -> tuple[int, ...] | None:
-    """How many layers each stage holds; None for a single stage. asked: `--stage-layers`; empty: so that the stage with
-    the most bytes of weights has as few as possible.
+    """Return the layers of each stage; None for a single one.
 
-    Raises StartupError for a model whose layers are not those of the native runner, and for counts that do not fit it.
+    Args:
+        asked: `--stage-layers`; empty: minimize the largest stage's bytes.
     """
     if num_stages == 1:
         if asked:
@@ -38,9 +38,12 @@ def layer_counts(model: Model, num_stages: int, asked: Sequence[int] = ()) -> tu
 
 
 def split(sizes: Sequence[int], num_stages: int, *, first: int = 0, last: int = 0) -> tuple[int, ...]:
-    """Cut layers of these sizes into `num_stages` runs, none of them empty, so that the largest run is as small as
-    possible; of equal cuts the one with the most layers in front. first, last: what the first and last run hold beside
-    their layers."""
+    """Cut layers into `num_stages` runs with the smallest maximum, of equal cuts with most layers in front.
+
+    Args:
+        first: What the first run holds beside layers.
+        last: What the last one does.
+    """
     count = len(sizes)
     until = [0, *accumulate(sizes)]
 
@@ -64,8 +67,7 @@ def split(sizes: Sequence[int], num_stages: int, *, first: int = 0, last: int = 
 
 
 def stored_bytes(model: Model, spec: Spec) -> tuple[list[int], int, int]:
-    """Bytes of each layer's tensors as they are stored, of what the first stage holds beside its layers, and the last.
-    A matrix that is embedding and head in one counts for both."""
+    """Return bytes of each layer, and of the first and last stage beside them; a tied matrix counts twice."""
     names = spec.names
     layers = [0] * spec.num_layers
     first = last = 0

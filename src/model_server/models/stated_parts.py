@@ -1,7 +1,4 @@
-"""Parts that config.json says a model has, or has not: biases and norms of heads, which its tensors decide.
-
-Where the two contradict each other, one of the files is not of this model.
-"""
+"""Parts that config.json affirms or denies (biases, norms), against the tensors that decide."""
 
 from __future__ import annotations
 
@@ -34,10 +31,10 @@ _NEEDED = ("qk_layernorm", "use_qk_norm")
 
 
 def check_stated_parts(config: ModelConfig, tensors: Iterable[str]) -> None:
-    """tensors: the names in the files, of plain weights: writers of quantized ones add biases of zeros.
+    """Refuse contradictions between config.json and plain weights, naming field and tensor.
 
-    Raises StartupError, naming the field and a tensor, where the files hold what config.json says there is not, or lack
-    norms that it says there are.
+    Args:
+        tensors: Names; writers of quantized weights add biases of zeros, so only plain ones.
     """
     stored = tuple(tensors)
     for field, (types, pattern) in _PARTS.items():

@@ -1,4 +1,4 @@
-"""Whether the head of a checkpoint is the embedding: its tensors decide, whatever config.json says."""
+"""Whether the head is the embedding: tensors decide, whatever config.json says."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ROWS = 4096
 
 
 def with_stored_head(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple[Spec, str | None]:
-    """`spec`, whose head is tied where the files hold none, or a copy of the embedding; and what the operator should
-    know of that, if there is something.
+    """Tie the head if the files hold none, or a copy; return a remark for the operator, too.
 
-    config: of the whole model. Raises StartupError where there is no head, but config.json says that there is one.
+    Raises:
+        StartupError: There is no head, but config.json says so.
     """
     names = spec.names
     modules = (names.head, names.embedding)
@@ -49,7 +49,7 @@ def with_stored_head(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) ->
 
 
 def _tensors(reader: SafetensorsReader, module: str, base: str) -> Mapping[str, str]:
-    """Those that make the matrix of `module`, in whatever format: their names in the files by what follows its own."""
+    """Return the stored names of a module's matrix, by their ends."""
     starts = (module + ".", module.removeprefix(base) + ".", base + module.removeprefix(base) + ".")
     found = {name.removeprefix(start): name for start in starts for name in reader.unread if name.startswith(start)}
     found.pop("bias", None)
@@ -93,6 +93,6 @@ def _have_equal_rows(reader: SafetensorsReader, one: str, other: str) -> bool:
 def _rows(
     reader: SafetensorsReader, types: set[str], names: tuple[str, str], span: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """As they are stored, or as numbers of one type."""
+    """Read rows as stored, or as numbers of one type."""
     one, other = (reader.raw(name, span) if len(types) == 1 else reader.rows(name, [span]) for name in names)
     return one, other

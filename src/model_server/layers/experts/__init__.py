@@ -1,1 +1,1 @@
-"""Mixtures of experts: the ways to run them, and which suits a device."""
+"""Mixtures of experts: ways to run them, by device."""

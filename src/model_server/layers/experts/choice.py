@@ -1,11 +1,10 @@
-"""The fastest way to run the experts of one layer, by device.
+"""Chooses the fastest way to run the experts of one layer, by device."""
 
-Tokens are sorted by expert, so that every expert multiplies its tokens at once. Measured by `benchmarks.moe` on a CPU
-with AVX-512 (8, 64 and 128 experts, 1 to 512 tokens): copying the chosen weights together for a batched product takes 4
-to 75 times as long as visiting the experts where they are. Visits with packed matrices (`layers.linear`) are faster
-than a grouped product, 1.1 to 2.4 times in bfloat16 and up to 1.8 times in float32, but have to ask the device who got
-tokens. So there are several classes; on GPUs that can run them, kernels of our own.
-"""
+# Tokens are sorted by expert, so that every expert multiplies its tokens at once. Measured by `benchmarks.moe` on a CPU
+# with AVX-512 (8, 64 and 128 experts, 1 to 512 tokens): copying the chosen weights together for a batched product takes
+# 4 to 75 times as long as visiting the experts where they are. Visits with packed matrices (`layers.linear`) are faster
+# than a grouped product, 1.1 to 2.4 times in bfloat16 and up to 1.8 times in float32, but have to ask the device who
+# got tokens. So there are several classes; on GPUs that can run them, kernels of our own.
 
 from __future__ import annotations
 
@@ -32,10 +31,13 @@ def make_experts(
     silu: bool = False,
     adapters: AdapterSites | None = None,
 ) -> Experts:
-    """The experts of one layer. weights: of all of them; may be a generator, so that each is read when its turn comes.
-    `on_input`: see `Routing`.
+    """Make the experts of one layer.
 
-    silu: `activation` is silu(gate) * up, which the kernels can take into the product. adapters: what may change them.
+    Args:
+        weights: Of all; a generator is read one by one.
+        on_input: See `Routing`.
+        silu: `activation` is silu(gate) * up, which kernels can include.
+        adapters: What may change them.
     """
     device, dtype = linears.device, linears.dtype
     if device.type != "cpu" and usable(device):

@@ -1,4 +1,4 @@
-"""The experts of one layer: every token is read by a few of many MLPs. What every way to run them takes and gives."""
+"""The interface of every way to run a layer's experts."""
 
 from __future__ import annotations
 
@@ -20,31 +20,29 @@ class Experts(Protocol):
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can hold them: they ask the device for nothing."""
+        """Whether CUDA graphs can hold them: they ask the device for nothing."""
 
     def __call__(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """hidden [n, hidden], weights [n, top_k] float32, chosen experts [n, top_k] int64 -> sums [n, hidden]."""
+        """Sum the chosen experts [n, top_k] of hidden [n, hidden] by weights [n, top_k] float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """One expert's part on this rank.
+    """One expert's part on this rank; all experts of a layer have biases, or none."""
 
-    up: [2 * n, hidden] if gated, gate first; down: [hidden, n]. Biases: all experts of a layer have one, or none.
-    up_product, down_product: what they are of the stored matrices; None: they take no adapters.
-    """
-
+    # [2 * n, hidden] if gated, gate first; down: [hidden, n].
     up: Form
     down: Form
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    # What `up` is of the stored matrices, for adapters; None: it takes none.
     up_product: Product | None = None
     down_product: Product | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StackedWeights:
-    """Those of all experts. up: [experts, out, in]; down: [experts, out, in]; biases: [experts, out]."""
+    """All experts' up and down [experts, out, in], and biases [experts, out]."""
 
     up: Tensor
     down: Tensor
@@ -53,7 +51,7 @@ class StackedWeights:
 
 
 def stacked(weights: Iterable[ExpertWeights], num_experts: int, dtype: torch.dtype) -> StackedWeights:
-    """In `dtype`. Each expert is read when its turn comes and goes straight to its place."""
+    """Stack in `dtype`, reading each expert straight into its place."""
     stacks: dict[str, Tensor] = {}
     for number, expert in enumerate(weights):
         found = {
@@ -71,7 +69,7 @@ def stacked(weights: Iterable[ExpertWeights], num_experts: int, dtype: torch.dty
 
 
 def stacked_biases(weights: Sequence[ExpertWeights]) -> tuple[Tensor | None, Tensor | None]:
-    """Of all experts: up [experts, out], down [experts, out]."""
+    """Stack biases: up and down [experts, out]."""
     up, down = (
         None if biases[0] is None else torch.stack([b for b in biases if b is not None])
         for biases in ([w.up_bias for w in weights], [w.down_bias for w in weights])
@@ -82,8 +80,7 @@ def stacked_biases(weights: Sequence[ExpertWeights]) -> tuple[Tensor | None, Ten
 def slotted(
     adapters: AdapterSites | None, products: Sequence[Product | None], shape: tuple[int, int]
 ) -> SlottedExperts | None:
-    """Slots for what adapters add to a product [outputs, inputs] of all experts; None: nothing. products: see
-    `ExpertWeights`."""
+    """Make slots for a product [outputs, inputs] of all experts, if adapters may change it."""
     found = [product for product in products if product is not None]
     if adapters is None or len(found) < len(products):
         return None
@@ -91,7 +88,7 @@ def slotted(
 
 
 def combine(results: Tensor, order: Tensor, weights: Tensor | None, top_k: int) -> Tensor:
-    """Sums per token of `results` [n * top_k, hidden], which are in `order`; weights [n, top_k], None: ones."""
+    """Sum `results` [n * top_k, hidden], which are in `order`, by token and weights [n, top_k]."""
     restored = torch.empty_like(results).index_copy_(0, order, results)
     if top_k == 1 and weights is None:
         return restored

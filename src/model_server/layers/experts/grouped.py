@@ -1,4 +1,4 @@
-"""Experts by torch's grouped product, for devices that our kernels do not serve."""
+"""Experts by torch's grouped product, without our kernels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ GROUPED_CAPABILITY = (9, 0)
 
 
 class GroupedExperts:
-    """One grouped product for all experts, sorted on the device.
+    """One grouped product for all experts, sorted on the device."""
 
-    torch has a kernel for it for bfloat16 on capability 9.0 and later, and elsewhere multiplies expert by expert, for
-    which it asks the device where each begins (`aten/src/ATen/native/GroupedMMUtils.h`).
-    """
-
+    # torch has a kernel for bfloat16 on capability 9.0 and later; elsewhere it multiplies expert by expert, and asks
+    # the device where each begins (`aten/src/ATen/native/GroupedMMUtils.h`).
     __slots__ = ("_activation", "_down", "_down_bias", "_ids", "_on_input", "_up", "_up_bias", "capturable")
 
     def __init__(

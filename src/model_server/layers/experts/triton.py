@@ -1,4 +1,4 @@
-"""Experts by our Triton kernels. Imported only where `kernels.availability.usable` says so."""
+"""Experts by our Triton kernels; imported only if `kernels.availability.usable`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from model_server.quantization.forms.codes import Codes
 
 
 class TritonExperts:
-    """Grouped products by `kernels.moe.products`, without sorting or copying rows. Asks the device for nothing."""
+    """Grouped products of `kernels.moe.products`, without sorting, copies or questions to the device."""
 
     __slots__ = (
         "_activation", "_adapters", "_down", "_down_bias", "_down_slots", "_num_experts", "_num_processors",
@@ -42,7 +42,6 @@ class TritonExperts:
         silu: bool = False,
         adapters: AdapterSites | None = None,
     ) -> None:
-        """adapters: in slots, that may change the products; None: none do."""
         self._adapters = adapters
         self._up_slots, self._down_slots = (
             slotted(adapters, products, shape)
@@ -73,7 +72,7 @@ class TritonExperts:
         return self._run(hidden, weights, chosen, None, slots)
 
     def _compile(self, dtype: torch.dtype) -> None:
-        """Every number of tokens has its tiles; the first batch of its size would wait for the compiler."""
+        """Compile the tiles of every number of tokens ahead of the first such batch."""
         hidden = torch.zeros(1, self._up.depth, dtype=dtype, device=self._up.numbers.device)
         for tiles in self._tiles:
             chosen = torch.zeros(1, 2, dtype=torch.int64, device=hidden.device)
@@ -86,7 +85,7 @@ class TritonExperts:
     def _run(
         self, hidden: Tensor, weights: Tensor, chosen: Tensor, tiles: TileConfig | None, slots: Tensor | None = None
     ) -> Tensor:
-        """tiles: None: those for so many tokens. slots [n] int32: see `AdapterSites.slots_of`."""
+        """Run with `tiles` or those for so many tokens; slots [n] int32 as `AdapterSites.slots_of`."""
         num_tokens, top_k = chosen.shape
         tiles = tiles or tiles_for(chosen.numel(), self._num_experts, self._tiles)
         placement = place(chosen, self._num_experts, tiles)
@@ -130,7 +129,7 @@ class TritonExperts:
 
 
 def _stacked(forms: Sequence[Form], dtype: torch.dtype) -> Matrix:
-    """The matrices of all experts: as small as they are stored where all are kept in one way, else of `dtype`."""
+    """Stack all experts' matrices, as stored if they agree, else in `dtype`."""
     decoded = [form for form in forms if _is_decoded(form)]
     if len(decoded) == len(forms):
         for small_scales in (True, False):  # what small ones are like depends on the numbers of each expert
@@ -141,5 +140,5 @@ def _stacked(forms: Sequence[Form], dtype: torch.dtype) -> Matrix:
 
 
 def _is_decoded(form: Form) -> TypeGuard[Decodable]:
-    """Not codes in another order of columns: the experts read the same inputs in one order."""
+    """Refuse codes in another order of columns: experts share inputs."""
     return can_decode(form) and not (isinstance(form, Codes) and form.order is not None)

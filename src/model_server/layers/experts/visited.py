@@ -17,7 +17,7 @@ from model_server.quantization.forms import Form
 
 
 class VisitedExperts:
-    """One product after the other, over the experts that got tokens. Asks the device which these are."""
+    """Multiplies expert by expert, after asking the device which got tokens."""
 
     __slots__ = ("_activation", "_adapters", "_layers", "_on_input")
 
@@ -32,7 +32,6 @@ class VisitedExperts:
         on_input: bool,
         adapters: AdapterSites | None = None,
     ) -> None:
-        """adapters: what may change the products; None: nothing."""
         self._adapters = adapters
 
         has_slots = adapters is not None and adapters.slots is not None

@@ -12,7 +12,7 @@ from model_server.layers.fused.torch import TorchFused
 
 
 def fused_for(device: torch.device, dtype: torch.dtype) -> Fused:
-    """The fastest implementation for a model of that type on that device."""
+    """Return the fastest implementation for a type on a device."""
     if availability.usable(device) and dtype in (torch.float16, torch.bfloat16, torch.float32):
         from model_server.layers.fused.triton import TritonFused  # needs Triton
 

@@ -1,7 +1,4 @@
-"""The fused element-wise operators in C++, for CPUs.
-
-What they do not know (layer norms, other activations, a cache in another type) stays with plain torch.
-"""
+"""The fused operators in C++, for CPUs; what they do not know stays with plain torch."""
 
 from __future__ import annotations
 
@@ -67,7 +64,7 @@ class CppFused(TorchFused):
 
 
 class CppRmsNorm:
-    """`layers.norm.RmsNorm`. weight: kept in float32, [n] or [heads, n]."""
+    """`layers.norm.RmsNorm` with float32 weights [n] or [heads, n]."""
 
     __slots__ = ("_function", "_holding_gil", "eps", "weight")
 
@@ -105,7 +102,7 @@ class CppRmsNorm:
 
 
 class CppSiluGated:
-    """[n, 2 * m] (gate, then up) -> [n, m]: silu(gate) * up."""
+    """silu(gate) * up, from [n, 2 * m] to [n, m]."""
 
     __slots__ = ("_function",)
 

@@ -71,18 +71,18 @@ class TorchFused:
 
 
 def norm_heads(qkv: Tensor, layout: HeadLayout, qk_norm: Norm) -> None:
-    """Norm query and key heads in place: for every norm that a fused operator does not know."""
+    """Norm query and key heads in place, by norms that fused operators do not know."""
     heads = _rotated_heads(qkv, layout)
     heads.copy_(qk_norm(heads))
 
 
 def _rotated_heads(qkv: Tensor, layout: HeadLayout) -> Tensor:
-    """Query and key heads [n, num_heads + num_kv_heads, head_dim], a view."""
+    """View query and key heads [n, num_heads + num_kv_heads, head_dim]."""
     num_rotated, dim = layout.num_heads + layout.num_kv_heads, layout.head_dim
     return qkv[:, : num_rotated * dim].view(qkv.shape[0], num_rotated, dim)
 
 
 def _scaled(stored: Tensor, layout: HeadLayout) -> Tensor:
-    """Keys and values [n, 2 * num_kv_heads * head_dim] in float32, divided by their scales."""
+    """Divide keys and values [n, 2 * num_kv_heads * head_dim] by their scales, in float32."""
     width = layout.num_kv_heads * layout.head_dim
     return torch.cat((stored[:, :width].float() / layout.key_scale, stored[:, width:].float() / layout.value_scale), 1)

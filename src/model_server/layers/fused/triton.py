@@ -1,4 +1,4 @@
-"""The fused element-wise operators as Triton kernels. Imported only where `kernels.availability.usable` says so."""
+"""The fused operators as Triton kernels; imported only if `kernels.availability.usable`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TritonLayerNorm:
 
 
 class TritonFused:
-    """Each operator as one kernel, for float16, bfloat16 and float32."""
+    """One kernel for each operator, in float16, bfloat16 and float32."""
 
     def __init__(self, device: torch.device) -> None:
         self._stores_float8 = has_float8(device)

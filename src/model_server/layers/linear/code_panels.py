@@ -1,7 +1,4 @@
-"""A matrix of codes or of 4- or 8-bit floats, packed for `cpp/source/codes.hpp` and `float8_product.hpp`.
-
-It stays as small as it was stored: whole numbers are multiplied as such, floats are decoded while they are multiplied.
-"""
+"""Matrices of codes or small floats, packed for `cpp/source/codes.hpp` and `float8_product.hpp`."""
 
 from __future__ import annotations
 
@@ -30,13 +27,11 @@ _UPPER = {5: 32, 6: 16}
 
 
 class CodeLinear:
-    """A product with `form`, for activations of `dtype`, float32 or bfloat16; for what `can_pack` takes.
+    """A product with `form`, for float32 or bfloat16 activations; see `can_pack`."""
 
-    Beside whole numbers (`Codes`) activations become whole numbers too, of 14 bits (bfloat16) or 21 bits (float32)
-    with a scale for each 256 of them or fewer: that is what the result differs by from a product with the decoded
-    matrix. Numbers of a table are rounded to `dtype`.
-    """
-
+    # Beside whole numbers (`Codes`) activations become whole numbers too, of 14 bits (bfloat16) or 21 bits (float32),
+    # with a scale for at most 256 of them: so far results differ from those of the decoded matrix. Numbers of a table
+    # are rounded to `dtype`.
     __slots__ = ("_function", "_kept", "_type", "bias", "dtype", "inputs", "outputs", "panels", "struct")
 
     def __init__(
@@ -83,7 +78,7 @@ class CodeLinear:
         return self._product(x, torch.float32)
 
     def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """x [..., inputs] -> [..., outputs]. Raises RuntimeError for another x: the operator checks nothing."""
+        """Multiply x [..., inputs]; checks x, since the operator does not."""
         if x.shape[-1] != self.inputs or x.dtype != self.dtype:
             raise RuntimeError(
                 f"a product of {list(x.shape)} {x.dtype} with a matrix of {self.inputs} inputs for {self.dtype}"
@@ -97,7 +92,6 @@ class CodeLinear:
 
 
 def can_pack(form: Form) -> TypeGuard[Packable]:
-    """Whether the operators multiply matrices of this kind."""
     if isinstance(form, TableCodes):
         return form.is_packed and (form.scales.shape[1] == 1 or form.group % 2 == 0)
     if isinstance(form, OffsetCodes):
@@ -144,7 +138,7 @@ def _struct_of_codes(form: Codes) -> tuple[CodeShapeStruct, tuple[Tensor | None,
 
 
 def _bits(form: Codes) -> int:
-    """That a code takes in the panels: 5 and 6 only where groups hold whole runs of `_UPPER` inputs."""
+    """Return a code's bits in the panels: 5 and 6 only for groups of whole runs of `_UPPER` inputs."""
     if form.is_packed:
         return 4
     group = min(form.group, form.num_columns)

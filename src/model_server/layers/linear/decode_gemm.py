@@ -1,7 +1,6 @@
-"""Decode GEMMs (few rows) on a GPU: for every shape the fastest of the library's and ours, measured once at load.
+"""Decode GEMMs (few rows) on a GPU: for every shape the fastest product, measured at load.
 
-Which is fastest depends on the shape, on the GPU and on the library's version, so nothing is assumed. Once measured, a
-choice stands for the life of the process: equal inputs give equal bits.
+A choice stands for the life of the process: equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Product(Protocol):
     """One way to multiply."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """x [n, in], weight [out, in], bias [out] or None -> [n, out] in float32 if that is `dtype`, else in x's."""
+        """Multiply x [n, in] by weight [out, in], plus bias [out], in float32 or x's type."""
 
 
 # Numbers of rows that share a choice: each up to its own, from the one before.
@@ -35,16 +34,14 @@ _GAIN = 0.97
 
 
 class DecodeGemm:
-    """The fastest GEMM of one shape, for each bucket of rows. Shared by all matrices of that shape.
-
-    candidates: our own products for each bucket; the library's comes before them, and is used until `choose`.
-    """
+    """The fastest GEMM of one shape for each bucket of rows."""
 
     __slots__ = ("_by_rows", "candidates", "dtype", "shape")
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, candidates: Sequence[Sequence[Product]]) -> None:
         self.shape = shape  # out, in
         self.dtype = dtype
+        # Our products for each bucket; the library's comes first, and serves until `choose`.
         self.candidates = tuple((torch_product, *own) for own in candidates)
         self._by_rows: list[Product] = [torch_product] * (BUCKETS[-1] + 1)
 
@@ -62,7 +59,7 @@ class DecodeGemm:
         logger.debug("Products of up to %d rows with %s %s: %s", BUCKETS[bucket], self.shape, self.dtype, product)
 
     def fastest(self, bucket: int, time_ms: Callable[[Callable[[], object]], float], device: torch.device) -> int:
-        """The number of the candidate that takes the least time on random numbers; the library unless one is better."""
+        """Return the fastest candidate on random numbers, the library's if equal."""
         out, depth = self.shape
         weight = torch.randn(out, depth, dtype=self.dtype, device=device)
         x = torch.randn(BUCKETS[bucket], depth, dtype=self.dtype, device=device)
@@ -74,7 +71,7 @@ class DecodeGemm:
 
 
 class DecodeGemmLinear:
-    """A matrix multiplied by `gemm`: the fastest product for its shape, or a fixed one."""
+    """A matrix multiplied by `gemm`."""
 
     __slots__ = ("_bias", "_weight", "gemm")
 
@@ -91,12 +88,9 @@ class DecodeGemmLinear:
 
 
 def measure(gemms: Sequence[DecodeGemm], device: torch.device, group: ProcessGroup) -> None:
-    """Time the candidates of every shape on `device`, and choose. Waits for the device.
-
-    All ranks must call it at the same point, with their shapes in the order of loading: they choose alike, so that what
-    they compute alike stays alike. Where the ranks' numbers of shapes differ (a vocabulary that does not divide
-    evenly), or memory is short, the library is kept.
-    """
+    """Time the candidates of every shape, and choose; all ranks together, in the order of loading."""
+    # Ranks choose alike, so that what they compute alike stays alike. Where their numbers of shapes differ (a
+    # vocabulary that does not divide evenly), or memory is short, the library is kept.
     if group.size > 1 and not _same_everywhere(len(gemms), group):
         return
     if not gemms:
@@ -110,7 +104,7 @@ def measure(gemms: Sequence[DecodeGemm], device: torch.device, group: ProcessGro
 
 
 def _measured(gemms: Sequence[DecodeGemm], device: torch.device) -> list[int]:
-    """The fastest of every shape and bucket; the library's for all once memory has run out."""
+    """Find the fastest by shape and bucket; the library's once memory has run out."""
     numbers = [0] * (len(gemms) * len(BUCKETS))
     try:
         stopwatch = Stopwatch(device)

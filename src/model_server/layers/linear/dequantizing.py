@@ -1,7 +1,4 @@
-"""Products with matrices that are not kept as floating point numbers, by any device: decoded piece by piece.
-
-And products with several matrices side by side, each in the way that suits it.
-"""
+"""Products with matrices decoded piece by piece, on any device; and several products side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _ROWS = 16
 
 
 class DequantizingLinear:
-    """Pieces of rows are decoded to the type of the activations, and multiplied."""
+    """Decodes pieces of rows to the activations' type, and multiplies."""
 
     __slots__ = ("_bias", "_form", "_step")
 
@@ -44,15 +41,14 @@ class DequantizingLinear:
 
 
 class OffsetLinear:
-    """A product with codes that have offsets: without these first; then they meet the sums of each group's inputs.
-
-    codes: the product with `form.codes`, bias included. offsets: that with `offsets_of(form)`, of float32 numbers.
-    """
+    """Multiplies codes without offsets, then adds offsets times each group's sum of inputs."""
 
     __slots__ = ("_codes", "_group", "_num_padding", "_offsets")
 
     def __init__(self, codes: Linear, offsets: Linear, form: OffsetCodes) -> None:
+        # With `form.codes`, bias included.
         self._codes = codes
+        # With `offsets_of(form)`, of float32 numbers.
         self._offsets = offsets
         self._group = form.codes.group
         self._num_padding = offsets_of(form).shape[1] * self._group - form.codes.num_columns
@@ -67,12 +63,12 @@ class OffsetLinear:
 
 
 def offsets_of(form: OffsetCodes) -> Tensor:
-    """[out, groups] float32; of an even number of groups, which the panels of products ask for: the last may be 0."""
+    """Return [out, groups] float32, with an even number of groups for panels."""
     return F.pad(form.offsets, (0, 1)) if form.offsets.shape[1] % 2 else form.offsets
 
 
 class SplitLinear:
-    """Products of the same inputs, one beside the other."""
+    """Products of the same inputs, side by side."""
 
     __slots__ = ("parts",)
 

@@ -1,8 +1,7 @@
-"""Which kind of product a matrix gets: decided once, when it is loaded.
+"""Decides, at loading, which kind of product a matrix gets.
 
-On a CPU matrices are packed, which makes decode GEMMs (few rows) 1.3 to 3 times faster: into the panels of our C++
-operators, or where these cannot be had or are slower (`panel_choice`) into oneDNN's layout. On a GPU decode GEMMs are
-measured at load, and quantized matrices are decoded in our kernels.
+On a CPU packed matrices make decode GEMMs 1.3 to 3 times faster: in our panels, or oneDNN's layout (`panel_choice`). On
+a GPU decode GEMMs are measured, and our kernels decode quantized matrices.
 """
 
 from __future__ import annotations
@@ -32,16 +31,17 @@ SMALLEST_MEASURED = 1 << 20
 
 
 class LinearFactory:
-    """Makes the products of a model of one type on one device, and keeps the shapes that are to be measured.
-
-    saved_bytes: what the products take less than the forms that they were made of.
-    """
+    """Makes the products of one type on one device, and keeps the shapes to measure."""
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype, *, num_ranks: int = 1, batch_invariant: bool = False
     ) -> None:
-        """num_ranks: that divide the matrices among them. batch_invariant: on a GPU, plain matrices in 16 bits are
-        multiplied by one kernel for any number of rows."""
+        """Make a factory.
+
+        Args:
+            num_ranks: That divide the matrices.
+            batch_invariant: On a GPU, 16-bit matrices use one kernel for any number of rows.
+        """
         self.device = device
         self.dtype = dtype
         # Several ranks must multiply alike what all of them multiply, and come to shapes at different times.
@@ -53,10 +53,11 @@ class LinearFactory:
         self._candidates = _kernels(device, dtype)
         self._decoding = _decoding_kernels(device, dtype)
         self._gemms: dict[tuple[int, int], DecodeGemm] = {}
+        # What products take less than their forms.
         self.saved_bytes = 0
 
     def make(self, form: Form, bias: Tensor | None = None) -> Linear:
-        """The fastest product with `form` [out, in], on the factory's device, and `bias` [out] of its type."""
+        """Make the fastest product with `form` [out, in] and `bias` [out]."""
         if isinstance(form, Stacked):
             return self._split(form, bias)
         if not isinstance(form, Plain):
@@ -93,10 +94,7 @@ class LinearFactory:
         return SplitLinear(parts)
 
     def measure(self, group: ProcessGroup) -> None:
-        """Choose for all shapes that were made so far: `decode_gemm.measure`. All ranks call it at the same point.
-
-        On a CPU that is done already; the log says what was chosen.
-        """
+        """Choose for all shapes so far (`decode_gemm.measure`); all ranks together."""
         if self._panels is not None:
             self._panels.log()
         if self.device.type == "cuda":
@@ -110,10 +108,7 @@ class LinearFactory:
 
 
 def _kernels(device: torch.device, dtype: torch.dtype) -> Sequence[Sequence[Product]]:
-    """Our products for each bucket of rows; empty where the library alone multiplies.
-
-    Only 16-bit types: in float32 a row must not depend on the rows beside it.
-    """
+    """Return our products for each bucket of rows; none in float32, where rows must not depend on others."""
     if not _runs_kernels(device, dtype):
         return ()
     from model_server.kernels.matmul import TileConfig, multiply, tile_configs
@@ -130,7 +125,7 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> Sequence[Sequence[Prod
 
 
 def _invariant_product(device: torch.device, dtype: torch.dtype) -> Product | None:
-    """None: the products of this device and type depend on no other row as they are."""
+    """Return a product for any number of rows; None: the usual ones do."""
     if not _runs_kernels(device, dtype):
         return None
     from model_server.kernels.matmul import multiply_invariant
@@ -141,7 +136,7 @@ def _invariant_product(device: torch.device, dtype: torch.dtype) -> Product | No
 def _decoding_kernels(
     device: torch.device, dtype: torch.dtype
 ) -> Callable[[Form, Tensor | None], Linear | None] | None:
-    """The product of our kernels with a quantized matrix, None for one that they do not take; None: none can run."""
+    """Return what makes our kernels' products of quantized matrices, if they can run."""
     if not _runs_kernels(device, dtype):
         return None
     from model_server.layers.linear.triton import decoding_linear

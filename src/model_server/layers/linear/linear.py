@@ -1,7 +1,4 @@
-"""Matrix products: what every kind gives, and the kind that torch's own product is enough for.
-
-A rank holds some rows of a matrix, or some columns: then its product is a partial sum of the whole.
-"""
+"""Matrix products, and torch's own kind. A rank holds rows, or columns for a partial sum."""
 
 from __future__ import annotations
 
@@ -16,17 +13,16 @@ _WRITES_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype")
 
 
 class Linear(Protocol):
-    """`x @ weight.T + bias`; weight [out, in], bias [out] or none. `factory.LinearFactory` chooses the kind."""
+    """`x @ weight.T + bias`, weight [out, in]; `factory.LinearFactory` chooses the kind."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[n, in] -> [n, out], both of the model's type."""
+    def __call__(self, x: Tensor) -> Tensor: ...
 
     def wide(self, x: Tensor) -> Tensor:
-        """[n, in] -> [n, out] in float32, not rounded to the model's type first where that can be avoided."""
+        """Multiply to float32, unrounded if possible."""
 
 
 def torch_product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-    """x [n, in] @ weight.T + bias -> [n, out] in float32 if that is `dtype`, else in the type of `x`."""
+    """Multiply x [n, in] by weight.T, plus bias, to float32 or x's type."""
     if dtype is None or dtype is x.dtype:
         return F.linear(x, weight, bias)
     if x.is_cuda and bias is None and _WRITES_FLOAT32:
@@ -35,7 +31,7 @@ def torch_product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.d
 
 
 class TorchLinear:
-    """The product as torch has it, for any device and type."""
+    """Torch's product, for any device and type."""
 
     __slots__ = ("_bias", "_weight")
 

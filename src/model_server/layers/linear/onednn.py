@@ -1,6 +1,6 @@
-"""Matrices in oneDNN's own layout, for CPUs without our C++ operators: few rows are multiplied 1.3 to 3 times faster.
+"""Matrices in oneDNN's layout, for CPUs without our operators: few rows are 1.3 to 3 times faster.
 
-The operators are private to torch and change between versions: `weight_packer` tries them before they are relied on.
+The operators are private to torch and change: `weight_packer` tries them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKED_ROWS = 32
 
 
 class OneDnnLinear:
-    """A packed matrix, and where that is faster for a single row the matrix as it was."""
+    """A packed matrix, and the plain one if faster for a single row."""
 
     __slots__ = ("_bias", "_packed", "_unpacked")
 
@@ -45,7 +45,7 @@ class OneDnnLinear:
 
 @cache
 def weight_packer(device: torch.device, dtype: torch.dtype) -> Packer | None:
-    """What brings a matrix [out, in] to oneDNN's layout, or None where this torch cannot: tried against a product."""
+    """Return what packs a matrix [out, in] for oneDNN, tried against a product; None if this torch cannot."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return None
     weight, x = torch.randn(64, 32).to(dtype), torch.randn(4, 32).to(dtype)

@@ -1,4 +1,4 @@
-"""A matrix packed for `cpp/source/matrix.hpp`: one layout that is multiplied fast by one row as well as by many."""
+"""Matrices packed for `cpp/source/matrix.hpp`, fast for few and many rows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from model_server.memory import huge_pages
 
 
 class PackedLinear:
-    """A product with a weight [outputs, inputs] in panels; float32 or bfloat16, `inputs` even.
-
-    For what `cpp.library.usable` serves.
-    """
+    """A product with panels; float32 or bfloat16, `inputs` even."""
 
     __slots__ = ("_address", "_bias_address", "_function", "_type", "bias", "inputs", "outputs", "panels")
 
@@ -37,11 +34,7 @@ class PackedLinear:
         return self._product(x, torch.float32)
 
     def _product(self, x: Tensor, dtype: torch.dtype | None) -> Tensor:
-        """x [..., inputs] of the weight's type -> [..., outputs] in `dtype`: float32, or None for the same type.
-
-        In float32 the sums are given as they are, not rounded to bfloat16 first. Raises RuntimeError for another x, as
-        torch's own product does: the operator is given addresses and checks nothing.
-        """
+        """Multiply x [..., inputs] to the same type, or to unrounded float32; checks x, since the operator does not."""
         if x.shape[-1] != self.inputs or x.dtype != self.panels.dtype:
             raise RuntimeError(
                 f"a product of {list(x.shape)} {x.dtype} with a matrix of {self.inputs} inputs, {self.panels.dtype}"

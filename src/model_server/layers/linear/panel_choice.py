@@ -1,7 +1,7 @@
-"""Whether a matrix goes into the panels of our C++ operators or into oneDNN's layout: measured when it is loaded.
+"""Measures at loading whether a matrix goes into our panels or oneDNN's layout.
 
-A whole matrix goes one way, for any number of rows: it is in memory once, and in panels a row's numbers do not depend
-on how many others are computed with it. oneDNN's bfloat16 does not promise that.
+It goes one way for any number of rows: it is in memory once, and in panels a row does not depend on others, which
+oneDNN's bfloat16 does not promise.
 """
 
 from __future__ import annotations
@@ -42,24 +42,23 @@ TimeOf = Callable[[Linear, Tensor], float]
 
 
 def processor_time(product: Linear, x: Tensor) -> float:
-    """Time of the calling thread, so that other work of the machine hardly counts."""
+    """Time the calling thread alone, without other work of the machine."""
     start = time.thread_time()
     product(x)
     return time.thread_time() - start
 
 
 class PanelChoice:
-    """Asked for every matrix of a model, of one type; measures each shape once."""
+    """Measures each shape of one model's type once."""
 
     def __init__(self, packer: Packer | None, time_of: TimeOf = processor_time) -> None:
-        """packer: into oneDNN's layout; None: all matrices go into panels."""
+        """Take oneDNN's packer; without one all go into panels."""
         self._packer = packer
         self._time_of = time_of
         self._gains: dict[tuple[int, ...], float] = {}
         self._tile_rows: int | None = None  # not chosen, or no tiles here
 
     def takes(self, weight: Tensor) -> bool:
-        """Whether the matrix [outputs, inputs] goes into panels."""
         if self._packer is None or weight.numel() < SMALLEST_MEASURED:
             return True
         sample = weight[: max(_WHOLE, MOST_MEASURED // weight.shape[1] // _WHOLE * _WHOLE)]
@@ -84,7 +83,7 @@ class PanelChoice:
             logger.info("Matrix products: %s, %s times as fast as oneDNN (shapes: %d)", ours, _range(gains), len(gains))
 
     def _gain(self, weight: Tensor, packer: Packer) -> float:
-        """How many times as fast panels are, as the geometric mean over ROWS; on one thread, in turns."""
+        """Return how many times as fast panels are, by geometric mean over ROWS on one thread."""
         with _one_thread(), torch.inference_mode():
             panels, onednn = PackedLinear(weight, None, Arena()), OneDnnLinear(weight, None, packer)
             if self._tile_rows is None and tile_rows.are_used(panels):

@@ -1,6 +1,6 @@
-"""Products of 8-bit floats by torch's own operator, for many rows on GPUs that have instructions for it.
+"""Products of 8-bit floats by torch, for many rows on GPUs with instructions for it.
 
-Only for checkpoints that were made for activations of 8 bits: each token's are quantized with a scale of its own.
+Only for checkpoints made for 8-bit activations: each token gets a scale.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNIT = 16
 
 
 class ScaledProduct:
-    """A product with `form`, for what `can_scale` takes."""
+    """A product with `form`; see `can_scale`."""
 
     __slots__ = ("_bias", "_by_rows", "_one", "_scales", "_weight")
 
@@ -30,7 +30,7 @@ class ScaledProduct:
         self._bias = bias
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """x [n, in] -> [n, out] in `dtype`, or of rows with scales of their own rounded to bfloat16 first."""
+        """Multiply x [n, in] to `dtype`; rows with own scales are rounded to bfloat16 first."""
         inputs, scales = quantize_inputs(x)
         if self._by_rows:
             out = torch._scaled_mm(inputs, self._weight, scales, self._scales, out_dtype=torch.bfloat16)
@@ -40,7 +40,7 @@ class ScaledProduct:
 
 
 def can_scale(form: object, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
-    """Whether torch's operator multiplies inputs of `dtype` by `form` on a GPU of `capability`, and may."""
+    """Whether torch multiplies `dtype` by `form` at this capability, and may."""
     if not isinstance(form, Fp8) or not form.float8_inputs or any(size % _UNIT for size in form.shape):
         return False
     if form.scales.numel() == 1:

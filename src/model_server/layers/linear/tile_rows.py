@@ -1,7 +1,4 @@
-"""From how many rows on products use AMX's tile instructions: measured at loading.
-
-The results are the same for every number, to the bit: what a disturbed measurement costs is time alone.
-"""
+"""From how many rows on products use AMX tiles, measured at loading; results do not depend on it."""
 
 from __future__ import annotations
 
@@ -23,13 +20,12 @@ _STEP = 32
 
 
 def are_used(panels: PackedLinear) -> bool:
-    """Whether products with this matrix can use tiles on this CPU."""
+    """Whether products with this matrix can use tiles here."""
     return instruction_set() == "amx" and panels.panels.dtype == torch.bfloat16 and panels.inputs % _STEP == 0
 
 
 def choose(panels: PackedLinear, time_of: Callable[[Linear, Tensor], float]) -> int:
-    """The smallest number of rows at which products with `panels` are faster by tiles, and so are those with more; it
-    holds for all matrices from now on."""
+    """Set the smallest number of rows from which tiles are faster, for all matrices."""
     set_tile_rows = prepared().cpp_set_tile_rows
 
     def seconds(rows: int, tile_rows: int) -> float:

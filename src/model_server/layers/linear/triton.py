@@ -1,4 +1,4 @@
-"""Products with quantized matrices by our Triton kernels. Imported only where `kernels.availability.usable` says so."""
+"""Products with quantized matrices by our kernels; imported only if `kernels.availability.usable`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SMALLEST_GROUP = 8
 
 
 class TritonQuantizedLinear:
-    """A matrix that stays as small as it is stored, and is decoded while it is multiplied."""
+    """A matrix kept as stored and decoded while it is multiplied."""
 
     __slots__ = ("_bias", "_many_rows", "_matrix", "_num_processors", "_order")
 
@@ -59,13 +59,13 @@ class TritonQuantizedLinear:
         return multiply(x, self._matrix, self._bias, dtype, self._num_processors)
 
     def _compile(self, num_inputs: int, dtype: torch.dtype) -> None:
-        """Every number of rows has its tiles; the first batch of its size would wait for the compiler."""
+        """Compile the tiles of every number of rows ahead of the first such batch."""
         for tiles in TILES:
             self(torch.zeros(tiles.rows, num_inputs, dtype=dtype, device=self._matrix.numbers.device))
 
 
 def decoding_linear(form: Form, bias: Tensor | None, dtype: torch.dtype) -> TritonQuantizedLinear | None:
-    """The product with `form`; None: the kernels do not take it."""
+    """Return the product with `form`, if the kernels take it."""
     return TritonQuantizedLinear(form, bias, dtype) if can_decode(form) else None
 
 
@@ -80,9 +80,10 @@ def can_decode(form: Form) -> TypeGuard[Decodable]:
 
 
 def kernel_matrix(form: Decodable, *, small_scales: bool = True) -> Matrix:
-    """`form` as kernels read it: scales of neighbouring rows side by side. Its numbers are shared, not copied.
+    """Return `form` for kernels: scales of adjacent rows side by side, numbers shared.
 
-    small_scales: those of 4-bit floats take 8 bits where the kernels can read them.
+    Args:
+        small_scales: Of 4-bit floats, in 8 bits where kernels can read them.
     """
     scales = form.scales.t().contiguous()
     if isinstance(form, Codes) and form.levels is not None:
@@ -98,8 +99,7 @@ def kernel_matrix(form: Decodable, *, small_scales: bool = True) -> Matrix:
 
 
 def _float4(form: Codes, scales: Tensor, *, small: bool) -> Matrix:
-    """scales: [groups, out], of the floats themselves. small: they take 8 bits where they are powers of two, or e4m3
-    floats times a number for each row."""
+    """Make a matrix of floats with scales [groups, out], small ones as powers of two or e4m3."""
     matrix = Matrix("float4", form.codes.contiguous(), scales, None, form.group, 1, form.num_columns)
     if matrix.num_groups == 1 or not small:
         return matrix
@@ -116,5 +116,5 @@ def _float4(form: Codes, scales: Tensor, *, small: bool) -> Matrix:
 
 
 def _by_fours(scales: Tensor) -> Tensor:
-    """Bytes [groups, out] -> int32 [groups, out / 4], the first of four in the lowest bits."""
+    """Pack bytes [groups, out] into int32 [groups, out / 4], the first lowest."""
     return F.pad(scales, (0, -scales.shape[1] % 4)).view(torch.int32)

@@ -1,1 +1,1 @@
-"""Our own decoder: its blocks, their parts, and how they are built from a `Spec`."""
+"""Our decoder: blocks, parts, and how they follow from a `Spec`."""

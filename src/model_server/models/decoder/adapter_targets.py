@@ -1,5 +1,4 @@
-"""Which layers of a model take LoRA adapters, known from its Spec: before weights are read, and on no rank in
-particular."""
+"""Which layers take LoRA adapters, by the Spec alone."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ from model_server.models.decoder.spec import Spec
 
 
 def adapter_targets(spec: Spec) -> Targets:
-    """The linear layers of attention and MLP, experts and their routers, the embedding and the head; not
-    a head of unit rows."""
+    """List linear layers of attention and MLP, experts, routers, embedding and head, except a head of unit rows."""
     found: dict[str, tuple[int, int]] = {}
     experts: dict[str, tuple[ExpertParameter, ...]] = {}
     of_experts: set[str] = set()
@@ -47,7 +45,7 @@ def adapter_targets(spec: Spec) -> Targets:
 
 
 def expert_places(spec: Spec) -> dict[str, ExpertPlace]:
-    """Of the tensors that hold experts, by their names."""
+    """Place the tensors that hold experts, by name."""
     found: dict[str, ExpertPlace] = {}
     for index, mlp in enumerate(spec.mlps):
         prefix = f"{spec.names.layers}.{index}."
@@ -57,7 +55,7 @@ def expert_places(spec: Spec) -> dict[str, ExpertPlace]:
 
 
 def heads_targets(spec: Spec) -> Targets:
-    """The layers of attention whose heads have keys and values of their own, by names relative to the layer."""
+    """List attention layers with keys and values per head, by names relative to the layer."""
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     gates = queries if spec.gated_attention else 0
     outputs = {1: (queries + 2 * keys,), 2: (queries, 2 * keys), 3: (queries + gates, keys, keys)}

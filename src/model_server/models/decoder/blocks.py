@@ -1,8 +1,7 @@
 """One layer: how attention and MLP are added to the residual stream.
 
-Their results are partial sums of this rank; `reduce` sums them over the ranks, in their memory or new. A result is not
-added at once, but together with the norm that reads the sum, which may be the next layer's (`AddNorm.add`): blocks hand
-on the stream beside what is still to be added to it.
+Results are partial sums, which `reduce` sums over the ranks, and are added with the next norm, perhaps the next layer's
+(`AddNorm.add`): blocks hand on the stream beside what is still to be added.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Stream = tuple[Tensor, Tensor | None]
 
 
 def residual_norm(norm: AddNorm | None, hidden: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The sum of a stream, and the norm of that sum: itself, if there is no norm."""
+    """Return a stream's sum, and its norm, if there is one."""
     if added is None:
         return hidden, hidden if norm is None else norm(hidden)
     if norm is not None:
@@ -42,12 +41,12 @@ class Block(Protocol):
     def mlp(self) -> Mlp: ...
 
     def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
-        """From stream to stream of [num_tokens, hidden]; with `kept_rows` [num_rows] int64 only those continue."""
+        """Advance the stream [num_tokens, hidden], from attention on with `kept_rows` alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequentialBlock:
-    """x += attention(norm(x)); x += mlp(norm(x)). Any norm may be missing; a post norm is taken of what is added."""
+    """x += attention(norm(x)); x += mlp(norm(x)). Norms are optional; post norms are of what is added."""
 
     attention: AttentionPart
     mlp: Mlp
@@ -76,7 +75,7 @@ class SequentialBlock:
 
 @dataclass(frozen=True, slots=True)
 class ParallelBlock:
-    """x += attention(norm(x)) + mlp(norm(x)): both read the same x, with one sum over the ranks."""
+    """x += attention(norm(x)) + mlp(norm(x)), with one sum over the ranks."""
 
     attention: AttentionPart
     mlp: Mlp

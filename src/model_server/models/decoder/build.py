@@ -1,4 +1,4 @@
-"""From a Spec and a checkpoint to a Decoder: the parts, in the order in which they are read."""
+"""From a Spec and a checkpoint to a Decoder, in the order of reading."""
 
 from __future__ import annotations
 
@@ -42,12 +42,17 @@ def build(
     adapters: AdapterSites | None = None,
     linears: LinearFactory | None = None,
 ) -> Decoder:
-    """Read this rank's part of every tensor of its stage's layers. `progress(done, total)` is called after each layer.
+    """Read this rank's part of its stage's layers.
 
-    fused: the element-wise operators; None: the device's own. scheme: how the weights are quantized; None: not.
-    adapters: that are loaded with the model; None: none. linears: makes the products; None: the fastest.
+    Args:
+        progress: Called with (done, total) after each layer.
+        fused: None: the device's own.
+        scheme: How weights are quantized, if they are.
+        adapters: Loaded with the model.
+        linears: None: the fastest products.
 
-    Raises StartupError if the model cannot be divided among the ranks or a tensor is missing or of the wrong size.
+    Raises:
+        StartupError: The model cannot be divided, or a tensor is missing or of the wrong size.
     """
     device, layout, group = placement.device, placement.ranks.layout, placement.ranks.tensor
     layers = layout.layers(spec.num_layers)
@@ -104,8 +109,7 @@ def build(
 
 
 def _load_mixer(loader: Loader, spec: Spec, index: int, mixers: list[MixerPart]) -> AttentionPart:
-    """What lets the tokens of layer `index` see each other: attention, or what the layer has instead, which goes into
-    `mixers`, too."""
+    """Load attention, or what layer `index` has instead, also into `mixers`."""
     mixer = spec.mixer(index)
     if mixer is not None:
         mixers.append(mixer.load(loader, spec, index))
@@ -114,7 +118,7 @@ def _load_mixer(loader: Loader, spec: Spec, index: int, mixers: list[MixerPart])
 
 
 def load_block(loader: Loader, spec: Spec, index: int, mixers: list[MixerPart] | None = None) -> Block:
-    """This rank's part of layer `index`. mixers: gets what the layer has instead of attention."""
+    """Load layer `index`; `mixers` gets what it has instead of attention."""
     names = spec.names
     prefix = f"{names.layers}.{index}."
 

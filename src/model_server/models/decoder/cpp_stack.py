@@ -1,7 +1,6 @@
-"""All blocks of a decoder in one call of a C++ operator, where every one of them is of Llama's kind.
+"""All blocks of a decoder in one C++ call, if every one is of Llama's kind.
 
-`cpp_stack` says which blocks these are; all others run one by one as on any device. Both ways
-use the same packed matrices and the same norms, so that nothing is kept twice.
+Both ways use the same packed matrices and norms.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ from model_server.models.decoder.parts import Step
 
 
 class CppStack:
-    """The blocks of a decoder as `source/stack.hpp` runs them. They must outlive it: it holds addresses of theirs."""
+    """Blocks as `source/stack.hpp` runs them, which must outlive it."""
 
     def __init__(self, layers: Sequence[_Layer], first_layer: int = 0) -> None:
-        """first_layer: where in the cache the first of them is."""
         self._cached = slice(first_layer, first_layer + len(layers))
         self._layers = layers  # keeps what the addresses below point to
         first = layers[0]
@@ -59,10 +57,7 @@ class CppStack:
     def __call__(
         self, hidden: Tensor, step: Step, kept_rows: Tensor | None, adapters: AdapterRows | None = None
     ) -> Tensor:
-        """[num_tokens, hidden], which is overwritten, -> the same, or [num_rows, hidden] of `kept_rows` [num_rows].
-
-        adapters: the rows that have one; None: none has.
-        """
+        """Run hidden [num_tokens, hidden], overwritten, to the rows kept."""
         assert isinstance(step.attention, CppStep)
         operators = prepared()
         if step.cache is not self._cache:
@@ -87,7 +82,7 @@ class CppStack:
         return out
 
     def takes(self, step: Step, hidden: Tensor) -> bool:
-        """Whether it can run this step: with attention in C++, over a cache of the activations' type."""
+        """Whether it can run this step: attention in C++, and a cache of the activations' type."""
         return (
             isinstance(step.attention, CppStep) and step.cache.rows[0].dtype == hidden.dtype and hidden.is_contiguous()
         )
@@ -95,10 +90,7 @@ class CppStack:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A matrix, of parts one after another, and what adapters add to its product; None: nothing.
-
-    structs: of the parts.
-    """
+    """A matrix in parts, the parts' structs, and what adapters add."""
 
     parts: Sequence[PackedLinear | CodeLinear]
     structs: ctypes.Array[StackMatrixStruct]
@@ -147,10 +139,10 @@ class _Layer:
 
 
 def cpp_stack(blocks: Sequence[Block], world_size: int, first_layer: int = 0) -> CppStack | None:
-    """The blocks as one stack, or None if one of them is of another kind. first_layer: of the cache, is the first's.
+    """Return the blocks as one stack, if all are x += output(attention(norm(x))), x += down(silu(gate(norm(x))) *
+    up(norm(x))).
 
-    Each must be: x += output(attention(norm(x))), x += down(silu(gate(norm(x))) * up(norm(x))), with packed matrices,
-    RMS norms of one eps, norms of queries and keys by head or none, and nothing to sum over ranks.
+    Matrices must be packed, RMS norms of one eps, norms of heads alike, without sums over ranks.
     """
     if world_size > 1:
         return None

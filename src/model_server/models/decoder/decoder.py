@@ -1,7 +1,6 @@
-"""The one native decoder: blocks of attention and MLP around a residual stream, over a flattened batch.
+"""The one native decoder: blocks around a residual stream, over a flattened batch.
 
-Built by `build` from a Spec and a checkpoint; knows neither names of tensors nor families. Plain objects that
-hold tensors instead of `nn.Module`: on a CPU at batch 1 the interpreter's share of a step is what there is to save.
+Built by `build`. Plain objects instead of `nn.Module`: on a CPU at batch 1 the interpreter's share of a step matters.
 """
 
 from __future__ import annotations
@@ -32,14 +31,7 @@ _SEES_AHEAD = ReferenceBackend()
 
 
 class Decoder:
-    """The layers of one stage on this rank, a `runner.Runner`. The caller enters `torch.inference_mode`.
-
-    embedding: None where other ranks have the first layer: hidden states come instead of ids. output: None where other
-    ranks have the last layer: hidden states go out instead of logits. stream: what those take for a token. stack: all
-    blocks in one, which is preferred to them in the steps that it takes. adapters: that the layers were loaded with.
-    first_layer: of this stage. has_mixers: some layers have something else than attention. state_bytes: what these
-    keep of one request beside its blocks.
-    """
+    """The layers of one stage on this rank, a `runner.Runner`; used inside `torch.inference_mode`."""
 
     def __init__(
         self,
@@ -52,24 +44,30 @@ class Decoder:
         vocab_size: int,
         max_positions: int | None,
         weight_bytes: int,
+        # What hidden states between stages take for a token.
         stream: TokenRow,
         stack: CppStack | None = None,
         bidirectional: bool = False,
         adapters: AdapterSites | None = None,
         first_layer: int = 0,
         has_mixers: bool = False,
+        # What these keep of a request beside its blocks.
         state_bytes: int = 0,
     ) -> None:
+        # None without the first layer: hidden states come instead of ids.
         self._embedding = embedding
         self._blocks = blocks
+        # None without the last layer: hidden states go out instead of logits.
         self._output = output
         self._rotaries = rotaries
         self._attention = attention
         self._kv_shapes = tuple(block.attention.kv_shape for block in blocks)
         self._vocab_size = vocab_size
         self._max_positions = max_positions
+        # All blocks in one, for the steps that it takes.
         self._stack = stack
         self._first_layer = first_layer
+        # Some layers have something else than attention.
         self._has_mixers = has_mixers
         self.bidirectional = bidirectional
         self.adapters = adapters
@@ -95,7 +93,8 @@ class Decoder:
 
     @property
     def output(self) -> Output | None:
-        """Whose head drafts tokens too, where a drafter has none of its own."""
+        """Return the output, whose head drafts too, for drafters without one."""
+        # None without the last layer: hidden states go out instead of logits.
         return self._output
 
     @property
@@ -112,12 +111,12 @@ class Decoder:
             rotary.set_longest(longest)
 
     def reserve_positions(self, max_positions: int) -> None:
-        """For the longest sequence that will ever be decoded."""
+        """Prepare for the longest sequence."""
         for rotary in self._rotaries:
             rotary.reserve(max_positions + 1)
 
     def keep_inputs(self, layers: Sequence[int]) -> None:
-        """From now on steps that keep hidden states (`Kept`) keep what these layers read."""
+        """Keep what these layers read in steps with `Kept` hidden states."""
         self._kept_layers = tuple(layers)
         if self._stack is None:
             return
@@ -128,16 +127,16 @@ class Decoder:
             self._parts.append((start, part))
 
     def embed(self, ids: Tensor) -> Tensor:
-        """What the first layer reads of tokens without positions: [n] int64 -> [n, hidden], without adapters."""
+        """Embed ids [n] as [n, hidden], without positions or adapters."""
         assert self._embedding is not None
         self._current.rows = None
         return self._embedding(ids, torch.zeros_like(ids))
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """Tokens whose logits are not needed are dropped after the last layer's attention.
+        """Compute logits; tokens without are dropped after the last attention.
 
-        Without an output [num_tokens, hidden]: the whole residual stream, for the ranks with the next layer. Without a
-        head the hidden states of `logit_rows`.
+        Returns:
+            Without an output the stream [num_tokens, hidden]; without a head hidden states of `logit_rows`.
         """
         self._current.rows = inputs.adapters
         metadata, positions = inputs.attention, inputs.positions
@@ -171,12 +170,12 @@ class Decoder:
         return found
 
     def _begin(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
-        """The kernels of libraries know causal masks only: prompts whose tokens see ahead are computed without them."""
+        """Begin attention; libraries' kernels know causal masks only."""
         serves = metadata.last_keys is None or self._attention.sees_ahead
         return (self._attention if serves else _SEES_AHEAD).begin(metadata, cache)
 
     def _first(self, inputs: ModelInputs, step: Step) -> Tensor:
-        """What the first of the blocks reads, [num_tokens, hidden]."""
+        """Return what the first block reads, [num_tokens, hidden]."""
         if self._embedding is not None:
             return self._embedding(inputs.input_ids, step.positions, inputs.embeddings, inputs.token_types)
         assert inputs.hidden is not None, "the ranks with the layers before have computed it"

@@ -1,7 +1,4 @@
-"""This rank's share of a checkpoint, as layers: whatever sharding and storage orders mean is decided here.
-
-Knows ranges of rows and columns, not what they stand for: the heads of a packed matrix are counted in `attention`.
-"""
+"""This rank's share of a checkpoint, as layers: decides what sharding and storage orders mean."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ NormKind = Literal["rms", "layer"]
 
 @dataclass(slots=True)
 class Loader:
-    """Reads and counts. weight_bytes: of the forms that were read. `ropes` collects the distinct rotations that the
-    layers ask for."""
+    """Reads, and counts the bytes of forms; `ropes` collects the layers' distinct rotations."""
 
     reader: WeightReader
     device: torch.device
@@ -65,11 +61,11 @@ class Loader:
 
     @property
     def held_bytes(self) -> int:
-        """Of the weights in memory: those of quantized matrices as products on a CPU pack them."""
+        """Return bytes of weights in memory, as packed."""
         return self.weight_bytes - self.linears.saved_bytes
 
     def share(self, size: int) -> Range:
-        """This rank's part of a dimension that must divide evenly."""
+        """Return this rank's part of an evenly divided dimension."""
         count = self.tensor_group.size
         if size % count != 0:
             # TGI's words, spelling included.
@@ -78,7 +74,7 @@ class Loader:
         return self.tensor_group.rank * share, (self.tensor_group.rank + 1) * share
 
     def rope_index(self, rope: Rope | None) -> int | None:
-        """Where `Step.rotations` will hold the rotations of `rope`."""
+        """Return where `Step.rotations` has `rope`."""
         if rope is None:
             return None
         if rope not in self.ropes:
@@ -86,7 +82,7 @@ class Loader:
         return self.ropes.index(rope)
 
     def alibi(self, slopes: tuple[float, ...], bfloat16_scale: float | None) -> Alibi:
-        """The same object for the same arguments: attention computes the biases of a step once for all its layers."""
+        """Return one object for equal arguments, whose biases attention computes once a step."""
         key = (slopes, bfloat16_scale)
         if key not in self._alibis:
             tensor = torch.tensor(slopes, dtype=torch.float32, device=self.device)
@@ -99,24 +95,21 @@ class Loader:
     def rows(
         self, name: str, ranges: Sequence[Range], num_columns: int | None = None, num_rows: int | None = None
     ) -> Tensor:
-        """Rows of the tensor `name`. num_columns, num_rows: of the whole tensor; None: any number."""
+        """Read rows of the tensor `name`; sizes None: any."""
         for dimension, size in enumerate((num_rows, num_columns)):
             if size is not None:
                 self._expect(name, dimension, size)
         return self._count(self.reader.rows(name, ranges))
 
     def vector(self, name: str, ranges: Sequence[Range], size: int | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Numbers of a vector that has `size` of them, None: any number; `dtype` instead of the model's.
-
-        Raises StartupError for another shape.
-        """
+        """Read numbers of a vector of `size`, in `dtype` or the model's."""
         shape = self.reader.shape(name)
         if len(shape) != 1 or size not in (None, *shape):
             raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {[size]}")
         return self._count(self.reader.rows(name, ranges, dtype))
 
     def depthwise(self, name: str, channels: Sequence[Range], num_channels: int, width: int) -> Tensor:
-        """Weights [num_channels, 1, width] of a convolution of each channel by itself, as [width, channels] float32."""
+        """Read a convolution [num_channels, 1, width] as [width, channels] float32."""
         shape = self.reader.shape(name)
         if tuple(shape) != (num_channels, 1, width):
             raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {[num_channels, 1, width]}")
@@ -128,39 +121,42 @@ class Loader:
         return self.rows(name, [(0, self.reader.shape(name)[0])])
 
     def holds(self, module: str) -> bool:
-        """Whether the checkpoint has a matrix for `module`, in whatever format."""
+        """Whether the checkpoint has a matrix for `module`, in any format."""
         return self.scheme.holds(self.reader, module)
 
     def matrix(self, wanted: MatrixSlice, *, as_stored: bool = False) -> Form:
-        """This rank's part of matrices, in the form of the format that they are stored in.
+        """Read this rank's part of matrices, in their format's form.
 
-        as_stored: what is not quantized on load: embeddings, heads, routers.
+        Args:
+            as_stored: Not quantized on load (embeddings, heads, routers).
         """
         form = self.scheme.read(self.reader, wanted, as_stored=as_stored)
         self.weight_bytes += form.nbytes
         return form
 
     def dense(self, name: str, num_rows: int, num_columns: int) -> Tensor:
-        """A whole matrix in the model's type, whatever it is stored in."""
+        """Read a whole matrix in the model's type."""
         part = Part(name, ((0, num_rows),), num_rows)
         wanted = MatrixSlice(parts=(part,), columns=(0, num_columns), num_columns=num_columns)
         return self.decoded(wanted)
 
     def read_again(self, wanted: MatrixSlice, dtype: torch.dtype, *, as_stored: bool = False) -> Tensor:
-        """This part of matrices as the model has it, also if it was quantized on load, without counting it."""
+        """Read matrices as the model has them, quantized on load or not, uncounted."""
         uncounted = replace(self.scheme, _kinds=Counter(), _plain=set())
         return uncounted.read(self.reader, wanted, as_stored=as_stored).dequantize(dtype)
 
     def decoded(self, wanted: MatrixSlice) -> Tensor:
-        """This rank's part of matrices in the model's type, whatever they are stored in."""
+        """Read this rank's part in the model's type."""
         return self._count(self.scheme.read(self.reader, wanted, as_stored=True).dequantize(self.reader.dtype))
 
     def column_linear(
         self, parts: Sequence[Part], num_columns: int, *, transposed: bool = False, as_stored: bool = False
     ) -> Linear:
-        """Several layers of the same input as one matrix of this rank's rows.
+        """Make layers of the same input one product with this rank's rows; biases of all, or none.
 
-        transposed: the file holds [in, out]. as_stored: see `matrix`. Biases: all of the layers have one, or none.
+        Args:
+            transposed: The file holds [in, out].
+            as_stored: See `matrix`.
         """
         wanted = MatrixSlice(
             parts=tuple(parts), columns=(0, num_columns), num_columns=num_columns, transposed=transposed
@@ -183,7 +179,7 @@ class Loader:
         return self.adapted(self.linears.make(form, added), product)
 
     def row_linear(self, name: str, columns: Range, num_rows: int, *, transposed: bool = False) -> Linear:
-        """This rank's columns of a matrix. Summed over the ranks, its bias must count once: rank 0 has it."""
+        """Make a product with this rank's columns; rank 0 adds the bias."""
         part = Part(name, ((0, num_rows),), num_rows)
         # Every rank has as many columns.
         width = (columns[1] - columns[0]) * self.tensor_group.size
@@ -204,22 +200,22 @@ class Loader:
         return self.adapted(self.linears.make(form, bias), product)
 
     def adapted(self, linear: Linear, product: Product, head: HeadTable | None = None) -> Linear:
-        """`linear`, which computes `product`, with what adapters add to it. head: where it is the head."""
+        """Add what adapters change of `product`."""
         return linear if self.adapters is None else self.adapters.linear(linear, product, head)
 
     def norm(self, name: str, size: int) -> AddNorm:
-        """A norm over `size` numbers of every token, the same on every rank."""
+        """Load a norm over `size` numbers, equal on all ranks."""
         if not self.norm_affine:
             return self.fused.layer_norm(None, None, self.norm_eps)
         bias = self.vector(name + ".bias", [(0, size)], size) if self.has_norm_bias(name) else None
         return self.norm_of(self.vector(name + ".weight", [(0, size)], size), bias)
 
     def has_norm_bias(self, name: str) -> bool:
-        """Whether a norm has a bias. RMS norms have none, whatever the files hold."""
+        """Whether a norm has a bias; RMS norms never do."""
         return self.norm_kind == "layer" and self.has(name + ".bias")
 
     def norm_of(self, weight: Tensor, bias: Tensor | None) -> AddNorm:
-        """A norm of the model's kind with a stored weight [n] or [heads, n]."""
+        """Make the model's norm of a weight [n] or [heads, n]."""
         if self.norm_offset:
             weight = weight.float() + self.norm_offset
         if self.norm_kind == "layer":

@@ -16,7 +16,7 @@ from model_server.weights.matrix import Part
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """down(activation(up(x))) of this rank's part of the intermediate dimension; gated: activation(gate) * up."""
+    """down(activation(up(x))) of this rank's part; gated: activation(gate) * up."""
 
     up: Linear  # rows: gate, then up, if gated
     activation: Activation
@@ -33,10 +33,7 @@ class DenseMlp:
 def load_mlp(
     loader: Loader, spec: Spec, index: int, *, intermediate_size: int | None = None, prefix: str | None = None
 ) -> DenseMlp:
-    """This rank's part of the MLP of layer `index`. Raises StartupError.
-
-    intermediate_size, prefix: for an MLP elsewhere in the layer, such as an expert that all tokens share.
-    """
+    """Load the MLP of layer `index`, or at `prefix`, such as a shared expert."""
     names = spec.names
     prefix = f"{names.layers}.{index}." if prefix is None else prefix
     size = spec.intermediate_size if intermediate_size is None else intermediate_size

@@ -1,7 +1,7 @@
-"""Mixtures of experts: what a family's are like, as data, and how this rank's part is read from every way to store it.
+"""Mixtures of experts as data, and how this rank's part is read from every storage.
 
-Every rank holds a slice of the intermediate dimension of every expert, so that all ranks route alike and have the same
-work; the one sum over the ranks that follows the MLP covers routed and shared experts together.
+Ranks hold a slice of every expert's intermediate dimension, so they route alike and share the work; one sum covers
+routed and shared experts.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _UP, _DOWN = "gate_up_proj", "down_proj"
 
 
 class ExpertStore(Protocol):
-    """How a checkpoint stores the experts of a layer."""
+    """How a checkpoint stores a layer's experts."""
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
-        """This rank's part of one expert; `prefix` is the layer's."""
+        """Read this rank's part of one expert."""
 
     def targets(self, moe: Moe, hidden_size: int) -> Targets:
-        """What of the experts takes adapters, by names relative to the layer."""
+        """List what takes adapters, relative to the layer."""
 
     def places(self, moe: Moe) -> Mapping[str, ExpertPlace]:
         """See `MlpSpec`."""
@@ -45,23 +45,21 @@ class ExpertStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
-    """The experts of a layer, an `MlpSpec`. Names are relative to the layer.
-
-    Gated MLPs of `intermediate_size`; `swiglu`: alpha and limit of GPT-OSS's activation, None: the model's.
-    router_module: the router's name in transformers, if it is another one there.
-    shared: an MLP that reads every token, of `shared_size`, weighted by the sigmoid of `shared_gate` where that is
-    named. correction: a bias on the scores by which experts are chosen.
-    """
+    """The experts of a layer, an `MlpSpec`, with names relative to the layer."""
 
     routing: Routing
     intermediate_size: int
     router: str
     store: ExpertStore
+    # A bias on the scores that choose.
     correction: str | None = None
+    # The router's name in transformers, if another.
     router_module: str | None = None
+    # An MLP of `shared_size` for every token, weighted by the sigmoid of `shared_gate` if named.
     shared: str | None = None
     shared_size: int = 0
     shared_gate: str | None = None
+    # Alpha and limit of GPT-OSS's activation; None: the model's.
     swiglu: tuple[float, float] | None = None
 
     def targets(self, spec: Spec) -> Targets:
@@ -133,7 +131,7 @@ class Moe:
 
 @dataclass(frozen=True, slots=True)
 class RoutedMlp:
-    """Each token through the experts that the router chooses for it."""
+    """Sends each token through its chosen experts."""
 
     router: Router
     experts: Experts
@@ -148,7 +146,7 @@ class RoutedMlp:
 
 @dataclass(frozen=True, slots=True)
 class SharedMlp:
-    """Routed experts beside one MLP that reads every token."""
+    """Routed experts beside a shared MLP."""
 
     routed: Mlp
     shared: Mlp
@@ -167,13 +165,14 @@ class SharedMlp:
 
 @dataclass(frozen=True, slots=True)
 class SeparateExperts:
-    """Three matrices per expert. `experts`: what precedes its number; then the names after it. fused: the module that
-    transformers makes of them."""
+    """Three matrices per expert."""
 
+    # What precedes the expert's number.
     experts: str = "mlp.experts"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    # The module that transformers makes of them.
     fused: str = "mlp.experts"
 
     def targets(self, moe: Moe, hidden_size: int) -> Targets:
@@ -225,7 +224,7 @@ class SeparateExperts:
 
 @dataclass(frozen=True, slots=True)
 class FlatExperts:
-    """DBRX: three matrices [experts * intermediate, hidden] for all experts, the last one transposed."""
+    """DBRX's three matrices [experts * intermediate, hidden], the last transposed."""
 
     gate: str
     up: str
@@ -258,18 +257,17 @@ class FlatExperts:
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """One tensor of all experts' gate and up, one of their downs, and maybe their biases.
-
-    They are [experts, in, out], or [experts, out, in] if `rows_first`. interleaved: gate and up alternate, else they
-    follow one another. fused: the module in which transformers has both, if it is not that of the files. swapped: see
-    `ExpertParameter`.
-    """
+    """A tensor of all gates and ups, one of all downs, perhaps biases."""
 
     up: str
     down: str
+    # Gate and up alternate.
     interleaved: bool = False
+    # [experts, out, in] instead of [experts, in, out].
     rows_first: bool = False
+    # The module of both in transformers, if another.
     fused: str | None = None
+    # See `ExpertParameter`.
     swapped: bool = False
 
     def targets(self, moe: Moe, hidden_size: int) -> Targets:
@@ -315,7 +313,7 @@ class StackedExperts:
         return self.fused or self.up.rpartition(".")[0]
 
     def _slice(self, part: Part, expert: int, columns: Range, sizes: tuple[int, int]) -> MatrixSlice:
-        """A part of one expert's matrix [out, in]. sizes: how many experts there are, and inputs of each."""
+        """Return a part of one expert's [out, in], of all experts' sizes."""
         num_experts, num_columns = sizes
         return MatrixSlice(
             parts=(part,),
@@ -328,12 +326,12 @@ class StackedExperts:
 
 
 def _without_lengths() -> Tensor:
-    """In place of weights, which would be kept beside their packed form."""
+    """Stand for weights, which need not be kept beside their packed form."""
     raise AssertionError("DoRA's lengths are not served for a parameter of all experts")
 
 
 def _fused(moe: Moe, hidden_size: int, *, swapped: bool = False) -> tuple[ExpertParameter, ExpertParameter]:
-    """Gate and up of all experts, and their downs."""
+    """Return all experts' gates and ups, and downs."""
     count, size = moe.routing.num_experts, moe.intermediate_size
     return (
         ExpertParameter(name=_UP, num_experts=count, inputs=hidden_size, outputs=2 * size, swapped=swapped),

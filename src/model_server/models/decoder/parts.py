@@ -1,7 +1,6 @@
-"""The parts of a block as the decoder sees them. Every kind of attention and of MLP is one of these.
+"""The parts of a block as the decoder sees them, of every kind.
 
-On several ranks a part holds a share of the heads or of the intermediate dimension. What it gives at the end is a
-partial sum: the block sums over the ranks, once for attention and once for the MLP, or once for both.
+A rank's part holds a share of heads or intermediate size, and gives partial sums.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class Step:
 
 
 class AttentionPart(Protocol):
-    """Attention of this rank's heads, or what a layer has instead, in two calls: tokens that are no longer needed are
-    dropped in between."""
+    """Attention, or what a layer has instead, in two calls between which tokens may be dropped."""
 
     @property
     def kv_shape(self) -> KvShape:
@@ -41,29 +39,26 @@ class AttentionPart(Protocol):
 
     @property
     def output(self) -> Callable[[Tensor], Tensor]:
-        """Attention values [n, width] -> this rank's partial sum [n, hidden], a new tensor."""
+        """Return the product from attention values [n, width] to this rank's partial sum."""
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """Write K and V of [num_tokens, hidden] to the cache; attention values [num_tokens, width]."""
+        """Write K and V of [num_tokens, hidden], and return attention values [num_tokens, width]."""
 
 
 class MixerPart(AttentionPart, Protocol):
-    """What a layer has instead of attention, of this rank's heads or channels."""
+    """What a layer has instead of attention."""
 
     @property
     def state_bytes(self) -> int:
-        """What it keeps of one request beside the request's blocks."""
+        """Return what it keeps of a request beside its blocks."""
 
 
 class Mlp(Protocol):
-    """An MLP of any kind: this rank's part of the intermediate dimension."""
+    """An MLP of any kind, this rank's part."""
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can hold it: it asks the device for nothing."""
+        """Whether CUDA graphs can hold it: it asks the device for nothing."""
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """[n, hidden] -> this rank's partial sum [n, hidden], a new tensor.
-
-        The rows are the tokens of the step; in the last layer those whose logits are wanted.
-        """
+        """Return this rank's new partial sum [n, hidden]; in the last layer of rows with logits."""

@@ -1,8 +1,7 @@
-"""What a decoder is made of, as data. A family is a function from its config to a Spec; one decoder interprets it.
+"""What a decoder is made of, as data: a family is a function from its config to a Spec.
 
-What the checkpoint itself tells is not repeated here: a bias, a norm of q and k or an own head is there if its tensor
-is. A family whose attention or MLP is of another kind altogether (latent attention, experts) gives
-a description of its own that loads it.
+What tensors say (a bias, a norm, a head) is not repeated here. Attention or MLP of another kind has a description that
+loads it.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from model_server.models.decoder.parts import AttentionPart, MixerPart, Mlp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """How a checkpoint calls its tensors, without `.weight` and `.bias`. None: the family has no such tensor.
+    """How a checkpoint calls its tensors, without `.weight` and `.bias`; None: absent.
 
-    Several names in `qkv` or `up` are matrices of their own; a single one holds them all.
+    Several names in `qkv` or `up` are separate matrices.
     """
 
     base: str = "model."  # public files may lack it
@@ -48,39 +47,39 @@ class Names:
 
 
 class AttentionSpec(Protocol):
-    """An attention of another kind than the fields of Spec describe."""
+    """An attention of another kind than Spec's fields describe."""
 
     def load(self, loader: Loader, spec: Spec, index: int) -> AttentionPart:
-        """This rank's part of the attention of layer `index`."""
+        """Load this rank's part of layer `index`."""
 
     def targets(self, spec: Spec) -> Targets:
-        """What of it takes adapters, by names relative to the layer."""
+        """List what takes adapters, relative to the layer."""
 
     def cached(self, spec: Spec) -> tuple[int, int, int]:
-        """What attention reads of the cache, over all ranks: number of KV heads, width of a key, width of a value."""
+        """Return what is cached over all ranks: KV heads, width of a key, of a value."""
 
 
 class MixerSpec(Protocol):
-    """What a layer has instead of attention, by which a token reads those before it."""
+    """What a layer has instead of attention."""
 
     def load(self, loader: Loader, spec: Spec, index: int) -> MixerPart:
         """This rank's part of layer `index`."""
 
     def targets(self, spec: Spec) -> Targets:
-        """What of it takes adapters, by names relative to the layer."""
+        """List what takes adapters, relative to the layer."""
 
 
 class MlpSpec(Protocol):
-    """An MLP of another kind than the fields of Spec describe."""
+    """An MLP of another kind than Spec's fields describe."""
 
     def load(self, loader: Loader, spec: Spec, index: int) -> Mlp:
-        """This rank's part of the MLP of layer `index`."""
+        """Load this rank's part of layer `index`."""
 
     def targets(self, spec: Spec) -> Targets:
-        """What of it takes adapters, by names relative to the layer."""
+        """List what takes adapters, relative to the layer."""
 
     def places(self) -> Mapping[str, ExpertPlace]:
-        """Of the tensors that hold experts, by names relative to the layer, as the names of parameters in them are."""
+        """Place the tensors and parameters that hold experts, relative to the layer."""
 
 
 # How a block adds its attention and its MLP to the residual stream:
@@ -91,7 +90,7 @@ BlockKind = Literal["sequential", "parallel", "post"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A decoder of attention and MLP blocks. The defaults are Llama's."""
+    """A decoder; the defaults are Llama's."""
 
     hidden_size: int
     intermediate_size: int
@@ -148,5 +147,5 @@ class Spec:
     mlps: tuple[MlpSpec | None, ...] = ()  # per layer; None, and everywhere if empty: the MLP of the fields above
 
     def mixer(self, index: int) -> MixerSpec | None:
-        """What layer `index` has instead of attention; None: it has attention."""
+        """Return what layer `index` has instead of attention, if anything."""
         return self.mixers[index] if self.mixers else None

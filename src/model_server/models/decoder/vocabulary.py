@@ -1,4 +1,4 @@
-"""From token ids to the decoder's first hidden states, and from its last ones to logits: read from a checkpoint."""
+"""From token ids to first hidden states, and from last ones to logits."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from model_server.weights.reader import Range
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """From the residual stream after the last layer to logits. norm, projection, head: where the family has them."""
+    """From the last residual stream to logits."""
 
     norm: AddNorm | None
     projection: Linear | None
     head: Head | None
 
     def before_head(self, hidden: Tensor, added: Tensor | None) -> Tensor:
-        """[n, hidden], and what is still to be added to it -> what the head reads, [n, embedding size]."""
+        """Return what the head reads, [n, embedding size]."""
         _, hidden = residual_norm(self.norm, hidden, added)
         return hidden if self.projection is None else self.projection(hidden)
 
@@ -41,7 +41,7 @@ class Output:
 def load_vocabulary(
     loader: Loader, spec: Spec, *, has_input: bool, has_output: bool
 ) -> tuple[InputEmbedding | None, Output | None]:
-    """What this rank has of both. A tied head shares the embedding's memory where both hold the same rows."""
+    """Load this rank's embedding and output; a tied head shares memory if the rows agree."""
     group, names = loader.tensor_group, spec.names
     own, shared = (0, spec.vocab_size), vocab_range(spec.vocab_size, group)
     sharded = group.size > 1 and spec.vocab_size % group.size == 0
@@ -67,7 +67,7 @@ def load_vocabulary(
 
 
 def head_over(loader: Loader, name: str, vocab_size: int, width: int) -> Head:
-    """A head of its own over a vocabulary: the matrix `name` [vocab_size, width], divided as `load_vocabulary` does."""
+    """Load a head `name` [vocab_size, width], divided as in `load_vocabulary`."""
     group = loader.tensor_group
     sharded = group.size > 1 and vocab_size % group.size == 0
     rows = vocab_range(vocab_size, group) if sharded else (0, vocab_size)
@@ -85,7 +85,7 @@ def _slice(spec: Spec, name: str, rows: Range) -> MatrixSlice:
 
 
 def _table(loader: Loader, spec: Spec, module: str, stored: str, form: Form) -> Table:
-    """What adapters of `module` change, which is stored as the matrix of `stored`, in this form."""
+    """Describe to adapters a matrix stored as `stored`."""
 
     def rows(wanted: Range) -> Tensor:
         return loader.read_again(_slice(spec, stored, wanted), loader.reader.dtype, as_stored=True)
@@ -98,7 +98,6 @@ def _embedding_width(spec: Spec) -> int:
 
 
 def _input(loader: Loader, spec: Spec, rows: Form, stored: str) -> InputEmbedding:
-    """stored: the module whose matrix the embedding is."""
     names = spec.names
     start, _ = vocab_range(spec.vocab_size, loader.tensor_group)
     embedding = Embedding(rows.dequantize(loader.reader.dtype), start, loader.tensor_group)
@@ -139,7 +138,6 @@ def _adapted(loader: Loader, spec: Spec, embedding: Embedding, stored: str, form
 def _output(
     loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *, sharded: bool, is_shared: bool
 ) -> Output:
-    """stored: the module whose matrix the head is. is_shared: `form` is the embedding's, counted there."""
     names, projection = spec.names, None
     if spec.normalized_head:
         form = Plain(F.normalize(form.dequantize(loader.reader.dtype)))

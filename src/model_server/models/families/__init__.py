@@ -1,6 +1,6 @@
-"""The families that the native decoder serves: model_type -> how its config becomes a Spec.
+"""The native decoder's families: model_type to how its config becomes a Spec.
 
-To add one: a function next to the most similar families, an entry in FAMILIES, and a line in the parity test.
+To add one: a function by the most similar families, an entry in FAMILIES, a line in the parity test.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ _BIDIRECTIONAL = {"use_bidirectional_attention": False, "is_causal": True}
 
 
 class UnknownFamilyError(StartupError):
-    """The native decoder does not know this model type. Another runner may."""
+    """The native decoder does not know this type; another runner may."""
 
 
 def spec_of(config: ModelConfig) -> Spec:
-    """The Spec of a checkpoint, of a vision model that of its text model.
+    """Return a checkpoint's Spec, of a vision model its text model's.
 
-    Raises UnknownFamilyError for a type that is in neither FAMILIES nor TEXT_TYPES, naming those that are; StartupError
-    for a config that cannot be used.
+    Raises:
+        UnknownFamilyError: The type is unknown; the text names those that are.
     """
     text = text_config(config)
     _check_is_causal(text)
@@ -99,7 +99,7 @@ def spec_of(config: ModelConfig) -> Spec:
 
 
 def _check_is_causal(config: ModelConfig) -> None:
-    """Raises StartupError for a model whose tokens see those behind them: it cannot generate text."""
+    """Refuse models whose tokens see ahead."""
     for name, causal in _BIDIRECTIONAL.items():
         value = config.get(name)
         if value is not None and value is not causal:
@@ -110,10 +110,10 @@ def _check_is_causal(config: ModelConfig) -> None:
 
 
 def pooled_spec_of(config: ModelConfig, stored: Collection[str]) -> Spec:
-    """The Spec of a model whose hidden states are wanted: an encoder, or a decoder without its head.
+    """Return the Spec of an encoder, or a decoder without its head.
 
-    stored: names of the tensors. Raises UnknownFamilyError for a type that the native decoder does not know, or not in
-    this form; StartupError for a config that cannot be used.
+    Raises:
+        UnknownFamilyError: The type is unknown, or not in this form.
     """
     encoder = ENCODERS.get(config.model_type)
     if encoder is not None:

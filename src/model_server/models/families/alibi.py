@@ -1,4 +1,4 @@
-"""Decoders whose scores are biased by distance: BLOOM, MPT, and Falcon, most of which rotates instead."""
+"""Decoders biased by distance: BLOOM, MPT, and Falcon, most of which rotates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BLOOM = Names(
 
 
 def bloom(config: ModelConfig) -> Spec:
-    """A norm on the embeddings; q, k and v packed head by head."""
+    """Describe BLOOM: a norm on the embeddings; q, k and v packed by head."""
     if config.flag("apply_residual_connection_post_layernorm", False):
         raise StartupError("config.json: `apply_residual_connection_post_layernorm` is not served")
     config = config.without("rms_norm_eps").renamed(
@@ -53,12 +53,9 @@ def bloom(config: ModelConfig) -> Spec:
 
 
 def falcon(config: ModelConfig) -> Spec:
-    """Falcon and its old names RefinedWeb (40B) and RefinedWebModel (7B, RW).
-
-    The newer architecture packs q, k and v by groups and has attention and MLP in parallel after one or two norms; the
-    older one has one key head, or packs head by head. RW has ALiBi, added before the scores are scaled and rounded to
-    bfloat16.
-    """
+    """Describe Falcon, also as RefinedWeb (40B) and RefinedWebModel (7B, RW)."""
+    # The newer architecture packs q, k and v by groups, with attention and MLP in parallel after one or two norms; the
+    # older has one key head, or packs by head. RW's ALiBi is added before scores are scaled and rounded to bfloat16.
     new = config.flag("new_decoder_architecture", config.model_type == "RefinedWeb")
     config = config.without("rms_norm_eps").renamed(
         {
@@ -110,9 +107,8 @@ def _falcon_names(parallel: bool, *, two_norms: bool) -> Names:
 
 
 def mpt(config: ModelConfig) -> Spec:
-    """No biases; bounds on q, k and v; slopes of its own; learned positions where ALiBi is off.
-
-    `alibi_bias_max`, `alibi` and `logit_scale` count as in the models' own code; transformers' port passes over them.
+    """Describe MPT, whose `alibi_bias_max`, `alibi` and `logit_scale` count as in its own code, not in
+    transformers'.
     """
     block = config.get("attn_config")
     attention = ModelConfig(block if isinstance(block, dict) else {})

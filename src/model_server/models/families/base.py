@@ -24,10 +24,11 @@ def base(
     tied: bool = False,
     **differences: Any,
 ) -> Spec:
-    """The fields that families share, with transformers' defaults as given; `differences` replace some of them.
+    """Read the fields that families share, with the given defaults; `differences` replace some.
 
-    default_rotary_factor: of types that may rotate a part of a head; None: this one always rotates all of it.
-    tied: what a file without `tie_word_embeddings` means.
+    Args:
+        default_rotary_factor: None: all of a head always rotates.
+        tied: Without `tie_word_embeddings`.
     """
     hidden_size = config.count("hidden_size")
     num_heads = config.count("num_attention_heads")
@@ -66,9 +67,10 @@ def base(
 def rotary_dim(
     config: ModelConfig, head_dim: int, default_factor: float | None = None, block: Mapping[str, Any] | None = None
 ) -> int:
-    """How many numbers of a head rotate: a part of it where the config says so.
+    """Return how many numbers of a head rotate.
 
-    default_factor: None: the type always rotates all of it. Raises StartupError for a part that cannot be.
+    Args:
+        default_factor: None: always all.
     """
     block = config.rope_block() if block is None else block
     factor = block.get("partial_rotary_factor")
@@ -85,7 +87,7 @@ def rotary_dim(
 
 
 def layer_kinds(config: ModelConfig, default: list[str], served: tuple[str, ...] = ()) -> list[str]:
-    """`layer_types`, one per layer, or else `default`. Raises StartupError for a kind that is not served."""
+    """Return `layer_types`, or `default`, if all are served."""
     kinds = served or ("full_attention", "sliding_attention")
     types = config.get("layer_types")
     types = default if types is None else types
@@ -101,7 +103,7 @@ def windows_of(kinds: list[str], window: int) -> tuple[int | None, ...]:
 
 
 def one_window(config: ModelConfig, default: int | None) -> tuple[int | None, ...]:
-    """The same window on all layers. A file without `sliding_window` means `default`; null means none."""
+    """Give all layers the same window: `default` if absent, none if null."""
     window = config.count("sliding_window") if config.get("sliding_window") is not None else None
     if not config.has("sliding_window"):
         window = default

@@ -1,4 +1,4 @@
-"""Cohere's Command models: attention and MLP in parallel after one LayerNorm, rotated pairs side by side, tied head."""
+"""Cohere's Command: attention and MLP in parallel after one LayerNorm, adjacent rotated pairs, tied head."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from model_server.models.families.base import base, layer_kinds, windows_of
 
 
 def cohere(config: ModelConfig) -> Spec:
-    """Command R. The larger one has norms of q and k, a weight for every head."""
+    """Describe Command R; the larger has norms of q and k."""
     return _cohere(config, theta=500000.0)
 
 
 def cohere2(config: ModelConfig) -> Spec:
-    """Command R7B: three of four layers have a window and rotate, the others see everything and do not."""
+    """Describe Command R7B: three of four layers have a window and rotate, others neither."""
     num_layers = config.count("num_hidden_layers")
     pattern = config.count("sliding_window_pattern", 4)
     default = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]

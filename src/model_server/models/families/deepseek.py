@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention; fine-grained experts beside shared ones, after a few dense layers."""
+"""DeepSeek V2 and V3: latent attention; fine-grained and shared experts after dense layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from model_server.models.families.moe import top_k
 
 
 def deepseek_v2(config: ModelConfig) -> Spec:
-    """Softmax; of groups of experts the best by their best expert; weights as they are, scaled."""
+    """Describe V2: softmax, groups by their best expert, scaled weights."""
     _expect(config, "scoring_func", "softmax")
     _expect(config, "norm_topk_prob", False)  # published code and transformers differ in what true means
     num_experts = config.count("n_routed_experts", 64)
@@ -38,7 +38,7 @@ def deepseek_v2(config: ModelConfig) -> Spec:
 
 
 def deepseek_v3(config: ModelConfig) -> Spec:
-    """Sigmoids; chosen by score and correction, of groups the best by their best two; weights sum to the scaling."""
+    """Describe V3: sigmoids with a correction, groups by their best two, weights summing to the scaling."""
     _expect(config, "scoring_func", "sigmoid")
     _expect(config, "topk_method", "noaux_tc")
     num_experts = config.count("n_routed_experts", 256)
@@ -59,14 +59,14 @@ def deepseek_v3(config: ModelConfig) -> Spec:
 
 
 def _expect(config: ModelConfig, name: str, served: object) -> None:
-    """A field that may be missing, but has one value that is served."""
+    """Check a field with one served value."""
     value = config.get(name)
     if value is not None and value != served:
         raise StartupError(f"config.json: `{name}` is served for {config.model_type} as {served!r} only, got {value!r}")
 
 
 def _experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -> Moe:
-    """`size` and the number of `shared` experts are those of a silent file. Shared experts are stored as one MLP."""
+    """Describe experts; defaults of size and shared count; shared ones are stored as one MLP."""
     _expect(config, "moe_layer_freq", 1)
     if routing.num_experts % routing.num_groups != 0:
         raise StartupError(
@@ -129,7 +129,7 @@ def _deepseek(
 
 
 def _scale(rope: Rope, width: int) -> float:
-    """The factor of the scores: YaRN's mscale over all dimensions counts for query and key."""
+    """Return the scores' factor: YaRN's mscale counts for query and key."""
     scale = 1 / math.sqrt(width)
     weight = rope.parameters.get("mscale_all_dim")
     if rope.kind == "default" or not weight:

@@ -1,4 +1,4 @@
-"""Encoders, whose tokens see their whole text: BERT and the like, with norms behind the sums; ModernBERT, EuroBERT."""
+"""Encoders: BERT and the like, with norms behind the sums; ModernBERT, EuroBERT."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MODERNBERT = Names(
 
 
 def _rotary_names(prefix: str) -> Names:
-    """As transformers writes encoders that rotate."""
+    """Return transformers' names of encoders that rotate."""
     return Names(
         base=prefix,
         embedding=prefix + "embeddings.word_embeddings",
@@ -120,7 +120,7 @@ def _post_norm(config: ModelConfig, names: Names, **differences: Any) -> Spec:
 
 
 def _is_plain(config: ModelConfig) -> bool:
-    """Learned positions, and tokens that see their whole text: older files may ask for relative positions."""
+    """Whether positions are learned and all text is seen, unlike some older files."""
     return config.text("position_embedding_type", "absolute") == "absolute" and not config.flag("is_decoder", False)
 
 
@@ -130,13 +130,13 @@ def bert(config: ModelConfig, stored: Collection[str]) -> Spec | None:
 
 
 def electra(config: ModelConfig, stored: Collection[str]) -> Spec | None:
-    """BERT; the small ones, whose embeddings are widened behind their norm, are left to transformers."""
+    """Describe ELECTRA as BERT; small ones, with widened embeddings, are left to transformers."""
     narrow = config.count("embedding_size", 128) != config.count("hidden_size", 256)
     return None if narrow or not _is_plain(config) else _post_norm(config, _bert_names("electra."))
 
 
 def roberta(config: ModelConfig, stored: Collection[str]) -> Spec | None:
-    """RoBERTa, XLM-R, CamemBERT: BERT whose positions begin behind the id of the padding."""
+    """Describe RoBERTa, XLM-R, CamemBERT: BERT with positions behind the padding's id."""
     if not _is_plain(config):
         return None
     offset = config.number("pad_token_id", 1) + 1 if config.get("pad_token_id") != 0 else 1
@@ -146,7 +146,7 @@ def roberta(config: ModelConfig, stored: Collection[str]) -> Spec | None:
 
 
 def distilbert(config: ModelConfig, stored: Collection[str]) -> Spec | None:
-    """BERT without token types, in words of its own."""
+    """Describe DistilBERT: BERT without token types, in its own words."""
     if config.flag("sinusoidal_pos_embds", False) and not any("position_embeddings" in name for name in stored):
         return None
     config = config.renamed(
@@ -166,7 +166,7 @@ def distilbert(config: ModelConfig, stored: Collection[str]) -> Spec | None:
 
 
 def nomic_bert(config: ModelConfig, stored: Collection[str]) -> Spec | None:
-    """Nomic's BERT: rotation, gated MLP. Files of its authors have GPT-2's words, and their own names of tensors."""
+    """Describe Nomic's BERT: rotation, gated MLP; its authors' files use GPT-2's words."""
     if config.get("num_experts") or config.flag("causal", False) or config.flag("prenorm", False):
         return None
     config = config.renamed(
@@ -187,7 +187,7 @@ def nomic_bert(config: ModelConfig, stored: Collection[str]) -> Spec | None:
 
 
 def gte(config: ModelConfig, stored: Collection[str]) -> Spec | None:
-    """GTE multilingual, also under the type `new` of its authors' code: rotation, gated MLP."""
+    """Describe GTE multilingual, also as `new`: rotation, gated MLP."""
     if config.text("position_embedding_type", "rope") != "rope" or config.flag("logn_attention_scale", False):
         return None
     authors = _has(stored, "attention.qkv_proj")
@@ -210,7 +210,7 @@ def _rotating(config: ModelConfig, names: Names, *, theta: float, activation: st
 
 
 def modernbert(config: ModelConfig, stored: Collection[str]) -> Spec | None:
-    """Norms before the sums, rotation, a gated MLP; most layers see a window to both sides."""
+    """Describe ModernBERT: norms before the sums, rotation, gated MLP, two-sided windows on most layers."""
     config = config.renamed(
         {"hidden_act": "hidden_activation", "rms_norm_eps": "norm_eps"},
         hidden_activation="gelu",
@@ -245,7 +245,7 @@ def modernbert(config: ModelConfig, stored: Collection[str]) -> Spec | None:
 
 
 def eurobert(config: ModelConfig, stored: Collection[str]) -> Spec | None:
-    """Llama's blocks, whose tokens see their whole text."""
+    """Describe EuroBERT: Llama's blocks that see all text."""
     plain = base(config, default_positions=8192, default_eps=1e-5)
     return replace(plain, bidirectional=True, has_head=False)
 

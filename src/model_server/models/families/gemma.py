@@ -1,4 +1,4 @@
-"""Gemma: norm weights stored less one, embeddings times the root of their width, a tied head."""
+"""Gemma: norm weights less one, scaled embeddings, a tied head."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SANDWICH = Names(
 
 
 def gemma(config: ModelConfig) -> Spec:
-    """The first Gemma. Its early files say `gelu` and mean the approximation."""
+    """Describe Gemma, whose early files say `gelu` for the approximation."""
     given = config.get("hidden_act")
     return _gemma(config.replaced(hidden_activation="gelu_pytorch_tanh" if given == "gelu" else given))
 
 
 def gemma2(config: ModelConfig) -> Spec:
-    """Norms before and after attention and MLP, caps on scores and logits, a window on every second layer."""
+    """Describe Gemma 2: norms before and after, caps, a window on every second layer."""
     kinds = [("full_attention", "sliding_attention")[(i + 1) % 2] for i in range(config.count("num_hidden_layers"))]
     return _gemma(
         config,
@@ -42,10 +42,7 @@ def gemma2(config: ModelConfig) -> Spec:
 
 
 def gemma3_text(config: ModelConfig) -> Spec:
-    """Windows on five of six layers, which rotate by parameters of their own; norms of q and k.
-
-    `attn_logit_softcapping` is not read, as transformers does not use it.
-    """
+    """Describe Gemma 3: windows on five of six layers, which rotate by own parameters; norms of q and k."""
     num_layers = config.count("num_hidden_layers")
     pattern = config.count("sliding_window_pattern", 6)
     default = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]
@@ -66,10 +63,7 @@ def gemma3_text(config: ModelConfig) -> Spec:
 
 
 def _rope_blocks(config: ModelConfig, kinds: list[str]) -> dict[str, Mapping[str, Any]]:
-    """The parameters of rotations of each kind of layer. `rope_scaling` of older files is that of layers that see all.
-
-    Raises StartupError for parameters that are of no kind of layer.
-    """
+    """Return rotary parameters by kind of layer; older files' `rope_scaling` is for full layers."""
     given, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if not isinstance(given, Mapping) or not isinstance(scaling, Mapping):
         raise StartupError("config.json: `rope_parameters` and `rope_scaling` must be objects")

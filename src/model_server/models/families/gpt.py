@@ -1,4 +1,4 @@
-"""Decoders of LayerNorms and plain MLPs: GPT-2 and the like, OPT, Phi, StarCoder 2; StableLM, whose MLP is gated."""
+"""Decoders of LayerNorms and plain MLPs: GPT-2, OPT, Phi, StarCoder 2; StableLM, gated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GPT2 = Names(
 
 
 def gpt2(config: ModelConfig) -> Spec:
-    """Learned positions, matrices stored [in, out]. SantaCoder's first form: one key head, q apart from k and v."""
+    """Describe GPT-2: learned positions, [in, out]; SantaCoder's first form has one key head."""
     santacoder = config.get("attention_head_type") == "multiquery"
     names = replace(GPT2, qkv=("attn.q_attn", "attn.kv_attn")) if santacoder else GPT2
     plain = _gpt2(config, names, num_kv_heads=1 if santacoder else None)
@@ -53,7 +53,7 @@ def gpt2(config: ModelConfig) -> Spec:
 
 
 def gpt_bigcode(config: ModelConfig) -> Spec:
-    """StarCoder, SantaCoder: one key head; without `multi_query` q, k and v are packed head by head."""
+    """Describe StarCoder, SantaCoder: one key head; else q, k and v packed by head."""
     multi_query = config.flag("multi_query", True)
     plain = _gpt2(config, GPT2, num_kv_heads=1 if multi_query else None, activation="gelu_pytorch_tanh")
     return replace(plain, packing="stacked" if multi_query else "grouped")
@@ -79,7 +79,7 @@ def _gpt2(config: ModelConfig, names: Names, num_kv_heads: int | None, activatio
 
 
 def gptj(config: ModelConfig) -> Spec:
-    """Attention and MLP in parallel after one norm; part of a head rotates, pairs side by side; the head has a bias."""
+    """Describe GPT-J: parallel attention and MLP, partly rotated adjacent pairs, a biased head."""
     config = config.without(*OF_OTHERS, *ROTATION).renamed(GPT2_FIELDS)
     head_dim = config.count("hidden_size") // config.count("num_attention_heads")
     rotary_dim = (
@@ -114,7 +114,7 @@ def gptj(config: ModelConfig) -> Spec:
 
 
 def gpt_neox(config: ModelConfig) -> Spec:
-    """GPT-NeoX, Pythia: q, k, v packed head by head; attention and MLP in parallel after norms of their own, or not."""
+    """Describe GPT-NeoX, Pythia: q, k, v packed by head, parallel or not."""
     config = config.without("rms_norm_eps", "partial_rotary_factor", "rope_theta").renamed(
         {"rms_norm_eps": "layer_norm_eps", "partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
     )
@@ -145,7 +145,7 @@ def gpt_neox(config: ModelConfig) -> Spec:
 
 
 def opt(config: ModelConfig) -> Spec:
-    """OPT, Galactica: learned positions from the third row on. OPT-350m: norms after the sums, narrower embeddings."""
+    """Describe OPT, Galactica: positions from the third row on; 350m has norms after sums, narrower embeddings."""
     norm_first = config.flag("do_layer_norm_before", True)
     final = norm_first and not config.flag("_remove_final_layer_norm", False)
     names = Names(
@@ -180,7 +180,7 @@ def opt(config: ModelConfig) -> Spec:
 
 
 def phi(config: ModelConfig) -> Spec:
-    """Phi 1 and 2: attention and MLP in parallel after one norm, half of each head rotates, the head has a bias."""
+    """Describe Phi 1 and 2: parallel, half of each head rotates, a biased head."""
     names = Names(
         q_norm="self_attn.q_layernorm",
         k_norm="self_attn.k_layernorm",
@@ -204,7 +204,7 @@ def phi(config: ModelConfig) -> Spec:
 
 
 def starcoder2(config: ModelConfig) -> Spec:
-    """Grouped heads, rotation, biases everywhere, one window for all layers."""
+    """Describe StarCoder 2: grouped heads, rotation, biases, one window."""
     return base(
         config.without("rms_norm_eps").renamed({"rms_norm_eps": "norm_epsilon"}),
         default_kv_heads=2,
@@ -220,7 +220,7 @@ def starcoder2(config: ModelConfig) -> Spec:
 
 
 def stablelm(config: ModelConfig) -> Spec:
-    """Llama with LayerNorms; a quarter of a head rotates; some have parallel attention and MLP, or norms of heads."""
+    """Describe StableLM: Llama with LayerNorms, a quarter rotates; some are parallel, or norm heads."""
     parallel = config.flag("use_parallel_residual", False)
     return base(
         config.without("rms_norm_eps").renamed({"rms_norm_eps": "layer_norm_eps"}),

@@ -1,4 +1,4 @@
-"""Llama and the families most like it: RMS norms, rotation, gated MLP."""
+"""Llama and similar families: RMS norms, rotation, gated MLP."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def llama(config: ModelConfig) -> Spec:
 
 
 def mistral(config: ModelConfig) -> Spec:
-    """One window for all layers. A file without the field means 4096, as in transformers; null means none."""
+    """Describe Mistral: one window, 4096 if absent, none if null."""
     return base(config, default_kv_heads=8, default_positions=131072, windows=one_window(config, 4096))
 
 
 def qwen2(config: ModelConfig) -> Spec:
-    """Windows per layer; the biases of q, k and v are found in the checkpoint."""
+    """Describe Qwen 2: windows per layer, biases of q, k and v."""
     return base(config, default_positions=32768, windows=_qwen_windows(config))
 
 
 def qwen3(config: ModelConfig) -> Spec:
-    """Heads of 128 unless the file says otherwise; the per-head norms of q and k are found in the checkpoint."""
+    """Describe Qwen 3: heads of 128 by default, norms of heads."""
     return base(config, default_head_dim=128, default_positions=32768, windows=_qwen_windows(config))
 
 
 def _qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
-    """Only with `use_sliding_window`; on the layers that `layer_types` names, or else from `max_window_layers` on."""
+    """Return windows with `use_sliding_window`, by `layer_types` or from `max_window_layers` on."""
     num_layers = config.count("num_hidden_layers")
     if not config.flag("use_sliding_window", False):
         return (None,) * num_layers
@@ -46,7 +46,7 @@ def _qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
 
 
 def granite(config: ModelConfig) -> Spec:
-    """Llama with four multipliers: on embeddings, residuals, attention scores, and one that divides the logits."""
+    """Describe Granite: Llama with multipliers on embeddings, residuals, scores and logits."""
     return base(
         config,
         embedding_multiplier=config.number("embedding_multiplier", 1.0),
@@ -57,7 +57,7 @@ def granite(config: ModelConfig) -> Spec:
 
 
 def phi3(config: ModelConfig) -> Spec:
-    """Packed qkv and gate_up; LongRoPE in the long variants, whose original length is outside of the block."""
+    """Describe Phi 3: packed qkv and gate_up; LongRoPE, whose original length is outside of the block."""
     names = Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",))
     block = config.rope_block()
     if (block.get("rope_type") or block.get("type")) == "yarn":  # what first files call LongRoPE
@@ -73,7 +73,7 @@ def phi3(config: ModelConfig) -> Spec:
 
 
 def smollm3(config: ModelConfig) -> Spec:
-    """Some layers do not rotate: those with 0 in `no_rope_layers`, or else every fourth."""
+    """Describe SmolLM 3: layers with 0 in `no_rope_layers`, or every fourth, do not rotate."""
     num_layers = config.count("num_hidden_layers")
     interval = config.count("no_rope_layer_interval", 4)
     rotates = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(num_layers)]
@@ -98,9 +98,8 @@ def _smollm3_windows(config: ModelConfig, rotates: list[int]) -> tuple[int | Non
 
 
 def baichuan(config: ModelConfig) -> Spec:
-    """Packed qkv; version 2 has a head of rows of length 1.
-
-    The 7B models rotate. The 13B models have ALiBi, and their own code knows no `max_position_embeddings`.
+    """Describe Baichuan: packed qkv; version 2 has a head of unit rows; 13B has ALiBi without
+    `max_position_embeddings`.
     """
     rotates = config.has("max_position_embeddings")
     config = config.renamed({"max_position_embeddings": ("max_position_embeddings", "model_max_length")})
@@ -112,7 +111,7 @@ def baichuan(config: ModelConfig) -> Spec:
 
 
 def olmo2(config: ModelConfig) -> Spec:
-    """No norms before attention and MLP, but after them; the norms of q and k span all heads."""
+    """Describe OLMo 2: norms after attention and MLP only, of q and k over all heads."""
     names = Names(
         attention_norm=None,
         attention_post_norm="post_attention_layernorm",
@@ -123,12 +122,12 @@ def olmo2(config: ModelConfig) -> Spec:
 
 
 def glm(config: ModelConfig) -> Spec:
-    """Half of a head rotates, in pairs side by side; gate and up are one matrix."""
+    """Describe GLM: half of a head rotates, adjacent pairs; packed gate and up."""
     return _glm(config, Names(up=("mlp.gate_up_proj",)))
 
 
 def glm4(config: ModelConfig) -> Spec:
-    """GLM with norms behind attention and MLP too."""
+    """Describe GLM 4: norms behind attention and MLP too."""
     names = Names(
         up=("mlp.gate_up_proj",),
         attention_post_norm="post_self_attn_layernorm",

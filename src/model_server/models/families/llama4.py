@@ -1,4 +1,4 @@
-"""Llama 4's text model: chunked layers that rotate, others that see everything; experts on some or all layers."""
+"""Llama 4's text model: chunked layers that rotate, full ones that do not; experts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ NAMES = Names(up=("feed_forward.gate_proj", "feed_forward.up_proj"), down="feed_
 
 @dataclass(frozen=True, slots=True)
 class Llama4Attention:
-    """Grouped-query attention, an `AttentionSpec`.
+    """Grouped-query attention, an `AttentionSpec`."""
 
-    qk_norm: on layers that rotate, q and k have the mean square 1. temperature: on the queries of those that do not.
-    """
-
+    # On layers that rotate, q and k have mean square 1.
     qk_norm: bool
+    # On queries of layers that do not.
     temperature: QueryTemperature | None
 
     def targets(self, spec: Spec) -> Targets:
@@ -50,7 +49,7 @@ class Llama4Attention:
 
 
 def llama4_text(config: ModelConfig) -> Spec:
-    """One expert per token beside a shared one; the weight of the expert multiplies what it reads."""
+    """Describe Llama 4: one expert per token, on weighted inputs, beside a shared one."""
     num_layers = config.count("num_hidden_layers")
     rotates = _rotates(config, num_layers)
     kinds = layer_kinds(
@@ -84,7 +83,7 @@ def llama4_text(config: ModelConfig) -> Spec:
 
 
 def _rotates(config: ModelConfig, num_layers: int) -> list[bool]:
-    """`no_rope_layers` has 1 for layers that do rotate; without it every fourth does not."""
+    """Read `no_rope_layers`, 1 where a layer does rotate; by default not every fourth."""
     listed = indices(config, "no_rope_layers")
     if not listed:
         interval = config.count("no_rope_layer_interval", 4)

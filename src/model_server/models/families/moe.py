@@ -1,4 +1,4 @@
-"""Attention as elsewhere, experts instead of the MLP: Mixtral and the like, DBRX, GPT-OSS."""
+"""Experts instead of the MLP: Mixtral and the like, DBRX, GPT-OSS."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ GPT_OSS_ROPE = {
 
 
 def mixtral(config: ModelConfig) -> Spec:
-    """Mistral with the best two of eight experts, their weights made to sum to 1."""
+    """Describe Mixtral: the best two of eight experts, weights summing to 1."""
     num_experts = config.count("num_local_experts", 8)
     mixture = Moe(
         routing=Routing(num_experts=num_experts, top_k=top_k(config, num_experts, 2), norm=1.0),
@@ -59,7 +59,7 @@ def mixtral(config: ModelConfig) -> Spec:
 
 
 def phimoe(config: ModelConfig) -> Spec:
-    """Phi 3.5 MoE: two of sixteen experts by a sparse mixer, biased LayerNorms, LongRoPE with scales of its own."""
+    """Describe Phi 3.5 MoE: two of sixteen by a sparse mixer, biased LayerNorms, own LongRoPE scales."""
     num_experts = config.count("num_local_experts", 16)
     jitter = 0.0 if config.get("router_jitter_noise") == 0 else config.number("router_jitter_noise", 0.01)
     if top_k(config, num_experts, 2) != 2:
@@ -75,7 +75,6 @@ def phimoe(config: ModelConfig) -> Spec:
 
 
 def _mixtral_base(config: ModelConfig, **differences: Any) -> Spec:
-    """What Mixtral and Phi 3.5 MoE leave out of their configs alike."""
     return base(
         config,
         default_kv_heads=8,
@@ -88,7 +87,7 @@ def _mixtral_base(config: ModelConfig, **differences: Any) -> Spec:
 
 
 def granitemoe(config: ModelConfig) -> Spec:
-    """Granite with experts in stacked matrices, their weights made to sum to 1."""
+    """Describe Granite MoE: stacked experts, weights summing to 1."""
     num_experts = config.count("num_local_experts", 8)
     mixture = Moe(
         routing=Routing(num_experts=num_experts, top_k=top_k(config, num_experts, 2), norm=1.0),
@@ -106,7 +105,7 @@ def granitemoe(config: ModelConfig) -> Spec:
 
 
 def qwen2_moe(config: ModelConfig) -> Spec:
-    """Qwen 1.5 and 2 MoE: many small experts, and one that reads every token and is weighted by a gate."""
+    """Describe Qwen 1.5 and 2 MoE: many small experts, and a gated shared one."""
     num_layers = config.count("num_hidden_layers")
     windows: tuple[int | None, ...] = (None,) * num_layers
     if config.flag("use_sliding_window", False):
@@ -124,7 +123,7 @@ def qwen2_moe(config: ModelConfig) -> Spec:
 
 
 def qwen3_moe(config: ModelConfig) -> Spec:
-    """Qwen 3 MoE: Qwen 3's norms of q and k, no shared expert, one window for all layers or none."""
+    """Describe Qwen 3 MoE: norms of q and k, no shared expert, one window or none."""
     windows = one_window(config, 4096) if config.flag("use_sliding_window", False) else None
     plain = base(
         config,
@@ -137,7 +136,7 @@ def qwen3_moe(config: ModelConfig) -> Spec:
 
 
 def qwen_mixture(config: ModelConfig, *, experts: int, chosen: int, size: int) -> Moe:
-    """The numbers are those of a silent file."""
+    """Describe the mixture, with defaults for absent fields."""
     num_experts = config.count("num_experts", experts)
     norm = 1.0 if config.flag("norm_topk_prob", False) else None
     return Moe(
@@ -149,7 +148,7 @@ def qwen_mixture(config: ModelConfig, *, experts: int, chosen: int, size: int) -
 
 
 def qwen_layers(config: ModelConfig, mixture: Moe) -> tuple[Moe | None, ...]:
-    """Every `decoder_sparse_step`-th layer has experts, unless `mlp_only_layers` names it."""
+    """Give every `decoder_sparse_step`-th layer experts, except `mlp_only_layers`."""
     step = config.count("decoder_sparse_step", 1)
     dense = indices(config, "mlp_only_layers") or ()
     return tuple(
@@ -158,7 +157,7 @@ def qwen_layers(config: ModelConfig, mixture: Moe) -> tuple[Moe | None, ...]:
 
 
 def dbrx(config: ModelConfig) -> Spec:
-    """Experts in three flat matrices, bounds on q, k and v, LayerNorms without bias."""
+    """Describe DBRX: flat expert matrices, bounded q, k and v, LayerNorms without bias."""
     config = config.renamed(DBRX_FIELDS)
     attention, ffn = _block(config, "attn_config"), _block(config, "ffn_config")
     num_experts = ffn.count("moe_num_experts", 4)
@@ -191,7 +190,7 @@ def dbrx(config: ModelConfig) -> Spec:
 
 
 def gpt_oss(config: ModelConfig) -> Spec:
-    """Sinks, windows on every second layer, biases everywhere, a bounded activation."""
+    """Describe GPT-OSS: sinks, windows on every second layer, biases, a bounded activation."""
     num_layers = config.count("num_hidden_layers")
     num_experts = config.renamed({"num_local_experts": "num_experts"}).count("num_local_experts", 128)
     mixture = Moe(
@@ -223,7 +222,7 @@ def _everywhere(mixture: Moe, plain: Spec) -> Spec:
 
 
 def _block(config: ModelConfig, name: str) -> ModelConfig:
-    """A config inside the config; missing means silent."""
+    """Return a nested config; absent: empty."""
     block = config.get(name)
     if block is None:
         block = {}
@@ -234,7 +233,7 @@ def _block(config: ModelConfig, name: str) -> ModelConfig:
 
 
 def top_k(config: ModelConfig, num_experts: int, default: int | None) -> int:
-    """`num_experts_per_tok`. Raises StartupError if there are fewer experts."""
+    """Return `num_experts_per_tok`, which there must be experts for."""
     count = config.count("num_experts_per_tok", default)
     if count > num_experts:
         raise StartupError(f"config.json: `num_experts_per_tok` is {count}, but there are {num_experts} experts")
@@ -242,7 +241,7 @@ def top_k(config: ModelConfig, num_experts: int, default: int | None) -> int:
 
 
 def indices(config: ModelConfig, name: str) -> tuple[int, ...] | None:
-    """A list of layer numbers, None if the file has none."""
+    """Return a list of layer numbers, if any."""
     value = config.get(name)
     if value is None:
         return None

@@ -1,7 +1,4 @@
-"""Vision models: which part of their config and of their weights is the text model, a family of its own.
-
-Towers and projectors are not read here: `model_server.vision` loads them for models whose images are served.
-"""
+"""Which part of a vision model's config and weights is its text model; `model_server.vision` loads towers."""
 
 from __future__ import annotations
 
@@ -104,10 +101,7 @@ _HEAD = "language_model.lm_head"
 
 
 def text_config(config: ModelConfig) -> ModelConfig:
-    """The config of the text model as a file of its own; `config` itself for any other model.
-
-    Raises StartupError for a `text_config` that is not an object.
-    """
+    """Return the text model's config; other models' as it is."""
     default = TEXT_TYPES.get(config.model_type)
     if default is None:
         return config
@@ -126,15 +120,12 @@ def text_config(config: ModelConfig) -> ModelConfig:
 
 
 def is_of_tower(tensor: str) -> bool:
-    """Whether a tensor is of what makes rows for the text model of an image, and not of the text model."""
+    """Whether a tensor belongs to the tower or projector."""
     return tensor.removeprefix(_MODEL).split(".")[0] in _TOWERS
 
 
 def text_names(names: Names, tensors: Iterable[str]) -> Names:
-    """`names` of a text model as `tensors`, the names in the files of a vision model, spell them.
-
-    Raises StartupError if there is no embedding.
-    """
+    """Spell the text model's `names` as the vision model's files do."""
     stored = frozenset(tensors)
     embedding = names.embedding.removeprefix(names.base) + ".weight"
     base = next((base for base in BASES if base + embedding in stored), None)
@@ -156,10 +147,7 @@ def text_names(names: Names, tensors: Iterable[str]) -> Names:
 
 
 def _rope_kind(text: ModelConfig, model_type: str) -> ModelConfig:
-    """With the sections of its rotations, which images need, as transformers reads them for `model_type`.
-
-    The three positions of a token of text are the same: the kind of its rotation is an ordinary one.
-    """
+    """Add the sections of rotations that images need; text's three positions are equal."""
     for name in ("rope_parameters", "rope_scaling"):
         block = text.get(name)
         if not isinstance(block, Mapping):

@@ -1,1 +1,1 @@
-"""Models that transformers runs: its modelling over our paged cache, or with one cache object per request."""
+"""Models that transformers runs: over our paged cache, or with a cache per request."""

@@ -1,7 +1,6 @@
-"""LoRA adapters of a model that transformers computes: hooks on its linear layers, its embedding and its head.
+"""LoRA adapters of a transformers model, as hooks on linear layers, embedding and head.
 
-Which row is whose, hooks know by the place of a row alone. Not all modelling code hands its layers the tokens of a step
-in their order, nor calls them as modules, so it must be tried: `self_check.check_adapted`.
+Hooks know rows by their place alone, which not all modelling code keeps: `self_check.check_adapted` tries it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from model_server.weights.matrix import Part
 
 
 def module_targets(model: Any) -> tuple[Targets, dict[str, Any]]:
-    """What of a model takes adapters, and its linear modules by their paths."""
+    """Return what takes adapters, and the linear modules by path."""
     from transformers.pytorch_utils import Conv1D
 
     paths = {one: path for path, one in model.named_modules()}
@@ -45,10 +44,10 @@ def is_transposed(module: Any) -> bool:
 
 
 class HookedAdapters:
-    """The adapters of one model. called: paths of the modules that forwards have asked for adapters so far."""
+    """The adapters of one model; `called`: modules that asked so far."""
 
     def __init__(self, model: Any, folders: Mapping[str, Path], dtype: torch.dtype, device: torch.device) -> None:
-        """Raises StartupError, which names the adapter, for a folder that is not served."""
+        """Load the adapters; errors name one."""
         targets, modules = module_targets(model)
         table = model.get_input_embeddings()
         # Some embeddings multiply what they give, and some layers have another type than the model.
@@ -87,7 +86,6 @@ class HookedAdapters:
 
 
 def _adapt_rows(linear: AdaptedLinear, x: Tensor, output: Tensor) -> Tensor:
-    """x [1, n, in], output [1, n, out]."""
     changed = linear.adapt(x.reshape(-1, x.shape[-1]), output.reshape(-1, output.shape[-1]))
     return changed.view(output.shape)
 

@@ -1,4 +1,4 @@
-"""Which of transformers' two runners serves a checkpoint: the paged one if it passes its check, else one cache each."""
+"""Chooses transformers' runner: the paged one if it passes its check, else a cache per request."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ _ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice, *, captures: bool = False) -> Runner:
-    """Load the model, try the runners in turn, and say in one log line which one serves. captures: its steps are to be
-    captured as CUDA graphs where that is possible.
+    """Load the model, try the runners in turn, and log the one that serves.
 
-    Raises StartupError for a model that neither runs right, or that needs a state per request and is to be sharded.
+    Args:
+        captures: Steps are to be captured as CUDA graphs if possible.
+
+    Raises:
+        StartupError: Neither runs right, or a state per request is to be sharded.
     """
     started = time.perf_counter()
     logger.info("%s is not one of the native families: transformers' modelling is loaded", hf.model_type)
@@ -81,7 +84,7 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice, *
 
 
 def _stateful_or_recomputing(hf: HfModel, model: Any, placement: Placement) -> tuple[StatefulRunner, float, str | None]:
-    """The runner, its error in the self-check, and, where it computes each sequence again, why."""
+    """Return the runner, its error in the check, and why it recomputes, if it does."""
     try:
         return *_stateful(hf, model, placement, recomputes=False), None
     except StartupError as refusal:
@@ -95,7 +98,7 @@ def _stateful_or_recomputing(hf: HfModel, model: Any, placement: Placement) -> t
 
 
 def _needs_state(hf: HfModel) -> str | None:
-    """Why the paged runner need not be tried; None if it may serve."""
+    """Say why the paged runner need not be tried, if so."""
     config = hf.text_config
     if hf.model_type in CROSSING:
         return "its layers of cross attention read images"
@@ -128,7 +131,12 @@ def _load(hf: HfModel, placement: Placement, attention: str | None) -> Any:
 def _paged(
     hf: HfModel, model: Any, placement: Placement, attention: AttentionChoice
 ) -> tuple[TransformersRunner, float]:
-    """Raises UnsuitableError, on all ranks alike; StartupError if a backend that was asked for cannot serve."""
+    """Make the paged runner.
+
+    Raises:
+        UnsuitableError: On all ranks alike.
+        StartupError: The requested backend cannot serve.
+    """
     failure = None
     runner = None
     try:
@@ -151,7 +159,7 @@ def _paged(
 
 
 def _adapt(hf: HfModel, runner: TransformersRunner, placement: Placement) -> None:
-    """Load the adapters, and try that rows get their own. Raises StartupError."""
+    """Load the adapters, and try that rows get their own."""
     model, device = hf.described, placement.device
     hooked = HookedAdapters(runner.model, model.adapter_folders, placement.dtype, device)
     for adapter in hooked.sites.adapters:
@@ -170,7 +178,7 @@ def _adapt(hf: HfModel, runner: TransformersRunner, placement: Placement) -> Non
 
 
 def _try_capture(runner: TransformersRunner, placement: Placement) -> None:
-    """Let its steps be captured, where that works and changes nothing on any rank."""
+    """Capture steps, if that works and changes nothing on any rank."""
     device, world = placement.device, placement.ranks.world
     passed = check_captured(runner, CudaGraphCapture(device), placement.dtype, device, world)
     if world.all_reduce_min(int(passed)):

@@ -1,7 +1,6 @@
-"""Models whose layers of cross attention read images: what transformers' forward is given for a request's images.
+"""Models whose cross attention reads images: what transformers' forward is given.
 
-The image tokens stay what they are. What the tower makes of an image goes into the request's state, and masks say which
-token reads which image.
+Image tokens stay; what the tower makes of images goes into the request's state, and masks say which token reads which.
 """
 
 from __future__ import annotations
@@ -31,16 +30,15 @@ class CrossAttention(Protocol):
         """One image."""
 
     def blank(self) -> Encoded:
-        """What an image of the largest size gives, all 0."""
+        """Return what the largest image gives, all 0."""
 
     def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
-        """For the forward of a prompt `ids` [n], and for each forward of one token behind it."""
+        """Return arguments for a prompt `ids` [n], and for each later token."""
 
 
 class MllamaImages:
-    """A token reads the last image before it. Images whose tokens follow one another are read together.
-
-    Tiles that pad are kept: the tokens before the first image read all there is.
+    """Tokens read the last image before them; adjacent images are read together. Padding tiles are kept: tokens before
+    the first image read all.
     """
 
     def __init__(self, model: Any) -> None:
@@ -73,7 +71,7 @@ class MllamaImages:
 
 
 class IdeficsImages:
-    """A token reads the last image before it, unless a text has ended since."""
+    """Tokens read the last image before them within the same text."""
 
     def __init__(self, model: Any) -> None:
         config = model.config
@@ -96,7 +94,7 @@ class IdeficsImages:
         return Encoded(self._model.embed_tokens.weight.new_zeros(self._shape))
 
     def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
-        """Text alone has an image of zeros, which no token reads."""
+        """Return arguments; text alone has an unread image of zeros."""
         mask = ids.new_zeros(1, len(ids), max(len(pictures), 1))
         places = [place for place, _ in pictures]
         ends = torch.isin(ids, ids.new_tensor(self._ends)).nonzero().flatten().tolist()
@@ -116,13 +114,13 @@ CROSSING = frozenset(_KINDS)
 
 
 def cross_attention_of(model: Any) -> CrossAttention | None:
-    """None for a model that has no such layers, or whose images are not known here."""
+    """Return a model's cross attention, if known here."""
     kind = _KINDS.get(model.config.model_type)
     return None if kind is None else kind(model)
 
 
 class CrossTower:
-    """The tower within a whole model, an `image.SeesImages`. The caller enters `torch.inference_mode`."""
+    """The tower within a whole model, an `image.SeesImages`; used inside `torch.inference_mode`."""
 
     def __init__(self, cross: CrossAttention, model: Any, family: VisionFamily, image_token: int) -> None:
         self.family = family
@@ -137,7 +135,7 @@ class CrossTower:
 
 
 def image_token_of(model_type: str, tokenizer: Tokenizer) -> int:
-    """The id of the token that stands for an image. Raises StartupError if the tokenizer has no such token."""
+    """Return the image token's id, if the tokenizer has it."""
     text = FAMILIES[model_type].image_token
     found = tokenizer.encode(text, truncate=0, add_special_tokens=False)
     if len(found) != 1:

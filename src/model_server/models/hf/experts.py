@@ -1,4 +1,4 @@
-"""Quantized experts in a transformers model: the module that has the matrices of all experts gives way to ours."""
+"""Quantized experts in a transformers model: our module replaces that of all experts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAYOUT = {"is_concatenated": True, "is_transposed": False, "has_bias": False, "
 
 
 class QuantizedExperts(nn.Module):
-    """The experts of one layer by our products."""
+    """A layer's experts by our products."""
 
     def __init__(self, experts: Experts, placement: Placement) -> None:
         super().__init__()
@@ -34,17 +34,18 @@ class QuantizedExperts(nn.Module):
         self._dtype = placement.dtype
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """hidden [n, hidden], chosen experts [n, top_k], weights [n, top_k] -> sums [n, hidden]."""
+        """Sum the chosen experts [n, top_k] of hidden [n, hidden] by weights [n, top_k]."""
         return self._experts(hidden.to(self._dtype), weights.float(), chosen.long()).to(hidden.dtype)
 
 
 class AbsentExperts(nn.Module):
-    """Stands for the experts of a layer until their matrices are read; transformers finds nothing in it to load."""
+    """Stands for a layer's experts until their matrices are read, with nothing to load."""
 
     def __init__(self, name: str, experts: nn.Module, parts: dict[str, list[list[str]]]) -> None:
-        """parts: for each parameter, for each expert the stored modules that it is made of, in their order.
+        """Take the stored modules of each parameter and expert, in order.
 
-        Raises StartupError for experts of a layout that is not served.
+        Raises:
+            StartupError: The layout is not served.
         """
         super().__init__()
         up, down = (parts.get(parameter, []) for parameter in (UP, DOWN))
@@ -63,7 +64,6 @@ class AbsentExperts(nn.Module):
     def read(
         self, reader: SafetensorsReader, scheme: Scheme, factory: LinearFactory, placement: Placement
     ) -> QuantizedExperts:
-        """Raises StartupError for a matrix that is missing, damaged or of another size."""
         weights = (self._expert(reader, scheme, *parts) for parts in self._parts)
         experts = make_experts(weights, self.count, self._gate, factory, silu=self._is_silu)
         return QuantizedExperts(experts, placement)
@@ -86,13 +86,12 @@ class AbsentExperts(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlaces:
-    """The stored matrices of experts that become one parameter. places: by the names of the stored modules."""
+    """Stored matrices of one parameter, by module names."""
 
     places: dict[str, Place]
 
     def of_each(self) -> list[list[str]] | None:
-        """For each expert its stored modules, in their order; None: the parameter is not made of whole experts, one
-        after the other."""
+        """Return each expert's stored modules; None if they are not whole experts in turn."""
         conversion = next(iter(self.places.values())).conversion
         operations = [type(one).__name__ for one in conversion.operations]
         if operations not in (["MergeModulelist"], ["MergeModulelist", "Concatenate"]):
@@ -107,7 +106,7 @@ class ExpertPlaces:
 
 
 def _has_plain_gate(experts: nn.Module) -> bool:
-    """Whether the activated gate multiplies the rest, and nothing else happens."""
+    """Whether the activated gate multiplies the rest, and no more."""
     from transformers.integrations import moe
 
     return type(experts)._apply_gate is moe._default_apply_gate  # type: ignore[attr-defined]

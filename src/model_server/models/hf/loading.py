@@ -1,4 +1,4 @@
-"""A checkpoint as a transformers model: which class, whose code, and all its weights. Imports transformers late."""
+"""A checkpoint as a transformers model: class, code, weights. Imports transformers late."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ_BY_LIBRARY = ("config.json", "generation_config.json", "adapter_config.jso
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HfModel:
-    """A model that transformers knows. model_class is None where the repository's own code names it."""
+    """A model that transformers knows; `model_class` is None for the repository's own code."""
 
     described: Model
     config: Any
@@ -37,7 +37,7 @@ class HfModel:
 
     @property
     def text_config(self) -> Any:
-        """The part of the config that describes the decoder."""
+        """Return the decoder's config."""
         return self.config.get_text_config(decoder=True)
 
     @property
@@ -46,9 +46,10 @@ class HfModel:
 
 
 def find_classes(model: Model, *, trust_remote_code: bool) -> HfModel:
-    """Find the config and model classes. Code from the repository is run only with `trust_remote_code`.
+    """Find config and model classes; the repository's code runs only with `trust_remote_code`.
 
-    Raises StartupError for a type that is not known, needs code that may not run, or generates no text.
+    Raises:
+        StartupError: The type is unknown, needs code that may not run, or generates no text.
     """
     quiet()
     from transformers import AutoConfig
@@ -81,7 +82,7 @@ def find_classes(model: Model, *, trust_remote_code: bool) -> HfModel:
 
 
 def _classes(config: Any, fields: ModelConfig, trust_remote_code: bool) -> tuple[Any, Any]:
-    """The auto class, and the class that it will choose (None: one from the repository)."""
+    """Return the auto class, and what it chooses (None: the repository's)."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -106,10 +107,10 @@ def _classes(config: Any, fields: ModelConfig, trust_remote_code: bool) -> tuple
 
 
 def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> Any:
-    """The model in evaluation mode, read straight from safetensors; with several ranks, this rank's part by the model's
-    own plan. attention: the name of a registered attention function, None: transformers' choice.
+    """Load the model for evaluation, this rank's part by the model's own plan.
 
-    Raises StartupError if tensors are missing, or of another size than the config's.
+    Args:
+        attention: A registered attention's name; None: transformers' choice.
     """
     options: dict[str, Any] = {
         "config": hf.config,
@@ -177,7 +178,7 @@ def _sharding(world_size: int) -> dict[str, Any]:
 
 
 def check_sharding(hf: HfModel, world_size: int) -> None:
-    """Raises StartupError unless transformers has a plan to divide this model among `world_size` ranks."""
+    """Refuse models without a plan for `world_size` ranks."""
     if world_size == 1:
         return
     if hf.described.checkpoint.merged is not None:
@@ -204,7 +205,7 @@ def check_sharding(hf: HfModel, world_size: int) -> None:
 
 
 def max_positions(config: Any) -> int | None:
-    """Longest sequence that the positions allow; None if the config sets no bound (relative or no positions)."""
+    """Return the longest sequence, if the config bounds it."""
     for name in POSITIONS:
         value = getattr(config, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -213,7 +214,7 @@ def max_positions(config: Any) -> int | None:
 
 
 def quiet() -> None:
-    """Leave the process's output to our own log: no progress bars, no advice."""
+    """Leave output to our log: no bars, no advice."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -15,10 +15,7 @@ from model_server.models.hf.adapters import is_transposed, module_targets
 
 
 def merge(model: Any, directory: Path, name: str) -> None:
-    """Change the weights of `model` as the adapter in `directory` says, in float32, rounded once.
-
-    Raises StartupError, which names the adapter, for a folder that is not served, or a module that takes no adapter.
-    """
+    """Merge the adapter in `directory` into `model`, in float32, rounded once; errors name it."""
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     found, modules = module_targets(model)
     embedding, head_name = found.embedding, found.head

@@ -1,6 +1,6 @@
-"""transformers' own modelling over our paged cache: one flattened batch, our attention registered under a name.
+"""transformers' modelling over our paged cache: our attention, registered by name, on a flattened batch.
 
-What the attention needs of the step travels in a context variable: not every model passes unknown keyword arguments on.
+The step travels in a context variable: not every model passes keyword arguments on.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ ATTENTION_NAME = "tercet_paged"
 
 
 class UnsuitableError(ModelServerError):
-    """This model cannot run over the paged cache, and why."""
+    """Why this model cannot run over the paged cache."""
 
 
 class _Call(Protocol):
     """Answers the attention calls of one forward."""
 
     def attend(self, module: Any, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query, key, value [num_tokens, heads, dim] -> [num_tokens, num_heads * value_dim]."""
+        """Attend query, key, value [num_tokens, heads, dim] to [num_tokens, num_heads * value_dim]."""
 
 
 _call: ContextVar[_Call] = ContextVar("paged_attention_call")
 
 
 def register() -> None:
-    """Make our attention known to transformers. It builds no mask for a name that it does not know."""
+    """Register our attention; transformers builds no mask for it."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
@@ -61,10 +61,10 @@ def paged_attention(
     position_bias: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: query, key, value [1, heads, num_tokens, dim] -> [1, num_tokens, heads, dim].
+    """Attend as transformers' attention functions: [1, heads, num_tokens, dim] to [1, num_tokens, heads, dim].
 
-    attention_mask stays None for a name without masks, and dropout 0 outside training. Raises UnsuitableError for what
-    the paged cache cannot express.
+    Raises:
+        UnsuitableError: The paged cache cannot express it.
     """
     if attention_mask is not None or position_bias is not None:
         raise UnsuitableError("its attention adds a mask or a bias of its own to the scores")
@@ -89,7 +89,7 @@ def paged_attention(
 
 
 def _chunk(module: Any) -> int | None:
-    """llama4 shows its chunks only in its mask, which is not built here."""
+    """Return llama4's chunk, which else only its mask shows."""
     config = getattr(module, "config", None)
     types = getattr(config, "layer_types", None)
     if config is None or types is None or types[module.layer_idx] != "chunked_attention":
@@ -98,7 +98,7 @@ def _chunk(module: Any) -> int | None:
 
 
 class _Probe:
-    """Takes down what is asked of attention in one forward, and answers with zeros."""
+    """Notes what attention is asked for in one forward, and answers zeros."""
 
     def __init__(self) -> None:
         self.indices: list[int] = []
@@ -137,12 +137,9 @@ class _Step:
 
 
 def _temperatures(model: Any) -> dict[int, tuple[float, float]]:
-    """For layer index: (floor_scale, attn_scale) of llama4's layers without rotary positions.
-
-    Their queries grow with the position, which the modelling takes from the place in the flattened batch, as if that
-    were one sequence. Within floor_scale the factor is 1 for all; beyond, we make up for the difference, and the
-    modelling must not do it too.
-    """
+    """Return (floor_scale, attn_scale) of llama4's layers without rotary positions."""
+    # Their queries grow with the position, which the modelling takes from the place in the flattened batch. Within
+    # floor_scale the factor is 1 for all; beyond, we make up for the difference, and the modelling must not do it too.
     found = {}
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", None) and getattr(module, "use_rope", True) in (False, 0):
@@ -152,7 +149,7 @@ def _temperatures(model: Any) -> dict[int, tuple[float, float]]:
 
 
 def _check_windows(config: Any, windows: list[int | None], max_positions: int | None) -> None:
-    """A window that only the mask knows of would be lost, and show only in sequences longer than it."""
+    """Refuse windows that only the mask knows: they would be lost in longer sequences."""
     window = getattr(config, "sliding_window", None)
     if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
         return
@@ -168,7 +165,7 @@ def _check_windows(config: Any, windows: list[int | None], max_positions: int | 
 
 
 class TransformersRunner:
-    """A transformers model as a `runner.Runner`. The caller enters `torch.inference_mode`."""
+    """A transformers model as a `runner.Runner`; used inside `torch.inference_mode`."""
 
     def __init__(
         self,
@@ -178,9 +175,13 @@ class TransformersRunner:
         max_positions: int | None,
         rotaries: Sequence[LengthRotary],
     ) -> None:
-        """Runs the model once on two tokens. rotaries: of its modules that depend on the length.
+        """Run the model once on two tokens.
 
-        Raises UnsuitableError; StartupError if the backend that the user named cannot serve the layers.
+        Args:
+            rotaries: Of its modules that depend on the length.
+
+        Raises:
+            UnsuitableError: It cannot run over the paged cache.
         """
         self.model = model
         self._rotaries = rotaries
@@ -217,7 +218,7 @@ class TransformersRunner:
 
     @contextlib.contextmanager
     def given_back(self) -> Iterator[Any]:
-        """Inside, the model is as transformers has it, with eager attention and eager experts."""
+        """Give the model its eager attention and experts for the block."""
         model = self.model
         experts = model.get_experts_implementation() if hasattr(model, "get_experts_implementation") else None
         model.set_attn_implementation("eager")
@@ -233,7 +234,7 @@ class TransformersRunner:
                 model.set_experts_implementation(experts)
 
     def give_back(self) -> None:
-        """Undo what was changed in the model for this runner."""
+        """Undo this runner's changes of the model."""
         for module in self.model.modules():
             if getattr(module, "layer_idx", None) in self._temperatures and hasattr(module, "attn_temperature_tuning"):
                 module.attn_temperature_tuning = True
@@ -244,12 +245,12 @@ class TransformersRunner:
         return self._backend.capturable and not self.traits.adapters
 
     def adapt(self, current: CurrentRows, names: tuple[str, ...]) -> None:
-        """From now on the rows of each step are written to `current`. names: of the adapters, by their numbers."""
+        """Write the rows of each step to `current` from now on."""
         self._adapters = current
         self.traits = replace(self.traits, adapters=names)
 
     def allow_capture(self) -> None:
-        """From now on its traits say that steps can be captured."""
+        """Let its traits allow captures."""
         self.traits = replace(self.traits, capturable=True)
 
     def set_longest(self, longest: int) -> None:

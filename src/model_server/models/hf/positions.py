@@ -1,9 +1,8 @@
-"""Rotary frequencies that are the same for all sequences.
+"""Rotary frequencies that are the same for all sequences: those of the longest to come."""
 
-transformers chooses the factors of longrope, and the base of dynamic NTK scaling, by the largest position of the whole
-forward: in a batch a row's result would depend on the other rows, and keys in the cache on how long their sequence was
-when they were written. Here all have the frequencies of the longest sequence that will come.
-"""
+# transformers chooses the factors of longrope, and the base of dynamic NTK scaling, by the largest position of the
+# whole forward: in a batch a row's result would depend on the other rows, and keys in the cache on how long their
+# sequence was when they were written. Here all have the frequencies of the longest sequence that will come.
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from typing import Any
 
 
 class LengthRotary:
-    """The frequencies of one rotary module, for one kind of layers where it has several."""
+    """Frequencies of one rotary module, by kind of layers."""
 
     def __init__(self, module: Any, kind: str, layer_type: str | None) -> None:
         self._module, self._kind = module, kind
@@ -31,7 +30,7 @@ class LengthRotary:
 
 
 def by_length(model: Any) -> list[LengthRotary]:
-    """The rotations of `model` that depend on the length. Its modules no longer choose them in their forwards."""
+    """Return `model`'s rotations by length, which its forwards no longer choose."""
     found = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)

@@ -1,9 +1,8 @@
-"""Quantized matrices in a transformers model: its linear layers give way to our products. Imports transformers late.
+"""Quantized matrices in a transformers model: our products replace linear layers. Imports transformers late."""
 
-Layers that are stored quantized give way before the weights are loaded, so that transformers reads the rest alone.
-Plain matrices are quantized on load one by one, each before the next is read; where an adapter is merged into them, all
-are read first.
-"""
+# Layers that are stored quantized give way before the weights are loaded, so that transformers reads the rest alone.
+# Plain matrices are quantized on load one by one, each before the next is read; where an adapter is merged into them,
+# all are read first.
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer by one of our products. `weight` is empty: models ask it for type and device."""
+    """A linear layer by our products; `weight` is empty, for models that ask its type."""
 
     weight: Tensor
 
@@ -58,8 +57,7 @@ class QuantizedLinear(nn.Module):
 
 
 class _Absent(nn.Module):
-    """Stands for a layer until its matrix is read; transformers finds nothing in it to load. stored: the module's name
-    in the files."""
+    """Stands for a layer, `stored` in the files, until it is read, with nothing to load."""
 
     def __init__(self, stored: str, size: tuple[int, int], *, transposed: bool) -> None:
         super().__init__()
@@ -70,7 +68,7 @@ class _Absent(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What makes the layers of one model, on one device."""
+    """Makes the layers of one model, on one device."""
 
     model: Model
     prefix: str
@@ -82,7 +80,7 @@ class Exchange:
 
     @classmethod
     def of(cls, model: Model, prefix: str, placement: Placement) -> Exchange:
-        """prefix: that the names of tensors may have or lack, without the dot."""
+        """Make an exchange; names may have or lack the prefix."""
         prefix += "."
         reader = SafetensorsReader(
             model.checkpoint.headers, dtype=placement.dtype, device=placement.device, base_prefix=prefix
@@ -94,14 +92,12 @@ class Exchange:
         return self.model.scheme
 
     def config(self) -> Any:
-        """For `from_pretrained` as `quantization_config`: leaves out what is stored quantized, and quantizes matrices
-        that are to be so as they are read."""
+        """Return a `quantization_config` that leaves out quantized matrices, and quantizes others as they are read."""
         return _config_class()(self)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around `from_pretrained`: matrices to quantize are read one by one, and what `convert` raises is raised,
-        where transformers catches it and raises an error that says nothing of it."""
+        """Read matrices to quantize one by one, and raise what transformers would hide, inside the block."""
         before = os.environ.get(_NOT_AHEAD)
         if self.scheme.quantize is not None:
             os.environ[_NOT_AHEAD] = "1"
@@ -118,7 +114,7 @@ class Exchange:
                 os.environ[_NOT_AHEAD] = before
 
     def prepare(self, model: Any) -> None:
-        """Before the weights are read: `model` has none."""
+        """Replace layers before weights are read."""
         if self.scheme.quantize is None:
             self._leave_out(model)
         else:
@@ -129,8 +125,7 @@ class Exchange:
         return kind == "weight" and name in self._plain
 
     def convert(self, tensors: Mapping[str, Any], **others: Any) -> dict[str, Tensor]:
-        """What transformers sets instead of tensors it has read, by their names: nothing for those that are kept here,
-        quantized."""
+        """Return what transformers sets for read tensors: nothing if quantized here."""
         try:
             return {
                 name: self._converted(name, read[0] if isinstance(read, list) else read)
@@ -156,10 +151,7 @@ class Exchange:
         return read.new_empty(0)
 
     def fill(self, model: nn.Module) -> None:
-        """Put our layers where matrices were quantized, or left out, which are read here.
-
-        Raises StartupError for a matrix that is damaged or of another size.
-        """
+        """Put our layers where matrices were quantized or left out."""
         factory = LinearFactory(self.placement.device, self.placement.dtype)
         for name in list(self._quantized):  # each form goes before the next layer packs its own
             self._replace(model, name, self._quantized.pop(name), self._plain[name][0], factory)
@@ -186,7 +178,7 @@ class Exchange:
         return QuantizedLinear(factory.make(form, bias), absent.size, self.placement)
 
     def quantize(self, model: Any) -> None:
-        """Quantize the matrices of a model that is loaded, one by one."""
+        """Quantize a loaded model's matrices one by one."""
         factory = LinearFactory(self.placement.device, self.placement.dtype)
         for name, module in self._to_quantize(model):
             size, transposed = _size(module)
@@ -196,7 +188,7 @@ class Exchange:
                 self._replace(model, name, form, size, factory)
 
     def _to_quantize(self, model: Any) -> list[tuple[str, Any]]:
-        """The linear layers that the native decoder would quantize on load, too."""
+        """List the linear layers to quantize on load, as the native decoder's."""
         spared = {id(module) for module in (model.get_output_embeddings(), model.get_input_embeddings())}
         return [
             (name, module)
@@ -210,8 +202,11 @@ class Exchange:
         _put(model, name, QuantizedLinear(product, size, self.placement))
 
     def _leave_out(self, model: nn.Module) -> None:
-        """Raises StartupError for quantized matrices that are read into something else than linear layers and experts
-        of a known layout: transformers would load them as they are, without their scales."""
+        """Leave quantized matrices out.
+
+        Raises:
+            StartupError: One belongs to an unknown layer, and would be loaded without scales.
+        """
         experts: dict[str, dict[str, list[list[str]]]] = {}
         for tensor, places in self._places(StoredNames(model)).items():
             if not any(self.scheme.stores(self.reader, stored) for stored in places):
@@ -233,7 +228,7 @@ class Exchange:
             _put(model, name, AbsentExperts(name, model.get_submodule(name), parts))
 
     def _places(self, names: StoredNames) -> dict[str, dict[str, Place]]:
-        """For each tensor of the model the stored modules whose matrices it is made of."""
+        """Return the stored modules of each tensor."""
         found: dict[str, dict[str, Place]] = {}
         modules = {}
         for tensor in sorted(self.reader.unread, key=natural_order):
@@ -245,7 +240,7 @@ class Exchange:
         return found
 
     def _module_of(self, tensor: str) -> str | None:
-        """The stored module whose matrix a tensor is, or is a part of."""
+        """Return the stored module of a tensor."""
         name = tensor
         while name:
             name = name.rpartition(".")[0]
@@ -255,8 +250,7 @@ class Exchange:
 
 
 def check_quantized(model: Model, num_ranks: int, state: str | None) -> None:
-    """state: why the model keeps a state for each request; None: it does not. Raises StartupError for what is not
-    served quantized."""
+    """Refuse what is not served quantized, such as models with a `state` per request."""
     method, model_type = model.scheme.method, model.config.model_type
     if method is None:
         return
@@ -274,7 +268,7 @@ def check_quantized(model: Model, num_ranks: int, state: str | None) -> None:
 
 
 def forget_config(config: Any) -> None:
-    """Take from a config of transformers what it says of quantization: the library must not act on it."""
+    """Drop quantization from transformers' config, which would act on it."""
     for one in (config, config.get_text_config(decoder=True)):
         for name in ("quantization_config", "compression_config"):
             if hasattr(one, name):
@@ -283,7 +277,7 @@ def forget_config(config: Any) -> None:
 
 @cache
 def _config_class() -> Callable[[Exchange], Any]:
-    """The class of our `quantization_config`, made known to transformers together with what it leads to."""
+    """Register and return our `quantization_config` class."""
     from transformers.quantizers.auto import register_quantizer
     from transformers.quantizers.base import HfQuantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -298,7 +292,7 @@ def _config_class() -> Callable[[Exchange], Any]:
         return bool(self.quantization_config.exchange.quantizes(name))
 
     def element_size(self: Any, model: nn.Module, name: str, tensor: Tensor) -> float:
-        """Bytes, for the memory that transformers claims on a GPU before it reads."""
+        """Return bytes, for the memory that transformers claims before reading."""
         return 1 if quantizes(self, model, name) else tensor.element_size()
 
     def after(self: Any, model: nn.Module, **others: Any) -> nn.Module:
@@ -338,7 +332,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _size(module: Any) -> tuple[tuple[int, int], bool]:
-    """Outputs and inputs, and whether the matrix is [in, out]."""
+    """Return (outputs, inputs), and whether the matrix is [in, out]."""
     first, second = module.weight.shape
     return ((first, second), False) if isinstance(module, nn.Linear) else ((second, first), True)
 

@@ -1,8 +1,7 @@
-"""What a freshly loaded model must show before it serves: that our way of running it gives transformers' own logits.
+"""What a freshly loaded model must show before it serves: transformers' own logits."""
 
-Two random sequences, a prefill and four decode steps of both together, compared with each sequence computed alone, in
-full and without a cache. Wrong models were measured 0.25 to 1.4 off (relative to the largest logit), right ones 1e-6.
-"""
+# Two random sequences, a prefill and four decode steps of both together, compared with each sequence computed alone, in
+# full and without a cache. Wrong models were measured 0.25 to 1.4 off (relative to the largest logit), right ones 1e-6.
 
 from __future__ import annotations
 
@@ -35,14 +34,14 @@ PREFILLED = (20, 13)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """error: the largest relative error of any row. passed: whether the model may serve this way."""
+    """The largest relative error of a row, and whether the model may serve so."""
 
     error: float
     passed: bool
 
 
 def check_paged(runner: TransformersRunner, dtype: torch.dtype, device: torch.device) -> Verdict:
-    """Compare with transformers' eager attention and eager experts on the same weights."""
+    """Compare with transformers' eager attention and experts."""
     sequences = _sequences(runner.model.config, runner.vocab_size, device)
     served = run(runner, sequences, dtype, device)
     with runner.given_back() as model:
@@ -53,8 +52,7 @@ def check_paged(runner: TransformersRunner, dtype: torch.dtype, device: torch.de
 def check_adapted(
     runner: TransformersRunner, current: CurrentRows, dtype: torch.dtype, device: torch.device
 ) -> Verdict:
-    """A sequence with the first adapter beside one of the base model, each compared with itself alone. current: what
-    the layers read the rows of a step from, as the runner sets it."""
+    """Compare a sequence with the first adapter beside one without, each with itself alone."""
     sequences = _sequences(runner.model.config, runner.vocab_size, device)
     numbers = (0, BASE)
     served = run(runner, sequences, dtype, device, numbers=numbers)
@@ -70,10 +68,8 @@ def check_adapted(
 def check_captured(
     runner: TransformersRunner, capture: GraphCapture, dtype: torch.dtype, device: torch.device, world: ProcessGroup
 ) -> bool:
-    """Whether its steps can be captured, and replays give what the steps themselves give. All ranks call this together.
-
-    Modelling code may decide on the host what a graph repeats as it was, so a capture without an error is not enough.
-    """
+    """Whether captured steps replay equally; all ranks together."""
+    # Modelling code may decide on the host what a graph repeats as it was, so a capture without an error is not enough.
     sequences = _sequences(runner.model.config, runner.vocab_size, device)
     expected = run(runner, sequences, dtype, device)
     graphed = GraphedRunner(runner, GRAPH_SIZES, capture)
@@ -87,8 +83,7 @@ def check_captured(
 
 
 def check_stateful(runner: StatefulRunner, dtype: torch.dtype, device: torch.device) -> Verdict:
-    """Compare with one full forward of the same model. The tolerance is wider: a recurrence is summed in another order
-    when it is computed for many tokens at once."""
+    """Compare with one full forward, more loosely: recurrences sum in another order."""
     sequences = _sequences(runner.model.config, runner.vocab_size, device)
     served = run(runner, sequences, dtype, device)
     if runner.traits.decoder_prefix is None:
@@ -101,7 +96,7 @@ def check_stateful(runner: StatefulRunner, dtype: torch.dtype, device: torch.dev
 
 
 def _sequences(config: Any, vocab_size: int, device: torch.device) -> list[Tensor]:
-    """Random ids without the padding token, which some models skip when they count positions."""
+    """Make random ids without the padding token, which some models do not count."""
     generator = torch.Generator().manual_seed(0)
     padding = getattr(config.get_text_config(decoder=True), "pad_token_id", None)
     sequences = []
@@ -122,11 +117,13 @@ def run(
     prepare: Callable[[KvCache], object] = lambda cache: None,
     numbers: Sequence[int] | None = None,
 ) -> list[Tensor]:
-    """Logits of every token of each sequence, computed as the engine would: one prefill, then decode steps together.
+    """Return each token's logits, computed as by the engine: a prefill, then decode steps together.
 
-    Blocks alternate between the sequences, and what has not been written is NaN. prepare: called with the cache first.
-    numbers: of the adapter of each sequence; None: none has one.
+    Args:
+        prepare: Called with the cache first.
+        numbers: Of the sequences' adapters, if any.
     """
+    # Blocks alternate between the sequences, and what has not been written is NaN.
     block_size = runner.traits.block_size
     widths = [-(-len(s) // block_size) for s in sequences]
     count = len(sequences)
@@ -178,14 +175,14 @@ def _inputs(
 
 
 def alone(model: Any, sequence: Tensor, **arguments: Any) -> Tensor:
-    """Logits [n, vocab] of a sequence in one forward without a cache. arguments: what the forward is given besides."""
+    """Return logits [n, vocab] of one forward without a cache."""
     options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     logits: Tensor = model(input_ids=sequence.unsqueeze(0), return_dict=True, **options, **arguments).logits[0]
     return logits.float()
 
 
 def translated(model: Any, prompt: Tensor, prefix: tuple[int, ...], generated: Tensor) -> Tensor:
-    """An encoder-decoder's logits from the end of the prefix on, in one forward without a cache."""
+    """Return an encoder-decoder's logits from the prefix's end on, without a cache."""
     start = torch.tensor(prefix, dtype=generated.dtype, device=generated.device)
     logits: Tensor = model(
         input_ids=prompt.unsqueeze(0),
@@ -197,8 +194,7 @@ def translated(model: Any, prompt: Tensor, prefix: tuple[int, ...], generated: T
 
 
 def compare(served: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float, dtype: torch.dtype) -> Verdict:
-    """Row by row, relative to the largest logit. In 16 bits a near tie between experts may fall otherwise: then
-    nine rows in ten are enough, and rounding is given more room."""
+    """Compare rows, relative to the largest logit; in 16 bits, where experts nearly tie, nine in ten are enough."""
     errors = []
     for got, want in zip(served, expected, strict=True):
         scale = want.abs().max().clamp(min=1e-30)

@@ -1,6 +1,6 @@
-"""transformers' modelling with one cache object per request, and a loop over the requests: slow, but always correct.
+"""transformers' modelling with a cache per request: slow, but always correct.
 
-For state-space models, hybrids, encoder-decoders, and whatever the paged cache cannot express.
+For state-space models, hybrids, encoder-decoders, and what the paged cache cannot express.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _CACHE_NAMES = ("past_key_values", "cache_params", "state", "cache")
 
 @dataclass(slots=True)
 class _Kept:
-    """A request between two forwards. length: the tokens it has seen, those before a decoder's first not counted.
+    """A request between two forwards."""
 
-    always: what each forward of one token is given besides."""
-
+    # Tokens seen, without those before a decoder's first.
     length: int
     cache: Any
     encoded: Any = None  # what the encoder made of the prompt
+    # Further arguments of each forward of one token.
     always: Arguments = field(default_factory=dict)
 
 
 class StatefulRunner:
-    """A transformers model as a `runner.Runner` that keeps states. The caller enters `torch.inference_mode`."""
+    """A transformers model that keeps states, a `runner.Runner`; used inside `torch.inference_mode`."""
 
     def __init__(
         self,
@@ -57,11 +57,10 @@ class StatefulRunner:
         *,
         recomputes: bool = False,
     ) -> None:
-        """Runs the model on a few tokens to learn its widths.
+        """Run the model on a few tokens to learn its widths.
 
-        recomputes: the state is no cache but the tokens so far, which go through the model again at each step.
-
-        Raises StartupError.
+        Args:
+            recomputes: The state is the tokens so far, which are computed again each step.
         """
         self.model = model
         self._device = device
@@ -103,7 +102,7 @@ class StatefulRunner:
         """Nothing: its steps are not captured."""
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """`cache` has no layers. Rows of an encoder-decoder's prompt but its last are NaN."""
+        """Compute logits; `cache` has no layers. An encoder-decoder's prompt rows but the last are NaN."""
         metadata = inputs.attention
         wanted = None if inputs.logit_rows is None else inputs.logit_rows.tolist()
         picked: dict[int, Tensor] = {}
@@ -126,7 +125,7 @@ class StatefulRunner:
     def _advance(
         self, state: RequestState, ids: Tensor, start: int, wanted: list[int], pictures: Pictures = ()
     ) -> Tensor:
-        """Take in `ids` [n], which are at positions from `start`; logits [len(wanted), vocab] of those tokens."""
+        """Take in `ids` [n] from position `start` on; return logits [len(wanted), vocab]."""
         if start == 0:
             state.kept = None
         kept: _Kept | None = state.kept
@@ -153,13 +152,13 @@ class StatefulRunner:
         return logits
 
     def tower(self, family: VisionFamily, tokenizer: Tokenizer) -> CrossTower:
-        """What reads images for a model whose layers of cross attention do. Raises StartupError."""
+        """Return what reads images for layers of cross attention."""
         assert self.cross is not None, "only types of `crossing.CROSSING` have images"
         image_token = image_token_of(self.model.config.model_type, tokenizer)
         return CrossTower(self.cross, self.model, family, image_token)
 
     def of_text(self, ids: Tensor) -> Arguments:
-        """What a forward of all of a text `ids` [n] is given besides."""
+        """Return further arguments of a forward of a whole text `ids` [n]."""
         return {} if self.cross is None else self.cross.arguments(ids, ())[0]
 
     def _recompute(self, state: RequestState, ids: Tensor, start: int, wanted: list[int]) -> Tensor:
@@ -172,7 +171,7 @@ class StatefulRunner:
         return logits.index_select(0, rows)
 
     def _decode(self, state: RequestState, ids: Tensor, start: int, wanted: list[int]) -> Tensor:
-        """An encoder-decoder: the prompt goes to the encoder, the prefix and what was generated to the decoder."""
+        """Give the prompt to the encoder, prefix and generated tokens to the decoder."""
         assert self._prefix is not None
         kept: _Kept | None = state.kept
         count = len(ids)
@@ -215,7 +214,7 @@ class StatefulRunner:
         return logits if self._picks_rows else logits.index_select(0, rows)
 
     def _new_cache(self) -> Any:
-        """An empty cache that fits the model's layers; None: the model makes its own."""
+        """Make an empty cache for the layers; None: the model makes its own."""
         if self._cache_name not in ("past_key_values", "cache") or not self._takes_dynamic_cache:
             return None
         from transformers import DynamicCache
@@ -223,29 +222,27 @@ class StatefulRunner:
         return DynamicCache(config=self.model.config.get_text_config(decoder=True))
 
     def _measure(self, num_tokens: int) -> tuple[int, int]:
-        """Width of the logits, and bytes that a request of `num_tokens` tokens (a block's worth) keeps.
-
-        A state has a fixed part and one that grows by the token, so requests of several blocks keep less per block.
-        """
+        """Return the logits' width, and bytes that a block's worth of tokens keeps."""
+        # A state has a fixed part and one that grows by the token, so requests of several blocks keep less per block.
         state, logits = self._state_of(num_tokens)
         return logits.shape[-1], max(_tensor_bytes(state.kept, set()), 1)
 
     def _image_reserve(self, cross: CrossAttention, state_bytes: int) -> int:
-        """Tokens whose state takes as many bytes as that of one image more."""
+        """Return tokens whose state is as large as one image's."""
         blank = cross.blank()
         one, two = (self._state_of(STATE_BLOCK_SIZE, [(i, blank) for i in range(count)])[0] for count in (1, 2))
         num_bytes = _tensor_bytes(two.kept, set()) - _tensor_bytes(one.kept, set())
         return max(-(-num_bytes * STATE_BLOCK_SIZE // state_bytes), 0)
 
     def _state_of(self, num_tokens: int, pictures: Pictures = ()) -> tuple[RequestState, Tensor]:
-        """Of a request of so many tokens, and the last one's logits."""
+        """Return a state of so many tokens, and the last logits."""
         state = RequestState(num_tokens)
         ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
         return state, self._advance(state, ids, 0, [num_tokens - 1], pictures)
 
 
 def _decoder_prefix(model: Any) -> tuple[int, ...]:
-    """What precedes a decoder's first own token: its start token, and one that must follow if there is such."""
+    """Return a decoder's start token, and one that must follow, if any."""
     generation = getattr(model, "generation_config", None)
 
     def setting(name: str) -> int | None:
@@ -263,7 +260,7 @@ def _decoder_prefix(model: Any) -> tuple[int, ...]:
 
 
 def _tensor_bytes(value: Any, seen: set[int]) -> int:
-    """Bytes of all tensors inside an object, each once."""
+    """Count the bytes of all tensors inside, each once."""
     if id(value) in seen:
         return 0
     seen.add(id(value))

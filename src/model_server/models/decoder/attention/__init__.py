@@ -1,1 +1,1 @@
-"""Attention of a decoder's blocks: multi-head with grouped KV heads, and multi-head latent attention."""
+"""Attention of a decoder's blocks: grouped-query and latent."""

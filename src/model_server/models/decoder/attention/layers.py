@@ -1,4 +1,4 @@
-"""What a model asks of attention, known from its Spec: before weights are read, and on no rank in particular."""
+"""What a model needs of attention, by the Spec alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from model_server.models.decoder.spec import Spec
 
 
 def attention_layers(spec: Spec) -> tuple[AttentionLayer, ...]:
-    """All layers of the undivided model that have attention."""
+    """List the undivided model's layers with attention."""
     return tuple(attention_layer(spec, index) for index in range(spec.num_layers) if spec.mixer(index) is None)
 
 
 def attention_layer(spec: Spec, index: int) -> AttentionLayer:
-    """Layer `index` of the undivided model. Slopes and sinks are there if the layer has them; sinks are zeros."""
+    """Describe layer `index` of the undivided model; sinks are zeros."""
     kv_heads, key_dim, value_dim = spec.num_kv_heads, spec.head_dim, spec.head_dim
     if spec.attention is not None:
         kv_heads, key_dim, value_dim = spec.attention.cached(spec)

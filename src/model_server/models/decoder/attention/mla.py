@@ -1,9 +1,8 @@
-"""Multi-head latent attention (DeepSeek V2, arXiv 2405.04434): all heads read one compressed vector per token.
+"""Multi-head latent attention (DeepSeek V2, arXiv 2405.04434): all heads read one compressed vector per token."""
 
-A head's key is `up_key @ latent` beside a rotated part that all heads share, and its value `up_value @ latent`. The
-cache holds latent and rotated part, once per token and not per head. In decode neither key nor value is made: `up_key`
-moves to the query and `up_value` to after the weighted sum. How prompts are computed: `attention.latent`.
-"""
+# A head's key is `up_key @ latent` beside a rotated part that all heads share, and its value `up_value @ latent`. The
+# cache holds latent and rotated part, once per token and not per head. In decode neither key nor value is made:
+# `up_key` moves to the query and `up_value` to after the weighted sum. How prompts are computed: `attention.latent`.
 
 from __future__ import annotations
 
@@ -36,10 +35,7 @@ _LATENT_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
-    """Sizes of latent attention, an `AttentionSpec`. query_rank: of the query's own latent; None: it has none.
-
-    The rotation and its storage order are those of Spec, as is the scale.
-    """
+    """Sizes of latent attention, an `AttentionSpec`; `query_rank` is None without a query's latent."""
 
     query_rank: int | None
     latent_rank: int
@@ -59,11 +55,11 @@ class Mla:
         return Targets(linear={f"self_attn.{name}": shape for name, shape in found.items()})
 
     def cached(self, spec: Spec) -> tuple[int, int, int]:
-        """One key for all heads, whose beginning is the value."""
+        """Return one key for all heads, which begins with the value."""
         return 1, self.latent_rank + self.rotated_dim, self.latent_rank
 
     def load(self, loader: Loader, spec: Spec, index: int) -> LatentAttention:
-        """The heads are divided among the ranks, the latents are the same on all."""
+        """Load the heads of this rank, and the latents of all."""
         prefix = f"{spec.names.layers}.{index}.self_attn."
         rank, size = loader.tensor_group.rank, loader.tensor_group.size
         if spec.num_heads % size != 0:
@@ -104,7 +100,7 @@ class Mla:
         )
 
     def _down_parts(self, spec: Spec, prefix: str) -> list[Part]:
-        """What reads the hidden state on every rank alike: the query's latent, if any, the latent, the rotated key."""
+        """List what reads hidden states on every rank: query's latent, latent, rotated key."""
         order = None if spec.rope_pairs_adjacent else HeadOrder(self.rotated_dim, self.rotated_dim)
         rank, total = self.latent_rank, self.latent_rank + self.rotated_dim
         name = prefix + "kv_a_proj_with_mqa"
@@ -114,7 +110,7 @@ class Mla:
         return parts
 
     def _query(self, loader: Loader, spec: Spec, prefix: str, heads: Range) -> Linear:
-        """Rows of each head: what rotates, then the plain part."""
+        """Load rows of each head, the rotated part first."""
         width = self.plain_dim + self.rotated_dim
         name = prefix + ("q_proj" if self.query_rank is None else "q_b_proj")
         starts = [h * width for h in range(*heads)]
@@ -161,10 +157,7 @@ class LatentAttention:
         return KvShape(1, absorbed.head_dim, absorbed.value_dim, value_in_key=True)
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """[num_tokens, hidden] -> weighted sums of values [num_tokens, heads * value_dim].
-
-        Where all queries are single they are absorbed here, so that their rotated parts are written once.
-        """
+        """Attend to [num_tokens, heads * value_dim]; single queries are absorbed here."""
         layer, absorbed = self.layer, self.layer.absorbed
         rank, dim = layer.rank, layer.rotated_dim
         down = self.down(hidden)

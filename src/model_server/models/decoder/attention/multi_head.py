@@ -1,4 +1,4 @@
-"""Grouped-query attention: what it computes, and how this rank's heads are read from every packing of q, k and v."""
+"""Grouped-query attention, and how heads are read from every packing of q, k and v."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Attention:
         return KvShape(self.layer.num_kv_heads, self.layer.head_dim, self.layer.value_dim)
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """[num_tokens, hidden] -> attention values [num_tokens, num_heads * head_dim], before the output product."""
+        """Attend to [num_tokens, num_heads * head_dim], before the output product."""
         layer = self.layer
         qkv = self.qkv(hidden)
         if self.clip is not None:
@@ -61,11 +61,8 @@ class Attention:
 
 
 def head_ranges(spec: Spec, tensor_group: ProcessGroup) -> tuple[Range, Range]:
-    """Query heads and KV heads [start, stop) of this rank.
-
-    Fewer KV heads than ranks: each is kept by several ranks, rank r holding head r * num_kv_heads // size. TGI refuses
-    all KV heads except one there; its words are kept for what cannot be divided at all.
-    """
+    """Return this rank's query and KV heads; of fewer KV heads than ranks r * num_kv_heads // size."""
+    # TGI refuses all KV heads except one there; its words are kept for what cannot be divided.
     size, rank = tensor_group.size, tensor_group.rank
     for name, count in (("num_heads", spec.num_heads), ("num_key_value_heads", spec.num_kv_heads)):
         if count % size != 0 and (name == "num_heads" or size % count != 0):
@@ -80,8 +77,12 @@ def head_ranges(spec: Spec, tensor_group: ProcessGroup) -> tuple[Range, Range]:
 def load_attention(
     loader: Loader, spec: Spec, index: int, *, prefix: str | None = None, input_size: int | None = None
 ) -> Attention:
-    """This rank's heads of layer `index`. prefix: of its names; None: as of all layers. input_size: what it reads of a
-    token; None: the hidden size. Raises StartupError."""
+    """Load this rank's heads of layer `index`.
+
+    Args:
+        prefix: Of names; None: as of all layers.
+        input_size: None: the hidden size.
+    """
     names, dim = spec.names, spec.head_dim
     prefix = f"{names.layers}.{index}." if prefix is None else prefix
     queries, keys = head_ranges(spec, loader.tensor_group)
@@ -127,7 +128,7 @@ def load_attention(
 
 
 def _gate(loader: Loader, spec: Spec, prefix: str, queries: Range) -> Linear:
-    """In the matrix of queries, behind the query of each head."""
+    """Load the gates, behind each head's query in their matrix."""
     dim = spec.head_dim
     rows = tuple(((2 * head + 1) * dim, (2 * head + 2) * dim) for head in range(*queries))
     part = Part(prefix + spec.names.qkv[0], rows, 2 * spec.num_heads * dim)
@@ -135,7 +136,7 @@ def _gate(loader: Loader, spec: Spec, prefix: str, queries: Range) -> Linear:
 
 
 def qkv_parts(spec: Spec, prefix: str, queries: Range, keys: Range, order: HeadOrder | None) -> list[Part]:
-    """Where this rank's query, key and value heads are in the file."""
+    """Return where this rank's heads are in the file."""
     names, dim = [prefix + n for n in spec.names.qkv], spec.head_dim
     num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
 
@@ -186,11 +187,9 @@ def _sinks(loader: Loader, spec: Spec, prefix: str, queries: Range) -> Tensor | 
 def qk_norm(
     loader: Loader, spec: Spec, prefix: str, queries: Range, keys: Range, order: HeadOrder | None
 ) -> Norm | None:
-    """The norm of query and key heads together, of the kind that the shape of its weight tells.
-
-    [head_dim]: one weight for all heads; [num_heads, head_dim]: one per head; [num_heads * head_dim]: one norm over all
-    heads at once. StableLM keeps a tensor per head.
-    """
+    """Load the norm of query and key heads, of the kind that the weight's shape says."""
+    # [head_dim]: one weight for all heads; [num_heads, head_dim]: one per head; [num_heads * head_dim]: one norm over
+    # all heads. StableLM keeps a tensor per head.
     names = [prefix + spec.names.q_norm, prefix + spec.names.k_norm]
     dim = spec.head_dim
     ranges = (queries, keys)
@@ -228,5 +227,5 @@ def qk_norm(
 
 
 def _ordered(heads: Tensor, order: HeadOrder | None) -> Tensor:
-    """`heads` [num_heads, head_dim] in the order of the rotated pairs."""
+    """Reorder `heads` [num_heads, head_dim] by rotated pairs."""
     return heads if order is None else order.apply(heads.reshape(-1)).view(heads.shape)

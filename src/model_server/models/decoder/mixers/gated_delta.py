@@ -1,4 +1,4 @@
-"""Gated delta nets (Qwen 3 Next, Qwen 3.5): a token reads and corrects a state that each head keeps of those before."""
+"""Gated delta nets (Qwen 3 Next, Qwen 3.5): each head reads and corrects a state of the tokens before."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GatedDelta:
         return state + (spec.width - 1) * self.convolution.shape[1] * self.itemsize
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """[num_tokens, hidden] -> [num_tokens, value heads * value_dim], before the output product."""
+        """Compute [num_tokens, value heads * value_dim], before the output product."""
         assert step.segments is not None, "the decoder knows that it has such layers"
         spec, count = self.spec, len(hidden)
         keys, values = self.key_heads * spec.key_dim, self.value_heads * spec.value_dim
@@ -80,7 +80,7 @@ class GatedDelta:
         return found.flatten(1).mul_(F.silu(gate.float())).to(hidden.dtype)
 
     def _convolve(self, inputs: Tensor, segments: Segments) -> Tensor:
-        """And keep the newest inputs of each segment."""
+        """Convolve, and keep each segment's newest inputs."""
         width, key = self.spec.width, (self.index, "inputs")
         previous = take(segments.requests, key, inputs.new_zeros(width - 1, inputs.shape[1]))
         sources, newest = segments.window(width)
@@ -89,7 +89,7 @@ class GatedDelta:
         return convolve(inputs, self.convolution, None, previous, sources)
 
     def _recur(self, tokens: gated_delta.Tokens, segments: Segments) -> Tensor:
-        """The rows with one token together, the others one after another."""
+        """Advance single tokens together, longer segments one by one."""
         name = (self.index, "state")
         fresh = tokens.value.new_zeros(self.value_heads, self.spec.key_dim, self.spec.value_dim)
         if segments.is_decode:
@@ -119,17 +119,16 @@ def _unit(heads: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDeltaSpec:
-    """A `MixerSpec`. width: tokens that a convolution reads, its own included. Names are relative to the layer.
-
-    packing: "kinds": matrices of queries, keys and values, of gates, of strengths, of decays; "heads": a matrix which
-    has for each key head its query, itself, its value heads and their gates, and one for each its strengths and decays.
-    """
+    """A `MixerSpec`, with names relative to the layer."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
+    # Tokens that a convolution reads, its own included.
     width: int
+    # "kinds": a matrix each of queries, keys and values, of gates, of strengths, of decays; "heads": one with each key
+    # head's query, key, value heads and gates, and one with its strengths and decays.
     packing: Literal["kinds", "heads"] = "kinds"
     prefix: str = "linear_attn."
 
@@ -165,7 +164,7 @@ class GatedDeltaSpec:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def _channels(self, heads: Range) -> tuple[Range, Range, Range]:
-        """Queries, keys and values of these key heads among all."""
+        """Return these key heads' queries, keys and values."""
         keys = self.key_heads * self.key_dim
         first, stop = heads[0] * self.key_dim, heads[1] * self.key_dim
         each = self.repeats * self.value_dim
@@ -184,7 +183,7 @@ class GatedDeltaSpec:
             ]
 
         def part(name: str, sizes: tuple[int, ...], number: int) -> Part:
-            """The `number`-th of the parts of these sizes that each key head has."""
+            """Return each key head's part of that number."""
             whole, before = sum(sizes), sum(sizes[:number])
             firsts = (head * whole + before for head in range(*heads))
             return Part(prefix + name, tuple((f, f + sizes[number]) for f in firsts), self.key_heads * whole)

@@ -1,7 +1,7 @@
-"""Short convolutions (LFM2): a token reads the gated inputs of the few tokens before it.
+"""Short convolutions (LFM2): a token reads gated inputs of a few tokens before it.
 
-These inputs are all that is kept of a sequence. They are in its KV blocks, where each block has those of its newest
-tokens: what shares, preempts or frees blocks does the same for them.
+Only these inputs are kept, in the KV blocks of the newest tokens: what shares, preempts or frees blocks does the same
+for them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class ShortConv:
         return 0
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """[num_tokens, hidden] -> [num_tokens, channels], before the output product."""
         assert step.segments is not None, "the decoder knows that it has such layers"
         inputs, gate, values = self.project(hidden).chunk(3, dim=1)
         assert self.kv_shape.newest is not None
@@ -48,7 +47,7 @@ class ShortConv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvSpec:
-    """A `MixerSpec`. width: tokens that a sum is of, its own included. Names are relative to the layer."""
+    """A `MixerSpec`, with names relative to the layer; `width` tokens are summed."""
 
     width: int
     project: str = "conv.in_proj"
@@ -80,9 +79,7 @@ class ShortConvSpec:
 
 
 def kept_inputs(width: int, num_drafted: int) -> int:
-    """How many inputs of a block are kept for sums of `width` tokens.
-
-    A draft of up to `num_drafted` tokens goes into the cache before it is known to be right, together with the token
-    before it: what that token reads must outlast them.
-    """
+    """Return the inputs kept of a block, for sums of `width` tokens."""
+    # A draft of up to `num_drafted` tokens is in the cache before it is checked, with the token before it: what that
+    # token reads must outlast them.
     return width + num_drafted if num_drafted else width - 1

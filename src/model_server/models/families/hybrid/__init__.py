@@ -1,1 +1,1 @@
-"""Families with something else than attention in most of their layers."""
+"""Families whose layers mostly lack attention."""

@@ -1,4 +1,4 @@
-"""LFM2 and its mixture of experts: short convolutions in most layers, attention in the others."""
+"""LFM2 and its mixture of experts: short convolutions in most layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = Names(
 
 
 def lfm2(config: ModelConfig) -> Spec:
-    """The width of the MLP is two thirds of the file's, scaled and rounded up, unless the file says that it is not."""
+    """Describe LFM2, whose MLP is two thirds of the file's, scaled and rounded up, unless it says not."""
     config = config.renamed({"intermediate_size": ("block_ff_dim", "intermediate_size")})
     size = config.count("intermediate_size")
     if config.flag("block_auto_adjust_ff_dim", True):
@@ -40,7 +40,7 @@ def lfm2(config: ModelConfig) -> Spec:
 
 
 def lfm2_moe(config: ModelConfig) -> Spec:
-    """Experts behind the first layers, chosen by sigmoids and a bias."""
+    """Describe LFM2 MoE: experts behind the first layers, chosen by sigmoids and a bias."""
     num_layers, num_experts = config.count("num_hidden_layers"), config.count("num_experts", 32)
     routing = Routing(
         num_experts=num_experts,

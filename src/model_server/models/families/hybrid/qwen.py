@@ -1,4 +1,4 @@
-"""Qwen 3 Next and Qwen 3.5: gated delta nets in three of four layers, attention whose heads are gated in the fourth."""
+"""Qwen 3 Next and Qwen 3.5: gated delta nets in three of four layers, gated attention in the fourth."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = ("linear_attention", "full_attention")
 
 
 def qwen3_next(config: ModelConfig) -> Spec:
-    """Experts everywhere unless the file says otherwise; the matrices of a delta net are packed by heads."""
+    """Describe Qwen 3 Next: experts by default everywhere; delta nets packed by heads."""
     config = config.renamed({}, norm_topk_prob=True)
     mixture = replace(
         qwen_mixture(config, experts=512, chosen=10, size=512),
@@ -29,12 +29,12 @@ def qwen3_next(config: ModelConfig) -> Spec:
 
 
 def qwen3_5_text(config: ModelConfig) -> Spec:
-    """Dense; a matrix for each kind of row."""
+    """Describe Qwen 3.5: dense, a matrix for each kind of row."""
     return _qwen(config, packing="kinds", kv_heads=4)
 
 
 def qwen3_5_moe_text(config: ModelConfig) -> Spec:
-    """Experts in all layers, whose weights sum to 1."""
+    """Describe Qwen 3.5 MoE: experts in all layers, weights summing to 1."""
     config = config.replaced(norm_topk_prob=True)
     mixture = replace(
         qwen_mixture(config, experts=256, chosen=8, size=512),
