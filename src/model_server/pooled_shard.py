@@ -1,4 +1,4 @@
-"""Puts a shard together that gives vectors or scores: device, ranks, weights, device thread, gRPC server."""
+"""Puts together a shard that gives vectors or scores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STOP_LIMIT_S = 5.0
 
 
 def run_pooled_shard(config: ServeConfig, checkpoint: Checkpoint, task: FoundTask) -> None:
-    """Serve `checkpoint` until a signal. Raises StartupError, or what ended the shard."""
+    """Serve `checkpoint` until a signal or a failure."""
     _refuse(config, task)
     layout = Layout.of(*config.place, num_stages=1, num_nodes=1)
     rank = layout.world.rank
@@ -142,7 +142,7 @@ def _log(plan: PoolingPlan, runner: PoolingRunner) -> None:
 async def _serve(
     runner: PoolingRunner, world: ProcessGroup, facts: PoolingFacts, path: Path, placement: Placement
 ) -> bool:
-    """Until a stop is asked for. False: the device thread has not come to its end."""
+    """Serve until a stop; return whether the device thread ended."""
 
     def on_lost(message: str) -> None:
         if not server.is_stopping:  # else all are leaving

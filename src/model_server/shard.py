@@ -1,4 +1,4 @@
-"""Puts one shard together: device, ranks, weights, engine, device thread, gRPC server; and takes it apart again."""
+"""Puts one shard together, and takes it apart again."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _OPEN_FILES = 8192
 
 
 def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
-    """Serve `checkpoint` until a signal. Raises StartupError, or what ended the shard."""
+    """Serve `checkpoint` until a signal or a failure."""
     layout = Layout.of(*config.place, num_stages=config.num_stage, num_nodes=config.num_nodes)
     rank = layout.world.rank
     tracing = _tracing(config)
@@ -153,7 +153,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
 
 
 def _describe(config: ServeConfig, checkpoint: Checkpoint, layout: Layout) -> Model:
-    """The model and its adapters, as the files say. Raises StartupError."""
+    """Describe the model and its adapters by their files."""
     model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
     if model.scheme.method == "exl2" and layout.tensor.size > 1:
         raise StartupError("Sharding is currently not supported with `exl2` quantization")  # TGI's words
@@ -187,7 +187,7 @@ def _connect(config: ServeConfig, world: Axis, device: torch.device) -> ProcessG
 def _load(
     config: ServeConfig, model: Model, placement: Placement, attention: AttentionChoice, *, captures: bool
 ) -> Runner:
-    """The model on its device. captures: its decode steps may be captured."""
+    """Load the model; `captures`: decode steps may be captured."""
     runner = load_runner(
         model,
         placement,
@@ -210,7 +210,7 @@ def _with_drafts(
     tokenizer: Tokenizer,
     placement: Placement,
 ) -> tuple[Runner, Speculator]:
-    """The model, with the drafter that `found` names, and what drafts. Raises StartupError."""
+    """Add the drafter that `found` names."""
     drafted = config.num_drafted, config.most_window_rows
     device, alone = placement.device, placement.ranks.world.size == 1
     if found is None:
@@ -247,7 +247,7 @@ def _engine(
 def _encoder(
     config: ServeConfig, model: Model, runner: Runner, tokenizer: Tokenizer, placement: Placement
 ) -> ImageEncoder | None:
-    """What reads images, on every rank; None: they are not served. Raises StartupError."""
+    """Load what reads images, if they are served."""
     name = model.config.model_type
     family = vision_family(model.checkpoint.fields)
     if family is None:
@@ -264,7 +264,7 @@ def _encoder(
 
 
 def _grows(config: ServeConfig, runner: Runner) -> bool:
-    """Say whether running requests get more blocks as they need them."""
+    """Whether running requests get blocks as they need them."""
     return not runner.traits.keeps_state and not config.batch_invariant
 
 
@@ -277,7 +277,7 @@ def announce(
     cache_dtype: torch.dtype | None = None,
     quantize: str | None = None,
 ) -> ShardFacts:
-    """What Info tells the router. cache_dtype: None: `dtype`. quantize: the method; None: weights are plain."""
+    """Return Info for the router."""
     traits = runner.traits
     return ShardFacts(
         dtype=str(dtype),
@@ -301,8 +301,11 @@ def announce(
 
 
 def _memory_plan(config: ServeConfig, engine: Engine, cache_dtype: torch.dtype, local_size: int) -> MemoryPlan:
-    """Made just after the model was loaded: on a GPU, what is allocated is the weights. local_size: shards that share
-    this machine's memory."""
+    """Plan memory just after loading, when a GPU holds only weights.
+
+    Args:
+        local_size: Shards that share this machine's memory.
+    """
     device = engine.options.device
     is_cuda = device.type == "cuda"
     states = (config.max_batch_size or kv_memory.MOST_STATES_CPU) * engine.runner.traits.recurrent_bytes
@@ -348,7 +351,7 @@ async def _serve(
     profiler: StepProfiler | None,
     residents: Residents | None,
 ) -> bool:
-    """Until a stop is asked for. False: the device thread has not come to its end."""
+    """Serve until a stop; return whether the device thread ended."""
 
     def warm(asked: WarmupRequest) -> Capacity:
         phases.enter(phases.WARM_UP)
@@ -390,8 +393,7 @@ async def _serve(
 
 
 def leave(runner: Runner | None, world: ProcessGroup, *, orderly: bool) -> None:
-    """Leave the ranks. Graphs go first: before it ends, NCCL's communicator waits for every graph that holds one of
-    its collectives to be gone (`commDestroySync`)."""
+    """Leave the ranks; graphs first, since NCCL's communicator waits for their release (`commDestroySync`)."""
     try:
         if orderly and world.size > 1 and isinstance(runner, GraphedRunner):
             runner.release()

@@ -1,4 +1,4 @@
-"""How long a call takes on a GPU, for choices that are measured when a model is loaded or warms up."""
+"""Times calls on a GPU, for measured choices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _CACHE_BYTES = 256 << 20
 
 
 class Stopwatch:
-    """Median time of a call on the device. cold: before each, its caches are filled with other data, which takes
-    memory (torch.OutOfMemoryError)."""
+    """Median time of a call; `cold`: with caches filled by other data first, which takes memory."""
 
     def __init__(self, device: torch.device, *, cold: bool = True) -> None:
         self._device = device

@@ -1,1 +1,1 @@
-"""Vectors and scores instead of tokens: what is done with the hidden states of a model."""
+"""Vectors and scores of hidden states, instead of tokens."""

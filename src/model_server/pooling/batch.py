@@ -1,4 +1,4 @@
-"""Texts one after the other as the rows of one forward, without padding."""
+"""Texts as the rows of one forward, without padding."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from model_server.pooling.items import Item
 
 @dataclass(frozen=True)
 class FlatBatch:
-    """input_ids, token_types: [num_tokens] int64 on the device; token_types: None: all are 0. lengths: of the texts."""
+    """Tokens [num_tokens] int64 on the device, and the lengths of their texts."""
 
     input_ids: Tensor
+    # None: all 0.
     token_types: Tensor | None
     lengths: tuple[int, ...]
     device: torch.device
 
     @classmethod
     def of(cls, items: Sequence[Item], device: torch.device, *, typed: bool) -> FlatBatch:
-        """typed: the model tells the texts of a pair apart."""
+        """Join items; `typed` models tell a pair's texts apart."""
         lengths = tuple(len(item.input_ids) for item in items)
         ids = np.concatenate([item.input_ids for item in items]).astype(np.int64)
         types = None
@@ -45,7 +46,7 @@ class FlatBatch:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Where each text begins; one more at the end."""
+        """Return where each text begins, and the end."""
         return tuple(accumulate(self.lengths, initial=0))
 
     @property
@@ -54,7 +55,7 @@ class FlatBatch:
 
     @cached_property
     def host_positions(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Of each token in its text."""
+        """Return each token's position in its text."""
         starts = np.repeat(np.array(self.starts[:-1]), self.lengths)
         positions: np.ndarray[tuple[int], np.dtype[np.int64]] = np.arange(self.num_tokens, dtype=np.int64) - starts
         return positions

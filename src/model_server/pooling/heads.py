@@ -1,5 +1,4 @@
-"""Heads that score a text: from the hidden states of its tokens to one number for each label; and those that guess
-masked tokens, for sparse vectors. In float32, each text by itself."""
+"""Heads that score texts, or guess masked tokens for sparse vectors; in float32, text by text."""
 
 from __future__ import annotations
 
@@ -26,17 +25,18 @@ Reads = Literal["first", "last", "mean", "late"]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A product and what follows it. names: of the matrix, the first that the file has; activation: its name; norm: the
-    name of a layer norm behind it."""
+    """A product and what follows it."""
 
+    # Of the matrix; the first in the file counts.
     names: tuple[str, ...]
     activation: str | None = None
+    # The name of a layer norm behind it.
     norm: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """layers: one after another; the last one gives the scores."""
+    """Layers, the last of which gives the scores."""
 
     reads: Reads
     layers: tuple[Layer, ...]
@@ -71,7 +71,7 @@ def _eurobert(config: ModelConfig) -> HeadSpec:
 
 
 def _score(config: ModelConfig) -> HeadSpec:
-    """Of a decoder, on its last token."""
+    """Describe a decoder's head, on the last token."""
     return HeadSpec("last", (Layer(("score",)),))
 
 
@@ -95,7 +95,7 @@ _HEADS: dict[str, Callable[[ModelConfig], HeadSpec]] = {
 
 
 def score_head(model: Model, device: torch.device, hidden_size: int) -> tuple[ScoreHead, int]:
-    """The classifier of a checkpoint, and how many scores it gives. Raises StartupError."""
+    """Load a checkpoint's classifier, and count its scores."""
     config = model.config
     spec = _HEADS.get(config.model_type, _score)(config)
     with _reader(model, device) as reader:
@@ -122,7 +122,7 @@ def _read(text: Tensor, reads: Reads) -> Tensor:
 
 
 def answer_head(model: Model, device: torch.device, yes: int, no: int | None) -> ScoreHead:
-    """The logit of the token `yes`, less that of `no`, behind a text's last token. Raises StartupError."""
+    """Score by the logit of `yes` less that of `no`, behind the last token."""
     assert model.spec is not None
     names = model.spec.names
     with _reader(model, device, names.base) as reader:
@@ -165,7 +165,7 @@ _MASKED["xlm-roberta"] = _MASKED["camembert"] = _MASKED["roberta"]
 
 
 def masked_head(model: Model, device: torch.device) -> tuple[Stage, int]:
-    """From hidden states [n, hidden] to logits [n, vocab] of masked tokens; and the vocabulary. Raises StartupError."""
+    """Load logits [n, vocab] of masked tokens, and the vocabulary's size."""
     found = _MASKED.get(model.config.model_type)
     if found is None:
         served = ", ".join(sorted(_MASKED))

@@ -1,4 +1,4 @@
-"""What one step of a pooled model is asked, and what it gives."""
+"""What one step of a pooled model is asked and gives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Ids = npt.NDArray[np.uint32]
 
 
 class Kind(enum.IntEnum):
-    """As `Kind` of pooling.proto."""
+    """The kinds of pooling.proto."""
 
     POOLED = 0
     TOKENS = 1
@@ -22,24 +22,23 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One text, or a pair of texts.
-
-    second_from: where the second text begins; 0: there is none. prompt_tokens: how many tokens at the beginning are of
-    a prompt. dimensions: how many numbers of the vector are kept; 0: all.
-    """
+    """One text, or a pair."""
 
     id: int
     input_ids: Ids
+    # Where the second text begins; 0: there is none.
     second_from: int = 0
+    # At the beginning, of a prompt.
     prompt_tokens: int = 0
     kind: Kind = Kind.POOLED
+    # Numbers of the vector that are kept; 0: all.
     dimensions: int = 0
     normalize: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Numbers [rows, columns], or those at `indices` of a sparse vector; or why there are none."""
+    """Numbers [rows, columns], those at `indices` of a sparse vector, or an error."""
 
     id: int
     values: bytes = b""  # float32
@@ -51,7 +50,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Of one step, in the order of its items; times in nanoseconds."""
+    """Results in the order of items; nanoseconds."""
 
     results: tuple[Result, ...]
     forward_ns: int

@@ -1,4 +1,4 @@
-"""Hidden states of transformers' own modelling, for types that the native decoder does not know: text by text."""
+"""Hidden states by transformers, for types unknown to the native decoder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNUSED = ("pooler.",)
 
 
 class LibraryModel:
-    """`pooling.model.PooledModel`. Each text is computed alone: its bits depend on no other, and nothing is padded."""
+    """Computes texts alone: bits depend on no other, nothing is padded."""
 
     def __init__(self, inner: Any, config: Any, device: torch.device) -> None:
         self._inner = inner
@@ -51,7 +51,7 @@ class LibraryModel:
 
 
 def load(model: Model, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool) -> LibraryModel:
-    """Raises StartupError for a type that transformers does not know either, and for weights that are missing."""
+    """Load the model, if transformers knows its type."""
     quiet()
     from transformers import AutoConfig, AutoModel
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -83,7 +83,7 @@ def load(model: Model, dtype: torch.dtype, device: torch.device, *, trust_remote
 
 
 def _positions(config: Any) -> int | None:
-    """The longest text that a table of learned positions serves."""
+    """Return the longest text of learned positions, if bounded."""
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return None

@@ -30,7 +30,7 @@ def load(
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> PoolingRunner:
-    """Load this rank's part of `model`. Raises StartupError, one line."""
+    """Load this rank's part of `model`."""
     device = placement.device
     with torch.inference_mode():
         loaded = _model(model, placement, attention, progress, trust_remote_code=trust_remote_code)

@@ -20,17 +20,17 @@ class PooledModel(Protocol):
 
     @property
     def typed(self) -> bool:
-        """Whether it has token types, which tell the texts of a pair apart."""
+        """Whether token types tell a pair's texts apart."""
 
     @property
     def max_positions(self) -> int | None:
-        """The longest text that its positions allow; None: they are unbounded."""
+        """Return the longest text, if positions are bounded."""
 
     @property
     def weight_bytes(self) -> int | None: ...
 
     def set_longest(self, longest: int) -> None:
-        """No text will be longer than that many tokens."""
+        """Bound the texts' tokens."""
 
     def hidden(self, batch: FlatBatch) -> Tensor:
-        """The last layer's hidden states [num_tokens, hidden], of every text as if it were alone."""
+        """Return the last hidden states [num_tokens, hidden], each text as if alone."""

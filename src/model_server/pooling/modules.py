@@ -1,7 +1,4 @@
-"""What sentence-transformers' modules do with hidden states, in float32: pooling, Dense, LayerNorm, lengths of 1.
-
-Each text is computed by itself, so that its bits do not depend on those beside it.
-"""
+"""sentence-transformers' modules in float32: pooling, Dense, LayerNorm, normalization; text by text."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ _ACTIVATIONS: Mapping[str, Stage] = {
 
 
 def pool(hidden: Tensor, mode: str) -> Tensor:
-    """The hidden states of one text [tokens, hidden] -> its vector [hidden] in float32."""
+    """Pool hidden states [tokens, hidden] to a vector [hidden] in float32."""
     if mode == "cls":
         return hidden[0].float()
     if mode == "lasttoken":
@@ -52,9 +49,10 @@ def pool(hidden: Tensor, mode: str) -> Tensor:
 
 
 def vector(hidden: Tensor, modes: Sequence[str], num_prompt: int) -> Tensor:
-    """As `pool`, of several modes behind each other. num_prompt: tokens at the beginning that do not count.
+    """Concatenate several modes.
 
-    The weights of `weightedmean` count from the first token of all.
+    Args:
+        num_prompt: Tokens at the beginning that do not count, except for the weights of `weightedmean`.
     """
     seen = hidden[num_prompt:] if 0 < num_prompt < len(hidden) else hidden
     parts = [
@@ -70,19 +68,19 @@ def _weighted(hidden: Tensor, num_prompt: int) -> Tensor:
 
 
 def normalized(vectors: Tensor) -> Tensor:
-    """Rows [n, width] divided by their lengths, as sentence-transformers does."""
+    """Divide rows by their lengths, as sentence-transformers."""
     return torch.stack([F.normalize(row, dim=0) for row in vectors])
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """A product in float32 whose rows do not depend on their number."""
+    """Multiply in float32, independently of the number of rows."""
     if weight.shape[1] % 2 == 0 and cpp.usable(weight.device, weight.dtype):
         return PackedLinear(weight, bias)
     return TorchLinear(weight, bias)
 
 
 def stages(modules: Sequence[Module], width: int, device: torch.device) -> tuple[list[tuple[str, Stage]], int]:
-    """The modules behind the pooling, by their kinds, and the width of the last vector. Raises StartupError."""
+    """Load the modules behind the pooling by kind, and the last width."""
     made: list[tuple[str, Stage]] = []
     for module in modules:
         if module.kind == "Normalize":
@@ -113,7 +111,7 @@ def _dense(module: Module, width: int, device: torch.device) -> tuple[Stage, int
 
 
 def activation_of(name: str, place: Path | str) -> Stage:
-    """The function of torch's class of that name. Raises StartupError."""
+    """Return the function of torch's class."""
     found = _ACTIVATIONS.get(name)
     if found is None:
         served = ", ".join(_ACTIVATIONS)
@@ -130,7 +128,7 @@ def _layer_norm(module: Module, width: int, device: torch.device) -> tuple[Stage
 
 
 def _tensors(folder: Path, device: torch.device) -> dict[str, Tensor]:
-    """In float32. Raises StartupError, also for pickled files."""
+    """Read float32 tensors; pickled files are refused."""
     headers = read_headers(weight_files(folder))
     names = [name for header in headers.values() for name in header.tensors]
     with SafetensorsReader(headers, dtype=torch.float32, device=device, base_prefix="") as reader:
@@ -138,7 +136,7 @@ def _tensors(folder: Path, device: torch.device) -> dict[str, Tensor]:
 
 
 def splade(config: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
-    """Logits of a text's tokens [tokens, vocab] -> its sparse vector [vocab]. Raises StartupError."""
+    """Return what turns logits [tokens, vocab] into a sparse vector [vocab]."""
     strategy, name = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
     if strategy not in ("max", "sum") or name not in ("relu", "log1p_relu"):
         raise StartupError(f"the module SpladePooling asks for {strategy!r:.40} and {name!r:.40}, which is not served")

@@ -1,4 +1,4 @@
-"""Hidden states of the native decoder: tokens of a text see each other, keys and values stay for one layer only."""
+"""Hidden states of the native decoder: tokens see ahead; keys and values stay for one layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GROWTH = 1024
 
 
 class NativeModel:
-    """A decoder or an encoder of `models.decoder`; `pooling.model.PooledModel`."""
+    """A decoder or encoder of `models.decoder`."""
 
     def __init__(self, decoder: Decoder, spec: Spec, dtype: torch.dtype, device: torch.device) -> None:
         backend = decoder.traits.attention
@@ -78,8 +78,7 @@ class NativeModel:
 
 
 class TwoWays:
-    """Attention of a step whose tokens see ahead, by layers that see the whole text and layers with a window, which
-    reaches as far ahead as back."""
+    """Attention over whole texts, and over windows that reach ahead as far as back."""
 
     def __init__(self, whole: AttentionStep, windows: dict[int, AttentionStep]) -> None:
         self._whole = whole
@@ -91,7 +90,7 @@ class TwoWays:
 
 
 class _Layout:
-    """Which blocks of the scratch cache each text has: those behind the ones of the text before it."""
+    """Gives each text the scratch blocks behind the one before."""
 
     def __init__(self, batch: FlatBatch, block_size: int) -> None:
         self._batch = batch

@@ -1,4 +1,4 @@
-"""From a model's files to what is done with its hidden states; refuses what is not served, before weights are read."""
+"""From a model's files to what is done with hidden states; refuses before weights are read."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _BY_OPTION: Mapping[PoolingName, str] = {"cls": "cls", "mean": "mean", "last-tok
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingPlan:
-    """What is done with hidden states.
-
-    modes: of which vectors are concatenated; `splade` alone for a sparse vector; empty: the model has a head that
-    scores texts. answers: ids of the tokens by which a decoder says that a text is relevant, and that it is not; None:
-    it has another head. include_prompt: the tokens of a prompt count. modules: behind the pooling. max_length: of a
-    text, by the files; None: they do not say. reason: where the pooling comes from.
-    """
+    """What is done with hidden states."""
 
     task: FoundTask
+    # Of concatenated vectors; `splade` alone: sparse; empty: a head scores texts.
     modes: tuple[str, ...]
+    # A prompt's tokens count.
     include_prompt: bool = True
+    # Behind the pooling.
     modules: tuple[Module, ...] = ()
     splade: Mapping[str, Any] | None = None
+    # Tokens for a relevant and an irrelevant text; None: another head.
     answers: tuple[int, int | None] | None = None
+    # Of a text, if the files say it.
     max_length: int | None = None
+    # Where the pooling comes from.
     reason: str = ""
 
     @property
@@ -50,7 +50,7 @@ class PoolingPlan:
 
     @property
     def name(self) -> str:
-        """As TEI calls it in /info."""
+        """Return TEI's name in /info."""
         tei = {"lasttoken": "last_token"}
         return "+".join(tei.get(mode, mode) for mode in self.modes)
 
@@ -58,7 +58,7 @@ class PoolingPlan:
 def make_plan(
     task: FoundTask, files: SentenceFiles, config: Mapping[str, Any], asked: PoolingName | None, name: str, folder: Path
 ) -> PoolingPlan:
-    """asked: `--pooling`. name: of the model, for messages. folder: of its files. Raises StartupError, one line."""
+    """Plan from files and `--pooling`."""
     length = files.max_length
     if length is None and files.modules:
         length = _tokenizer_length(files.modules[0])
@@ -124,6 +124,6 @@ def _answers(files: SentenceFiles, config: Mapping[str, Any], name: str, folder:
 
 
 def _tokenizer_length(transformer: Module) -> int | None:
-    """As sentence-transformers takes it where its own file is silent."""
+    """Return the length that sentence-transformers falls back to."""
     fields = read_optional_object(transformer.folder / "tokenizer_config.json", StartupError)
     return length_limit(fields.get("model_max_length"))

@@ -1,4 +1,4 @@
-"""Runs the steps of a pooled model: hidden states, what the plan makes of them, numbers on the host."""
+"""Runs steps of a pooled model, from items to numbers on the host."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ _WARM_UP_ID = 0
 
 
 class PoolingRunner:
-    """One rank's part of the model. Runs on the device thread alone.
-
-    stages: behind the pooling, by the kinds of their modules; dimensions: of the last vector, or of the scores. head:
-    what scores texts. sparse: from a text's hidden states to its sparse vector.
-    """
+    """One rank's part, on the device thread."""
 
     def __init__(
         self,
@@ -42,9 +38,11 @@ class PoolingRunner:
     ) -> None:
         self.model = model
         self.plan = plan
+        # Of the last vector, or of the scores.
         self.dimensions = dimensions
         self.max_length = 0  # of a text; the warm-up sets it
         self._device = device
+        # Behind the pooling, by module kinds.
         self._stages = list(stages)
         # What the last module does is for each request to say.
         self._ends_normalized = bool(self._stages) and self._stages[-1][0] == "Normalize"
@@ -54,10 +52,7 @@ class PoolingRunner:
         self._sparse = sparse
 
     def warm_up(self, max_batch_tokens: int, asked: int | None) -> int:
-        """The longest text, in tokens; runs a step of `max_batch_tokens`, on a GPU also of the longest text.
-
-        Raises StartupError where no text can be computed.
-        """
+        """Run a step of `max_batch_tokens`, on a GPU also of the longest text; return its length."""
         limits = (asked, self.plan.max_length, self.model.max_positions)
         known = [limit for limit in limits if limit is not None]
         self.max_length = min(known) if known else max_batch_tokens
@@ -81,7 +76,7 @@ class PoolingRunner:
         return Item(id=number, input_ids=np.full(length, _WARM_UP_ID, dtype=np.uint32), kind=kind)
 
     def run(self, items: Sequence[Item]) -> StepResult:
-        """One step. What is wrong with one item is its own error."""
+        """Run one step; errors belong to items."""
         began = time.perf_counter_ns()
         refused = {item.id: fault for item in items if (fault := self._fault(item)) is not None}
         sent = [item for item in items if item.id not in refused]
@@ -124,7 +119,7 @@ class PoolingRunner:
         return None
 
     def _numbers(self, items: Sequence[Item], batch: FlatBatch, hidden: Tensor) -> list[Tensor]:
-        """Of each item [rows, columns] float32 on the host."""
+        """Return each item's numbers [rows, columns] float32 on the host."""
         texts = batch.rows(hidden)
         found: list[Tensor | None] = [None] * len(items)
         pooled = [i for i, item in enumerate(items) if item.kind is Kind.POOLED]

@@ -1,1 +1,1 @@
-"""How weights are stored: the forms that a matrix has in memory, and the file formats that are read into them."""
+"""How weights are stored: forms in memory, and file formats read into them."""

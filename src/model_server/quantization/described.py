@@ -1,4 +1,4 @@
-"""What a checkpoint says about its quantization: in its configs, else by its tensors."""
+"""What a checkpoint says of its quantization, in configs or by tensors."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ _INTEGERS = ("BOOL", "U8", "I8", "I16", "I32", "I64")
 
 
 def said_of_weights(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
-    """The `quantization_config` of a checkpoint, the best source first; None: its weights are plain.
-
-    Raises StartupError for a file that cannot be read.
-    """
+    """Return the best `quantization_config`; None: plain weights."""
     said = said_of(checkpoint.directory, checkpoint.fields, StartupError)
     if said is not None:
         return said

@@ -1,4 +1,4 @@
-"""Blocks of GGUF files, as codes with a scale, and for some types an offset, for each group of columns."""
+"""GGUF blocks as codes, scales, and offsets per group."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from model_server.weights.gguf.header import BLOCKS
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Rows of a matrix: element (i, k) is `(codes[i, k] - zero) * scales[i, g] - offsets[i, g]`, where g = k // group.
-
-    codes: [n, columns] uint8 of `bits` bits. scales: [n, groups] float16 or float32. offsets: [n, groups] float32.
-    """
+    """Rows of a matrix: `(codes[i, k] - zero) * scales[i, g] - offsets[i, g]`, where g = k // group."""
 
     codes: Tensor
     scales: Tensor
@@ -27,7 +24,7 @@ class Decoded:
 
 
 def decode(raw: Tensor, kind: str) -> Decoded:
-    """raw: [n, bytes of a row] uint8, rows of blocks of the type `kind`, which is in DECODERS."""
+    """Decode raw [n, bytes of a row] uint8, blocks of type `kind`."""
     blocks = raw.view(raw.shape[0], -1, BLOCKS[kind][1])
     return DECODERS[kind](blocks)
 
@@ -83,17 +80,16 @@ DECODERS: dict[str, Callable[[Tensor], Decoded]] = {
 
 
 def _halves(pairs: Tensor) -> Tensor:
-    """[n, blocks, 2] bytes -> [n, blocks] float16."""
     return pairs.contiguous().view(torch.float16).squeeze(-1)
 
 
 def _fifth(bits: Tensor) -> Tensor:
-    """Bits of the codes of a block, eight in a byte, the first in the lowest: [..., bytes] -> [..., 8 * bytes]."""
+    """Unpack eight bits a byte, lowest first: [..., bytes] to [..., 8 * bytes]."""
     return (bits.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1).flatten(-2)
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """The lower four bits of all bytes of the last dimension, then the upper ones."""
+    """Split all lower, then all upper four bits."""
     return torch.cat((packed & 15, packed >> 4), -1)
 
 
@@ -103,7 +99,7 @@ def _nibbles_of_64(packed: Tensor) -> Tensor:
 
 
 def _scales_and_offsets(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of Q4_K and Q5_K: 6 bits each for 8 groups, in the 12 bytes behind two factors. [n, groups] float32 each."""
+    """Decode Q4_K and Q5_K: 6 bits for 8 groups, behind two factors; [n, groups] float32 each."""
     first, second, third = blocks[..., 4:16].reshape(*blocks.shape[:2], 3, 4).unbind(-2)
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
     offsets = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)

@@ -1,4 +1,4 @@
-"""The KV cache in float8: its types, and the scales of its numbers in the checkpoint."""
+"""The KV cache in float8: types, and scales from the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VALUE_SCALES = ("v_scale", "kv_scale", "attn.v_scale", "v_proj.v_scale", "v_pro
 
 
 class CacheScales:
-    """What keys and values are divided by before they are stored in e4m3, layer by layer."""
+    """What keys and values are divided by in e4m3, by layer."""
 
     def __init__(self, reader: WeightReader) -> None:
         self._reader = reader
@@ -30,7 +30,7 @@ class CacheScales:
         self._unusable: list[str] = []
 
     def of(self, module: str) -> tuple[float, float]:
-        """(key_scale, value_scale) of an attention module; 1 where the checkpoint has none. Every rank has the same."""
+        """Return a module's (key_scale, value_scale), 1 by default, the same on every rank."""
         return self._scale(module, _KEY_SCALES), self._scale(module, _VALUE_SCALES)
 
     def report(self) -> None:

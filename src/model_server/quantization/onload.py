@@ -1,4 +1,4 @@
-"""Plain matrices that are quantized while they are loaded, a piece of rows at a time."""
+"""Quantizes plain matrices while they are loaded, rows by rows."""
 
 from __future__ import annotations
 
@@ -29,28 +29,27 @@ BLOCK = 64
 
 
 def eetq(weight: Tensor, columns: Range, name: str) -> Codes:
-    """A scale in float16 for each row, its largest magnitude / 128."""
+    """Scale rows in float16 by their largest magnitude / 128."""
     return _of_rows(weight, columns, (_largest(weight) / _MIDDLE).half())
 
 
 def bitsandbytes(weight: Tensor, columns: Range, name: str) -> Codes:
-    """A scale in float32 for each row, its largest magnitude / 127. Activations are not quantized, so that no column
-    is spared."""
+    """Scale rows in float32 by their largest magnitude / 127; activations stay, so no column is spared."""
     return _of_rows(weight, columns, _largest(weight) / 127)
 
 
 def fp8(weight: Tensor, columns: Range, name: str) -> Fp8:
-    """A scale in float32 for each row, its largest magnitude / 448."""
+    """Scale rows in float32 by their largest magnitude / 448."""
     return quantize_rows(weight[:, slice(*columns)], _largest(weight))
 
 
 def nf4(weight: Tensor, columns: Range, name: str) -> TableCodes:
-    """The nearest of the table's numbers, times the largest magnitude of 64 columns in float32."""
+    """Take the table's nearest numbers, scaled by the largest magnitude of 64 columns."""
     return _of_table(weight, columns, NF4, name)
 
 
 def fp4(weight: Tensor, columns: Range, name: str) -> TableCodes:
-    """As `nf4`, by another table."""
+    """Quantize as `nf4` by another table."""
     return _of_table(weight, columns, FP4, name)
 
 
@@ -69,7 +68,7 @@ def _of_rows(weight: Tensor, columns: Range, scales: Tensor) -> Codes:
 
 
 def _of_table(weight: Tensor, columns: Range, numbers: Sequence[float], name: str) -> TableCodes:
-    """As the library rounds: by the reciprocal of the scale, and to the lower of two numbers that are as near."""
+    """Round as the library: by the scale's reciprocal, to the lower of two near numbers."""
     table = torch.tensor(numbers, dtype=torch.float32, device=weight.device)
     ordered, order = table.sort(stable=True)
     blocks = F.pad(weight.float(), (0, -weight.shape[1] % BLOCK)).contiguous().view(len(weight), -1, BLOCK)
@@ -91,11 +90,7 @@ QUANTIZERS: dict[str, Quantizer] = {
 
 
 def read_quantized(reader: WeightReader, wanted: MatrixSlice, quantize: Quantizer) -> list[Form]:
-    """A part of matrices that are stored as they are, each piece of rows in a form of its own.
-
-    Scales are those of whole rows also where some columns of them are kept. Raises StartupError for blocks of columns
-    that would be cut too small.
-    """
+    """Read and quantize matrices, a form for each piece of rows; scales are of whole rows."""
     whole = wanted.whole or (0, _num_columns(reader, wanted))
     first, last = wanted.columns[0] - whole[0], wanted.columns[1] - whole[0]
     forms = []

@@ -15,14 +15,14 @@ from wire.text.counting import counted
 
 
 class PlainFormat:
-    """`{module}.weight`, or a tensor `module` that holds the matrices of all experts."""
+    """`{module}.weight`, or a tensor `module` of all experts."""
 
     def claims(self, reader: WeightReader, module: str) -> bool:
         name = tensor_name(reader, module)
         return reader.has(name) and reader.stored(name) in FLOATING
 
     def read(self, reader: WeightReader, wanted: MatrixSlice) -> Plain:
-        """Filled in place, part after part: a fused matrix has no second copy."""
+        """Read in place, without a second copy of fused matrices."""
         num_rows = sum(part.num_kept for part in wanted.parts)
         num_columns = wanted.columns[1] - wanted.columns[0]
         weight = torch.empty(num_rows, num_columns, dtype=reader.dtype, device=reader.device)
@@ -35,7 +35,7 @@ class PlainFormat:
 
 
 def tensor_name(reader: WeightReader, module: str) -> str:
-    """What the matrix of `module` is called where it is stored as it is."""
+    """Return a plain matrix's name."""
     name = module + ".weight"
     return name if reader.has(name) or not reader.has(module) else module
 

@@ -1,7 +1,4 @@
-"""How the weights of a checkpoint come into memory: by `--quantize`, by what its config says, and by what it holds.
-
-What is served and what is refused, `wire.quantization` says; what a module is stored in, its tensors (`formats`).
-"""
+"""How weights come into memory: by `--quantize`, config and tensors; `wire.quantization` says what is served."""
 
 from __future__ import annotations
 
@@ -34,24 +31,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Scheme:
-    """method: as the checkpoint or the flag names it; None: the weights are plain and stay so. quantize: what is done
-    to plain matrices on load, but not to those of modules that `skipped` names. warning: for the operator.
-    float4_inputs: the weights were made for activations of 4-bit floats.
+    """The quantization of one model."""
 
-    `read` counts what it reads; `report` says it.
-    """
-
+    # The checkpoint's or the flag's; None: plain.
     method: str | None = None
     formats: tuple[WeightFormat, ...] = PLAIN
+    # For plain matrices on load, except `skipped` modules.
     quantize: Quantizer | None = None
     skipped: tuple[str, ...] = ()
     warning: str | None = None
+    # Made for activations of 4-bit floats.
     float4_inputs: bool = False
     _kinds: Counter[str] = field(default_factory=Counter)
     _plain: set[str] = field(default_factory=set)
 
     def read(self, reader: WeightReader, wanted: MatrixSlice, *, as_stored: bool = False) -> Form:
-        """A part of stored matrices. as_stored: no matrix that is quantized on load. Raises StartupError."""
+        """Read a part of stored matrices; `as_stored`: nothing quantized on load."""
         forms = []
         for quantize, run in groupby(wanted.parts, key=lambda part: None if as_stored else self._on_load(reader, part)):
             parts = tuple(run)
@@ -66,7 +61,7 @@ class Scheme:
         return stacked(forms)
 
     def quantized(self, weight: Tensor, name: str) -> Form | None:
-        """A plain matrix [out, in] of the module `name`, quantized as if it were loaded; None: it stays as it is."""
+        """Quantize a plain matrix [out, in] as if loaded; None: it stays."""
         if self.quantize is None or is_skipped(name, self.skipped):
             self._plain.add(name)
             return None
@@ -77,16 +72,15 @@ class Scheme:
         return form
 
     def stores(self, reader: WeightReader, module: str) -> bool:
-        """Whether the checkpoint has a matrix for `module` that is quantized."""
+        """Whether the checkpoint has a quantized matrix for `module`."""
         found = next((known for known in self.formats if known.claims(reader, module)), None)
         return found is not None and not isinstance(found, PlainFormat)
 
     def holds(self, reader: WeightReader, module: str) -> bool:
-        """Whether the checkpoint has a matrix for `module`."""
         return holds(reader, module, self.formats)
 
     def report(self, dtype: torch.dtype) -> None:
-        """One line for the model. dtype: of the activations."""
+        """Log one line on what was read."""
         if self.method is None:
             return
         kinds = "; ".join(kind for kind, _ in self._kinds.most_common())
@@ -98,7 +92,7 @@ class Scheme:
         logger.info("Weights: %s, %s; %s; activations in %s%s", how, kinds or "none found", plain, activations, kept)
 
     def _on_load(self, reader: WeightReader, part: Part) -> Quantizer | None:
-        """What quantizes a matrix; None: it is kept as it is stored."""
+        """Return what quantizes a matrix, if anything."""
         if self.quantize is None or is_skipped(part.name, self.skipped) or not self._is_plain(reader, part):
             return None
         return self.quantize
@@ -115,7 +109,7 @@ class Scheme:
 
 
 def merged(forms: list[Form]) -> Form:
-    """Pieces of rows as one form, where they are of one kind."""
+    """Join rows of one kind."""
     codes = [form for form in forms if isinstance(form, Codes)]
     floats = [form for form in forms if isinstance(form, Fp8)]
     tables = [form for form in forms if isinstance(form, TableCodes)]
@@ -127,7 +121,7 @@ def merged(forms: list[Form]) -> Form:
 
 
 def resolve(checkpoint: Checkpoint, flag: str | None = None, model: str | None = None) -> Scheme:
-    """flag: `--quantize`. model: what messages call the checkpoint. Raises StartupError for what is not served."""
+    """Choose the scheme by `--quantize` and the checkpoint."""
     name = str(checkpoint.directory) if model is None else model
     said = said_of_weights(checkpoint)
     choice = choose(flag, said, name, StartupError)

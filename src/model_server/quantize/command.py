@@ -1,4 +1,4 @@
-"""`model-server quantize MODEL_ID OUTPUT_DIR`: layer after layer, with one of them in memory at a time."""
+"""`model-server quantize MODEL_ID OUTPUT_DIR`, with one layer at a time in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _END_BYTES = 1 << 20
 
 
 def run(config: QuantizeConfig) -> None:
-    """Raises StartupError, one line, for what cannot be quantized or read."""
+    """Quantize; errors are one line."""
     how = Rounding(bits=config.bits, group=config.groupsize, damping=config.percdamp, by_activation=config.act_order)
     checkpoint = examine(resolve(config.model_id, config.revision))
     model = describe(checkpoint, name=config.model_id)
@@ -70,10 +70,7 @@ def run(config: QuantizeConfig) -> None:
 
 
 class Quantizer:
-    """The run over all layers.
-
-    stored_names: what the files call a module's matrix, by the name that the layers ask for.
-    """
+    """The run over all layers."""
 
     def __init__(
         self,
@@ -84,6 +81,7 @@ class Quantizer:
         stored_names: dict[str, str],
     ) -> None:
         self._layers, self._samples, self._how, self._progress = layers, samples, how, progress
+        # By the name that layers ask for.
         self._stored_names = stored_names
         self._num_layers = layers.spec.num_layers
         count, self._num_held_out = len(samples.calibration), len(samples.held_out)
@@ -127,7 +125,7 @@ class Quantizer:
         return results
 
     def _watched(self, index: int, entering: Streams | None, leaving: Streams | None) -> Watch:
-        """Runs the layer as it is over the calibration, and on to the next layer over the held-out samples."""
+        """Run a layer over the calibration, and on over held-out samples."""
         watch = Watch(self._layers.device)
         layer = self._layers.build(index, watch=watch)
         watch.is_on = True
@@ -143,7 +141,7 @@ class Quantizer:
         return watch
 
     def _solve(self, watch: Watch) -> tuple[dict[str, Rounded], dict[str, Tensor]]:
-        """What the matrices of the layer become; the same as plain matrices, by the names of their tensors."""
+        """Round the layer's matrices; return them as plain ones by tensor name, too."""
         results, replaced = {}, {}
         alone = [name for name, hessian in watch.hessians.items() if not hessian.num_samples]
         if alone:
@@ -179,7 +177,7 @@ class Quantizer:
         return [(group, number) for group in groups for number in range(counts[group])]
 
     def _loss(self, layer: Layer, entering: Streams | None, group: str) -> float:
-        """Of the held-out tokens, summed."""
+        """Sum the loss of held-out tokens."""
         total = 0.0
         for number in range(self._num_held_out):
             logits = layer(self._given(entering, group, number))[:-1].float()
@@ -189,7 +187,7 @@ class Quantizer:
 
 
 def unsuitable(weight: Tensor, how: Rounding) -> str | None:
-    """Why a matrix [out, in] cannot be stored in gptq's words; None: it can."""
+    """Say why gptq's words cannot hold a matrix [out, in], if so."""
     per_word = 32 // how.bits
     if any(size % per_word for size in weight.shape):
         return f"its sizes {list(weight.shape)} are no multiples of {per_word}"
@@ -207,7 +205,7 @@ def _check(config: QuantizeConfig, model: Model) -> None:
 
 
 def _samples(config: QuantizeConfig, checkpoint: Checkpoint) -> Samples:
-    """What the model has written is kept for a run that continues, since it takes long."""
+    """Make the samples; written ones are kept for a run that continues."""
     tokenizer = Tokenizer.load(checkpoint.directory)
     folder = config.output_dir / FOLDER
     # Before an unfinished run is removed, and before the samples, which a model may write for hours.
@@ -239,7 +237,7 @@ def _asked(how: Rounding, checkpoint: Checkpoint, samples: Samples, dtype: torch
 
 
 def _ends(path: Path) -> list[object]:
-    """A file's size and the digest of its ends: enough to know another model of the same shapes by."""
+    """Identify a file by size and a digest of its ends."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         found = hashlib.blake2b(file.read(_END_BYTES))
@@ -249,7 +247,7 @@ def _ends(path: Path) -> list[object]:
 
 
 def _names(checkpoint: Checkpoint, model: Model) -> dict[str, str]:
-    """Modules' matrices as the files spell them, with the base prefix or without, by both spellings of the module."""
+    """Map modules to names in the files, with and without the base prefix."""
     assert model.spec is not None
     base = model.spec.names.base
     found = {}

@@ -1,4 +1,4 @@
-"""What the inputs of a matrix show: how much each pair of columns matters to the layer's output."""
+"""How much each pair of a matrix's inputs matters to the output."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from torch import Tensor
 
 
 class Hessian:
-    """The mean of 2 x xᵀ over the samples' inputs x, float32 [in, in], where a sample's share is one.
-
-    num_samples: that had tokens for this matrix.
-    """
+    """The mean of 2 x xᵀ over samples' inputs x, float32 [in, in], equal shares."""
 
     def __init__(self, num_columns: int, device: torch.device) -> None:
         self.matrix = torch.zeros(num_columns, num_columns, dtype=torch.float32, device=device)
+        # With tokens for this matrix.
         self.num_samples = 0
 
     def add(self, inputs: Tensor) -> None:
-        """inputs: [tokens, in] of one sample, any floating type."""
+        """Add one sample's inputs [tokens, in]."""
         if not len(inputs):
             return
         inputs = inputs.float()

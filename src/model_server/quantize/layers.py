@@ -1,4 +1,4 @@
-"""One layer of a model at a time, as a stage of a pipeline: what enters its matrices, and what it gives."""
+"""One layer at a time, as a stage of a pipeline: what enters its matrices, and what it gives."""
 
 from __future__ import annotations
 
@@ -33,24 +33,23 @@ _UNMEASURED = 2
 
 @dataclass
 class Watch:
-    """Hessians of the matrices of a layer, by the name of the module: of all that read the same input one and the same.
-
-    stacked: names of tensors that hold the matrices of all experts. is_on: whether what enters is added.
-    """
+    """Hessians of a layer's matrices by module, shared between those of the same input."""
 
     device: torch.device
+    # Inputs are added.
     is_on: bool = False
     hessians: dict[str, Hessian] = field(default_factory=dict)
     transposed: set[str] = field(default_factory=set)
+    # Tensors of all experts' matrices.
     stacked: set[str] = field(default_factory=set)
     _slices: dict[int, tuple[Form, MatrixSlice]] = field(default_factory=dict)
 
     def read(self, form: Form, wanted: MatrixSlice) -> None:
-        """`form` was read from these matrices. It is held, so that no other gets its id."""
+        """Note what `form` was read from, and hold it, so that its id is unique."""
         self._slices[id(form)] = (form, wanted)
 
     def of(self, form: Form) -> Hessian | None:
-        """The Hessian for the product with `form`; None for what is not quantized."""
+        """Return the Hessian for products with `form`, if it is quantized."""
         found = self._slices.pop(id(form), None)
         if found is None:
             return None
@@ -67,7 +66,7 @@ class Watch:
 
 
 class WatchedScheme(Scheme):
-    """Plain weights, and which matrices each of them is."""
+    """Plain weights, with their matrices noted."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -81,7 +80,7 @@ class WatchedScheme(Scheme):
 
 
 class WatchedLinears(LinearFactory):
-    """Products that add what they read to their matrix's Hessian."""
+    """Products that add inputs to their Hessian."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, watch: Watch) -> None:
         super().__init__(device, dtype, num_ranks=_UNMEASURED)
@@ -112,7 +111,7 @@ class WatchedLinear:
 
 
 class ReplacedMatrices:
-    """A `WeightReader` that has other matrices [out, in], or [in, out] where the file has them so, for some names."""
+    """A `WeightReader` with other matrices for some names, stored as in the file."""
 
     def __init__(self, base: SafetensorsReader, replaced: Mapping[str, Tensor]) -> None:
         self._base, self._replaced = base, replaced
@@ -159,7 +158,7 @@ class ReplacedMatrices:
 
 
 class LayerByLayer:
-    """Builds a layer when it is asked for; nothing of the others is in memory."""
+    """Builds one layer at a time."""
 
     def __init__(self, spec: Spec, reader: SafetensorsReader) -> None:
         self.spec = spec
@@ -168,14 +167,19 @@ class LayerByLayer:
         self._attention = AttentionChoice(None, self.device, self.dtype).for_layers(attention_layers(spec))
 
     def stored(self, name: str) -> Tensor:
-        """A whole matrix as the file has it, [rows, columns] float32."""
+        """Read a whole matrix [rows, columns] float32."""
         return self._reader.rows(name, [(0, self._reader.shape(name)[0])], torch.float32)
 
     def build(
         self, index: int, *, watch: Watch | None = None, replaced: Mapping[str, Tensor] | None = None,
         with_head: bool = False,
     ) -> Layer:  # fmt: skip
-        """replaced: matrices by the names of their tensors. with_head: the last layer gives logits."""
+        """Build a layer.
+
+        Args:
+            replaced: Matrices by tensor names.
+            with_head: The last layer gives logits.
+        """
         count = self.spec.num_layers
         stages = Axis(index, count if with_head else count + 1)
         layout = Layout(stage=stages, layer_counts=(*(1,) * count, 0))
@@ -194,17 +198,14 @@ class LayerByLayer:
 
 
 class Layer:
-    """One layer, or the first one with the embedding, or the last one with the head."""
+    """A layer, the first with the embedding, the last perhaps with the head."""
 
     def __init__(self, decoder: Decoder, device: torch.device, dtype: torch.dtype) -> None:
         self._decoder, self._device, self._dtype = decoder, device, dtype
         self._cache: KvCache | None = None
 
     def __call__(self, given: Tensor) -> Tensor:
-        """given: ids [tokens] int64 for the first layer, else hidden states [tokens, hidden] of one sequence.
-
-        Returns hidden states [tokens, hidden], or logits [tokens, vocabulary] with the head.
-        """
+        """Run one sequence: ids [tokens] or hidden [tokens, hidden], to hidden states or logits."""
         length = len(given)
         block_size = self._decoder.traits.block_size
         num_blocks = -(-length // block_size) + 1

@@ -1,4 +1,4 @@
-"""The quantized checkpoint: gptq's first format, which TGI, vLLM, transformers and this server read."""
+"""The quantized checkpoint in gptq's first format, which TGI, vLLM and transformers read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NOT_COPIED = ("config.json", INDEX, "quantize_config.json", "quant_config.json"
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """Codes [n, count] below 2**bits -> words [n, count * bits / 32] int32, the first code in the lowest bits."""
+    """Pack codes [n, count] into int32 words, the first lowest."""
     per_word = WORD // bits
     shifts = torch.arange(per_word, device=codes.device) * bits
     words = (codes.view(len(codes), -1, per_word).long() << shifts).sum(dim=2)
@@ -41,7 +41,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
 
 def tensors_of(module: str, rounded: Rounded, bits: int) -> dict[str, Tensor]:
-    """A module's tensors by their names. The format stores zero points less one."""
+    """Return a module's tensors; zero points are stored less one."""
     num_groups, num_rows = rounded.scales.shape
     zeros = torch.full((num_groups, num_rows), rounded.middle - 1, dtype=torch.uint8)
     found = {
@@ -54,11 +54,10 @@ def tensors_of(module: str, rounded: Rounded, bits: int) -> dict[str, Tensor]:
 
 
 def copies(directory: Path) -> list[Path]:
-    """The files beside the weights that the result has, too.
+    """List the files to copy beside the weights.
 
     Raises:
-        StartupError: For one that is not a regular file, or leads out of the folder: by a link the folder's author
-            could have any file of this machine copied, and uploaded.
+        StartupError: One is not regular, or a link out of the folder, by which any file could be uploaded.
     """
     found = sorted({path for pattern in _COPIED for path in directory.glob(pattern) if path.name not in _NOT_COPIED})
     for path in found:
@@ -72,14 +71,7 @@ def copies(directory: Path) -> list[Path]:
 
 
 def write(checkpoint: Checkpoint, output: Path, progress: Progress, how: Rounding, copied: Sequence[Path]) -> None:
-    """Everything that a folder with a model holds. What is there of it is overwritten.
-
-    Args:
-        copied: See `copies`.
-
-    Raises:
-        StartupError: The files cannot be written.
-    """
+    """Write a whole model folder over what is there."""
     quantized = read_headers([progress.layer(number) for number in range(progress.num_done)])
     removed = {name.rpartition(".")[0] + ".weight" for header in quantized.values() for name in header.tensors}
     sources: dict[str, tuple[Path, int]] = {}
@@ -96,7 +88,7 @@ def write(checkpoint: Checkpoint, output: Path, progress: Progress, how: Roundin
 
 
 def upload(folder: Path, model_id: str) -> None:
-    """To a repository of the hub, which is made if it is not there. Raises StartupError."""
+    """Upload to a hub repository, made if absent."""
     from huggingface_hub import HfApi
 
     try:
@@ -109,7 +101,7 @@ def upload(folder: Path, model_id: str) -> None:
 
 
 def _write_tensors(sources: Mapping[str, tuple[Path, int]], output: Path) -> None:
-    """sources: the file that each tensor is in, and its bytes. One file of the result is in memory at a time."""
+    """Write one result file at a time, from tensors' sources and sizes."""
     files: list[list[str]] = [[]]
     size = 0
     for name in sorted(sources):

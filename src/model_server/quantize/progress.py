@@ -1,9 +1,8 @@
-"""What of a run is done, in a folder beside the output, so that an interrupted run can continue.
+"""What of a run is done, beside the output, so that it can continue."""
 
-A layer is done when its file is whole and `progress.json` names it: the file is written first, and each of the two
-takes its name when it is complete. With the names are the digests of what a later layer, or the result, is made from: a
-file that is not as the run wrote it ends the start.
-"""
+# A layer is done when its file is whole and `progress.json` names it: the file is written first, and each of the two
+# takes its name when it is complete. With the names are the digests of what a later layer, or the result, is made from:
+# a file that is not as the run wrote it ends the start.
 
 from __future__ import annotations
 
@@ -32,8 +31,11 @@ _AGAIN = "start from the beginning with --no-resume"
 
 
 def check_folder(output: Path, *, resume: bool = True) -> None:
-    """Raises StartupError for a folder that holds other things than an unfinished run. resume: one may be there whose
-    files are written in part."""
+    """Refuse a folder with other things than an unfinished run.
+
+    Args:
+        resume: Partly written files may be there.
+    """
     if output.exists() and not output.is_dir():
         raise StartupError(f"{output} is a file: name a folder for the quantized model")
     is_unfinished = (output / FOLDER / _FILE).exists()
@@ -51,7 +53,7 @@ def check_folder(output: Path, *, resume: bool = True) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What fails while files are written below `path`, a full disk for one, is a StartupError of one line."""
+    """Turn failures of writing below `path`, such as a full disk, into StartupError."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -60,19 +62,16 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class Progress:
-    """num_done: layers that are done. losses: sums of the held-out tokens' negative log likelihoods, before and after,
-    once the last layer is done."""
+    """The state of a run."""
 
     def __init__(self, output: Path, asked: Mapping[str, Any], num_layers: int) -> None:
-        """Read what is done, and keep other runs out of the folder until `end`.
+        """Read what is done, and lock the folder until `end`.
 
         Args:
             asked: All on which the result depends.
-            num_layers: Of the model.
 
         Raises:
-            StartupError: For an unfinished run of something else, one whose files are not as it wrote them or that
-                still runs, and for a folder that holds other things.
+            StartupError: The folder holds another, damaged or running run, or other things.
         """
         self.folder = output / FOLDER
         key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -95,18 +94,18 @@ class Progress:
 
     @property
     def losses(self) -> tuple[float, float]:
+        # Summed negative log likelihoods of held-out tokens, before and after, at the end.
         before, after = self._state["losses"]
         return before, after
 
     def stream(self, layer: int) -> Path:
-        """The file of what enters a layer; the one after it has another."""
+        """Return the file of what enters a layer."""
         return self.folder / f"stream-{layer % 2}"
 
     def done(self, layer: int, tensors: Mapping[str, Tensor], losses: tuple[float, float] | None = None) -> None:
-        """Keep what a layer has become; what enters the next one is in that one's stream, unless it was the last.
+        """Keep a layer's result.
 
         Args:
-            tensors: That take the places of others, by their names.
             losses: Of the last layer.
         """
         path = self.layer(layer)
@@ -153,7 +152,7 @@ class Progress:
         self._save()
 
     def _check(self, num_layers: int) -> None:
-        """Raises StartupError for a state that no run writes, and for files that are not as it says."""
+        """Refuse impossible states and changed files."""
         state, path = self._state, self.folder / _FILE
         num_done, layers = state.get("num_done"), state.get("layers")
         is_whole = num_done == num_layers

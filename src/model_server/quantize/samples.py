@@ -1,4 +1,4 @@
-"""The token ids on which a model is calibrated, and others on which its perplexity is measured."""
+"""Token ids for calibration, and others for perplexity."""
 
 from __future__ import annotations
 
@@ -30,18 +30,14 @@ _MOST_HELD_OUT = 8
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """calibration: [count, length] int64. held_out: [some, length] int64, not in the calibration where that is long
-    enough."""
+    """Calibration [count, length] and held-out [some, length] int64, disjoint if possible."""
 
     calibration: Tensor
     held_out: Tensor
 
 
 def from_file(path: Path, tokenizer: Tokenizer, *, count: int, length: int, seed: int) -> Samples:
-    """Windows of `length` tokens at random starts. path: text, or JSON lines with a field `text`.
-
-    Raises StartupError for a file that cannot be read, and for one with fewer tokens than one window.
-    """
+    """Cut windows of `length` tokens at random starts, from text or JSON lines with `text`."""
     texts = (tokenizer.encode(text, truncate=0, add_special_tokens=True) for text in _texts(path))
     ids = torch.tensor([number for text in texts for number in text])
     if len(ids) < length:
@@ -60,7 +56,7 @@ def from_file(path: Path, tokenizer: Tokenizer, *, count: int, length: int, seed
 
 
 def kept(path: Path, make: Callable[[], Samples]) -> Samples:
-    """Those in the file `path`; what `make` makes, if there is no such file."""
+    """Read the samples in `path`, or make and keep them."""
     if not path.exists():
         samples = make()
         draft = path.with_suffix(".draft")
@@ -78,7 +74,7 @@ def kept(path: Path, make: Callable[[], Samples]) -> Samples:
 
 
 def written(directory: Path, tokenizer: Tokenizer, *, count: int, seed: int) -> Samples:
-    """What the model itself writes, `WRITTEN_LENGTH` tokens a sample, all of its weights in memory."""
+    """Let the model write samples of `WRITTEN_LENGTH` tokens, with all weights in memory."""
     logger.info("No --calibration: the model writes %s of %d tokens", counted(count, "sample"), WRITTEN_LENGTH)
     # Imported here: it takes seconds, and a file needs none of it.
     from transformers import AutoModelForCausalLM

@@ -1,7 +1,4 @@
-"""GPTQ for one matrix: columns are rounded one after the other, and those that follow make up for the error.
-
-Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization" (arXiv 2210.17323), Algorithm 1.
-"""
+"""GPTQ for one matrix (arXiv 2210.17323, Algorithm 1): later columns make up for the error of rounded ones."""
 
 from __future__ import annotations
 
@@ -19,12 +16,14 @@ _SMALLEST_SCALE = 2.0**-24  # of float16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """bits: 4 or 8. group: columns that share a scale; -1: all. damping: of the Hessian's mean diagonal, added to it.
-    by_activation: columns go by falling activations, not as they are stored."""
+    """How matrices are rounded."""
 
     bits: int = 4
+    # Columns that share a scale; -1: all.
     group: int = 128
+    # Of the Hessian's mean diagonal, added to it.
     damping: float = 0.01
+    # Columns go by falling activations.
     by_activation: bool = False
 
     @property
@@ -35,13 +34,13 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounded:
-    """codes: [out, in] uint8. scales: [groups, out] float16. groups: [in] int32, the group of each column. error: of
-    the layer's output over the samples, relative to the output."""
+    """Codes [out, in] uint8, scales [groups, out] float16, each column's group [in] int32."""
 
     codes: Tensor
     scales: Tensor
     groups: Tensor
     middle: int
+    # Of the output over the samples, relative.
     error: float
 
     def dequantize(self) -> Tensor:
@@ -50,9 +49,10 @@ class Rounded:
 
 
 def rounded(name: str, weight: Tensor, hessian: Tensor, how: Rounding) -> Rounded:
-    """weight: [out, in]. hessian: [in, in] float32; zeros: no sample reached it, and every number is rounded alone.
+    """Round weight [out, in] by its hessian [in, in]; zeros round alone.
 
-    name: for messages. Raises StartupError if the Hessian cannot be inverted.
+    Raises:
+        StartupError: The Hessian cannot be inverted.
     """
     weight, hessian = weight.float().clone(), hessian.clone()
     if not bool(hessian.any()):
@@ -78,7 +78,7 @@ def _group(how: Rounding, num_columns: int) -> int:
 
 
 def _factor(name: str, hessian: Tensor, damping: float) -> Tensor:
-    """The upper Cholesky factor of the inverse of the damped Hessian."""
+    """Return the upper Cholesky factor of the inverse damped Hessian."""
     mean = float(hessian.diagonal().mean())
     for attempt in range(_ATTEMPTS):
         damped = hessian.clone()
@@ -96,8 +96,7 @@ def _factor(name: str, hessian: Tensor, damping: float) -> Tensor:
 
 
 def _columns(weight: Tensor, factor: Tensor, how: Rounding) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes [out, in], scales [groups, out], and what they stand for, with columns in the order of `weight`, which is
-    overwritten."""
+    """Round columns in order, overwriting `weight`; return codes, scales, and their values."""
     num_rows, num_columns = weight.shape
     group = _group(how, num_columns)
     codes = torch.empty(num_rows, num_columns, dtype=torch.uint8, device=weight.device)
@@ -127,7 +126,7 @@ def _columns(weight: Tensor, factor: Tensor, how: Rounding) -> tuple[Tensor, Ten
 
 
 def _scales(columns: Tensor, bits: int) -> Tensor:
-    """[out] float16, so that the largest number of each row has the outermost code."""
+    """Return [out] float16, so that rows' largest numbers get outermost codes."""
     most = columns.abs().amax(dim=1)
     most = torch.where(most == 0, 1.0, most)
     scales: Tensor = (2 * most / (2**bits - 1)).clamp_min(_SMALLEST_SCALE).half()
@@ -135,5 +134,5 @@ def _scales(columns: Tensor, bits: int) -> Tensor:
 
 
 def _energy(matrix: Tensor, hessian: Tensor) -> float:
-    """tr(matrix @ hessian @ matrixᵀ): of the outputs, over the samples."""
+    """Return tr(matrix @ hessian @ matrixᵀ)."""
     return float(((matrix @ hessian) * matrix).sum())

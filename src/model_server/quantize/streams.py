@@ -1,4 +1,4 @@
-"""The hidden states that enter a layer, of all samples, in files: one is read while the next layer's is written."""
+"""Hidden states that enter a layer, in files: one is read while the next is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUPS = ("calibration", "held_out", "plain")
 
 
 class Streams:
-    """What enters one layer. Sequences in each group are numbered from 0."""
+    """What enters one layer, by group of sequences."""
 
     def __init__(
         self,
@@ -26,15 +26,11 @@ class Streams:
         *,
         is_new: bool,
     ) -> None:
-        """Map the file.
+        """Map the file, which is new or of its whole size.
 
         Args:
-            path: The file; it must be there with its whole size, unless it is new.
             counts: Of the sequences in each of `GROUPS`.
-            is_new: Its room on the disk is reserved. A write to a mapped file on a full disk would end the process.
-
-        Raises:
-            OSError: The file cannot be made.
+            is_new: Reserve its room, since writing a mapped file on a full disk ends the process.
         """
         self._first = dict(zip(GROUPS, (0, counts[0], counts[0] + counts[1]), strict=True))
         shape = (sum(counts), length, width)
@@ -53,7 +49,6 @@ class Streams:
 
 
 def digest(path: Path) -> str:
-    """Of a file's bytes. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 

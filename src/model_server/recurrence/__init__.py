@@ -1,1 +1,1 @@
-"""Layers whose tokens read a few inputs, or a state, of the tokens before them."""
+"""Layers that read a few inputs, or a state, of the tokens before."""

@@ -1,4 +1,4 @@
-"""A causal convolution of each channel by itself, over the inputs of a step and those that the cache keeps."""
+"""Causal convolutions of each channel, over a step's inputs and cached ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from model_server.recurrence.segments import ConvolutionPlan
 def convolve(
     inputs: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, sources: tuple[Tensor, ...] | None
 ) -> Tensor:
-    """Each token's sum of its own input and those before it, weighted.
-
-    Sums are taken in one order for every token, so that the result does not depend on how prompts are cut.
+    """Sum each token's inputs in one order, however prompts are cut.
 
     Args:
         inputs: [num_tokens, channels].
-        weight: [width, channels] float32, that of the token itself last.
-        bias: [channels] float32; None: there is none.
-        previous: [num_segments, width - 1, channels], the inputs before each segment, the nearest first.
+        weight: [width, channels] float32, the token's own last.
+        bias: [channels] float32, or None.
+        previous: [num_segments, width - 1, channels], the nearest first.
         sources: As `ConvolutionPlan.sources`.
 
     Returns:
@@ -38,12 +36,11 @@ def convolve(
 
 
 def convolve_cached(inputs: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor, plan: ConvolutionPlan) -> Tensor:
-    """As `convolve`, where the inputs before each segment are in the cache, into which the newest ones go.
+    """Convolve with cached inputs, and cache the newest.
 
     Args:
-        inputs, weight, bias: As there.
         rows: [num_rows, channels], the layer's cache.
-        plan: Which of its rows are read and written.
+        plan: Which rows are read and written.
 
     Returns:
         [num_tokens, channels] float32.

@@ -1,7 +1,7 @@
-"""The gated delta rule in plain torch: a state of each value head that decays, and is corrected by each token.
+"""The gated delta rule in plain torch, float32: a decaying state of each value head, corrected by each token.
 
-With S the state of a head [key_dim, value_dim], and for each token a query q, a key k, a value v, a decay g <= 0 and a
-strength b: S <- e^g S; d = b (v - k S); S <- S + k^T d; output q S. All in float32.
+With state S [key_dim, value_dim], query q, key k, value v, decay g <= 0, strength b: S <- e^g S; d = b (v - k S); S <-
+S + k^T d; output q S.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Tokens(NamedTuple):
 
 
 def step(tokens: Tokens, state: Tensor) -> Tensor:
-    """One token of each of several sequences.
+    """Advance several sequences by a token.
 
     Args:
-        state: [tokens, heads, key_dim, value_dim], which is overwritten.
+        state: [tokens, heads, key_dim, value_dim], overwritten.
 
     Returns:
         [tokens, heads, value_dim].
@@ -49,10 +49,10 @@ def step(tokens: Tokens, state: Tensor) -> Tensor:
 
 
 def sequence(tokens: Tokens, state: Tensor) -> Tensor:
-    """Consecutive tokens of one sequence, in chunks.
+    """Advance one sequence, in chunks.
 
     Args:
-        state: [heads, key_dim, value_dim], which is overwritten.
+        state: [heads, key_dim, value_dim], overwritten.
 
     Returns:
         [tokens, heads, value_dim].
@@ -65,7 +65,7 @@ def sequence(tokens: Tokens, state: Tensor) -> Tensor:
 
 
 def _chunk(tokens: Tokens, state: Tensor) -> Tensor:
-    """[heads, tokens, value_dim]. Of e^(sum of decays) none is above 1."""
+    """Compute [heads, tokens, value_dim]; no e^(sum of decays) exceeds 1."""
     query, key, value, decay, strength = (t.transpose(0, 1) for t in tokens)
     total = decay.cumsum(-1)  # [heads, tokens]
     apart = total.unsqueeze(-1) - total.unsqueeze(-2)

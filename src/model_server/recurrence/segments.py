@@ -1,7 +1,4 @@
-"""Where the tokens of one forward are in their sequences, for layers that read the tokens before each.
-
-All of it is computed on the device from the device's own lengths, so that a captured step does so, too.
-"""
+"""Where a forward's tokens are in their sequences, computed on the device from its lengths, also in captured steps."""
 
 from __future__ import annotations
 
@@ -19,27 +16,26 @@ from model_server.runner.runner import RequestState
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionPlan:
-    """The inputs that a layer of a causal convolution reads, and the rows of its cache that it writes.
+    """What a convolution reads and caches."""
 
-    previous: rows of the cache of the inputs before each segment, the nearest first. missing: which of them are before
-    the sequence's first token. sources: for the nearest token before, the next one, and so on: where it is among the
-    step's own inputs followed by the previous ones of all segments; None: each segment has one token. written: a row of
-    the cache for each token, of the reserved block for those that newer ones replace. writes_first: the tokens of some
-    segments of one token may follow each other, and read what the step writes.
-    """
-
+    # Cache rows of inputs before each segment, the nearest first.
     previous: Tensor  # [num_segments, width - 1] int64
+    # Which of them are before the sequence.
     missing: Tensor  # [num_segments, width - 1, 1] bool
+    # For the nearest token before, the next one, and so on: its place in the step's inputs followed by all `previous`;
+    # None: single tokens.
     sources: tuple[Tensor, ...] | None  # each [num_tokens] int64
+    # A cache row for each token, reserved for those that newer ones replace.
     written: Tensor  # [num_tokens] int64
+    # Segments of one token may follow each other, and read what the step writes.
     writes_first: bool
 
 
 class Segments:
-    """The consecutive tokens of each sequence in one step: planned once, for all layers."""
+    """Each sequence's consecutive tokens in a step, planned once for all layers."""
 
     def __init__(self, metadata: AttentionMetadata, block_size: int, requests: Sequence[RequestState] = ()) -> None:
-        """requests: one for each segment, where layers keep a state for each; none: all segments are whole."""
+        """Take a request for each segment where layers keep states; else none."""
         self._metadata = metadata
         self.is_decode = metadata.is_decode
         self.requests = requests or tuple(RequestState(0) for _ in metadata.query_lengths_host)
@@ -59,11 +55,10 @@ class Segments:
         self.positions = self.starts[self.owner] + self.offsets  # [num_tokens]: position in the sequence
 
     def convolution(self, width: int, newest: int) -> ConvolutionPlan:
-        """What a convolution over `width` tokens reads.
+        """Plan a convolution over `width` tokens.
 
         Args:
-            newest: Tokens of a block that have rows, at least `width - 1`. With more, the tokens of a draft may be
-                checked as rows of their own.
+            newest: Cached tokens of a block; more than `width - 1` let drafts be checked as rows.
         """
         found = self._convolutions.get((width, newest))
         if found is None:
@@ -89,25 +84,25 @@ class Segments:
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
-        """The tokens [start, stop) of each segment among those of the step, by the host's lengths."""
+        """Return each segment's tokens [start, stop), by the host's lengths."""
         return list(pairwise(accumulate(self._metadata.query_lengths_host, initial=0)))
 
     @cached_property
     def singles(self) -> tuple[list[int], Tensor]:
-        """Which segments have one token, and, on the device, the index of each one's token in the step."""
+        """Return the segments of one token, and their tokens on the device."""
         numbers = [number for number, (first, stop) in enumerate(self.spans) if stop - first == 1]
         return numbers, torch.tensor([self.spans[number][0] for number in numbers], device=self.starts.device)
 
     @property
     def starts_host(self) -> list[int]:
-        """How many tokens of each sequence were computed before."""
+        """Return the tokens computed before, by sequence."""
         lengths = zip(self._metadata.kv_lengths_host, self._metadata.query_lengths_host, strict=True)
         return [stop - count for stop, count in lengths]
 
     def window(self, width: int) -> tuple[tuple[Tensor, ...] | None, Tensor]:
-        """What a convolution over `width` tokens reads whose inputs are kept for each request: the sources of a
-        `ConvolutionPlan`, and, [num_segments, width - 1], where among the same inputs the newest of each segment are
-        after the step, the nearest first."""
+        """Return a convolution's sources with inputs kept per request, and the newest inputs [num_segments,
+        width - 1].
+        """
         found = self._windows.get(width)
         if found is None:
             found = self._windows[width] = None if self.is_decode else self._sources(width), self._trailing(width)

@@ -1,7 +1,6 @@
-"""What recurrent layers remember of each request: tensors that stay where they are while the same rows continue.
+"""What recurrent layers remember of each request (`RequestState`), in place while rows continue.
 
-They are in the request's `RequestState`, which is made and freed with its sequence. Rows that were computed together
-are side by side in one tensor, and a step of the same rows updates it in place.
+Rows computed together are one tensor, which a step of the same rows updates in place.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ class Held:
 
 
 def take(requests: Sequence[RequestState], key: tuple[int, str], like: Tensor) -> Tensor:
-    """What the requests have under `key`, [len(requests), ...], to be updated in place. like: [...], that of a request
-    which has nothing yet."""
+    """Return the requests' `key`, [len(requests), ...], to be updated in place; new ones like `like`."""
     held: list[Held | None] = [None if one.kept is None else one.kept.get(key) for one in requests]
     first = held[0]
     if first is not None and _are_whole(held, first.rows):
@@ -34,14 +32,13 @@ def take(requests: Sequence[RequestState], key: tuple[int, str], like: Tensor) -
 
 
 def _are_whole(held: Sequence[Held | None], rows: Tensor) -> bool:
-    """Whether these are all of `rows`, in order."""
     return len(rows) == len(held) and all(
         one is not None and one.rows is rows and one.row == row for row, one in enumerate(held)
     )
 
 
 def put(requests: Sequence[RequestState], key: tuple[int, str], rows: Tensor) -> None:
-    """From now on the requests have `rows` [len(requests), ...] under `key`."""
+    """Set the requests' `key` to `rows` [len(requests), ...]."""
     for row, one in enumerate(requests):
         if one.kept is None:
             one.kept = {}
@@ -49,7 +46,7 @@ def put(requests: Sequence[RequestState], key: tuple[int, str], rows: Tensor) ->
 
 
 def begin(requests: Sequence[RequestState], starts: Sequence[int]) -> None:
-    """Before a step: a request whose first token it computes has nothing; any other must have something."""
+    """Clear what requests have before their first token."""
     for one, start in zip(requests, starts, strict=True):
         if start == 0:
             one.kept = None

@@ -1,1 +1,1 @@
-"""The gRPC service of the model server; the only package that knows the messages."""
+"""The gRPC service; the only package that knows the messages."""

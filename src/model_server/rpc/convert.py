@@ -1,4 +1,4 @@
-"""Between protobuf messages and the model server's own types; the only file that knows both."""
+"""Between protobuf messages and the model server's types."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FINISH_REASONS = {
 
 
 def requests_from(batch: pb.Batch) -> list[NewRequest]:
-    """Raises RequestError for what this shard cannot do."""
+    """Read requests; what this shard cannot do raises RequestError."""
     images = {one.key: _image_from(one) for one in batch.images}
     return [_request_from(r, images) for r in batch.requests]
 
@@ -53,7 +53,7 @@ def warmup_from(message: pb.WarmupRequest) -> WarmupRequest:
 
 
 def _image_from(message: pb.PreparedImage) -> Image:
-    """As it was sent: what does not fit together is the error of the requests that have it."""
+    """Read an image as sent: misfits are its requests' errors."""
     opened: dict[str, SharedMemory] = {}
     return Image(
         key=message.key,
@@ -64,8 +64,7 @@ def _image_from(message: pb.PreparedImage) -> Image:
 
 
 def _array_from(feature: pb.Feature, opened: dict[str, SharedMemory]) -> bytes | SharedBytes | LostBytes:
-    """opened: the memory of the image so far. What cannot be opened fails when it is read: only then do all ranks tell
-    each other, and leave the same requests out."""
+    """Open an array; what cannot be opened fails when read, where all ranks leave out the same requests."""
     if not feature.memory:
         return bytes(feature.data)
     try:
@@ -104,7 +103,7 @@ def _request_from(message: pb.Request, images: Mapping[bytes, Image]) -> NewRequ
 
 
 def _blocks_from(message: pb.Request) -> npt.NDArray[np.int32]:
-    """Raises RequestError for numbers that no cache has: they would not stay what they are."""
+    """Read block numbers that a cache may have."""
     blocks = np.array(message.blocks, np.int64)
     if blocks.size and int(blocks.max()) > np.iinfo(np.int32).max:
         raise RequestError(f"request {message.id}: block {int(blocks.max())} is outside of any cache")
@@ -112,7 +111,7 @@ def _blocks_from(message: pb.Request) -> npt.NDArray[np.int32]:
 
 
 def prefill_from(message: pb.PrefillRequest) -> PrefillCall:
-    """The call without its requests, which `requests_from` reads."""
+    """Read the call without its requests."""
     return PrefillCall(
         batch_id=message.batch.id,
         cached_id=message.cached_id if message.HasField("cached_id") else None,
@@ -142,7 +141,7 @@ def _chunk_tokens_from(message: StepMessage) -> int | None:
 
 
 def _sampling_from(message: pb.Request) -> SamplingParameters:
-    """By name; zero is what a field that was not sent reads, and becomes the default."""
+    """Copy by name; an unset zero becomes the default."""
     p = message.parameters
     return SamplingParameters(
         **{name: value for name in _SAMPLING_BY_NAME if (value := getattr(p, name))},
@@ -183,7 +182,7 @@ def decode_response(result: StepResult) -> pb.DecodeResponse:
 
 
 def _fill(response: R, result: StepResult) -> R:
-    """Rows with tokens and nothing else go into packed arrays."""
+    """Put rows with tokens alone into packed arrays."""
     response.forward_ns = result.forward_ns
     response.decode_ns = result.decode_ns
     response.total_ns = result.total_ns
@@ -223,7 +222,7 @@ def _fill(response: R, result: StepResult) -> R:
 
 
 def _plain_tokens(generation: Generation) -> Tokens | None:
-    """The tokens of a row that has nothing else."""
+    """Return a row's tokens if it has nothing else."""
     has_more = generation.generated_text is not None or generation.prefill_tokens is not None or generation.top_tokens
     return None if has_more else generation.tokens
 

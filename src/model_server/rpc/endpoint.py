@@ -1,7 +1,6 @@
-"""The endpoint of a node in a group of nodes: the node's first rank answers the router for all ranks of the node.
+"""The endpoint of a node in a group: its first rank answers the router for all.
 
-The endpoint passes the bytes of each call on to every rank of the node, itself included, over their unix sockets, and
-answers when all have answered. The calls are numbered, so every rank executes them in one order.
+It passes each call's bytes to every rank, and answers when all have. Numbers keep one order.
 """
 
 from __future__ import annotations
@@ -34,17 +33,19 @@ Handler = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointPlan:
-    """url: where the endpoint listens. sockets: of the node's ranks, in rank order. token: what each call must carry;
-    None: nothing. tls: None: calls are not encrypted."""
+    """What the endpoint needs."""
 
+    # Where it listens.
     url: str
+    # Of the node's ranks, in order.
     sockets: tuple[Path, ...]
+    # Required of each call, if set.
     token: str | None = None
     tls: MutualTls | None = None
 
 
 def endpoint_of(config: ServeConfig, layout: Layout) -> EndpointPlan | None:
-    """What the first rank of a node in a group of nodes listens on beside its socket."""
+    """Plan the endpoint of a node's first rank in a group."""
     if config.node_endpoint is None or layout.local.rank != 0:
         return None
     is_remote = not config.node_endpoint.startswith(remote_grpc.UNIX)
@@ -54,7 +55,7 @@ def endpoint_of(config: ServeConfig, layout: Layout) -> EndpointPlan | None:
 
 
 class Endpoint:
-    """Owns the server and the channels to the ranks. Used within a running event loop."""
+    """Owns server and channels, in a running event loop."""
 
     def __init__(self, plan: EndpointPlan) -> None:
         self._plan = plan
@@ -71,7 +72,6 @@ class Endpoint:
             self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service.full_name, handlers)])
 
     async def start(self) -> None:
-        """Listen. Raises StartupError if the address is taken."""
         if self._plan.url.startswith(remote_grpc.UNIX):
             claim_socket(Path(self._plan.url.removeprefix(remote_grpc.UNIX)))
         try:
@@ -115,7 +115,7 @@ def _is_gone(error: BaseException) -> bool:
 
 
 class _RequireToken(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses calls without the token of the group, before their messages are read."""
+    """Refuses calls without the group's token, before reading messages."""
 
     def __init__(self, token: str | None) -> None:
         self._token = token

@@ -1,8 +1,6 @@
-"""From exceptions to gRPC statuses, in one place.
+"""From exceptions to gRPC statuses: INTERNAL with text, as TGI.
 
-TGI answers every error with INTERNAL and the exception's text, which the router passes on to the caller. Ours says so
-much only of what a call asked for, and to the router while it starts: its operator reads that. It cuts the text so that
-it always fits the trailers: a longer one would turn the call into RESOURCE_EXHAUSTED.
+Texts go to callers only if they concern a call; they are cut to fit trailers, or would become RESOURCE_EXHAUSTED.
 """
 
 from __future__ import annotations
@@ -31,14 +29,14 @@ _AT_START = frozenset({"Info", "ServiceDiscovery", "Warmup"})
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Must the process end? Our own exceptions say so; a foreign RuntimeError leaves the device in doubt, as in TGI."""
+    """Whether the process must end; a foreign RuntimeError leaves the device in doubt, as in TGI."""
     if isinstance(error, ModelServerError):
         return isinstance(error, FatalError)
     return isinstance(error, RuntimeError) or not isinstance(error, Exception)
 
 
 def fit_text(text: str) -> str:
-    """The longest beginning of `text` whose percent-encoded form fits MAX_ENCODED_TEXT bytes."""
+    """Cut `text` to MAX_ENCODED_TEXT percent-encoded bytes."""
     if len(_encoded(text)) <= MAX_ENCODED_TEXT:
         return text
     low, high = 0, len(text)
@@ -55,7 +53,7 @@ def _encoded(text: str) -> str:
 def answering_errors(
     method: Callable[[S, Q, grpc.aio.ServicerContext], Awaitable[A]],
 ) -> Callable[[S, Q, grpc.aio.ServicerContext], Awaitable[A]]:
-    """Decorator of an RPC method: an exception is logged once and becomes INTERNAL."""
+    """Log an RPC method's exception once, and answer INTERNAL."""
 
     @functools.wraps(method)
     async def wrapped(self: S, request: Q, context: grpc.aio.ServicerContext) -> A:

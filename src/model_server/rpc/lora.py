@@ -1,4 +1,4 @@
-"""The service by which the router has adapters loaded and dropped, beside the order of the steps."""
+"""Loads and drops adapters for the router, beside the steps."""
 
 from __future__ import annotations
 

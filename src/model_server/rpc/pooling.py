@@ -1,4 +1,4 @@
-"""The service of pooled models, and what they answer of generate.v3: facts, health, no steps."""
+"""The service of pooled models, and their part of generate.v3: facts, health, no steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PoolingServicer(pb_grpc.PoolingServicer):  # type: ignore[misc]  # generat
     """One shard's steps."""
 
     def __init__(self, runner: PoolingRunner, device: DeviceThread, on_ready: Callable[[], None], rank: int) -> None:
-        """on_ready: called once it is warm. rank: the first one's answers hold the numbers."""
+        """Take the runner; the first rank's answers hold the numbers."""
         self._runner = runner
         self._device = device
         self._on_ready = on_ready
@@ -133,7 +133,7 @@ class PooledShard(generate_grpc.TextGenerationServiceServicer):  # type: ignore[
     async def ClearCache(
         self, request: generate_pb.ClearCacheRequest, context: grpc.aio.ServicerContext
     ) -> generate_pb.ClearCacheResponse:
-        """There is no cache; a new router begins to count its calls."""
+        """Begin to count a new router's calls; there is no cache."""
         self._device.reset(request.sequence)
         await asyncio.shield(asyncio.wrap_future(self._device.enqueue(whole(lambda: None), request.sequence)))
         return generate_pb.ClearCacheResponse()

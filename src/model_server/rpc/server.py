@@ -1,4 +1,4 @@
-"""The shard's gRPC server on its unix socket: bind after the model is loaded, serve until a signal or a fatal error."""
+"""The shard's gRPC server on its socket: bound after loading, until a signal or fatal error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GRACE_S = 0.5
 
 
 class ShardServer:
-    """Owns the gRPC server; `request_stop` may be called from any thread."""
+    """Owns the gRPC server; `request_stop` is for any thread."""
 
     def __init__(
         self,
@@ -42,8 +42,11 @@ class ShardServer:
         adapters: LoraServicer | None = None,
         pooling: PoolingServicer | None = None,
     ) -> None:
-        """endpoint: what this shard answers on for all shards of its node, in a group of nodes. adapters: what loads
-        and drops them; pooling: what gives vectors and scores; None: the service is not offered."""
+        """Take the servicers; absent ones are not offered.
+
+        Args:
+            endpoint: For all shards of a node in a group.
+        """
         self._servicer = servicer
         self._path = path
         self._endpoint = endpoint
@@ -56,11 +59,11 @@ class ShardServer:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop was asked for. May be read from any thread."""
+        """Whether a stop was asked for; on any thread."""
         return self._stop.is_set()
 
     def request_stop(self, failure: BaseException | None = None) -> None:
-        """Leave the serve loop; with a failure, `serve` raises it."""
+        """Leave `serve`, which raises the failure if given."""
 
         def stop() -> None:
             self._failure = self._failure or failure
@@ -69,7 +72,7 @@ class ShardServer:
         self._loop.call_soon_threadsafe(stop)
 
     async def serve(self) -> None:
-        """Bind, serve, and return after a stop was asked for. Raises the failure that ended it."""
+        """Bind and serve until a stop."""
         server = grpc.aio.server(
             interceptors=self._interceptors,
             options=[

@@ -1,7 +1,6 @@
-"""RPC method to engine call. The gRPC loop only converts and waits; the device thread works, so Health always answers.
+"""RPC method to engine call: the gRPC loop converts and waits, so Health always answers.
 
-Order: a call takes its turn by its number at once; what its requests hold is read on a helper thread, which the device
-thread waits for when the call's turn comes.
+A call takes its turn by number at once; helper threads read its requests.
 """
 
 from __future__ import annotations

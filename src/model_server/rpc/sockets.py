@@ -14,7 +14,7 @@ def socket_path(prefix: Path, rank: int) -> Path:
 
 
 def claim_socket(path: Path) -> None:
-    """Make way for our socket. Raises StartupError, one line, if something else is there than a stale one."""
+    """Replace a stale socket, and nothing else."""
     if len(os.fsencode(path)) > unix_socket.LONGEST_PATH:
         raise StartupError(
             f"the socket path {path} is longer than {unix_socket.LONGEST_PATH} bytes; shorten --shard-uds-path"

@@ -1,4 +1,4 @@
-"""A span for each gRPC call, below the router's span that its metadata names. Installed only with a collector."""
+"""A span for each gRPC call, below the router's, if there is a collector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Handler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 
 
 class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Wraps every unary method; streaming ones (reflection) pass as they are."""
+    """Wraps unary methods; streams (reflection) pass."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -66,7 +66,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
 
 
 def _code(context: grpc.aio.ServicerContext) -> int:
-    """The number of the status that the method aborted with; UNKNOWN if it did not say."""
+    """Return the status that aborted the method, or UNKNOWN."""
     code = context.code()
     number = code.value[0] if isinstance(code, grpc.StatusCode) else code
     return int(number) if number else int(grpc.StatusCode.UNKNOWN.value[0])

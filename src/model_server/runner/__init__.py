@@ -1,1 +1,1 @@
-"""The interface of every way of running a model, and CUDA graphs of its decode steps."""
+"""The interface of ways to run a model, and CUDA graphs."""

@@ -1,4 +1,4 @@
-"""The fixed addresses at which a captured step finds which of its rows have which adapter."""
+"""Fixed addresses of rows' adapters in captured steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from model_server.adapters.tiles import TILE_ROWS, UNUSED, most_tiles
 
 
 class AdapterBuffers:
-    """For up to `max_rows` rows, whose adapters are in `num_slots` slots. 0: no step has rows of any."""
+    """Tiles and slots of up to `max_rows` rows; 0 slots: no adapters."""
 
     def __init__(self, max_rows: int, num_slots: int, device: torch.device) -> None:
         self._num_slots = num_slots
@@ -19,11 +19,11 @@ class AdapterBuffers:
         self._slots = torch.full((max_rows if num_slots else 0,), BASE, dtype=torch.int32, device=device)
 
     def of(self, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Tiles and slots of the first rows, as `AdapterRows` has them."""
+        """Return the first rows' tiles and slots."""
         return self._tiles[: most_tiles(num_rows, self._num_slots)], self._slots[:num_rows]
 
     def fill(self, tiles: Tensor | None, slots: Tensor | None, num_rows: int) -> None:
-        """Put a step's into the first places. num_rows: of the step that reads them, padding included."""
+        """Copy a step's tiles and slots, with padding up to `num_rows`."""
         assert tiles is not None and slots is not None, "such steps alone are replayed"
         used = tiles.shape[0]
         self._tiles[:used].copy_(tiles)
@@ -35,8 +35,7 @@ class AdapterBuffers:
 def captured_rows(
     buffers: AdapterBuffers, num_rows: int, kept: tuple[AdapterBuffers, int] | None = None
 ) -> AdapterRows:
-    """What a captured step of so many rows reads. kept: the same of the rows that continue, which are fewer; None: all
-    do."""
+    """Return what a captured step reads; `kept`: of rows that continue, if fewer."""
     # Which rows have which adapter is on the device alone.
     numbers = torch.full((num_rows,), BASE)
     tiles, slots = buffers.of(num_rows)

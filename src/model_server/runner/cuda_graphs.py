@@ -1,8 +1,7 @@
-"""Decode steps that are captured once for some batch sizes and then replayed: the host launches one graph a step.
+"""Decode steps captured for some batch sizes and replayed: one launch a step.
 
-What a graph reads and writes is at fixed addresses (`decode_buffers`); a batch is copied there, padded to the next
-captured size. Small steps with prompts are captured in pieces, without their attention (`piecewise`). Larger batches
-and longer sequences run as they are. Sampling is outside, as in TGI.
+Batches are copied to fixed addresses (`decode_buffers`), padded to the next size. Small steps with prompts are captured
+in pieces (`piecewise`); larger ones run as they are. Sampling is outside, as in TGI.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ _IMPOSSIBLE, _NO_MEMORY, _CAPTURED = range(3)
 
 @dataclass(frozen=True, slots=True)
 class GraphCost:
-    """Device memory of graphs: of steps with prompts and of the first batch size, whose workspace the others share, and
-    of each further size."""
+    """Memory of graphs: with prompts and the first batch size, whose workspace is shared, and of each further size."""
 
     first_bytes: int
     next_bytes: int
@@ -50,11 +48,11 @@ class GraphCost:
 
 
 class _ImpossibleError(Exception):
-    """Work that cannot be captured on some rank, and why."""
+    """Work that some rank cannot capture, and why."""
 
 
 class GraphedRunner:
-    """A `Runner`: steps by replay where a graph fits, everything else by the runner inside."""
+    """A `Runner` that replays where a graph fits."""
 
     def __init__(
         self,
@@ -65,10 +63,14 @@ class GraphedRunner:
         *,
         keeps: Callable[[], Kept | None] | None = None,
     ) -> None:
-        """sizes: batch sizes to capture, the largest first; windows: the same by number of places, of steps whose
-        sequences have several. Those without a graph of their own replay one whose rows are single queries. keeps: what
-        decode steps keep of their hidden states; with it steps with prompts are not captured, behind which a drafter
-        computes; None: nothing drafts by computing."""
+        """Wrap a runner.
+
+        Args:
+            sizes: Batch sizes to capture, the largest first.
+            windows: The same by number of places per sequence.
+            keeps: Hidden states that decode steps keep; with it prompts are not captured, behind which a drafter
+                computes.
+        """
         self._keeps = keeps
         self.sizes = sizes
         self._families = {1: sizes, **(windows or {})}
@@ -111,17 +113,16 @@ class GraphedRunner:
 
     @property
     def captured_windows(self) -> dict[int, tuple[int, ...]]:
-        """The same of steps whose sequences have several places, by their number."""
+        """Return sizes by number of places."""
         return {places: sizes for places in self._families if places > 1 and (sizes := self._captured(places))}
 
     @property
     def num_graphs(self) -> int:
-        """Graphs of decode steps that are to be captured."""
         return sum(map(len, self._families.values()))
 
     @property
     def captured_tokens(self) -> tuple[int, ...]:
-        """Numbers of tokens of steps with prompts, ascending."""
+        """List token numbers of captured prompts, ascending."""
         return tuple(sorted(tokens for tokens, adapted in self._pieces if not adapted))
 
     def set_longest(self, longest: int) -> None:
@@ -131,8 +132,9 @@ class GraphedRunner:
         self._runner.reserve_positions(max_positions)
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """Replays where a graph fits. The logits of a replay hold until the next one; a residual stream stays, since
-        it may still be on its way to the stage after."""
+        """Replay if possible. Logits hold until the next replay, a residual stream longer, since it may be on
+        its way.
+        """
         if not self._may_replay(inputs, cache):
             return self._runner.forward(inputs, cache)
         assert self._buffers is not None
@@ -155,11 +157,12 @@ class GraphedRunner:
         return self._buffers.output[: inputs.logit_rows.shape[0]]
 
     def capture(self, cache: KvCache, max_length: int, world: ProcessGroup) -> None:
-        """Capture steps over `cache` for sequences of up to `max_length` tokens. All ranks call this together.
+        """Capture steps over `cache` up to `max_length` tokens; all ranks together.
 
-        Old graphs are released first. A size for which memory is short on some rank is left out on all of them.
+        A size that some rank lacks memory for is left out on all.
 
-        Raises FatalError if a rank that is not alone runs out of memory outside of a capture.
+        Raises:
+            FatalError: One of several ranks ran out of memory outside of a capture.
         """
         started = time.perf_counter()
         self.release()
@@ -190,11 +193,7 @@ class GraphedRunner:
         )
 
     def measure(self, cache: KvCache, max_length: int, world: ProcessGroup) -> GraphCost:
-        """What graphs take: those of steps with prompts and of the first two batch sizes are captured over a small
-        cache, and released. All ranks call this together.
-
-        Where not even these fit, what was seen is nothing: the later `capture` leaves them out as well.
-        """
+        """Measure graphs' memory over a small cache; all ranks together. Where even these do not fit, it is nothing."""
         self.release()
         used = [self._capture.used_bytes()]
         if not self._prepare(cache, max_length, world):
@@ -211,7 +210,6 @@ class GraphedRunner:
         return GraphCost(steps[0], steps[1])
 
     def release(self) -> None:
-        """Forget all graphs and give their memory back."""
         self._release_pieces()
         for graph in (*self._graphs.values(), *self._adapted.values()):
             graph.release()
@@ -249,7 +247,7 @@ class GraphedRunner:
         return tuple(sorted(size for each, size in self._graphs if each == places))
 
     def _graph_for(self, inputs: ModelInputs) -> tuple[int, int] | None:
-        """Places and batch size of the graph to replay; None: this is no decode step, or too large."""
+        """Return places and batch size to replay, if there are any."""
         if inputs.logit_rows is not None or not inputs.attention.is_decode:
             return None
         rows = inputs.input_ids.shape[0]
@@ -260,7 +258,7 @@ class GraphedRunner:
         return None
 
     def _tokens_for(self, inputs: ModelInputs) -> int | None:
-        """The number of tokens to replay; None: this step is too large, or has more than tokens."""
+        """Return the number of tokens to replay, if there is one."""
         if inputs.logit_rows is None or inputs.embeddings or inputs.hidden is not None or inputs.positions.dim() > 1:
             return None
         if inputs.attention.last_keys is not None:
@@ -272,7 +270,7 @@ class GraphedRunner:
         return min(fitting)
 
     def _prepare(self, cache: KvCache, max_length: int, world: ProcessGroup) -> bool:
-        """Make the buffers; False if memory is short on some rank, or its step cannot be captured."""
+        """Make the buffers, if memory and step allow it on all ranks."""
         if self.traits.is_stage and not world.all_reduce_min(int(self.traits.capturable)):
             logger.info("CUDA graphs are off: the decode step of a stage needs the host")
             return False
@@ -295,8 +293,7 @@ class GraphedRunner:
         return False
 
     def _capture_prompts(self, cache: KvCache, world: ProcessGroup) -> None:
-        """The sizes of steps with prompts, first because they are the largest. Without memory for one, the others are
-        captured; if they cannot be captured at all, decode steps still may."""
+        """Capture steps with prompts, first, being largest; failures leave decode steps."""
         traits = self.traits
         if traits.attention is None or traits.is_stage or not traits.in_pieces or self._keeps is not None:
             return
@@ -315,8 +312,7 @@ class GraphedRunner:
                 self._pieces[tokens, adapted] = found
 
     def _capture_size(self, size: int, places: int, cache: KvCache, world: ProcessGroup) -> bool:
-        """One size, for steps with adapters too, on all ranks or none; whether it is there. Work that cannot be
-        captured ends all capturing."""
+        """Capture one size, with adapters too, on all ranks or none; return whether."""
         what = f"{size} rows" if places == 1 else f"{size} rows with drafts of {places - 1} tokens, and of fewer rows"
         has_slots = self._num_slots(cache.rows[0].device) > 0
         try:
@@ -332,7 +328,7 @@ class GraphedRunner:
         return (places, size) in self._graphs
 
     def _num_slots(self, device: torch.device) -> int:
-        """Of adapters, for rows in tiles; 0: steps with them are not captured."""
+        """Return adapters' slots for rows in tiles; 0: not captured."""
         slots = self.traits.slots
         return slots.num_slots if slots is not None and usable(device) else 0
 
@@ -366,7 +362,7 @@ class GraphedRunner:
         return PiecewiseGraph(self._capture.capture_pieces(work), tuple(recorder.calls))
 
     def _agreed(self, what: str, capture: Callable[[], Graph], world: ProcessGroup) -> Graph | None:
-        """What `capture` gives on all ranks; None where one has no memory for it. Raises _ImpossibleError."""
+        """Return what `capture` gives, if all ranks have memory."""
         graph: Graph | None = None
         outcome, reason = _CAPTURED, ""
         try:

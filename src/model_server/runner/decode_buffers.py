@@ -1,4 +1,4 @@
-"""The fixed addresses that a captured decode step reads and writes, and how a batch of any size gets there."""
+"""Fixed addresses of a captured decode step, and how batches get there."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from model_server.runner.runner import Kept, ModelInputs, TokenRow
 
 
 class DecodeBuffers:
-    """Inputs and outputs of up to `max_rows` rows with tables of `width` blocks. Smaller steps use the first rows.
+    """Inputs and outputs of up to `max_rows` rows with `width` blocks.
 
-    A row without a sequence is padding: token 0 at position 0, one key, table and slot 0. It reads and writes
-    only block 0, which no sequence gets. max_length: the longest sequence, for planning on the host; the
-    lengths that count are those on the device. output: what a step gives each row. hidden: what it gets of the stage
-    before for each row; None: nothing. num_slots: of adapters; 0: no step has rows of any.
+    Padding is token 0 at position 0 with slot 0, in block 0, which no sequence gets.
     """
 
     def __init__(
@@ -27,11 +24,15 @@ class DecodeBuffers:
         output: TokenRow,
         device: torch.device,
         hidden: TokenRow | None = None,
+        # Of adapters; 0: none.
         num_slots: int = 0,
     ) -> None:
         self.width = width
+        # For the host's plans; true lengths are on the device.
         self.max_length = max_length
+        # What a step gives each row.
         self.output = torch.zeros(max_rows, output.width, dtype=output.dtype, device=device)
+        # What rows get of the stage before, if anything.
         self._hidden = (
             None if hidden is None else torch.zeros(max_rows, hidden.width, dtype=hidden.dtype, device=device)
         )
@@ -48,8 +49,12 @@ class DecodeBuffers:
         self._kept_inputs: tuple[Tensor, ...] = ()
 
     def inputs(self, num_rows: int, places: int = 1, *, adapted: bool = False) -> ModelInputs:
-        """What a step of `num_rows` rows reads, the padding included. places: rows of each sequence. adapted: some of
-        them have adapters."""
+        """Return what a step of `num_rows` padded rows reads.
+
+        Args:
+            places: Rows of each sequence.
+            adapted: Some have adapters.
+        """
         metadata = AttentionMetadata(
             slots=self._slots[:num_rows],
             block_tables=self._tables[:num_rows],
@@ -70,7 +75,7 @@ class DecodeBuffers:
         )
 
     def hold(self, kept: Kept) -> None:
-        """Copy what a captured step keeps of its hidden states."""
+        """Copy what a captured step keeps."""
         assert kept.final is not None
         rows = len(kept.final)
         if self._kept_final is None:  # in the warm-up run, which nothing captures
@@ -80,16 +85,14 @@ class DecodeBuffers:
         torch._foreach_copy_(held, [kept.final, *kept.inputs])
 
     def give(self, kept: Kept, num_rows: int) -> None:
-        """What the newest replay kept of so many rows, until the next one."""
+        """Give what the newest replay kept, until the next."""
         assert self._kept_final is not None, "captured steps keep nothing"
         kept.final = self._kept_final[:num_rows]
         kept.inputs = tuple(one[:num_rows] for one in self._kept_inputs)
 
     def fill(self, inputs: ModelInputs, num_rows: int) -> None:
-        """Put a decode step into the first rows, and padding into the further rows that the step before used. num_rows:
-        of the step that reads it, padding included.
-
-        Its tables may be wider than the buffers': no row's keys reach beyond `max_length`.
+        """Copy a decode step, and pad up to `num_rows` and over the last step's rows. Wider tables are cut: no keys are
+        beyond `max_length`.
         """
         metadata = inputs.attention
         rows = inputs.input_ids.shape[0]

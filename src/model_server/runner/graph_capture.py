@@ -1,4 +1,4 @@
-"""Device work that is captured and then replayed at the cost of one launch: CUDA graphs by a small interface."""
+"""Captures device work, replayed by one launch: CUDA graphs by a small interface."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ class CapturedGraph(Protocol):
     """Work that was captured."""
 
     def replay(self) -> None:
-        """Do it again, with what the memory it reads holds now."""
+        """Repeat with present memory."""
 
-    def release(self) -> None:
-        """It will not be done any more."""
+    def release(self) -> None: ...
 
 
 class GraphCapture(Protocol):
-    """Captures one piece of work after the other. All of them share memory for what lives only inside of them, so they
-    are never replayed at the same time; the largest comes first."""
+    """Captures pieces of work that share inner memory, so never run at once; the largest first."""
 
     def warm_up(self, work: Callable[[], object]) -> None:
-        """A warm-up run, without capturing it: libraries set themselves up, kernels are compiled."""
+        """Run uncaptured: libraries set up, kernels compile."""
 
     def capture(self, work: Callable[[], object]) -> CapturedGraph:
-        """Capture work that was warmed up; it is not done. Raises torch.OutOfMemoryError, and RuntimeError for work
-        that cannot be captured."""
+        """Capture warmed-up work without doing it.
+
+        Raises:
+            torch.OutOfMemoryError: Memory is short; RuntimeError if it cannot be captured.
+        """
 
     def capture_pieces(self, work: Callable[[Callable[[], None]], object]) -> tuple[CapturedGraph, ...]:
-        """As `capture`, in pieces: each call of what the work is given ends one and begins the next. They are replayed
-        one after the other, with other work in between."""
+        """Capture in pieces: calls of the work's argument separate them."""
 
     def used_bytes(self) -> int:
-        """Memory of the device in use, by whomever."""
+        """Return the device's memory in use by all."""
 
     def release(self) -> None:
-        """All graphs are released: give their common memory back."""
+        """Return the common memory of released graphs."""
 
 
 class CudaGraphCapture:
-    """One stream and one memory pool for all graphs."""
+    """One stream and memory pool for all graphs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -51,7 +51,7 @@ class CudaGraphCapture:
         self._pool: Any = None
 
     def warm_up(self, work: Callable[[], object]) -> None:
-        """On the stream of the capture: libraries keep workspaces for each stream."""
+        """Run on the capture's stream, for which libraries keep workspaces."""
         stream = self._own_stream()
         current = torch.cuda.current_stream(self._device)
         stream.wait_stream(current)
@@ -64,7 +64,7 @@ class CudaGraphCapture:
         return graph
 
     def capture_pieces(self, work: Callable[[Callable[[], None]], object]) -> tuple[CapturedGraph, ...]:
-        """Not with `torch.cuda.graph`, which stays on its stream if work and capture both fail."""
+        """Capture without `torch.cuda.graph`, which stays on its stream if both work and capture fail."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graphs: list[torch.cuda.CUDAGraph] = []
@@ -119,7 +119,7 @@ class _CudaGraph:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """A cycle that is collected during a capture may free device memory or events, which the capture forbids."""
+    """Pause garbage collection, which may free device memory, as captures forbid."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

@@ -20,9 +20,10 @@ def with_graphs(
     *,
     keeps: Callable[[], Kept | None] | None = None,
 ) -> Runner:
-    """A runner whose decode steps can be captured, or `runner` itself where that is not possible; says which. For
-    stages of a pipeline `GraphedRunner.capture` decides, since other stages have other layers. windows, keeps: as
-    there; windows where attention computes their places together."""
+    """Wrap a runner whose decode steps can be captured, and log the choice.
+
+    For pipeline stages `GraphedRunner.capture` decides, since layers differ.
+    """
     if not sizes:
         logger.info("CUDA graphs are off (--cuda-graphs 0)")
     elif not (runner.traits.capturable or runner.traits.is_stage):

@@ -16,10 +16,11 @@ WINDOW_LENGTHS = (3, 1)
 
 
 def graph_sizes(asked: Iterable[int], max_batch_size: int | None) -> tuple[int, ...]:
-    """Batch sizes to capture, the largest first. asked: `--cuda-graphs`; empty: the defaults; only 0: none.
+    """Return batch sizes to capture, the largest first.
 
-    Sizes that no batch needs (`max_batch_size`) are left out, but for the one that holds the largest batch.
-    Raises StartupError for a size that is too large.
+    Args:
+        asked: `--cuda-graphs`; empty: defaults; only 0: none. Sizes beyond the next above `max_batch_size` are left
+            out.
     """
     asked = tuple(asked)
     sizes = sorted({size for size in asked if size > 0} if asked else DEFAULT_SIZES)
@@ -32,21 +33,19 @@ def graph_sizes(asked: Iterable[int], max_batch_size: int | None) -> tuple[int, 
 
 
 def decode_rows(max_batch_size: int | None, most: int, max_rows: int) -> int | None:
-    """The most tokens of a step that only decodes, drafts included; None: unbounded. most, max_rows: as in
-    `window_sizes`."""
+    """Bound the tokens of a decode step with drafts, if bounded."""
     if max_batch_size is None or not most:
         return max_batch_size
     return max(max_batch_size, min(max_rows, max_batch_size * (most + 1)))
 
 
 def window_lengths(most: int) -> list[int]:
-    """How many drafted tokens windows may have, rising. most: the longest draft; 0: there are no windows."""
+    """Return drafts' possible lengths, rising up to `most`."""
     return sorted({most, *(one for one in WINDOW_LENGTHS if one < most)}) if most else []
 
 
 def window_sizes(most: int, max_rows: int, max_batch_size: int | None) -> Mapping[int, tuple[int, ...]]:
-    """By places of a window: batch sizes to capture, the largest first, up to the one that holds the most sequences
-    whose windows have at most `max_rows` places in all."""
+    """Return batch sizes by places, the largest first, up to `max_rows` places in all."""
     found = {}
     for places in (length + 1 for length in reversed(window_lengths(most))):
         largest = max_rows // places if max_batch_size is None else min(max_rows // places, max_batch_size)

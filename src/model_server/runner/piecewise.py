@@ -1,8 +1,7 @@
-"""Steps with prompts, captured in pieces: a graph for what is between two calls of attention, which runs as it is.
+"""Steps with prompts in captured pieces: graphs between calls of attention, which runs as it is.
 
-Attention depends on every sequence's lengths, all the rest only on the number of tokens. A step is padded to the next
-captured number of tokens: padding is token 0 at position 0, which writes only to block 0. The host then launches a
-graph and an attention a layer, where the step itself is a dozen launches.
+All except attention depends on the number of tokens alone, padded to the next captured one (token 0 at position 0,
+block 0).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TOKEN_SIZES = (512, 256, 128, 64)
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of attention, at fixed addresses: what it is given, and where the next piece reads its result."""
+    """One call of attention at fixed addresses: inputs, and where its result is read."""
 
     layer: AttentionLayer
     query: Tensor
@@ -35,11 +34,7 @@ class _Call:
 
 
 class PiecewiseBuffers:
-    """The fixed addresses that pieces read and write, for steps of up to `max_tokens` tokens.
-
-    All calls of one shape share memory: a piece has read what attention gave before the next call overwrites it.
-    num_slots: of adapters; 0: no step has rows of any.
-    """
+    """Fixed addresses of steps up to `max_tokens`; calls of one shape share memory."""
 
     def __init__(
         self, max_tokens: int, max_rows: int, max_length: int, device: torch.device, num_slots: int = 0
@@ -59,13 +54,11 @@ class PiecewiseBuffers:
         self._calls: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
 
     def rows(self, num_tokens: int) -> int:
-        """How many rows of logits a step of this size computes: fewer than it has tokens, so that the number of rows
-        says which of the two a product reads."""
+        """Return rows of logits: fewer than tokens, so that products can tell their rows apart."""
         return min(num_tokens - 1, self.max_rows)
 
     def inputs(self, num_tokens: int, attention: AttentionStep, *, adapted: bool = False) -> ModelInputs:
-        """What a step of `num_tokens` tokens reads, the padding included. Its attention is answered by `attention`.
-        adapted: some of its rows have adapters."""
+        """Return what a padded step reads; `attention` answers its calls."""
         metadata = AttentionMetadata(
             slots=self._slots[:num_tokens],
             block_tables=self._no_table,
@@ -86,8 +79,7 @@ class PiecewiseBuffers:
         )
 
     def fill(self, inputs: ModelInputs, num_tokens: int) -> None:
-        """Put a step into the first tokens, and padding into those that the step before used beyond. num_tokens: of the
-        step that reads it, padding included."""
+        """Copy a step, and pad up to `num_tokens` and over the last step's tokens."""
         assert inputs.logit_rows is not None
         tokens, rows = inputs.input_ids.shape[0], inputs.logit_rows.shape[0]
         if tokens < self._filled_tokens:
@@ -106,7 +98,7 @@ class PiecewiseBuffers:
         self._logit_rows[rows:].zero_()
 
     def call(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> _Call:
-        """Where a call with such tensors has its own."""
+        """Return the call for such tensors."""
         tokens = query.shape[0]
         return _Call(
             layer,
@@ -126,7 +118,7 @@ class PiecewiseBuffers:
 
 
 class Recorder:
-    """Answers the attention calls of a step that is captured: each ends a piece. An `AttentionStep`."""
+    """An `AttentionStep` whose calls end a captured piece."""
 
     def __init__(self, buffers: PiecewiseBuffers) -> None:
         self.calls: list[_Call] = []
@@ -134,7 +126,7 @@ class Recorder:
         self._cut: Callable[[], None] = lambda: None
 
     def begin(self, cut: Callable[[], None]) -> Recorder:
-        """Forget the calls so far. cut: ends a piece and begins the next."""
+        """Forget the calls; `cut` separates pieces."""
         self.calls, self._cut = [], cut
         return self
 
@@ -148,13 +140,13 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseGraph:
-    """The pieces of a step of one size; between two of them is a call."""
+    """Pieces of one size, with calls in between."""
 
     pieces: tuple[CapturedGraph, ...]
     calls: tuple[_Call, ...]
 
     def replay(self, attention: AttentionStep, num_tokens: int) -> None:
-        """attention: that of the step itself, which has `num_tokens` tokens."""
+        """Replay with the step's own attention."""
         for piece, call in zip(self.pieces, self.calls, strict=False):
             piece.replay()
             given = (t[:num_tokens] for t in (call.query, call.key, call.value))

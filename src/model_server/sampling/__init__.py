@@ -1,1 +1,1 @@
-"""From logits to the next token of each request, independent of the other rows of the batch."""
+"""From logits to the next token of each request, independent of other rows."""

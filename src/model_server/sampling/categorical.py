@@ -1,11 +1,10 @@
-"""Sampling by inverse CDF in vocabulary order, with exact sums and without a generator's state.
+"""Sampling by inverse CDF in vocabulary order, with exact sums and without a generator's state."""
 
-Probabilities become integers (fixed point, about 2^44 for the most likely token): integer sums do not depend on the
-order of addition, so a row's token is the same in any batch, on any device and however the sum is split, and a token of
-weight 0 (masked) can never be reached. The random number is a pure function of (seed, number of tokens generated so
-far): a request gets the same numbers alone or in any batch, on every rank, and after it was preempted and computed
-again.
-"""
+# Probabilities become integers (fixed point, about 2^44 for the most likely token): integer sums do not depend on the
+# order of addition, so a row's token is the same in any batch, on any device and however the sum is split, and a token
+# of weight 0 (masked) can never be reached. The random number is a pure function of (seed, number of tokens generated
+# so far): a request gets the same numbers alone or in any batch, on every rank, and after it was preempted and computed
+# again.
 
 from __future__ import annotations
 
@@ -24,38 +23,33 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def uniforms(seeds: NDArray[np.uint64], num_generated: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """One number in [0, 1) per row, for `seeds` [n] and `num_generated` [n].
-
-    The value is output number `num_generated` of the SplitMix64 stream whose state starts at the mixed seed (mixed, so
-    that neighbouring seeds do not share a stream). The top 53 bits become the fraction.
-    """
+    """Return a number in [0, 1) per row: output `num_generated` of the SplitMix64 stream of the mixed seed."""
+    # Seeds are mixed so that close ones do not share a stream; the top 53 bits become the fraction.
     state = _mix(seeds) + _GOLDEN * (num_generated + np.uint64(1))
     return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def device_uniforms(seeds: Tensor, num_generated: Tensor) -> Tensor:
-    """The same numbers where only the device knows the counts: int64 tensors of one shape, `seeds` the bits of the
-    unsigned seeds; float64."""
+    """Compute `uniforms` where only the device knows counts: int64 tensors to float64."""
     # Products and sums of int64 have the bits of those of uint64.
     state = _mixed(seeds) + (num_generated + 1) * int(_GOLDEN.view(np.int64))
     return _shifted(_mixed(state), 11).double() * 2.0**-53
 
 
 def weight_bits(vocab_size: int) -> int:
-    """Fixed-point bits of one weight such that `vocab_size` weights of at most 1.0 stay below 2^62."""
+    """Return bits of one weight such that `vocab_size` of them stay below 2^62."""
     return 62 - vocab_size.bit_length()
 
 
 def weights(scores: Tensor, bits: int) -> Tensor:
-    """`exp(scores)` in fixed point, int64, same shape; `scores` float32 with maximum 0 per row, -inf gives 0."""
+    """Return `exp(scores)` in fixed point, int64; scores float32 with row maximum 0."""
     return scores.exp().mul_(float(1 << bits)).to(torch.int64)
 
 
 def sample_columns(weight: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns sampled and row totals, for `weight` [n, width] int64 and `uniforms` [n, 1] float64 in [0, 1).
+    """Sample columns, and return row totals, of `weight` [n, width] int64 by `uniforms` [n, 1] float64.
 
-    Returns ([n, 1] int64, [n, 1] int64). The column is the first whose inclusive cumulative weight exceeds
-    u * total, so one of positive weight. Rows without any weight give some column inside the row.
+    The first column whose cumulative weight exceeds u * total has positive weight; rows without weight give any column.
     """
     width = weight.shape[1]
     if width <= _FLAT_WIDTH:
@@ -100,5 +94,5 @@ def _mixed(z: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """To the right, with zeros from the left, as unsigned numbers are."""
+    """Shift right, as unsigned."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

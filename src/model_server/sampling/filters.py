@@ -1,11 +1,10 @@
-"""Temperature, top-k, top-p, min-p, typical-p: from logits to the scores that are sampled from.
+"""Temperature, top-k, top-p, min-p, typical-p: from logits to scores."""
 
-Formulas as TGI's `utils/logits_process.py` (which takes them from transformers), written as thresholds so that no
-row needs more than its sorted values. `n` rows, `width` columns in the order of token ids. Every operation stays
-inside its row, and sums are of integers (see `categorical`), so a row's result does not depend on other rows.
-Scores have the row's maximum subtracted before the division by the temperature: the same distribution, which cannot
-overflow.
-"""
+# Formulas as TGI's `utils/logits_process.py` (which takes them from transformers), written as thresholds so that no
+# row needs more than its sorted values. `n` rows, `width` columns in the order of token ids. Every operation stays
+# inside its row, and sums are of integers (see `categorical`), so a row's result does not depend on other rows.
+# Scores have the row's maximum subtracted before the division by the temperature: the same distribution, which cannot
+# overflow.
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _SELECTION_BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The filters of one group of sampled rows; None: no row of the group has that filter. All [n, 1]."""
+    """The filters of a group of rows, [n, 1] each; None: off in all."""
 
     temperature: Tensor | None  # float32
     top_k: Tensor | None  # int64; the vocabulary's size where off
@@ -62,7 +61,7 @@ class Filters:
         )
 
     def take(self, index: Tensor) -> Filters:
-        """The same filters for some of the rows."""
+        """Take some rows."""
 
         def some(column: Tensor | None) -> Tensor | None:
             return None if column is None else column[index]
@@ -79,7 +78,7 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Rows ready to be sampled from. `columns` None: column and token id are the same."""
+    """Rows ready for sampling; `columns` None: token ids."""
 
     values: Tensor  # [n, width] float32; the row's maximum is 0, -inf is never sampled
     columns: Tensor | None  # [n, width] int64, ascending token ids
@@ -87,7 +86,7 @@ class Scores:
 
 
 def shifted(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`(logits - max) / temperature` as a new tensor, and max [n, 1]."""
+    """Return `(logits - max) / temperature`, and max [n, 1]."""
     peak = logits.amax(1, keepdim=True)
     values = logits - peak
     if temperature is not None:
@@ -96,12 +95,12 @@ def shifted(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]
 
 
 def unusable(peak: Tensor) -> Tensor:
-    """Rows whose largest logit [n, 1] is NaN or infinite: [n] bool."""
+    """Mark rows whose largest logit is NaN or infinite."""
     return (peak - peak).squeeze(1) != 0
 
 
 def filter_whole(logits: Tensor, filters: Filters, bits: int) -> Scores:
-    """All filters over whole rows: exact for every input, without waiting for the device."""
+    """Filter whole rows, exactly and without waiting for the device."""
     values, peak = shifted(logits, filters.temperature)
     if filters.top_k is not None or filters.dropped is not None:
         if filters.widest <= LARGEST_SELECTION:
@@ -121,11 +120,10 @@ def filter_whole(logits: Tensor, filters: Filters, bits: int) -> Scores:
 
 
 def filter_selected(logits: Tensor, filters: Filters, bits: int) -> tuple[Scores, Tensor]:
-    """The same result from only each row's best candidates, and [n] bool: rows for which they were enough.
+    """Filter each row's best candidates; return also for which rows they were enough.
 
-    Either all rows have top-k, or none has and all have top-p or min-p. Candidates are enough if what top-k keeps ends
-    above the smallest candidate, so that no token outside is left (it would count in top-p's mass); without top-k,
-    where the whole row's mass is known, if what top-p or min-p keeps does.
+    Either all rows have top-k, or none has and all have top-p or min-p. Candidates are enough if what is kept ends
+    above the smallest one.
     """
     selected, ids = _select(logits, min(filters.num_candidates, logits.shape[1]))
     peak = selected[:, :1]
@@ -161,11 +159,9 @@ def filter_selected(logits: Tensor, filters: Filters, bits: int) -> tuple[Scores
 
 
 def _select(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest values of each row, descending, and their ids: [n, count] float32, [n, count] int64.
-
-    Wide rows go by blocks first: the `count` blocks of largest maximum hold `count` values that nothing outside them
-    exceeds.
-    """
+    """Return each row's `count` largest values, descending, and ids."""
+    # Wide rows go by blocks first: the `count` blocks of largest maximum hold `count` values that nothing outside them
+    # exceeds.
     width = logits.shape[1]
     num_blocks = width // _SELECTION_BLOCK
     if 4 * count > num_blocks:
@@ -183,19 +179,22 @@ def _select(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _descending(values: Tensor) -> Tensor:
-    """Rows sorted. On CPUs by NumPy, which sorts plain values with vectors: three times as fast as torch."""
+    """Sort rows, on CPUs by NumPy, three times as fast as torch."""
     if values.is_cpu:
         return torch.from_numpy(-np.sort(-values.numpy(), axis=1))
     return values.sort(dim=1, descending=True).values
 
 
 def _nucleus(ordered: Tensor, total: Tensor, dropped: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Top-p: the lowest value kept and how many of its ties are kept, both [n, 1]; -inf where top-p is off.
+    """Return top-p's lowest kept value and number of kept ties, [n, 1]; -inf where off.
 
-    Sorted ascending, entries whose cumulative mass stays within 1 - p go, and the largest always stays; here from the
-    other end: an entry stays if the mass of everything above it leaves more than 1 - p. `ordered` [n, count] holds the
-    largest values, descending; `total` [n, 1] is the mass of all candidates, of which more may tie with the last.
+    Args:
+        ordered: [n, count], the largest values, descending.
+        total: [n, 1], the mass of all candidates.
     """
+    # Sorted ascending, entries whose cumulative mass stays within 1 - p go, and the largest always stays; here from the
+    # other end: an entry stays if the mass of everything above it leaves more than 1 - p. More values than `ordered`
+    # has may tie with its last.
     mass = weights(ordered, bits)
     cumulative = mass.cumsum(1)
     limit = (dropped.clamp(min=0) * total).floor().to(torch.int64)
@@ -209,7 +208,7 @@ def _nucleus(ordered: Tensor, total: Tensor, dropped: Tensor, bits: int) -> tupl
 
 
 def _keep_nucleus(values: Tensor, lowest: Tensor, num_ties: Tensor) -> None:
-    """Drop what is below `lowest`, and all except the last `num_ties` ties with it (a stable ascending sort)."""
+    """Drop values below `lowest`, and all except its last `num_ties` ties, as a stable ascending sort does."""
     tie = values == lowest
     num_later = tie.sum(1, keepdim=True) - tie.cumsum(1)
     beyond = tie & (num_later >= num_ties) & (lowest > -math.inf)
@@ -224,7 +223,7 @@ def _later_filters(values: Tensor, filters: Filters, bits: int) -> None:
 
 
 def _keep_typical(values: Tensor, typical_p: Tensor, bits: int) -> None:
-    """Locally typical sampling (Meister et al. 2022): keep what is nearest to the entropy, up to the mass given."""
+    """Keep what is nearest to the entropy, up to the mass (Meister et al. 2022)."""
     mass = weights(values, bits)
     total = mass.sum(1, keepdim=True)
     logprobs = values.double() - (total.double().log() - bits * math.log(2.0))

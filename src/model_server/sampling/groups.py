@@ -1,7 +1,4 @@
-"""Rows of one batch composition, sorted into groups that take the same path.
-
-The groups are made when the composition changes and serve every step until the next change.
-"""
+"""Rows of one composition in groups of equal path, made when it changes."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ _STEPS_AHEAD = 16
 
 
 class GroupKind(enum.Enum):
-    """Which path a group takes."""
-
     GREEDY = enum.auto()
     UNFILTERED = enum.auto()
     TOP_K = enum.auto()  # a few candidates are enough
@@ -61,7 +56,7 @@ class Group:
 
 
 class RowGroups:
-    """The rows of a batch in groups, and what their steps need, as long as they are the batch."""
+    """A batch's rows in groups, and what their steps need."""
 
     def __init__(
         self,
@@ -74,8 +69,13 @@ class RowGroups:
         staging: Staging | None = None,
         previous: RowGroups | None = None,
     ) -> None:
-        """`most_rows`: how many whole rows are worked on at once. `kernels`: they take the rows that they can.
-        previous: the groups of the composition before, of which what still holds is taken over."""
+        """Group the rows.
+
+        Args:
+            most_rows: Whole rows worked on at once.
+            kernels: Take the rows that they can.
+            previous: Groups of the composition before, reused where they hold.
+        """
         self.rows = tuple(rows)
         self._device = device
         parameters = [row.parameters for row in rows]
@@ -117,13 +117,13 @@ class RowGroups:
         self.penalties = self._penalties_of(penalised, vocab_size, previous)
 
     def serve(self, rows: Sequence[SamplingRow]) -> bool:
-        """Whether these are the groups of just these rows, with room for another token."""
+        """Whether these groups are of these rows, with room for a token."""
         if self.penalties is not None and self.penalties.full:
             return False
         return len(self.rows) == len(rows) and all(map(operator.is_, self.rows, rows))
 
     def next_uniforms(self) -> Tensor | None:
-        """This step's random numbers [num_sampled, 1] float64 on the device; None if nothing is sampled."""
+        """Return random numbers [num_sampled, 1] float64, if any are needed."""
         if not len(self._seeds):
             return None
         if self._next_step == len(self._uniforms):
@@ -136,7 +136,7 @@ class RowGroups:
         return self._uniforms[self._next_step - 1]
 
     def advance(self, ids: Tensor) -> None:
-        """Take the step's ids, [num_rows] int64 on the device, into every row's state."""
+        """Take the ids [num_rows] int64 into every row's state."""
         for row in self.rows:
             row.num_generated += 1
         if self.penalties is not None:
@@ -162,7 +162,7 @@ class RowGroups:
         )
 
     def _index(self, places: list[int]) -> Tensor | slice:
-        """Consecutive ones as a slice: taking them costs no copy."""
+        """Return a slice if consecutive, which costs no copy."""
         if not places or places[-1] - places[0] + 1 == len(places):
             return slice(places[0], places[-1] + 1) if places else slice(0)
         return upload(torch.tensor(places), self._device)

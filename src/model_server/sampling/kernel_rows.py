@@ -1,4 +1,4 @@
-"""The rows of a batch whose tokens the kernels choose (`kernels.sampling`); all others go by plain torch."""
+"""Rows whose tokens the kernels choose (`kernels.sampling`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KNOWN = frozenset({"top_k", "top_p", "min_p"})
 
 
 def fits(row: SamplingRow) -> bool:
-    """Whether the kernels know all that a row asks for; top tokens they do not. Other rows have no influence."""
+    """Whether kernels know all that a row needs, which top tokens are not."""
     return row.parameters.filters <= _KNOWN and row.top_n_tokens == 0
 
 
@@ -32,7 +32,7 @@ _COLUMNS = ("seeds", "temperature", "top_k", "dropped", "min_p")
 
 
 class KernelRows:
-    """Some rows of one batch composition, laid out on the device, where their random numbers are made too."""
+    """Some rows on the device, with their random numbers."""
 
     __slots__ = ("_bits", "_places", "_records", "_taken")
 
@@ -45,8 +45,13 @@ class KernelRows:
         staging: Staging,
         previous: KernelRows | None = None,
     ) -> None:
-        """`numbers`: which rows of the batch these are; bits: `categorical.weight_bits`. previous: of the composition
-        before: what is known of its rows is taken from there. Needs kernels."""
+        """Lay out rows.
+
+        Args:
+            numbers: In the batch.
+            bits: `categorical.weight_bits`.
+            previous: Of the composition before, for known rows.
+        """
         from model_server.kernels.sampling.sampling import SampledRows
 
         known = {} if previous is None else previous._places
@@ -73,11 +78,11 @@ class KernelRows:
         )
 
     def count_from(self, generated: Tensor) -> None:
-        """Take how many tokens each row has generated from the device: [num_rows] int64, of all rows of the batch."""
+        """Take the rows' generated counts from the device, [num_rows] int64."""
         self._taken.counts.copy_(generated.index_select(0, self._taken.rows))
 
     def choose(self, logits: Tensor, ids: Tensor, packed: Tensor) -> None:
-        """One token for each of the rows, see `kernels.sampling.sample`."""
+        """Choose the rows' tokens (`kernels.sampling.sample`)."""
         from model_server.kernels.sampling.sampling import sample
 
         sample(logits, self._taken, self._bits, ids, packed)
@@ -97,5 +102,5 @@ def _record(parameters: SamplingParameters, vocab_size: int) -> tuple[float, ...
 
 
 def _kind(parameters: SamplingParameters) -> int:
-    """0: greedy, 1: sampled from the whole row, 2: filtered."""
+    """Return 0: greedy, 1: whole row, 2: filtered."""
     return 2 if parameters.filters else int(parameters.samples)

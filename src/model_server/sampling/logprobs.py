@@ -1,4 +1,4 @@
-"""Log probabilities of given tokens under raw logits: what `decoder_input_details` shows of a prompt."""
+"""Log probabilities of given tokens under raw logits, for `decoder_input_details`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ _CHUNK_ELEMENTS = 1 << 23
 
 
 def prompt_logprobs(logits: Tensor, next_ids: Tensor) -> Tensor:
-    """Log-softmax of each row of `logits` [n, vocab] float32 at `next_ids` [n] int64; returns [n] float32.
-
-    Raw: no penalty, temperature or filter has a part in it (TGI `flash_causal_lm.py`). `logits` is left as it is.
-    """
+    """Return log-softmax of `logits` [n, vocab] at `next_ids` [n], without penalties or filters, as TGI."""
     chunk = max(1, _CHUNK_ELEMENTS // logits.shape[1])
     chosen = logits.gather(1, next_ids[:, None]).squeeze(1)
     totals = [torch.logsumexp(part, dim=1) for part in torch.split(logits, chunk)]

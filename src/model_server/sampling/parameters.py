@@ -1,4 +1,4 @@
-"""What one request asks of sampling and of stopping. Values only: the router has checked the ranges."""
+"""A request's sampling and stopping, checked by the router."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GrammarKind = Literal["json", "regex", "lark"]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the whole text must match: a JSON schema as text, a regular expression, or llguidance's grammars."""
+    """What the text must match: a JSON schema, regex, or llguidance grammar."""
 
     kind: GrammarKind
     text: str
@@ -23,10 +23,9 @@ FILTERS: dict[str, float] = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParameters:
-    """How the next token is chosen. The defaults switch everything off: plain argmax.
+    """How the next token is chosen; defaults are plain argmax.
 
-    `frequency_penalty` is TGI's (relative to the length, prompt included); `presence_penalty` and
-    `absolute_frequency_penalty` are OpenAI's (generated tokens only). `logit_bias` holds (token id, bias) pairs.
+    `frequency_penalty` is TGI's (relative, prompt included), the others OpenAI's (generated tokens only).
     """
 
     temperature: float = 1.0
@@ -41,37 +40,36 @@ class SamplingParameters:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     absolute_frequency_penalty: float = 0.0
+    # Pairs of token id and bias.
     logit_bias: tuple[tuple[int, float], ...] = ()
     watermark: bool = False
     grammar: Grammar | None = None
 
     @property
     def samples(self) -> bool:
-        """Sampled rather than argmax: TGI's rule (`utils/tokens.py`), with min_p as one more reason."""
+        """Whether to sample, by TGI's rule (`utils/tokens.py`) and min_p."""
         return self.do_sample or self.temperature != 1.0 or bool(self.filters)
 
     @property
     def filters(self) -> frozenset[str]:
-        """The names of the filters that are on."""
         return frozenset(name for name, off in FILTERS.items() if getattr(self, name) != off)
 
     def largest_rank(self, vocab_size: int) -> int:
-        """How many of the most likely tokens top-k keeps; `vocab_size` where it is off."""
+        """Return top-k's number of tokens; `vocab_size` where off."""
         return min(self.top_k, vocab_size) if self.top_k > 0 else vocab_size
 
     @property
     def dropped_mass(self) -> float:
-        """The probability that top-p may remove; -1 where it is off."""
+        """Return what top-p may remove; -1 where off."""
         return 1.0 - self.top_p if self.top_p < 1.0 else -1.0
 
     @property
     def log_min_p(self) -> float:
-        """The lowest log probability relative to the largest that min-p keeps; -inf where it is off."""
+        """Return min-p's lowest relative log probability; -inf where off."""
         return math.log(self.min_p) if self.min_p > 0.0 else -math.inf
 
     @property
     def penalises(self) -> bool:
-        """Some penalty looks at the tokens so far."""
         return (
             self.repetition_penalty != 1.0
             or self.frequency_penalty != 0.0
@@ -82,7 +80,7 @@ class SamplingParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoppingParameters:
-    """When a request ends. `stop_token_ids` end it as end-of-sequence tokens do, also where those are ignored."""
+    """When a request ends; `stop_token_ids` also where end tokens are ignored."""
 
     max_new_tokens: int
     stop_sequences: tuple[str, ...] = ()

@@ -1,7 +1,6 @@
-"""Changes of logits before the temperature: watermark, penalties, logit bias, minimum length.
+"""Changes of logits before the temperature: watermark, penalties, bias, minimum length.
 
-The tokens so far stay on the device, so that a step can be sampled before the ids of the step before it are known to
-the host. Only touched logits are read and written; rows that do not ask for a change are not touched at all.
+Tokens stay on the device, so that a step need not wait for the last ids. Only touched logits are read and written.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class PenaltyRules:
         device: torch.device,
         previous: PenaltyRules | None = None,
     ) -> None:
-        """Of n rows. num_prompt: how many of a row's tokens are its prompt. previous: whose memory may be used."""
+        """Lay out n rows; `previous` lends memory."""
 
         def column(values: list[float]) -> Tensor:
             return upload(torch.tensor(values, dtype=torch.float32)[:, None], device)
@@ -58,14 +57,15 @@ class PenaltyRules:
             self._counts = counts
 
     def apply(self, logits: Tensor, rows: Tensor, history: Tensor, lengths: Tensor) -> None:
-        """In place, on float32 [num_rows, vocab], of which `rows` [n, 1] int64 are penalised. history: [n, width]
-        int64, of which `lengths` [n, 1] int64 count and the rest is tokens of the row again.
+        """Penalise `rows` [n, 1] of float32 [num_rows, vocab] in place.
 
-        Repetition p (CTRL, Keskar et al. 2019), once per distinct id: x * p if x < 0 else x / p, but no further than
-        `_LIMIT` unless the model's own score is infinite. Frequency f (TGI): x - f * count / length, over prompt and
-        generated tokens. Presence and absolute frequency (OpenAI), over generated tokens: x - presence * [count > 0] -
-        absolute * count.
+        Args:
+            history: [n, width] int64, of which `lengths` [n, 1] count; the rest repeats tokens.
         """
+        # Repetition p (CTRL, Keskar et al. 2019), once per distinct id: x * p if x < 0 else x / p, but no further than
+        # `_LIMIT` unless the model's own score is infinite. Frequency f (TGI): x - f * count / length, over all tokens.
+        # Presence and absolute frequency (OpenAI), over generated tokens: x - presence * [count > 0] - absolute *
+        # count.
         x = logits[rows, history]
         penalised = torch.where(x < 0, x * self._repetition, x / self._repetition).clamp_(-_LIMIT, _LIMIT)
         x = torch.where(x.isinf(), x, penalised)
@@ -79,7 +79,7 @@ class PenaltyRules:
         logits[rows, history] = x
 
     def _count(self, history: Tensor, counted: Tensor) -> Tensor:
-        """How often the token at each position occurs among the positions `counted`; [n, length] float32."""
+        """Count each position's token among `counted`; [n, length] float32."""
         assert self._counts is not None
         self._counts.scatter_add_(1, history, counted.to(torch.float32))
         counts = self._counts.gather(1, history)
@@ -88,11 +88,9 @@ class PenaltyRules:
 
 
 class Penalties:
-    """Repetition, frequency and presence penalties of the rows that ask for them.
+    """Penalties of rows, with their padded history [n, capacity] int64.
 
-    Owns the padded history [n, capacity] int64. A row's own view of it (`views`) is handed to the next layout when the
-    batch changes. Past its end a history is filled with its first token: touching a token twice writes one value twice.
-    What a new layout finds in the one before it, it takes from there in one copy.
+    Padding repeats the first token: writing twice is harmless. Rows' `views` go to the next layout in one copy.
     """
 
     def __init__(
@@ -106,10 +104,12 @@ class Penalties:
         previous: Penalties | None = None,
         places: Sequence[int] = (),
     ) -> None:
-        """`rows` [n] int64: which logits rows; `histories`: ids so far, each 1-D int64; `num_prompt`: its prompt part.
+        """Lay out rows [n] int64.
 
-        `room`: how many tokens may come before a new layout is needed. places: where `previous` has each row; -1: it
-        has not.
+        Args:
+            histories: Ids so far; `num_prompt` of each are its prompt.
+            room: Tokens before the next layout.
+            places: Of rows in `previous`; -1: new.
         """
         device = rows.device
         lengths = [len(history) for history in histories]
@@ -127,12 +127,12 @@ class Penalties:
 
     @property
     def full(self) -> bool:
-        """No room for another token: lay out again."""
+        """Whether there is no room for a token."""
         return self._longest >= self._capacity
 
     @property
     def views(self) -> list[Tensor]:
-        """Each row's history; valid up to the length its owner knows."""
+        """Return rows' histories, valid up to their owners' lengths."""
         return list(self._history)
 
     def apply(self, logits: Tensor) -> None:
@@ -140,13 +140,13 @@ class Penalties:
         self._rules.apply(logits, self._rows, self._history[:, : self._longest], self._lengths)
 
     def append(self, ids: Tensor) -> None:
-        """Take the new ids of all rows of the batch, [num_rows] int64."""
+        """Append ids [num_rows] int64 of all rows."""
         self._history.scatter_(1, self._lengths, ids[self._rows])
         self._lengths += 1
         self._longest += 1
 
     def _moved(self, histories: Sequence[Tensor], places: Sequence[int], capacity: int) -> Tensor:
-        """The histories at `places` in one copy [n, capacity], and the new ones (-1) one by one."""
+        """Copy histories at `places` together [n, capacity], new ones (-1) singly."""
         index = upload(torch.tensor(places, dtype=torch.int64).clamp_(min=0), self._history.device)
         moved = self._history.index_select(0, index)[:, :capacity]
         if (more := capacity - moved.shape[1]) > 0:
@@ -167,14 +167,14 @@ def _laid_out(histories: Sequence[Tensor], capacity: int) -> Tensor:
 
 
 class Adjustment(Protocol):
-    """A change of some rows' logits that looks neither at their tokens nor at a grammar."""
+    """A change of logits by neither tokens nor grammar."""
 
     def apply(self, logits: Tensor) -> None:
-        """In place, on float32 [num_rows, vocab]. Called once for each step, before its tokens are counted."""
+        """Change float32 [num_rows, vocab] in place, once a step, before counting."""
 
 
 def adjustments_of(rows: Sequence[SamplingRow], device: torch.device) -> list[Adjustment]:
-    """Those that some of the rows of a batch ask for, in the order in which they are applied."""
+    """Return the rows' adjustments in order."""
     adjustments: list[Adjustment] = []
     if any(row.parameters.logit_bias for row in rows):
         adjustments.append(LogitBias(rows, device))
@@ -184,7 +184,7 @@ def adjustments_of(rows: Sequence[SamplingRow], device: torch.device) -> list[Ad
 
 
 class LogitBias:
-    """Adds each row's biases to its logits (OpenAI's `logit_bias`)."""
+    """OpenAI's `logit_bias`."""
 
     def __init__(self, rows: Sequence[SamplingRow], device: torch.device) -> None:
         biases: dict[tuple[int, int], float] = {}
@@ -201,7 +201,7 @@ class LogitBias:
 
 
 class MinTokens:
-    """Keeps answers from ending before they have `min_tokens` tokens (vLLM's). A grammar's text ends where it must."""
+    """Delays ends until `min_tokens` (vLLM's), except in grammars."""
 
     def __init__(self, rows: Sequence[SamplingRow], device: torch.device) -> None:
         self._rows = [(n, row) for n, row in enumerate(rows) if row.grammar is None or row.grammar.is_asleep]
@@ -226,10 +226,10 @@ class MinTokens:
 
 
 class Watermark:
-    """Raises the logits of a pseudo-random "green" part of the vocabulary chosen by the last token.
+    """Raises a "green" part of the vocabulary chosen by the last token (Kirchenbauer et al. 2023).
 
-    Kirchenbauer et al. 2023, as TGI's `utils/watermark.py`, whose generator it keeps: torch's, on the logits' device,
-    seeded with the last id. The seed is needed on the host, so these rows wait for the step before.
+    As TGI's `utils/watermark.py`: torch's generator on the logits' device, seeded on the host, so rows wait for the
+    last step.
     """
 
     def __init__(self, gamma: float, delta: float, device: torch.device) -> None:

@@ -12,7 +12,7 @@ from model_server.sampling.parameters import SamplingParameters
 
 @dataclass(slots=True, eq=False)
 class SamplingRow:
-    """One request's sampling state. Lives as long as the request, through every change of its batch."""
+    """One request's sampling state, through all batches."""
 
     parameters: SamplingParameters
     num_prompt: int
@@ -29,12 +29,11 @@ class SamplingRow:
 
     @property
     def why_failed(self) -> str:
-        """What to say when no token could be chosen."""
         if self.grammar is None:
             return "the model's scores for this request are not numbers"
         return self.grammar.error or "no token fits the grammar, or the model's scores for it are not numbers"
 
     def last_id(self) -> int:
-        """The newest token; waits for it if the device has yet to choose it."""
+        """Return the newest token, waiting if need be."""
         assert self.last_ids is not None
         return int(self.last_ids[self.last_index])

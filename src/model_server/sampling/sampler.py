@@ -1,13 +1,12 @@
-"""From one step's logits to one token per row.
+"""From a step's logits to a token per row, in the order of TGI's `HeterogeneousNextTokenChooser`."""
 
-In the order of TGI's `HeterogeneousNextTokenChooser` (`utils/tokens.py`): watermark, repetition, frequency,
-OpenAI's penalties and biases, grammar masks (`_adjust`), temperature, top-k, top-p, min-p, typical-p, choice,
-log-softmax of what is left.
-
-Rows are sorted once per batch composition into groups that take the same path (`groups`); all rows of a group are
-computed at once. A row's path follows from its own parameters alone. Where kernels can run, they take most rows
-(`kernel_rows`), all kinds in the same few launches.
-"""
+# In the order of TGI's `HeterogeneousNextTokenChooser` (`utils/tokens.py`): watermark, repetition, frequency,
+# OpenAI's penalties and biases, grammar masks (`_adjust`), temperature, top-k, top-p, min-p, typical-p, choice,
+# log-softmax of what is left.
+#
+# Rows are sorted once per batch composition into groups that take the same path (`groups`); all rows of a group are
+# computed at once. A row's path follows from its own parameters alone. Where kernels can run, they take most rows
+# (`kernel_rows`), all kinds in the same few launches.
 
 from __future__ import annotations
 
@@ -41,25 +40,19 @@ _DEVICE_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class HostSampled:
-    """One step's tokens on the host, and which rows failed. A failed row's id is 0, its logprob 0.0 and its top list
-    empty.
-
-    counts: how many tokens each row got, which the other lists hold in turn; None: one each.
-    """
+    """A step's tokens on the host; failed rows have id 0, logprob 0.0 and no top tokens."""
 
     ids: list[int]
     logprobs: list[float]
     top: list[list[tuple[int, float]]]
     failed: list[bool]  # [num_rows]
+    # Tokens of each row, in turn in the other lists; None: one each.
     counts: list[int] | None = None  # [num_rows]
 
 
 @dataclass(slots=True)
 class Sampled:
-    """One step's tokens on the device.
-
-    The copy to the host is queued at once, so `to_host` waits for this step alone and not for what was queued later.
-    """
+    """A step's tokens on the device, with the copy to the host queued."""
 
     ids: Tensor  # [num_rows] int64; where a row got several, its last
     _packed: Tensor  # [3, num_rows] float64 on the host: ids, logprobs, failed
@@ -72,7 +65,7 @@ class Sampled:
         return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
     def to_host(self) -> HostSampled:
-        """Wait for the step and hand out its tokens."""
+        """Wait for this step's tokens."""
         if self._copied is not None:
             self._copied.synchronize()
         ids, logprobs, failed = self._packed.tolist()
@@ -87,19 +80,18 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class PlacesSampled:
-    """What was chosen at several places of each row, on the device. n: places of all rows.
-
-    ids: [n] int64; packed: [3, n] float64, ids, logprobs, failed; top: on their way to the host, by place.
-    """
+    """Choices at several places of each row, on the device."""
 
     ids: Tensor
+    # [3, n] float64: ids, logprobs, failures; `ids` [n] int64, n places of all rows.
     packed: Tensor
+    # On their way to the host, by place.
     top: list[TopTokens]
 
 
 @dataclass(slots=True)
 class _Choice:
-    """What a group chose; all [n], with the logits rows it stands for."""
+    """A group's choices [n], with their logits rows."""
 
     index: Tensor | slice
     ids: Tensor  # int64
@@ -116,7 +108,7 @@ class _Chosen:
 
 
 class Sampler:
-    """Chooses tokens for any mix of rows on one device. Not thread-safe: it belongs to the device thread."""
+    """Chooses tokens for any mix of rows, on the device thread."""
 
     def __init__(
         self, vocab_size: int, device: torch.device, *, watermark_gamma: float = 0.5, watermark_delta: float = 2.0
@@ -147,11 +139,14 @@ class Sampler:
         grammar: GrammarState | None = None,
         end_ids: frozenset[int] = frozenset(),
     ) -> SamplingRow:
-        """State of one request, to be kept as long as the request lives.
+        """Make one request's state.
 
-        `num_generated`: how many ids at the end of `prompt_ids` were generated before (a request computed again after
-        preemption); `end_ids`: tokens that end a text. ValueError: an id outside the vocabulary where the ids matter,
-        or no prompt at all.
+        Args:
+            num_generated: Ids at the end of `prompt_ids` generated before a preemption.
+            end_ids: Tokens that end a text.
+
+        Raises:
+            ValueError: An id that matters is outside the vocabulary, or the prompt is empty.
         """
         if not prompt_ids:
             raise ValueError("sampling needs at least one prompt token")
@@ -173,11 +168,11 @@ class Sampler:
         )
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
-        """Choose one token per row and advance every row's state by it.
+        """Choose and take a token per row, waiting only for watermarked rows.
 
-        `logits` [num_rows, vocab_size] float32 in the order of `rows`; overwritten where rows ask for it. Waits for
-        the device only for watermarked rows, whose last token is needed on the host. The grammar of a row must have
-        taken every token before this one.
+        Args:
+            logits: [num_rows, vocab_size] float32, perhaps overwritten. Grammars must have taken every token
+                before.
         """
         self._place_groups = None  # whose counts of tokens are as wide as the vocabulary, for each place
         groups = self._groups_for(rows)
@@ -187,11 +182,12 @@ class Sampler:
         return _on_its_way(ids, packed, top)
 
     def sample_places(self, logits: Tensor, rows: Sequence[SamplingRow], places: Places) -> PlacesSampled:
-        """Choose one token at each place of each row. No row's state moves on: which of the tokens its next ones are is
-        for the caller to say, who tells `num_generated` and `history` of the rows before they come to `sample`.
+        """Choose at each place of each row (`windows.places.fits`), without advancing rows or waiting.
 
-        `logits` [num_rows * num_places, vocab_size] float32, place after place of the first row, then the second's;
-        overwritten where rows ask for it. rows: those that `windows.places.fits`. Does not wait for the device.
+        The caller updates `num_generated` and `history` before `sample`.
+
+        Args:
+            logits: [num_rows * num_places, vocab_size] float32, row by row, perhaps overwritten.
         """
         self._groups = None  # it would continue where its rows were
         groups, num_places = self._place_groups, places.generated.shape[1]
@@ -205,7 +201,7 @@ class Sampler:
     def _chosen(
         self, logits: Tensor, groups: RowGroups, uniforms: Tensor | None
     ) -> tuple[Tensor, Tensor, list[TopTokens]]:
-        """Ids [n], all results [3, n], and top tokens, once the logits are adjusted."""
+        """Return ids [n], results [3, n] and top tokens of adjusted logits."""
         chosen = _Chosen()
         for group in groups.groups:
             self._choose(logits[group.index], group, uniforms, len(logits), chosen)
@@ -216,7 +212,7 @@ class Sampler:
         return ids, packed, chosen.top
 
     def _compile_kernels(self) -> None:
-        """One row of every kind: without this the first request of its kind would wait for the compiler."""
+        """Run a row of every kind, or its first request would wait for the compiler."""
         kinds = (SamplingParameters(), SamplingParameters(do_sample=True), SamplingParameters(top_k=1))
         rows = [self.new_row(parameters, [0], 1) for parameters in kinds]
         self.sample(torch.zeros(len(rows), self._vocab_size, device=self._device), rows)
@@ -284,9 +280,8 @@ class Sampler:
             chosen.top.append(TopTokens.of(logits, None, log_total.squeeze(1), group.top, peak=peak.squeeze(1)))
 
     def _largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Lowest id of the largest logit, and that logit: both [n, 1].
-
-        On CPUs torch's argmax goes value by value where its maximum uses vectors, so blocks are searched first.
+        """Return the largest logit's lowest id, and the logit, [n, 1] each; on CPUs by blocks, since torch's argmax
+        does not use vectors.
         """
         width = logits.shape[1]
         if not self._may_look or width % _BLOCK:
@@ -325,7 +320,7 @@ class Sampler:
         return ids, _pack(ids, logprobs, failed)
 
     def _with_kernels(self, taken: KernelRows, logits: Tensor, choices: Sequence[_Choice]) -> tuple[Tensor, Tensor]:
-        """The same, where the kernels choose for some rows or for all."""
+        """Choose with kernels for some rows or all."""
         ids = torch.empty(len(logits), dtype=torch.int64, device=self._device)
         packed = torch.empty(3, len(logits), dtype=torch.float64, device=self._device)
         taken.choose(logits, ids, packed)
@@ -341,7 +336,7 @@ def _pack(ids: Tensor, logprobs: Tensor, failed: Tensor) -> Tensor:
 
 
 def _on_its_way(ids: Tensor, packed: Tensor, top: list[TopTokens]) -> Sampled:
-    """Queue the copy to the host. The copies of top tokens are queued before it, so one event covers them."""
+    """Queue the copy to the host behind that of top tokens, for one event."""
     on_host = download(packed)
     copied = None
     if packed.is_cuda:

@@ -19,8 +19,7 @@ _TIE_MARGIN = 16
 class TopTokens:
     """Top tokens of some rows, on their way to the host.
 
-    TGI's rule (`utils/tokens.py:batch_top_tokens`): everything at or above the n-th largest value, so ties give more
-    than n; what was filtered out never shows, so fewer are possible.
+    As TGI (`batch_top_tokens`): all at or above the n-th largest value, ties included, filtered ones never.
     """
 
     rows: list[int]  # which rows of the batch
@@ -44,10 +43,10 @@ class TopTokens:
         *,
         peak: Tensor | None = None,
     ) -> TopTokens:
-        """From a group's `scores` [n, width] (-inf: filtered), `columns` [n, width], and `log_total` [n] of the scores
-        less `peak` [n].
+        """Collect from `scores` [n, width] (-inf: filtered), `columns` and `log_total` [n], without waiting.
 
-        `wanted`: (row of the group, row of the batch, top_n). Does not wait for the device.
+        Args:
+            wanted: (row of the group, row of the batch, top_n).
         """
         width = scores.shape[1]
         local = upload(torch.tensor([row for row, _, _ in wanted]), scores.device)
@@ -73,10 +72,7 @@ class TopTokens:
         )
 
     def to_host(self) -> Iterator[tuple[int, list[tuple[int, float]]]]:
-        """(row of the batch, its (id, logprob) pairs): most likely first, lower id first among equals.
-
-        Once the step is over. Waits for the device only if some row has many ties.
-        """
+        """Yield each row's (id, logprob) pairs, most likely first; waits only for many ties."""
         logprobs, ids = self._logprobs, self._ids
         most = int(self._num_kept.max())
         if most > logprobs.shape[1]:
@@ -91,6 +87,6 @@ class TopTokens:
 def _kept(
     values: Tensor, column: Tensor, columns: Tensor | None, least: Tensor, peak: Tensor, log_total: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Log probabilities, -inf below `least`, and ids: both [n, count]."""
+    """Return log probabilities, -inf below `least`, and ids, [n, count]."""
     ids = column if columns is None else columns.gather(1, column)
     return (values.masked_fill(values < least, -math.inf) - peak) - log_total, ids

@@ -1,5 +1,5 @@
 """Several tokens in a step: drafts are guessed, checked in one forward, and accepted as far as they are right.
 
-The tokens of a request are those that it gets without drafts, whatever the drafts are (`window`). `lookup` guesses,
-`pace` decides how many guesses pay, `speculator` puts them together.
+Requests get the same tokens as without (`window`). `lookup` guesses, `pace` decides how many pay, `speculator` joins
+them.
 """

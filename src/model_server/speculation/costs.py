@@ -1,4 +1,4 @@
-"""What steps of several sizes cost, measured once the cache is there."""
+"""What steps of several sizes cost."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class Computes(Protocol):
 
 
 def step_costs(runner: Computes, cache: KvCache, world: ProcessGroup, max_keys: int = _KEYS) -> list[tuple[int, float]]:
-    """(token rows, seconds) of decode steps of 1, 2, 4 … 128 rows at 256 keys, or `max_keys` if these are fewer; of the
-    slowest rank, on every rank. What the cache holds is overwritten."""
+    """Measure (token rows, seconds) of 1 to 128 rows at 256 keys, or `max_keys`, of the slowest rank; overwrites the
+    cache.
+    """
     device = cache.rows[0].device
     sizes = [2**power for power in range(_MOST_ROWS.bit_length())]
     inputs = {rows: _inputs(rows, runner, cache, min(_KEYS, max_keys)) for rows in sizes}

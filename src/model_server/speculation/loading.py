@@ -1,4 +1,4 @@
-"""From `--speculator` to a drafter that fits the model. Whatever does not fit is refused in one line."""
+"""From `--speculator` to a fitting drafter."""
 
 from __future__ import annotations
 
@@ -56,26 +56,27 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class FoundSpeculator:
-    """value: `--speculator`. folder: of MTP layers the model's own. heads: of Medusa and MLP speculators. Without them,
-    and unless `is_eagle` or `is_mtp`, an ordinary model, with the tokenizer of the one it drafts for."""
+    """The files that `--speculator` names."""
 
     value: str
+    # Of MTP layers the model's own.
     folder: Path
     fields: dict[str, Any]
+    # Of Medusa and MLP speculators; without them, `is_eagle` or `is_mtp` it is an ordinary model.
     heads: NamedHeads | None = None
     is_eagle: bool = False
     is_mtp: bool = False
 
     @property
     def kind(self) -> str:
-        """As Info says it."""
+        """Return the word of Info."""
         if self.heads is not None:
             return "medusa" if self.heads.kind is SpeculatorKind.MEDUSA else "mlp_speculator"
         return "mtp" if self.is_mtp else "eagle3" if self.is_eagle else "draft_model"
 
 
 def check_window_rows(max_rows: int | None, num_drafted: int, device: torch.device) -> None:
-    """Refuses `--speculate-max-rows` where it bounds nothing. Raises StartupError."""
+    """Refuse a `--speculate-max-rows` that bounds nothing."""
     if max_rows is None:
         return
     if not num_drafted:
@@ -87,8 +88,7 @@ def check_window_rows(max_rows: int | None, num_drafted: int, device: torch.devi
 
 
 def can_draft(traits: RunnerTraits, speculator: str | None, speculate: int | None, max_rows: int | None) -> bool:
-    """Whether these options, `max_rows` being `--speculate-max-rows`, have drafts made for this model; warns where they
-    ask for some that it cannot have. Raises StartupError for a bound of none."""
+    """Whether these options have drafts made, with a warning if they cannot."""
     if not speculate and speculator is None:
         return False
     if traits.continues_from_blocks:
@@ -103,17 +103,23 @@ def can_draft(traits: RunnerTraits, speculator: str | None, speculate: int | Non
 def lookup_speculator(
     traits: RunnerTraits, num_drafted: int, max_rows: int, device: torch.device, *, alone: bool
 ) -> Speculator:
-    """What drafts from the text so far. num_drafted: the longest draft; max_rows: token rows of a step with drafts on a
-    GPU; alone: there are no other ranks."""
+    """Make what drafts from text.
+
+    Args:
+        num_drafted: The longest draft.
+        max_rows: Token rows of a step with drafts, on a GPU.
+        alone: There are no other ranks.
+    """
     if device.type == "cpu":
         return Speculator(num_drafted)
     return DeviceSpeculator(num_drafted, max_rows, device, traits.block_size, alone=alone)
 
 
 def find_speculator(value: str, tokenizer: Tokenizer, model_folder: Path) -> FoundSpeculator:
-    """The files of a drafter for the model in `model_folder`, whose tokenizer is given.
+    """Find a drafter's files.
 
-    Raises StartupError for a draft model whose tokenizer gives an id another text.
+    Raises:
+        StartupError: A draft model's tokenizer gives an id another text.
     """
     if is_mtp(value):
         return FoundSpeculator(value, model_folder, {}, is_mtp=True)
@@ -140,8 +146,7 @@ def load_drafter(
     placement: Placement,
     attention: AttentionChoice,
 ) -> Drafter:
-    """What drafts for `model`, which is loaded as `base`, and whose tokenizer has ids below `vocab_size`. number: the
-    longest draft. Raises StartupError."""
+    """Load what drafts for `model`, at most `number` tokens below `vocab_size`."""
     try:
         with torch.inference_mode():
             if found.heads is None and not found.is_eagle and not found.is_mtp:
@@ -160,7 +165,7 @@ def load_drafter(
 
 
 def device_drafter(drafter: Drafter) -> DeviceDrafter:
-    """The same on a device that the host does not wait for."""
+    """Return the drafter's form for the device."""
     if isinstance(drafter, Heads):
         return DeviceHeads(drafter)
     if isinstance(drafter, LayerDrafter):
@@ -284,7 +289,7 @@ def _mlp_speculator(found: FoundSpeculator, number: int, spec: Spec, base: Decod
 
 
 def _width(spec: Spec) -> int:
-    """Of what the model's head reads."""
+    """Return the width of what the model's head reads."""
     return spec.hidden_size if spec.embedding_size is None else spec.embedding_size
 
 
@@ -304,7 +309,7 @@ def _size(found: FoundSpeculator, name: str, default: int | None = None) -> int:
 
 
 def _refuse_unknown(value: str, fields: dict[str, Any]) -> None:
-    """Drafters of kinds that are not served would be taken for models."""
+    """Refuse drafters that would be taken for models."""
     for name in fields.get("architectures") or ():
         if isinstance(name, str) and any(word in name.lower() for word in _UNSERVED):
             raise StartupError(

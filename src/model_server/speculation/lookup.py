@@ -1,5 +1,4 @@
-"""Drafts from the request's own tokens: what followed the last time that its newest tokens occurred, or follows them in
-the answer that the request foretells."""
+"""Drafts from what followed the newest tokens before, or follows them in a foretold answer."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Drafted tokens, and of how many equal tokens the match was that they followed."""
+    """Drafted tokens, and the length of the match before them."""
 
     ids: list[int]
     matched: int
@@ -32,11 +31,7 @@ NO_GUESS = Guess([], 0)
 
 
 class History:
-    """The tokens of one request, prompt and generated.
-
-    Beside them it knows which tokens were next to each other, and where each token was last: in plain text most of the
-    newest pairs are new, and such a step needs no search.
-    """
+    """One request's tokens, with pairs and last places: most new pairs need no search."""
 
     def __init__(self) -> None:
         self._ids: Sequence[int] = ()
@@ -48,7 +43,7 @@ class History:
         self._pairs: set[tuple[int, int]] = set()
 
     def follow(self, ids: Sequence[int]) -> None:
-        """Bring it to `ids`, which continue what it has, and which it keeps: they may grow."""
+        """Keep and continue with `ids`, which may grow."""
         known, self._ids, self._length = self._length, ids, len(ids)
         for place in range(max(known - 1, 0), self._length - 1):
             token = ids[place]
@@ -57,13 +52,12 @@ class History:
                 self._pairs.add((ids[place - 1], token))
 
     def end(self, forced: Sequence[int] = ()) -> list[int]:
-        """Its last tokens, as many as a match may have, `forced` being the newest."""
+        """Return its last tokens, `forced` the newest, as many as match."""
         last = self._ids[max(0, self._length - _LONGEST_MATCH) : self._length]
         return [*last, *forced][-_LONGEST_MATCH:]
 
     def draft(self, most: int, forced: Sequence[int] = ()) -> list[int]:
-        """At most `most` tokens that may follow its tokens and `forced`: those behind the longest match of its end, of
-        equal ones the latest. A draft that reaches the end of the history continues in itself, so periods repeat."""
+        """Draft at most `most` tokens behind the latest longest match, continuing periods."""
         return self.guess(most, forced).ids
 
     def guess(self, most: int, forced: Sequence[int] = ()) -> Guess:
@@ -93,7 +87,7 @@ class History:
 
 
 class Prediction:
-    """The tokens that a request says its answer will probably have."""
+    """An answer's probable tokens."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self._ids = list(ids)
@@ -103,9 +97,9 @@ class Prediction:
             self._places.setdefault(token, []).append(place)
 
     def guess(self, most: int, end: Sequence[int], num_generated: int) -> Guess:
-        """At most `most` tokens that may follow `end`: those behind its longest match, of equal ones the one that is
-        nearest to where the answer is, at `num_generated` tokens. An answer that is the beginning of the prediction
-        continues as that does, however short it is."""
+        """Guess what follows `end`, at the longest match nearest to `num_generated`. A prediction's beginning
+        continues, however short.
+        """
         found = self._places.get(end[-1]) if most > 0 and end else None
         if found is None:
             return NO_GUESS
@@ -120,7 +114,7 @@ class Prediction:
         return Guess(self._ids[place + 1 : place + 1 + most], matched)
 
     def _matched(self, place: int, end: Sequence[int]) -> int:
-        """How many of the last tokens of `end` are those up to this place, whose token is the last one."""
+        """Count `end`'s last tokens that match up to this place."""
         most = min(len(end), place + 1)
         for count in range(1, most):
             if self._ids[place - count] != end[-1 - count]:
@@ -129,8 +123,7 @@ class Prediction:
 
 
 def _matches(ids: Ids, end: Ids) -> tuple[Ids, int]:
-    """Where in `ids` the longest matches of `end`'s last tokens have their last token, rising, and how long these are;
-    0: there are none."""
+    """Return where the longest matches of `end` are, rising, and their length; 0: none."""
     places, matched = np.flatnonzero(ids == end[-1]), 1
     if not len(places):
         return places, 0
@@ -144,7 +137,7 @@ def _matches(ids: Ids, end: Ids) -> tuple[Ids, int]:
 
 
 def _behind(ids: Ids, place: int, matched: int, most: int) -> Guess:
-    """What followed a match of so many tokens, of which the last one is at `place`."""
+    """Return what followed a match."""
     most, first = _bounded(most, matched), place + 1
     found: list[int] = ids[first : first + most].tolist()
     period = len(ids) - first

@@ -1,4 +1,4 @@
-"""Drafts by a drafter that computes, and which of them pay: it takes time to draft, so that is decided before."""
+"""Drafts by a computing drafter, and which pay, decided before."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENDED_WEIGHT = 0.5
 
 
 class ModelSpeculator(Speculator):
-    """Drafts by grammars first, then by what requests foretell, else by the drafter."""
+    """Drafts by grammars, then predictions, then the drafter."""
 
     def __init__(self, most: int, drafter: Drafter) -> None:
         """most: the longest draft."""
@@ -48,7 +48,7 @@ class ModelSpeculator(Speculator):
             self.drafter.saw(rows, step.kept)
 
     def note(self, window: Window, checked: CheckedTokens, step: ComputedStep) -> Drafted:
-        """As in `Speculator`. A draft model keeps the keys of the tokens that were right."""
+        """Note a window; draft models keep right tokens' keys."""
         drafted = super().note(window, checked, step)
         counts = checked.to_host().counts or []
         if step.kept is not None:
@@ -87,8 +87,7 @@ class ModelSpeculator(Speculator):
         return [self._possible(sequence, one, longest) for sequence, one in zip(rows, drafts, strict=True)]
 
     def _follow(self, rows: list[Sequence]) -> list[Drafting]:
-        """As in `Speculator`. How good a drafter is differs less from request to request than what a search finds, so
-        the shares of those that ended say what a request begins with: not each has to find out that none pay."""
+        """Follow rows; new ones begin with the acceptance of ended ones, which differs little."""
         present = {sequence.id for sequence in rows}
         for request_id, one in self.drafting.items():
             if request_id not in present:
@@ -99,7 +98,7 @@ class ModelSpeculator(Speculator):
         return 0  # `_best_length` pauses
 
     def _without_model(self, sequence: Sequence, drafting: Drafting, most: int) -> Draft:
-        """What a grammar forces and what is foretold behind it; `others` is MODEL where nothing is foretold."""
+        """Return what is forced or foretold; `others` is MODEL otherwise."""
         grammar = sequence.row.grammar
         forced = [] if grammar is None or not most else grammar.forced()[:most]
         foretold = NO_GUESS
@@ -119,7 +118,7 @@ class ModelSpeculator(Speculator):
     def _best_length(
         self, lengths: list[int], sure: list[int], by_model: list[range], shares: list[float], pace: Pace
     ) -> int:
-        """The length of the drafts of this step; now and then 1 where none pay."""
+        """Return this step's draft length; now and then 1 where none pay."""
         longest = pace.best_length(lengths, sure, shares, self.most, lambda length: self._seconds(by_model, length))
         self._plain_steps = 0 if longest else self._plain_steps + 1
         if longest or not any(lengths):
@@ -133,14 +132,14 @@ class ModelSpeculator(Speculator):
         return 1
 
     def _seconds(self, by_model: list[range], length: int) -> float:
-        """What it takes to draft so many tokens for rows of which the drafter guesses these places."""
+        """Return the time of drafting."""
         assert self.drafter.pace is not None
         rows = (sum(place in places for places in by_model) for place in range(length))
         return sum(self.drafter.pace.cost(count) for count in rows if count)
 
 
 def accepted_rows(window: Window, counts: list[int]) -> list[ComputedRow]:
-    """Of a window whose rows got so many tokens: the places before these are computed for good."""
+    """Return what a window computed for good."""
     found, first = [], 0
     for sequence, draft, count in zip(window.rows, window.drafts, counts, strict=True):
         found.append(ComputedRow(sequence, sequence.cache_length, first, count, first + count - 1))

@@ -1,4 +1,4 @@
-"""How many drafted tokens pay: more rows make a step longer, and what they bring depends on how many are right."""
+"""How many drafted tokens pay: rows lengthen a step, right ones shorten the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST_SHARE = 0.5
 
 
 class Acceptance:
-    """The share of one request's drafted tokens that were right, as the newest outcomes weigh most."""
+    """The share of right drafted tokens, newest weighing most."""
 
     __slots__ = ("share",)
 
@@ -24,31 +24,33 @@ class Acceptance:
         self.share = share
 
     def note(self, *, accepted: int, refused: bool) -> None:
-        """So many drafted tokens were right, and the one behind them was not (`refused`), or was not there."""
+        """Note accepted tokens, and whether the next was refused."""
         for right in (1.0,) * accepted + (0.0,) * refused:
             self.share += _NEW_WEIGHT * (right - self.share)
 
 
 class Pace:
-    """What a step costs by its number of token rows, in seconds, between which costs are interpolated."""
+    """A step's seconds by token rows, interpolated."""
 
     def __init__(self, costs: Sequence[tuple[int, float]]) -> None:
-        """costs: (token rows, seconds), by rising rows; equal on all ranks."""
+        """Take (token rows, seconds), rising, equal on all ranks."""
         self._rows = np.array([rows for rows, _ in costs], np.float64)
         self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in costs], np.float64))
 
     def cost(self, rows: int) -> float:
-        """Seconds of a step; beyond what was measured as much more for each row as at the end."""
+        """Return a step's seconds, extrapolated at the end's slope."""
         if rows <= self._rows[-1] or len(self._rows) == 1:
             return float(np.interp(rows, self._rows, self._seconds))
         slope = (self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2])
         return float(self._seconds[-1] + slope * (rows - self._rows[-1]))
 
     def gain(self, length: int, lengths: Sequence[float], shares: Sequence[float], drafting: float = 0.0) -> float:
-        """How many times the tokens per second of plain steps come of steps with length + 1 places for each row.
+        """Return the speedup over plain steps with length + 1 places a row.
 
-        lengths: of the rows' drafts, on average; shares: of each row's drafted tokens, those that are right. drafting:
-        the seconds that the drafts of a step take.
+        Args:
+            lengths: Rows' mean drafts.
+            shares: Rows' acceptance.
+            drafting: Seconds of a step's drafts.
         """
         num_rows = len(lengths)
         brought = float(num_rows)
@@ -68,10 +70,12 @@ class Pace:
         most: int,
         drafting: Callable[[int], float] | None = None,
     ) -> int:
-        """The longest drafts to check, of rows that have drafts of `lengths` tokens; 0: a plain step gains more.
+        """Return the best draft length; 0: a plain step.
 
-        sure: how many of each row's, the first ones, are right as good as surely; shares: of the others, those that are
-        right. drafting: the seconds that drafts of a length take; None: they cost nothing.
+        Args:
+            lengths: Rows' drafts.
+            sure: First tokens that are surely right; `shares`: of the others.
+            drafting: Seconds by length; None: free.
         """
         num_rows = len(lengths)
         plain = self.cost(num_rows) / num_rows

@@ -1,4 +1,4 @@
-"""Drafts for a batch's next step: as many tokens as are worth the time that it takes to check them."""
+"""Drafts for a batch's next step, as many as are worth checking."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _ROWS_OF_REST = 10
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """num_forced: so many of its first tokens are without alternative, by a grammar; others: what guessed the rest."""
+    """A draft; `num_forced` first tokens have no alternative by grammar."""
 
     ids: list[int]
     num_forced: int = 0
+    # What guessed the rest.
     others: DraftKind = DraftKind.LOOKUP
 
     def kind(self, place: int) -> DraftKind:
@@ -37,30 +38,28 @@ NO_DRAFT = Draft([])
 
 @dataclass(slots=True)
 class Drafting:
-    """What is kept of one request. draft: the newest; untried: a draft that no step checked, which its next tokens are
-    compared with; keys: tokens whose keys a draft model has, `written` with those of a draft that is being checked."""
+    """What is kept of one request."""
 
     acceptance: Acceptance
     prediction: Prediction | None = None
     history: History = field(default_factory=History)
     length: int = 0
     draft: Draft = NO_DRAFT
+    # An unchecked draft, compared with the next tokens.
     untried: list[int] = field(default_factory=list)
+    # Tokens with keys of a draft model; `written` with those being checked.
     keys: int = 0
     written: int = 0
 
 
 class Speculator:
-    """Drafts by lookup (`lookup`) and by grammars, which may leave no choice. Belongs to the device thread.
+    """Drafts by lookup and grammars, alike on all ranks, on the device thread."""
 
-    It follows from the tokens of the requests and from the costs alone, so all ranks draft the same. watches: it is
-    told of steps without drafts (`saw`).
-    """
-
+    # It must see steps without drafts (`saw`).
     watches = False
 
     def __init__(self, most: int) -> None:
-        """most: the longest draft. There are none before `pace` is set."""
+        """Take the longest draft; there are none before `pace` is set."""
         self.most = most
         self.pace: Pace | None = None
         self.drafting: dict[int, Drafting] = {}  # by request id, those of the last step
@@ -68,7 +67,7 @@ class Speculator:
         self._rest = 0  # so many steps are not searched for
 
     def window(self, rows: list[Sequence]) -> Window | None:
-        """What the next step of these rows checks; None: nothing that pays. The host has seen all their tokens."""
+        """Return what the next step checks, if it pays; the host has seen all tokens."""
         if self.pace is None:
             return None
         if self._rest:
@@ -84,26 +83,26 @@ class Speculator:
         return Window(rows, [one.ids for one in drafts])
 
     def measure(self, runner: Runner, cache: KvCache, world: ProcessGroup, max_length: int) -> None:
-        """Set `pace`, with sequences of at most `max_length` tokens. What the cache holds is overwritten."""
+        """Set `pace`; overwrites the cache."""
         self.pace = Pace(step_costs(runner, cache, world, max_length))
 
     def bytes_beside(self, max_length: int) -> int:
-        """Memory of the device that it takes in steps, beside the model's, with sequences of at most so many tokens."""
+        """Return device memory beside the model's."""
         return 0
 
     def keeps(self) -> Kept | None:
-        """What the next step must keep of its hidden states; None: nothing."""
+        """Return what the next step must keep, if anything."""
         return None
 
     def keeps_plain(self, rows: list[Sequence]) -> Kept | None:
-        """The same for a step of these rows in which each has one token."""
+        """Return what a step of single tokens must keep."""
         return self.keeps()
 
     def saw(self, rows: list[ComputedRow], step: ComputedStep) -> None:
         """A step without drafts was submitted."""
 
     def note(self, window: Window, checked: CheckedTokens, step: ComputedStep) -> Drafted:
-        """What became of a window. step: its own."""
+        """Note what became of a window."""
         counts = checked.to_host().counts or []
         tokens, rights = [0] * len(DraftKind), [0] * len(DraftKind)
         longest, predicted = 0, {}
@@ -126,16 +125,15 @@ class Speculator:
         return Drafted(longest, tuple(tokens), tuple(rights), predicted)
 
     def _rest_after(self, num_rows: int) -> int:
-        """Steps without a search behind one of so many rows for which nothing paid. Few rows are searched for always;
-        with many it takes a hundredth of a step, and drafts pay more rarely."""
+        """Return steps without a search after nothing paid; few rows always search."""
         return num_rows // _ROWS_OF_REST
 
     def _most_for(self, num_rows: int) -> int:
-        """The longest draft where so many rows have one."""
+        """Return the longest draft for so many rows."""
         return self.most
 
     def _drafts(self, rows: list[Sequence], known: list[Drafting], pace: Pace) -> list[Draft] | None:
-        """As long as it pays; None: it does not."""
+        """Return drafts that pay, if any."""
         drafts = [self._draft(sequence, drafting) for sequence, drafting in zip(rows, known, strict=True)]
         lengths = [len(one.ids) for one in drafts]
         if not any(lengths):
@@ -171,7 +169,7 @@ class Speculator:
         return found
 
     def longest(self, sequence: Sequence) -> int:
-        """The most tokens that can be drafted: it may have them all, and has slots for them."""
+        """Return the most tokens that it may have and has slots for."""
         if sequence.row.parameters.watermark:
             return 0  # its tokens depend on the one before, which the sampler reads from the device
         left = sequence.max_new_tokens - sequence.num_sampled - 1
@@ -196,8 +194,7 @@ def _kind(drafting: Drafting | None, place: int) -> DraftKind:
 
 
 def _looked_up(sequence: Sequence, drafting: Drafting, most: int, forced: list[int]) -> tuple[list[int], DraftKind]:
-    """What the request's prediction has behind its newest tokens and `forced`; what its own tokens have where there is
-    nothing, or the match is longer."""
+    """Return what the prediction, or a longer match in its own tokens, has next."""
     foretold, history = NO_GUESS, drafting.history
     if drafting.prediction is not None:
         num_generated = len(sequence.ids) - sequence.prompt_length + len(forced)

@@ -1,13 +1,12 @@
-"""A step that checks drafts: one forward over each row's newest token and its draft, and the choice of its tokens.
+"""A step that checks drafts: one forward over each row's newest token and draft, and the choice of tokens."""
 
-Place j of a row computes the scores after the row's tokens and the first j tokens of its draft. The sampler chooses
-from them what it would choose in a step of its own: with the same history, the same random number, the same mask. The
-chosen token is the request's next one if the draft was right up to there, by induction from the first place, whose
-scores no draft touches. So a request gets the tokens that it gets without drafts.
-
-In the forward each place is a row with a single token and a table of its own, as in a decode step: sums have the same
-order. What is written to the cache behind the last accepted token is overwritten by the next step before it is read.
-"""
+# Place j of a row computes the scores after the row's tokens and the first j tokens of its draft. The sampler chooses
+# from them what it would choose in a step of its own: with the same history, the same random number, the same mask. The
+# chosen token is the request's next one if the draft was right up to there, by induction from the first place, whose
+# scores no draft touches. So a request gets the tokens that it gets without drafts.
+#
+# In the forward each place is a row with a single token and a table of its own, as in a decode step: sums have the same
+# order. What is written to the cache behind the last accepted token is overwritten by the next step before it is read.
 
 from __future__ import annotations
 
@@ -29,13 +28,12 @@ from model_server.sampling.sampler import HostSampled, Sampler
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What one step checks: a draft, perhaps an empty one, for each row. The host has seen all tokens of the rows."""
+    """One step's drafts, perhaps empty; the host has seen all tokens."""
 
     rows: list[Sequence]
     drafts: list[list[int]]
 
     def inputs(self, tables: BlockTables, staging: Staging) -> ModelInputs:
-        """One token for each place of each row."""
         counts = np.array([1 + len(draft) for draft in self.drafts], np.int64)
         of_row = np.repeat(np.arange(len(self.rows)), counts)
         starts = np.array([s.cache_length for s in self.rows], np.int64)
@@ -63,7 +61,7 @@ class Window:
         )
 
     def check(self, logits: Tensor, sampler: Sampler) -> CheckedTokens:
-        """Choose the rows' tokens. logits [num_places, vocab_size] float32; overwritten where rows ask for it."""
+        """Choose tokens from logits [num_places, vocab_size] float32, perhaps overwritten."""
         firsts = np.cumsum([0] + [1 + len(draft) for draft in self.drafts])[:-1].tolist()
         chosen = _Chosen(len(self.rows))
         consumed = [0] * len(self.rows)
@@ -85,7 +83,7 @@ class Window:
         return CheckedTokens(ids, chosen.to_host())
 
     def _goes_on(self, row: int, place: int, chosen: _Chosen, consumed: list[int]) -> bool:
-        """Whether the draft was right at this place and the row has a next one."""
+        """Whether the draft was right here and continues."""
         draft = self.drafts[row]
         if place >= len(draft) or chosen.failed[row] or chosen.ids[row][place:] != [draft[place]]:
             return False
@@ -97,7 +95,7 @@ class Window:
 
 
 class CheckedTokens:
-    """A window's tokens, which are on the host already (`engine.running.StepTokens`). ids: each row's last."""
+    """A window's tokens on the host; `ids`: the last ones."""
 
     several = True
 
@@ -113,7 +111,7 @@ class CheckedTokens:
 
 
 class _Chosen:
-    """The tokens of each row, place by place."""
+    """Rows' tokens, place by place."""
 
     def __init__(self, num_rows: int) -> None:
         self.ids: list[list[int]] = [[] for _ in range(num_rows)]
@@ -122,7 +120,7 @@ class _Chosen:
         self._top: list[list[list[tuple[int, float]]]] = [[] for _ in range(num_rows)]
 
     def add(self, rows: Rows[int], host: HostSampled) -> None:
-        """A row whose scores at a later place are not numbers ends before it: its next step says so."""
+        """Add tokens; unusable later scores end a row before them."""
         for index, row in enumerate(rows):
             if host.failed[index]:
                 if self.ids[row]:

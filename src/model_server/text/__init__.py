@@ -1,1 +1,1 @@
-"""Between token ids and text: tokenizer, incremental detokenizer, stop decisions."""
+"""Between ids and text: tokenizer, detokenizer, stops."""

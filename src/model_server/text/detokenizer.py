@@ -1,13 +1,12 @@
-"""Ids to text, piece by piece while a request runs, and as a whole when it ends.
+"""Ids to text, piece by piece while a request runs, and whole at its end."""
 
-One rule for every tokenizer: `append` holds back only the bytes of a character that is not complete yet. They
-come with the token that completes them. So the pieces joined are the decoded text, special tokens kept, and what is cut
-off inside a character at the end never shows, neither in the pieces nor in the final text (TGI's final text is empty in
-that case, `models/model.py:decode_token`). There is nothing to flush.
-
-Byte-level decoders (GPT-2's) go by a table of bytes per id and an incremental UTF-8 decoder. Others decode each token
-after the few tokens before it, as TGI does with prefix and read offsets.
-"""
+# One rule for every tokenizer: `append` holds back only the bytes of a character that is not complete yet. They come
+# with the token that completes them. So the pieces joined are the decoded text, special tokens kept, and what is cut
+# off inside a character at the end never shows, neither in the pieces nor in the final text (TGI's final text is empty
+# in that case, `models/model.py:decode_token`). There is nothing to flush.
+#
+# Byte-level decoders (GPT-2's) go by a table of bytes per id and an incremental UTF-8 decoder. Others decode each token
+# after the few tokens before it, as TGI does with prefix and read offsets.
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ codecs.register_error(_EACH_BYTE, _replace_each_byte)
 
 
 class Detokenizer:
-    """One request's text. `prompt_ids` gives the context of its first token."""
+    """One request's text; `prompt_ids` give the first token's context."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         pieces = tokenizer.byte_pieces
@@ -46,11 +45,11 @@ class Detokenizer:
         )
 
     def append(self, token_id: int) -> str:
-        """The text that one more token completes, possibly none. Special tokens come with their literal text."""
+        """Return the text that a token completes, special tokens as text."""
         return self._decoder.append(token_id)
 
     def final_text(self) -> str:
-        """The whole generated text without special tokens and without an incomplete character at its end."""
+        """Return the text without special tokens or an incomplete end."""
         return self._decoder.final_text()
 
 
@@ -87,12 +86,10 @@ class _ByteLevelDecoder:
 
 
 class _GeneralDecoder:
-    """Any decoder of the library.
+    """Any decoder of the library, with byte tokens joined here."""
 
-    Byte tokens are put together here: the library judges a whole run of them at once, so that one invalid byte takes
-    back characters which have been streamed. Here only the invalid bytes become replacements.
-    """
-
+    # The library judges a whole run of them at once, so that one invalid byte takes back characters which have been
+    # streamed. Here only the invalid bytes become replacements.
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._bytes = tokenizer.fallback_bytes
@@ -139,7 +136,7 @@ class _GeneralDecoder:
         return text
 
     def _text_of(self, token_id: int) -> str:
-        """What a token that is not a byte adds after the context."""
+        """Return what a token adds after the context."""
         if self._started and self._known is not None and (known := self._known.get(token_id)) is not None:
             return known
         before = self._tokenizer.decode(self._context, skip_special_tokens=False)

@@ -1,8 +1,6 @@
-"""The model's own tokenizer.json, and what its configs say of end and special tokens. Never imports transformers.
+"""The model's tokenizer.json, with end and special tokens of its configs. Never imports transformers.
 
-The router counts the same text with the same files; tokens that only the configs name are added by both alike. Texts
-are the decoder's own; transformers' `clean_up_tokenization_spaces` is not applied (it changes text that the model
-produced, and transformers 5 has dropped it).
+`clean_up_tokenization_spaces` is not applied: it changes produced text, and transformers 5 dropped it.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """Text to ids and back. Safe to use from several threads."""
+    """Text to ids and back, on any thread."""
 
     def __init__(
         self,
@@ -40,8 +38,7 @@ class Tokenizer:
         model_max_length: int | None = None,
         bos_token: str = "",
     ) -> None:
-        """`special_tokens`: texts that the configs call special, besides those the file itself flags. bos_token: its
-        text; empty: there is none."""
+        """Take a tokenizer, with texts that configs call special."""
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -59,7 +56,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, model_dir: Path) -> Tokenizer:
-        """Read a model's folder. Raises StartupError, one line, if a file is missing or not what it should be."""
+        """Read a model's folder."""
         path = tokenizer_file.find(model_dir)
         if path is None:
             raise StartupError(
@@ -95,10 +92,11 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, truncate: int, add_special_tokens: bool) -> list[int]:
-        """The ids of a prompt: at most the last `truncate`, special tokens kept and counted; 0: no limit.
+        """Return a prompt's last `truncate` ids, special ones counted; 0: all. As in TGI's shard.
 
-        The tokenizer's own truncation, as TGI's shard uses it. TypeError: the text has lone surrogates;
-        RequestError: the library failed.
+        Raises:
+            TypeError: The text has lone surrogates.
+            RequestError: The library failed.
         """
         with self._lock:  # truncation is a setting of the backend
             if truncate != self._truncation:
@@ -116,7 +114,11 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of ids; ids that the vocabulary does not have are nothing. RequestError: the library failed."""
+        """Return the text of ids, unknown ones being nothing.
+
+        Raises:
+            RequestError: The library failed.
+        """
         if skip_special_tokens:
             ids = [number for number in ids if number not in self.special_ids]
         try:
@@ -126,7 +128,6 @@ class Tokenizer:
         return text
 
     def to_json(self) -> str:
-        """The tokenizer.json text that this tokenizer stands for."""
         with self._lock:
             self._backend.no_truncation()  # else the limit of the last prompt would be in it
             self._truncation = 0
@@ -134,12 +135,12 @@ class Tokenizer:
         return text
 
     def pieces(self) -> dict[int, str]:
-        """What the vocabulary has for each id, as the tokenizer writes it."""
+        """Return the vocabulary's text of each id."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return {token_id: piece for piece, token_id in vocabulary.items()}
 
     def decode_one(self, token_id: int) -> str:
-        """The text of one id on its own; remembered, for at most as many as the vocabulary has."""
+        """Return one id's text, remembered."""
         text = self._texts.get(token_id)
         if text is None:
             text = self.decode([token_id], skip_special_tokens=False)
@@ -149,13 +150,13 @@ class Tokenizer:
 
     @cached_property
     def byte_pieces(self) -> BytePieces | None:
-        """What each id adds to the bytes of a text; None unless the decoder is GPT-2's byte-level one."""
+        """Return each id's bytes, for byte-level decoders only."""
         kinds = [kind for kind, _ in self._decoder_steps]
         return BytePieces(self._backend) if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]) else None
 
     @cached_property
     def fallback_bytes(self) -> dict[int, int]:
-        """The ids that stand for one byte each (`<0xE4>`) where the decoder treats them so; else empty."""
+        """Return the ids of single bytes (`<0xE4>`), if the decoder joins them."""
         if all(kind != "ByteFallback" for kind, _ in self._decoder_steps):
             return {}
         found = {}
@@ -166,11 +167,7 @@ class Tokenizer:
 
     @cached_property
     def known_pieces(self) -> dict[int, str] | None:
-        """Where a token adds the same text everywhere except at the very start: room to remember that text.
-
-        So it is with the decoders of sentencepiece-like files: replacement inside tokens, bytes, then joining and
-        stripping at the front. None for all others.
-        """
+        """Return room for tokens' texts, for decoders that add the same text except at the start (sentencepiece)."""
         steps = list(self._decoder_steps)
         if steps and steps[-1][0] == "Strip" and steps[-1][1].get("stop") == 0:
             steps.pop()
@@ -189,7 +186,7 @@ class Tokenizer:
 
 
 class BytePieces(dict[int, tuple[bytes, str | None]]):
-    """Per id its bytes, and the same as text if they are whole characters. Filled on first use."""
+    """Each id's bytes, also as text if whole, filled on first use."""
 
     def __init__(self, backend: _Backend) -> None:
         super().__init__()
@@ -216,7 +213,6 @@ def _special_tokens(settings: dict[str, Any]) -> list[str]:
 
 
 def _ids(value: Any) -> list[int]:
-    """An id, a list of ids, or nothing."""
     values = value if isinstance(value, list) else [value]
     return [number for number in values if isinstance(number, int) and not isinstance(number, bool)]
 

@@ -12,7 +12,7 @@ from wire.grammar import TextTrigger
 
 
 class TextWatch:
-    """The end of what a request has generated, as far as a trigger's text may begin in it."""
+    """The end of generated text, where a trigger may begin."""
 
     def __init__(self, trigger: TextTrigger, vocabulary: LLTokenizer) -> None:
         self._texts = tuple(text.encode() for text in trigger.texts)
@@ -24,8 +24,7 @@ class TextWatch:
         self._is_over = False  # the answer has begun with something else
 
     def add(self, token_id: int) -> list[int]:
-        """Take a generated token. Returns the tokens from the one on in which a text begins, if one is complete with
-        this token, else nothing."""
+        """Take a token; return those from where a completed text begins."""
         if self._is_over:
             return []
         piece: bytes = self._vocabulary.decode_bytes([token_id])
@@ -39,7 +38,7 @@ class TextWatch:
         return begun
 
     def before_trigger(self, token_ids: list[int]) -> list[int]:
-        """As many of these tokens as may come before a text is complete."""
+        """Return these tokens up to a complete text."""
         ahead = copy(self)
         ahead._tokens = self._tokens.copy()
         for number, token_id in enumerate(token_ids):
@@ -48,14 +47,14 @@ class TextWatch:
         return token_ids
 
     def _place(self, tail: bytes, text: bytes, num_new: int) -> int:
-        """Where a text begins that ends in the newest bytes; -1: nowhere."""
+        """Return where a text ending in the newest bytes begins; -1: nowhere."""
         place = tail.find(text, max(0, len(tail) - num_new - len(text) + 1))
         if place >= 0 and self._behind is not None and tail[:place].strip() not in self._behind:
             return -1
         return place
 
     def _forget(self, tail: bytes) -> None:
-        """Tokens in which no text can begin any more."""
+        """Drop tokens where no text can begin."""
         if self._behind is not None:
             start = tail.lstrip()
             self._is_over = not any((one + text).startswith(start) for one in self._behind for text in self._texts)

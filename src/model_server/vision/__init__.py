@@ -1,1 +1,1 @@
-"""Images: what is known of them, the tower that encodes them, where their embeddings go."""
+"""Images: facts, tower, and where embeddings go."""

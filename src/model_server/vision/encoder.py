@@ -1,7 +1,4 @@
-"""Encodes images that are not encoded yet, and keeps what it has made.
-
-An entry is held as long as a sequence refers to it, and beyond that while there is room: the longest unused go first.
-"""
+"""Encodes images and keeps results, as long as sequences refer to them, or room allows."""
 
 from __future__ import annotations
 
@@ -18,11 +15,7 @@ if TYPE_CHECKING:  # it loads an image library, which a shard of a text model do
 
 
 class ImageEncoder:
-    """A tower and the cache of its results. Not thread-safe: it belongs to the device thread.
-
-    capacity: rows that are kept; more only while running requests still need them. hits, misses: images that were
-    there when a step wanted them, and that had to be encoded.
-    """
+    """A tower and its cache, on the device thread."""
 
     def __init__(
         self,
@@ -31,14 +24,21 @@ class ImageEncoder:
         ranks: ProcessGroup | None = None,
         samples: SampleImages | None = None,
     ) -> None:
-        """capacity: None: what `begin` makes of the router's limits. ranks: those that run the same steps, each with a
-        tower of its own; None: this one alone. samples: for the warm-up; None: it encodes none."""
+        """Take a tower.
+
+        Args:
+            capacity: None: by the router's limits.
+            ranks: With towers of their own, if others.
+            samples: For the warm-up, if it encodes.
+        """
         self.tower = tower
         self._ranks = ranks or ProcessGroup()
         self._samples = samples
         self._asked = capacity
         self._most_tokens = 0
+        # Rows kept; more only while requests need them.
         self.capacity = capacity or 0
+        # Images found (`misses`: encoded) for steps.
         self.hits = 0
         self.misses = 0
         self.encode_ns = 0
@@ -47,7 +47,7 @@ class ImageEncoder:
         self._recent: OrderedDict[bytes, Encoded] = OrderedDict()
 
     def take_counts(self) -> EncodedImages | None:
-        """What was found and encoded since the last call; None: nothing."""
+        """Return what was found and encoded since the last call."""
         counted = (self.hits - self._told.hits, self.misses - self._told.misses, self.encode_ns - self._told.encode_ns)
         self._told = EncodedImages(self.hits, self.misses, self.encode_ns)
         return EncodedImages(*counted) if any(counted) else None
@@ -63,24 +63,23 @@ class ImageEncoder:
         return sum(len(encoded.rows) for encoded in self._alive.values())
 
     def begin(self, most_tokens: int) -> None:
-        """A router begins, whose prompts, or steps, have at most so many tokens. Nothing is kept of before."""
+        """Begin a router's session, forgetting all."""
         self._recent.clear()
         self._most_tokens = most_tokens
         self.capacity = self._asked or 2 * most_tokens
 
     def try_out(self, *, largest: bool) -> Encoded | None:
-        """Encode an image that is made up, the largest that a prompt may have or a small one. It is not kept.
+        """Encode a made-up image, the largest of a prompt or a small one, without keeping it.
 
-        Raises what preparing it and the tower raise, RequestError if the tower makes another number of rows of it than
-        the image has tokens.
+        Raises:
+            RequestError: The tower makes other rows than the image has tokens.
         """
         if self._samples is None:
             return None
         return self.tower.encode(self._samples.largest(self._most_tokens) if largest else self._samples.small())
 
     def all_succeeded(self, succeeded: bool) -> bool:
-        """Whether every rank could encode a request's images, so that all leave the same ones out. All ranks call this
-        together."""
+        """Whether every rank encoded a request's images; all ranks together."""
         return bool(self._ranks.all_reduce_min(int(succeeded)))
 
     def find(self, image: Image) -> Encoded:

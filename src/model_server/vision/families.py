@@ -1,4 +1,4 @@
-"""What of a vision model differs from the others, by model type: what its tower reads, how its tokens see and count."""
+"""How vision models differ: what towers read, how tokens see and count."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ Sight = Literal["image", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """features: names of all that the tower reads, as transformers' image processor gives them for one image.
+    """One kind of vision model."""
 
-    sight: prompts of a model where it is the prompt are computed whole. first_position: of every prompt, also without
-    images. optional: those of them that may be left out. is_deep: rows of the
-    tower are added behind the first layers too. crosses: layers of cross attention read the rows, and the image tokens,
-    one for each image, stay what they are.
-    """
-
+    # That the tower reads, by transformers' names; `optional` ones may be absent.
     features: tuple[str, ...]
     optional: tuple[str, ...] = ()
     positions: Positions = "plain"
+    # Rows are added behind the first layers too.
     is_deep: bool = False
+    # Prompts of a model where it is the prompt are computed whole.
     sight: Sight | None = None
+    # Of every prompt.
     first_position: int = 0
+    # Cross attention reads the rows; image tokens stay.
     crosses: bool = False
 
 
@@ -68,7 +67,7 @@ FAMILIES: dict[str, VisionFamily] = {
 
 
 def vision_family(fields: Mapping[str, Any]) -> VisionFamily | None:
-    """fields: config.json. None: images are not served for this model."""
+    """Return config.json's family, if images are served."""
     family = FAMILIES.get(str(fields.get("model_type")))
     tower = fields.get("vision_config")
     has_sizes = isinstance(tower, Mapping) and tower.get("model_type") == "pixtral"

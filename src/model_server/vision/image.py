@@ -1,4 +1,4 @@
-"""An image as the router has prepared it, and its place in a prompt."""
+"""An image as prepared by the router, and its place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class LostBytes:
-    """A part of shared memory that this rank could not open."""
+    """Shared memory that this rank could not open."""
 
     length: int
 
@@ -39,14 +39,14 @@ class LostBytes:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """An array in row-major order, little-endian. dtype: one of `DTYPES`, or a name that is refused."""
+    """A little-endian array in row-major order."""
 
     dtype: str
     shape: tuple[int, ...]
     data: bytes | SharedBytes | LostBytes
 
     def check(self, name: str) -> None:
-        """Raises RequestError for a type that is not known, or data of another length than the shape's."""
+        """Refuse unknown types and misfitting lengths."""
         dtype = DTYPES.get(self.dtype)
         if dtype is None:
             raise RequestError(f"image feature {name}: type {self.dtype[:20]!r} is not one of {', '.join(DTYPES)}")
@@ -57,31 +57,32 @@ class Feature:
             )
 
     def tensor(self) -> Tensor:
-        """A copy on the host. Raises OSError for shared memory that is shorter than was said, or not there."""
+        """Copy to the host.
+
+        Raises:
+            OSError: Shared memory is short or absent.
+        """
         data = bytearray(self.data) if isinstance(self.data, bytes) else self.data.read()
         return torch.frombuffer(data, dtype=DTYPES[self.dtype]).view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image, as its tower reads it.
+    """One image for its tower."""
 
-    key: equal keys mean equal images, sizes and positions. features: arguments of the tower, by name. grid: merged
-    patches (time, height, width), where positions follow them. num_embeds: rows that the tower makes of it.
-    """
-
+    # Equal keys mean equal images.
     key: bytes
+    # The tower's arguments.
     features: Mapping[str, Feature]
+    # Rows that the tower makes.
     num_embeds: int
+    # Merged patches (time, height, width) of positions.
     grid: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePlace:
-    """The tokens from `start` stand for an image, `length` of them, some perhaps around and between its image tokens.
-
-    image: None: it was not sent, because the KV of all of these tokens is in the cache.
-    """
+    """`length` tokens from `start` that stand for an image, None if their KV is cached."""
 
     key: bytes
     start: int
@@ -96,7 +97,7 @@ class ImagePlace:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
-    """The images that the prompts of a step needed: hits were encoded before, misses in `encode_ns` for this step."""
+    """Images of a step's prompts: hits, and misses encoded in `encode_ns`."""
 
     hits: int = 0
     misses: int = 0
@@ -104,15 +105,16 @@ class EncodedImages:
 
 
 class Encoded:
-    """What a tower has made of an image. rows: [num_embeds, hidden], as the first layer reads them; [n, hidden] where
-    layers of cross attention read them. deep: [layers, num_embeds, hidden], what is added to them behind the first
-    layers; None: nothing. num_tiles: of those that rows are divided into, how many show the image; the others pad."""
+    """What a tower made of an image."""
 
     __slots__ = ("__weakref__", "deep", "num_tiles", "rows")
 
     def __init__(self, rows: Tensor, deep: Tensor | None = None, *, num_tiles: int = 1) -> None:
+        # [num_embeds, hidden] for the first layer, or [n, hidden] for cross attention.
         self.rows = rows
+        # [layers, num_embeds, hidden], added behind the first layers, if any.
         self.deep = deep
+        # That show the image; others pad.
         self.num_tiles = num_tiles
 
 
@@ -124,12 +126,10 @@ class SeesImages(Protocol):
 
     @property
     def image_token(self) -> int:
-        """Id of the tokens that embeddings are laid over."""
+        """Return the id that embeddings replace."""
 
     @property
-    def row_bytes(self) -> int:
-        """Of what is kept for an image token."""
+    def row_bytes(self) -> int: ...
 
     def encode(self, image: Image) -> Encoded:
-        """Raises whatever the tower raises for features that it cannot read, RequestError for another number of rows
-        than the image's."""
+        """Encode an image into as many rows as it says."""

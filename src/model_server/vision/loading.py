@@ -22,10 +22,10 @@ def load_encoder(
     tower: SeesImages | None,
     capacity: int | None,
 ) -> ImageEncoder:
-    """For the model of type `name`. tower: that of a model which is loaded as a whole; None: it is read from the
-    checkpoint. capacity: as of `ImageEncoder`. Imports transformers: seconds.
+    """Load what reads images of type `name`; imports transformers, for seconds.
 
-    Raises StartupError.
+    Args:
+        tower: Of a model loaded whole; None: read it.
     """
     directory, dtype = checkpoint.directory, placement.dtype
     if tower is None:

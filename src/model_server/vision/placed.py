@@ -1,4 +1,4 @@
-"""The images of one running request: which of its tokens they are, what is encoded of them, and their positions."""
+"""One request's images: their tokens, encodings, positions."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ Indices = npt.NDArray[np.int64]
 
 
 class PlacedImage:
-    """tokens: the places of its image tokens in the prompt, one for each row of `encoded`. runs: (first token, first
-    row, count) of those that follow one another. image: None: it need not be encoded any more, and takes neither memory
-    nor open files. encoded: None: not yet, or not needed any more."""
+    """An image at its tokens."""
 
     __slots__ = ("encoded", "image", "runs", "start", "stop", "tokens")
 
     def __init__(self, place: ImagePlace, tokens: Indices) -> None:
         assert place.image is not None
+        # None once encoded: it takes no memory or files.
         self.image: Image | None = place.image
         self.start = place.start
         self.stop = place.stop
+        # Places of image tokens, one per row.
         self.tokens = tokens
+        # None: not yet, or not needed.
         self.encoded: Encoded | None = None
         firsts = np.flatnonzero(np.diff(tokens, prepend=-2) != 1)
         counts = np.diff(np.append(firsts, len(tokens)))
+        # (first token, first row, count) of consecutive ones.
         self.runs = list(zip(tokens[firsts].tolist(), firsts.tolist(), counts.tolist(), strict=True))
 
     def encode(self, encode: Callable[[Image], Encoded]) -> None:
@@ -42,13 +44,10 @@ class PlacedImage:
 
 
 class PromptImages:
-    """What a sequence knows of its images.
-
-    offset: what is added to a generated token's place in the cache to get its position.
-    """
+    """A sequence's images; `offset` from a token's place in the cache to its position."""
 
     def __init__(self, family: VisionFamily, places: Rows[ImagePlace], ids: Rows[int], image_token: int) -> None:
-        """ids: the prompt's. Raises RequestError for images that do not fit."""
+        """Check and place them in the prompt's ids."""
         tokens = np.flatnonzero(np.asarray(ids, np.int64) == image_token)
         of_place = [tokens[(tokens >= p.start) & (tokens < p.stop)] for p in places]
         for place, found in zip(places, of_place, strict=True):
@@ -65,16 +64,15 @@ class PromptImages:
             self._positions, self.offset = _sections(places, of_place, len(ids))
 
     def wanted(self, start: int, stop: int) -> list[PlacedImage]:
-        """Those with image tokens from `start` to `stop` that are not encoded."""
+        """Return unencoded images with tokens from `start` to `stop`."""
         return [one for one in self._left if one.encoded is None and _touches(one, start, stop)]
 
     def to_encode(self) -> list[tuple[int, int, int]]:
-        """Of those that are not encoded: first image token, behind the last one, rows."""
+        """Return unencoded images as (first token, end, rows)."""
         return [(int(i.tokens[0]), int(i.tokens[-1]) + 1, len(i.tokens)) for i in self._left if i.encoded is None]
 
     def spans(self, start: int, stop: int) -> list[tuple[int, Tensor, Tensor | None]]:
-        """Of all image tokens from `start` to `stop` (token, rows, what is added to the rows behind the first layers),
-        tokens counted from `start`. All that is wanted is encoded."""
+        """Return (token from `start`, rows, deep rows) of image tokens, all encoded."""
         found = []
         for one in self._left:
             if not _touches(one, start, stop):
@@ -89,8 +87,7 @@ class PromptImages:
         return found
 
     def pictures(self, start: int, stop: int) -> list[tuple[int, Encoded]]:
-        """Of all images with tokens from `start` to `stop`, where layers of cross attention read them: (first token,
-        counted from `start`, what the tower made of the image). All that is wanted is encoded."""
+        """Return (first token from `start`, encoding) for cross attention, all encoded."""
         found = []
         for one in self._left:
             if _touches(one, start, stop):
@@ -100,12 +97,11 @@ class PromptImages:
 
     @property
     def whole(self) -> list[tuple[int, int]]:
-        """Where chunks must not end: (first token, behind the last) of images whose tokens see each other both ways."""
+        """Return (first token, end) within which chunks must not end: their tokens see each other."""
         return [(int(i.tokens[0]), int(i.tokens[-1]) + 1) for i in self._images] if self.sight == "image" else []
 
     def reach(self, start: int, stop: int) -> tuple[Indices, Indices] | None:
-        """The last keys that the tokens from `start` to `stop` see, and the first ones (-1: as far as the layer lets
-        them); None: all see what is before them."""
+        """Return the last and first keys (-1: as the layer) that tokens see; None: causal."""
         if self.sight is None or start >= self.length:
             return None
         tokens = np.arange(start, stop, dtype=np.int64)
@@ -119,17 +115,17 @@ class PromptImages:
         return None if (lasts == tokens).all() else (lasts, firsts)
 
     def has_sections(self, start: int, stop: int) -> bool:
-        """Some token from `start` to `stop` has three positions that are not the same."""
+        """Whether some token has three different positions."""
         return self._positions is not None and any(one.start < stop and start < one.stop for one in self._images)
 
     def offset_at(self, token: int) -> int:
-        """How far positions are ahead of the count from `token` to the next image, or for good behind the last one."""
+        """Return how far positions are ahead from `token` on."""
         if self._positions is None or token >= self._positions.shape[1]:
             return self.offset
         return int(self._positions[0, token]) - token
 
     def positions(self, start: int, stop: int) -> Indices:
-        """[3, n] int64, of the tokens from `start` to `stop`, generated ones among them."""
+        """Return positions [3, n] int64, generated tokens included."""
         counted = np.broadcast_to(np.arange(start, stop, dtype=np.int64) + self.offset, (3, stop - start))
         if self._positions is None or start >= self._positions.shape[1]:
             return counted
@@ -137,7 +133,7 @@ class PromptImages:
         return np.concatenate([known, counted[:, known.shape[1] :]], axis=1)
 
     def pass_by(self, cache_length: int) -> None:
-        """So many tokens are in the cache, or on their way: what stands for those is not needed again."""
+        """Drop what cached tokens do not need."""
         if self._left and self._left[0].stop <= cache_length:
             for one in self._left:
                 if one.stop <= cache_length:
@@ -146,10 +142,7 @@ class PromptImages:
 
 
 def check_places(request_id: int, places: Rows[ImagePlace], prompt_length: int, cache_length: int) -> None:
-    """Whether places are in order, apart and in the prompt, and what is not in the cache was sent.
-
-    Raises RequestError.
-    """
+    """Refuse places out of order or prompt, or unsent and uncached."""
     end = 0
     for place in places:
         if len(place.key) != KEY_BYTES:
@@ -165,10 +158,9 @@ def check_places(request_id: int, places: Rows[ImagePlace], prompt_length: int, 
 
 
 def _sections(places: Rows[ImagePlace], tokens: Rows[Indices], length: int) -> tuple[Indices, int]:
-    """Positions [3, length] of a prompt, time, height and width, and how much they are ahead of the count at its end.
+    """Return positions [3, length] (time, height, width), and their lead at the end.
 
-    Tokens of text count on in all three; those of an image are where it has them, and the next token follows the
-    largest of its positions.
+    Text counts on in all three; after an image the next token follows its largest position.
     """
     positions = np.empty((3, length), np.int64)
     done, position = 0, 0

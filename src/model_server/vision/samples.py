@@ -1,4 +1,4 @@
-"""Images made up for the warm-up, prepared as the router prepares those of requests."""
+"""Made-up images for the warm-up, prepared as the router does."""
 
 from __future__ import annotations
 
@@ -37,10 +37,7 @@ class SampleImages:
         return self._prepared(64, 96)
 
     def largest(self, most_tokens: int) -> Image:
-        """The one with most tokens that a prompt of `most_tokens` holds, among few sizes; the smallest where none fits.
-
-        Raises `ImageError` of `wire.images.decoding`.
-        """
+        """Return the image of most tokens that a prompt holds, else the smallest."""
         found, stale = self.small(), 0
         for area in (_SMALLEST << doubling for doubling in range(_DOUBLINGS)):
             made = list(self._of_area(area))
@@ -68,8 +65,7 @@ class SampleImages:
 
 
 def sample_images(directory: Path, dtype: torch.dtype) -> SampleImages | None:
-    """For the model in `directory`, whose tower computes in `dtype`. Imports transformers. None: images cannot be
-    prepared for it, so that none come."""
+    """Prepare samples, if images can be; imports transformers."""
     from wire.images.preparing import Preparer, UnpreparableError
 
     name = str(dtype).removeprefix("torch.")

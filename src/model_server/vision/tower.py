@@ -1,4 +1,4 @@
-"""Vision tower and projector by transformers, without its text model: from an image to the rows of its tokens."""
+"""Vision tower and projector by transformers: from an image to its rows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TEXT_TENSORS = ("embed_tokens.weight", "lm_head.weight")
 
 
 class Tower:
-    """One image a call, an `image.SeesImages`. The caller enters `torch.inference_mode`."""
+    """One image a call, an `image.SeesImages`; used inside `torch.inference_mode`."""
 
     def __init__(
         self, model: Any, family: VisionFamily, image_token: int, width: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """model: transformers', with a text model of no layers. width: numbers that are kept for an image token."""
+        """Take transformers' model without text layers."""
         self._model = model
         self.family = family
         self.image_token = image_token
@@ -55,7 +55,7 @@ class Tower:
 
 
 def _rows(found: Tensor | Sequence[Tensor]) -> Tensor:
-    """[num_embeds, hidden] of one tensor, or of several."""
+    """Join [num_embeds, hidden] of one tensor or several."""
     parts = [found] if isinstance(found, Tensor) else found
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
@@ -68,10 +68,10 @@ def load_tower(
     dtype: torch.dtype,
     stored: Iterable[str] = (),
 ) -> Tower:
-    """Read the vision part of the checkpoint in `directory`, of model type `name`. Imports transformers: seconds.
+    """Read a checkpoint's vision part, all of `stored` names; imports transformers.
 
-    stored: the names of its tensors, all of which must be read. Raises StartupError, one line, if a tensor of the tower
-    is missing, has another shape than the config's, or has no place.
+    Raises:
+        StartupError: A tensor is missing, of another shape, or has no place.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -122,7 +122,7 @@ def load_tower(
 
 
 def _without_text(config: Any) -> None:
-    """Leave nothing of the text model but a norm and some rows of its embedding."""
+    """Shrink the text model to a norm and some embedding rows."""
     text = config.get_text_config(decoder=True)
     text.num_hidden_layers = 0
     text.vocab_size = 8
@@ -137,7 +137,7 @@ def _without_text(config: Any) -> None:
 
 
 def _quantized(tower: torch.nn.Module, unexpected: Iterable[str]) -> str | None:
-    """A tensor of a matrix that is not stored as plain numbers; None: there is none."""
+    """Return a tensor not stored as plain numbers, if any."""
     matrices = {name for name, module in tower.named_modules() if hasattr(module, "weight") and module.weight.dim() > 1}
     return next((key for key in sorted(unexpected) if key.rpartition(".")[0] in matrices), None)
 

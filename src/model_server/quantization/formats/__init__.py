@@ -1,4 +1,4 @@
-"""Formats in which checkpoints store matrices. The file decides, module by module, by the tensors that it has.
+"""Formats of stored matrices, decided module by module by the tensors.
 
 To add one: a class with `claims` and `read`, and a row in FORMATS.
 """
@@ -28,13 +28,13 @@ from model_server.weights.reader import WeightReader
 
 
 class WeightFormat(Protocol):
-    """One way to store the matrix of a module."""
+    """One way to store a module's matrix."""
 
     def claims(self, reader: WeightReader, module: str) -> bool:
         """Whether `module` is stored in this format."""
 
     def read(self, reader: WeightReader, wanted: MatrixSlice) -> Form:
-        """A part of matrices that are all stored in this format. Raises StartupError for sizes that do not fit."""
+        """Read a part of matrices in this format."""
 
 
 # Made from the `quantization_config`; the first that claims a module reads it.
@@ -55,7 +55,7 @@ FORMATS: tuple[Callable[[Mapping[str, Any]], WeightFormat], ...] = (
 
 
 def formats_of(config: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
-    """The formats as a `quantization_config` describes them; empty: there is none."""
+    """Return the formats of a `quantization_config`, if any."""
     return tuple(make(config) for make in FORMATS)
 
 
@@ -63,16 +63,17 @@ PLAIN = formats_of({})
 
 
 def read_matrix(reader: WeightReader, wanted: MatrixSlice, formats: Sequence[WeightFormat] = PLAIN) -> Form:
-    """A part of stored matrices, in the form that their format is read into.
+    """Read a part of stored matrices, in their format's form.
 
-    Raises StartupError for a matrix that is missing, of another size than is asked for, or in no format of FORMATS.
+    Raises:
+        StartupError: It is missing, of another size, or in no known format.
     """
     runs = groupby(wanted.parts, key=lambda part: format_of(reader, part.name, formats))
     return stacked(found.read(reader, wanted.of(tuple(parts))) for found, parts in runs)
 
 
 def holds(reader: WeightReader, module: str, formats: Sequence[WeightFormat] = PLAIN) -> bool:
-    """Whether the checkpoint has a matrix for `module`, in a known format."""
+    """Whether the checkpoint has a matrix for `module`."""
     return any(known.claims(reader, module) for known in formats)
 
 

@@ -34,7 +34,7 @@ _FIELDS = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class AwqFormat:
-    """Groups follow from shapes where the config has none that fits."""
+    """Groups follow from shapes where the config's do not fit."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         group = config.get("group_size")
@@ -82,6 +82,6 @@ class AwqFormat:
 
 
 def _outputs(words: Tensor) -> Tensor:
-    """words [n, out / 8] int32 -> [n, out] uint8."""
+    """Unpack words [n, out / 8] int32 to [n, out] uint8."""
     fields = unpack(words, BITS, words.shape[1] * IN_WORD, dense=True)
     return fields.view(len(words), -1, IN_WORD)[:, :, _FIELDS].flatten(1)

@@ -1,13 +1,13 @@
-"""Matrices as bitsandbytes stores them, mostly through transformers.
+"""Matrices as bitsandbytes stores them, mostly through transformers."""
 
-4 bits: `{module}.weight` holds the codes of all rows one after another, two to a byte, the first in the upper bits; the
-bytes may be stored as numbers of another type. Under `{module}.weight.`: `quant_state.bitsandbytes__nf4` or `__fp4`,
-the bytes of JSON that says shape and block size; `quant_map` [16], what codes stand for; `absmax`, the scale of each
-block of numbers, which runs on from row to row. With double quantization `absmax` are bytes, `nested_quant_map` [256]
-says what they stand for, and `nested_absmax` is the scale of each block of them; `nested_offset` in the JSON is added.
-
-8 bits: `{module}.weight` int8 [out, in], `{module}.SCB` [out]: 127 times the scale of each row.
-"""
+# 4 bits: `{module}.weight` holds the codes of all rows one after another, two to a byte, the first in the upper bits;
+# the bytes may be stored as numbers of another type. Under `{module}.weight.`: `quant_state.bitsandbytes__nf4` or
+# `__fp4`, the bytes of JSON that says shape and block size; `quant_map` [16], what codes stand for; `absmax`, the scale
+# of each block of numbers, which runs on from row to row. With double quantization `absmax` are bytes,
+# `nested_quant_map` [256] says what they stand for, and `nested_absmax` is the scale of each block of them;
+# `nested_offset` in the JSON is added.
+#
+# 8 bits: `{module}.weight` int8 [out, in], `{module}.SCB` [out]: 127 times the scale of each row.
 
 from __future__ import annotations
 
@@ -39,18 +39,19 @@ _ROW_MAJOR = 0
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A matrix of 4 bits. shape: out, in. block: numbers that share a scale; double: what the JSON says of scales that
-    are quantized themselves, the size of their blocks and what is added; None: they are not."""
+    """A matrix [out, in] of 4 bits."""
 
     name: str
     kind: str
     shape: tuple[int, int]
+    # Numbers that share a scale.
     block: int
+    # Of quantized scales: the size of their blocks, and what is added; None: plain.
     double: tuple[int, float] | None
 
 
 class BitsAndBytesFormat:
-    """Matrices are [out, in] also where plain ones of the model are [in, out]."""
+    """Matrices are [out, in], whatever plain ones are."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         pass
@@ -116,7 +117,7 @@ def _four_bits(reader: WeightReader, part: Part, wanted: MatrixSlice) -> TableCo
 
 
 def _stored(reader: WeightReader, part: Part, wanted: MatrixSlice) -> _Stored:
-    """Raises StartupError for what is damaged, or of another size than is asked for."""
+    """Check and describe the stored matrix."""
     name, kind = part.name + ".weight", _kind(reader, part.name) or "nf4"
     state = part.name + _STATE + kind
     try:
@@ -176,7 +177,7 @@ def _pieces(rows: Range, num_columns: int) -> list[Range]:
 
 
 def _codes(reader: WeightReader, stored: _Stored, rows: Range, columns: Range) -> Tensor:
-    """The codes of these rows and columns as `TableCodes` keeps them; only the bytes of the rows are read."""
+    """Read only these rows, and cut the columns, as `TableCodes`."""
     num_rows, num_columns = stored.shape
     shape = reader.shape(stored.name)
     first, last = rows[0] * num_columns, rows[1] * num_columns

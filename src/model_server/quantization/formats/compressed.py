@@ -1,8 +1,7 @@
-"""Matrices of whole numbers as compressed-tensors stores them: packed into words, or one to a byte.
+"""Whole numbers as compressed-tensors stores them, packed into words or one to a byte.
 
-`{module}.weight_packed` with `weight_scale` [out, groups] and, if the numbers have one, `weight_zero_point`, packed
-along the outputs; or `{module}.weight` int8. Numbers are signed; codes count from the smallest of them. 8-bit floats
-are `fp8`'s.
+`{module}.weight_packed` with `weight_scale` [out, groups] and perhaps `weight_zero_point`, packed along outputs; or
+`{module}.weight` int8. Numbers are signed. 8-bit floats are `fp8`'s.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ LONGEST_BITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How the codes of a module are packed in words. See `words.unpack`."""
+    """How codes are packed (`words.unpack`)."""
 
     bits: int
     dense: bool
 
 
 class CompressedFormat:
-    """The config says which modules have how many bits; the tensors say the rest."""
+    """Takes modules and bits from the config, the rest from tensors."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._targets = targets_of(config)
@@ -90,7 +89,7 @@ def _bytes(reader: WeightReader, part: Part, wanted: MatrixSlice, said: Weights)
 def _grouped(
     reader: WeightReader, module: str, block: tuple[int, int], size: tuple[int, int], zeros: Tensor | None, bits: int
 ) -> Grouped:
-    """Scales and zero points of all rows of a matrix. zeros: as they are stored; None: 2 ** (bits - 1)."""
+    """Read all rows' scales and zero points; None: 2 ** (bits - 1)."""
     stored, (height, group) = block_scales(reader, module, size, block)
     if not stored.is_floating_point():
         raise StartupError(
@@ -111,7 +110,7 @@ def _grouped(
 
 
 def _size(reader: WeightReader, part: Part, wanted: MatrixSlice) -> tuple[int, int]:
-    """The size of a packed matrix, which its words do not say exactly."""
+    """Return a packed matrix's size, which words do not say exactly."""
     name = part.name + ".weight_shape"
     stored = reader.raw(name).tolist()
     asked = part.num_rows, wanted.num_columns
@@ -121,22 +120,19 @@ def _size(reader: WeightReader, part: Part, wanted: MatrixSlice) -> tuple[int, i
 
 
 def _signed_bytes(reader: WeightReader, name: str, bits: int) -> Tensor:
-    """Numbers of `bits` bits, stored one to a byte, as codes. Raises StartupError for another type."""
+    """Read bytes of `bits` bits as codes."""
     if reader.stored(name) != "I8":
         raise StartupError(f"weight {name} is stored as {reader.stored(name)}; zero points of bytes are I8")
     return (reader.raw(name).short() + (1 << bits - 1)).to(torch.uint8)
 
 
 def _unsigned(numbers: Tensor) -> Tensor:
-    """Bytes from -128 to 127 as codes from 0 to 255."""
+    """Shift bytes from -128 to 0."""
     return numbers.view(torch.uint8) ^ 128
 
 
 def packing(name: str, width: int, num_columns: int, bits: int | None) -> Packing:
-    """How `num_columns` codes fill rows of `width` words; bits: as the config says, None: it does not.
-
-    Older files hold as many whole codes as fit in each word. Raises StartupError if no way fits.
-    """
+    """Find how `num_columns` codes fill `width` words; older files hold whole codes only."""
     asked = range(1, LONGEST_BITS + 1) if bits is None else (bits,)
     for dense in (True, False):
         for known in asked:
@@ -147,7 +143,7 @@ def packing(name: str, width: int, num_columns: int, bits: int | None) -> Packin
 
 
 def packed_codes(reader: WeightReader, name: str, how: Packing, rows: Range, columns: Range) -> Tensor:
-    """Codes [rows, columns] uint8 of words packed along the columns; cut in the file."""
+    """Read codes [rows, columns] uint8 packed along columns."""
     start, stop = columns
     first, last, begin = words_of(start, stop, how.bits, dense=how.dense)
     words = read_words(reader, name, rows, (first, last))
@@ -155,7 +151,7 @@ def packed_codes(reader: WeightReader, name: str, how: Packing, rows: Range, col
 
 
 def _zero_points(reader: WeightReader, name: str, bits: int, num_rows: int) -> Tensor:
-    """All codes [num_rows, columns] uint8 of words packed along the rows; older files hold a byte for each."""
+    """Read codes [num_rows, columns] uint8 packed along rows; older files hold bytes."""
     if reader.stored(name) == "I8":
         return _signed_bytes(reader, name, bits)
     words = read_words(reader, name).t()

@@ -1,8 +1,8 @@
-"""Matrices as ExLlamaV2 writes them: each group of inputs has a number of bits of its own, from 2 to 8.
+"""Matrices as ExLlamaV2 writes them: 2 to 8 bits by group of inputs.
 
-Under `{module}.`: `q_weight` int32 [words, out], for each group a stream of codes down each column; `q_scale` int32
-[groups, out / 8], roots of the scales in 4 bits, less one; `q_scale_max` [groups]; `q_groups` int16 [2 * groups], bits
-and first word of each group; `q_invperm` int32 [in], where each input is in the stored order.
+`{module}.q_weight` int32 [words, out], a stream down each column per group; `q_scale` int32 [groups, out / 8], roots of
+scales in 4 bits, less one; `q_scale_max` [groups]; `q_groups` int16 [2 * groups], bits and first word; `q_invperm`
+int32 [in], each input's stored place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SCALE_BITS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Inputs with the same number of bits: `count` of them in the words [first, last) of each column."""
+    """`count` inputs of equal bits, in words [first, last) of each column."""
 
     bits: int
     first: int

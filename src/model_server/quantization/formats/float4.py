@@ -1,10 +1,9 @@
-"""Matrices of 4-bit floats (E2M1) as compressed-tensors and modelopt store them: NVFP4 and MXFP4.
+"""4-bit floats (E2M1) of compressed-tensors and modelopt: NVFP4 and MXFP4."""
 
-`{module}.weight_packed` (compressed-tensors) or `{module}.weight` (modelopt), uint8 [out, in / 2], the first of two
-numbers in the lower bits. `{module}.weight_scale` [out, groups]: of NVFP4 e4m3, and a number of the whole matrix,
-`weight_global_scale`, which divides them, or `weight_scale_2`, which multiplies them; of MXFP4 exponents of two.
-Scales of activations are not read: products keep their inputs in 16 bits or more.
-"""
+# `{module}.weight_packed` (compressed-tensors) or `{module}.weight` (modelopt), uint8 [out, in / 2], the first of two
+# numbers in the lower bits. `{module}.weight_scale` [out, groups]: of NVFP4 e4m3, and a number of the whole matrix,
+# `weight_global_scale`, which divides them, or `weight_scale_2`, which multiplies them; of MXFP4 exponents of two.
+# Scales of activations are not read: products keep their inputs in 16 bits or more.
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ _SCALE_TYPES = ("F8_E4M3", *_EXPONENTS, "F32", "F16", "BF16")
 class Float4Format:
     """Sizes of groups follow from the tensors."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        """config: says nothing here that the file does not."""
+    def __init__(self, config: Mapping[str, Any]) -> None: ...
 
     def claims(self, reader: WeightReader, module: str) -> bool:
         return reader.has(module + ".weight_scale") and _name_of(reader, module) is not None
@@ -43,7 +41,7 @@ class Float4Format:
 
 
 def _name_of(reader: WeightReader, module: str) -> str | None:
-    """The tensor of the numbers; None: the module is stored in another format."""
+    """Return the numbers' tensor, if in this format."""
     names = (module + _PACKED, module + _PLAIN_NAME)
     return next((name for name in names if reader.has(name) and reader.stored(name) == "U8"), None)
 
@@ -70,10 +68,7 @@ def _part(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
 
 
 def _scales(reader: WeightReader, module: str, size: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
-    """[out, groups] float32, and the number of which e4m3 floats make them, if it is these that are stored.
-
-    Raises StartupError for scales that are of another type, or do not fit the matrix.
-    """
+    """Read [out, groups] float32, and the factor of which e4m3 floats make them, if stored so."""
     name = module + ".weight_scale"
     shape, stored = reader.shape(name), reader.stored(name)
     if stored not in _SCALE_TYPES:
@@ -90,7 +85,7 @@ def _scales(reader: WeightReader, module: str, size: tuple[int, int]) -> tuple[T
 
 
 def _of_matrix(reader: WeightReader, module: str, scales: Tensor, stored: str) -> tuple[Tensor, Tensor | None]:
-    """Together with the scale of the whole matrix, which scales of 8 bits cannot be without."""
+    """Include the whole matrix's scale, which 8-bit scales need."""
     divisor, factor = module + ".weight_global_scale", module + ".weight_scale_2"
     for name in (divisor, factor):
         if reader.has(name):

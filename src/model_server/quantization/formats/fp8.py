@@ -1,8 +1,7 @@
-"""Matrices stored as 8-bit floats: those of fp8, fbgemm_fp8, modelopt's FP8 and compressed-tensors' float formats.
+"""8-bit floats (e4m3) of fp8, fbgemm_fp8, modelopt's FP8 and compressed-tensors.
 
-`{module}.weight` is e4m3; `{module}.weight_scale` or `{module}.weight_scale_inv` multiplies it: one number, one for
-each row, or one for each block. Scales of activations are not read: products that quantize
-their inputs have a scale for each token.
+`{module}.weight_scale` or `weight_scale_inv` multiplies `weight`: one number, one a row, or one a block. Activations'
+scales are not read.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from model_server.weights.reader import WeightReader
 
 
 def block_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns that share a scale, as a `quantization_config` of transformers says; None: it does not."""
+    """Return rows and columns that share a scale by transformers' config, if said."""
     block = config.get("weight_block_size")
     if isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block):
         return block[0], block[1]
@@ -35,7 +34,7 @@ def block_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 class Fp8Format:
-    """Where scales are blocks, the config says how many rows and columns each is of."""
+    """Takes the size of blocks from the config."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._block = block_size(config)

@@ -1,4 +1,4 @@
-"""Matrices of GGUF files whose rows are blocks: `{module}.weight`, of a type that the file names."""
+"""GGUF matrices whose rows are blocks: `{module}.weight`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from model_server.weights.reader import Range, WeightReader
 
 
 class GgufFormat:
-    """Types whose groups have a least value (Q4_1, Q5_1, Q4_K, Q5_K) become `OffsetCodes`, others `Codes`."""
+    """Reads types with a least value (Q4_1, Q5_1, Q4_K, Q5_K) as `OffsetCodes`, others as `Codes`."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        """config: says nothing here that the file does not."""
+    def __init__(self, config: Mapping[str, Any]) -> None: ...
 
     def claims(self, reader: WeightReader, module: str) -> bool:
         name = module + ".weight"
@@ -36,7 +35,6 @@ class GgufFormat:
 
 
 def _merged(forms: list[Codes | OffsetCodes]) -> list[Form]:
-    """Matrices of one kind, one after another, become one form."""
     found: list[Form] = []
     run: list[Codes | OffsetCodes] = []
     for form in forms:
@@ -86,7 +84,7 @@ def _piece(reader: WeightReader, name: str, rows: Range, columns: Range) -> Code
 
 
 def _groups(name: str, decoded: Decoded, columns: Range) -> tuple[int, Tensor]:
-    """The size of the groups of some columns, and the stored group of each."""
+    """Return the size of some columns' groups, and their stored groups."""
     start, stop = columns
     group, num_columns = decoded.group, decoded.codes.shape[1]
     if start % group or (stop % group and stop != num_columns):

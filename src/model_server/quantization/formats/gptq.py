@@ -1,7 +1,7 @@
 """Matrices as gptq's writers store them.
 
-Under `{module}.`: `qweight` int32 [in * bits / 32, out], a stream of codes down each column; `qzeros` int32
-[groups, out * bits / 32], streams along the rows; `scales` [groups, out]; `g_idx` [in], the group of each input.
+`{module}.qweight` int32 [in * bits / 32, out], a stream down each column; `qzeros` int32 [groups, out * bits / 32];
+`scales` [groups, out]; `g_idx` [in], each input's group.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BITS = (2, 3, 4, 8)
 
 
 class GptqFormat:
-    """What the config says of all modules. Bits and groups follow from shapes, the order of columns from `g_idx`."""
+    """Bits and groups follow from shapes, columns' order from `g_idx`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         bits, group = config.get("bits"), config.get("group_size")
@@ -49,7 +49,7 @@ class GptqFormat:
         return reader.has(module + ".qweight")
 
     def read(self, reader: WeightReader, wanted: MatrixSlice) -> Form:
-        """Stored as [out, in], so to say, also where plain matrices of the model are [in, out]."""
+        """Read as [out, in], whatever plain matrices are."""
         refuse_stacks(wanted, serves_transposed=True)
         return cat([self._part(reader, part, wanted) for part in wanted.parts])
 
@@ -103,8 +103,7 @@ class GptqFormat:
         )
 
     def _zeros(self, words: Tensor, bits: int, count: int) -> Tensor:
-        """The first version stores one less. Zero points of a symmetric file are the middle: what it stores tells its
-        version, whatever it says."""
+        """Read zero points, stored less one in version 1; a symmetric file's middle tells its version."""
         stored = unpack(words, bits, count, dense=True)
         middle = 2 ** (bits - 1)
         if self._is_symmetric and bool((stored == middle).all()):

@@ -1,6 +1,6 @@
-"""Matrices in the order of the Marlin kernel, as its packer and AutoGPTQ write them: 4 bits, groups of 128 or rows.
+"""Matrices in the Marlin kernel's order: 4 bits, groups of 128 or rows.
 
-Under `{module}.`: `B` int32 [in / 16, 2 * out]; `s` [groups, out].
+`{module}.B` int32 [in / 16, 2 * out]; `s` [groups, out].
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MarlinFormat:
 
 @cache
 def _places() -> Tensor:
-    """For each code of four tiles, in the order in which they are stored, its place in [outputs, inputs]."""
+    """Return each stored code's place in [outputs, inputs], of four tiles."""
     position = torch.arange(HEIGHT * WIDTH)
     within, word = position % 8, position // 8
     code = word * 8 + torch.tensor(_FIELDS)[within]
@@ -96,7 +96,7 @@ def _places() -> Tensor:
 
 
 def _in_order(words: Tensor) -> Tensor:
-    """words [inputs / 16, outputs * 2] -> codes [outputs, inputs] uint8."""
+    """Unpack words [inputs / 16, outputs * 2] to codes [outputs, inputs] uint8."""
     tiles = unpack(words, BITS, words.shape[1] * 8, dense=True).view(len(words), -1, HEIGHT * WIDTH)
     ordered = torch.empty_like(tiles)
     ordered[:, :, _places().to(words.device)] = tiles
@@ -104,7 +104,7 @@ def _in_order(words: Tensor) -> Tensor:
 
 
 def _scales_in_order(stored: Tensor) -> Tensor:
-    """[groups, outputs]: the kernel reads those of one group for each row in another order."""
+    """Reorder [groups, outputs], which differ for one group a row."""
     width = WIDTH if len(stored) > 1 else 32
     position = torch.arange(width, device=stored.device)
     if len(stored) > 1:

@@ -1,8 +1,7 @@
-"""Experts as gpt-oss publishes them: MXFP4, floats of 4 bits with an exponent for 32 of them.
+"""Experts as gpt-oss publishes them: MXFP4, an exponent for 32 floats of 4 bits.
 
-In place of the plain tensor: `{name}_blocks` uint8 [experts, out, in / 32, 16], the first of two numbers in the lower
-bits; `{name}_scales` uint8 [experts, out, in / 32], exponents of two, plus 127. Source: OCP Microscaling Formats v1.0,
-sections 5.3.3 (E2M1) and 5.4.1 (E8M0).
+`{name}_blocks` uint8 [experts, out, in / 32, 16], lower bits first; `{name}_scales` uint8 [experts, out, in / 32],
+exponents plus 127. Source: OCP Microscaling Formats v1.0, 5.3.3 and 5.4.1.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _BYTES = BLOCK // 2
 
 
 class Mxfp4Format:
-    """Always [out, in], also where the plain tensors of the model are [in, out]."""
+    """Always [out, in], whatever plain tensors are."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         pass
@@ -54,7 +53,7 @@ def _part(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
 
 
 def _stored(reader: WeightReader, name: str, wanted: MatrixSlice) -> tuple[Tensor, Tensor]:
-    """blocks [out, in / 32, 16] and exponents [out, in / 32] of the wanted expert."""
+    """Return the expert's blocks [out, in / 32, 16] and exponents [out, in / 32]."""
     shape, scales = reader.shape(name + "_blocks"), reader.shape(name + "_scales")
     if len(shape) != 4 or shape[3] != _BYTES or scales != shape[:3]:
         raise StartupError(

@@ -1,8 +1,7 @@
-"""Matrices of torchao as transformers saves them in safetensors: the parts of a tensor under names of their own.
+"""torchao's matrices as transformers saves them in safetensors.
 
-Under `{module}.`: `_weight_qdata` [out, in], int8 or e4m3; `_weight_scale`, one number, or [rows, groups] for blocks of
-equal size; `_weight_zero_point`, for whole numbers only, of the same shape. Numbers of fewer than 8 bits are stored one
-to a byte, too. Source: torchao's `Int8Tensor`, `IntxUnpackedToInt8Tensor` and `Float8Tensor`.
+`{module}._weight_qdata` [out, in] int8 or e4m3; `_weight_scale`, one or [rows, groups]; `_weight_zero_point` of whole
+numbers. Fewer bits are bytes too. Source: torchao's `Int8Tensor`, `IntxUnpackedToInt8Tensor`, `Float8Tensor`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _FLOAT8_INPUTS = "Float8DynamicActivationFloat8WeightConfig"
 
 
 class TorchaoFormat:
-    """Matrices are [out, in], as those of all linear layers that the library quantizes."""
+    """Matrices are [out, in], of linear layers."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._float8_inputs = _FLOAT8_INPUTS in json.dumps(config.get("quant_type"), default=str)
@@ -92,7 +91,7 @@ def _whole_numbers(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Cod
 
 
 def _fits_4_bits(reader: WeightReader, part: Part, name: str) -> bool:
-    """Whether none of the rows holds a larger number; the file alone does not say."""
+    """Whether no row holds a larger number, which the file does not say."""
     for rows in part.rows:
         least, most = torch.aminmax(reader.raw(name, rows))
         if int(least) < -8 or int(most) > 7:
@@ -101,7 +100,7 @@ def _fits_4_bits(reader: WeightReader, part: Part, name: str) -> bool:
 
 
 def _scales(reader: WeightReader, module: str, size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
-    """As they are stored, [blocks down, blocks across], and the rows and columns of a block."""
+    """Return scales as stored, [blocks down, blocks across], and a block's size."""
     name = module + _SCALE
     scales = read_scales(reader, name)
     if scales.numel() == 1:

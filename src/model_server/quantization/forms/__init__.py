@@ -1,4 +1,4 @@
-"""Forms of a weight matrix in memory. Formats of files are read into forms, and products are made from forms."""
+"""Forms of a weight matrix in memory, between file formats and products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Form(Protocol):
-    """A matrix [out, in], however its numbers are kept."""
+    """A matrix [out, in], however it is kept."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -24,21 +24,21 @@ class Form(Protocol):
 
     @property
     def kind(self) -> str | None:
-        """For the log: how its numbers are kept; None: as they are."""
+        """Return a name for the log; None: plain."""
 
     def rows(self, start: int, stop: int) -> Form:
-        """The rows [start, stop); they may share the form's memory."""
+        """Return rows [start, stop), perhaps in shared memory."""
 
     def permuted(self, rows: Tensor) -> Form:
-        """Row i of the result is row `rows[i]`; rows: [n] int64 on the form's device."""
+        """Return the rows `rows` [n] int64."""
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The matrix [out, in] in floating point. It may share the form's memory: not to be written to."""
+        """Return the matrix in floating point, perhaps in shared memory, not to be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Numbers as they are. weight: [out, in], floating point."""
+    """Floating-point numbers [out, in]."""
 
     weight: Tensor
 
@@ -66,7 +66,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """Matrices of the same inputs, one after another, whose numbers are kept in different ways."""
+    """Matrices of the same inputs, kept in different ways."""
 
     forms: tuple[Form, ...]
 
@@ -105,7 +105,7 @@ class Stacked:
 
 
 def stacked(forms: Iterable[Form]) -> Form:
-    """One form of several, which are not merged; those of a single one stay its own."""
+    """Stack forms unmerged."""
     flat: list[Form] = []
     for form in forms:
         flat.extend(form.forms if isinstance(form, Stacked) else (form,))

@@ -1,4 +1,4 @@
-"""Matrices of whole numbers of up to 8 bits, with a scale and a zero point for each group of columns of each row."""
+"""Whole numbers of up to 8 bits, with scale and zero point per group and row."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ E2M1 = tuple(12 + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Columns that are kept in another order than that of the inputs, so that those of a group are adjacent.
+    """Columns kept in another order, so that groups are adjacent."""
 
-    columns: [kept columns] int32, the input that each is multiplied by. An input may occur several times, with one
-    number that counts and others that are zero. num_inputs: of the matrix.
-    """
-
+    # [kept columns] int32: each one's input. An input may occur again with zeros.
     columns: Tensor
+    # Of the matrix.
     num_inputs: int
 
     def equals(self, other: Order | None) -> bool:
@@ -32,29 +30,29 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Element (i, k) is `(number[i, k] - zeros[i, k // group]) * scales[i, k // group]`; the last group may be short.
-
-    codes: [out, columns] uint8; of 4 bits: [out, columns / 2], the even columns in the lower bits. scales: [out,
-    groups], of any floating type. zeros: [out, groups] uint8. order: None: that of the inputs. levels: of codes of 4
-    bits, the sixteen numbers from 0 to 255 that they stand for; None: codes are the numbers. bits: that codes need.
-    factors: [out] float32; scales are these times 8-bit floats (e4m3), rounded to float32. None: they are any numbers.
+    """Element (i, k) is `(number[i, k] - zeros[i, k // group]) * scales[i, k // group]`; the last group may be
+    short.
     """
 
+    # [out, columns] uint8; of 4 bits [out, columns / 2], even columns in the lower bits.
     codes: Tensor
+    # [out, groups], floating; zeros: [out, groups] uint8.
     scales: Tensor
     zeros: Tensor
     group: int
     num_columns: int
     order: Order | None = None
+    # The sixteen numbers that 4-bit codes stand for; None: themselves.
     levels: tuple[int, ...] | None = None
     bits: int = 8
+    # [out] float32: scales are these times e4m3 floats; None: any numbers.
     factors: Tensor | None = None
 
     @classmethod
     def of(
         cls, codes: Tensor, scales: Tensor, zeros: Tensor, group: int, bits: int, order: Order | None = None
     ) -> Codes:
-        """codes: [out, columns] uint8, none above `2 ** bits - 1`."""
+        """Make a form of codes [out, columns] uint8 below `2 ** bits`."""
         num_columns = codes.shape[1]
         return cls(packed(codes, bits), scales.contiguous(), zeros.contiguous(), group, num_columns, order, bits=bits)
 
@@ -80,19 +78,19 @@ class Codes:
         return f"{4 if self.is_packed else max(self.bits, 5)} bits, {groups}"
 
     def rows(self, start: int, stop: int) -> Codes:
-        """The rows [start, stop), which share the form's memory."""
+        """Return rows [start, stop) in shared memory."""
         kept = slice(start, stop)
         factors = None if self.factors is None else self.factors[kept]
         return replace(self, codes=self.codes[kept], scales=self.scales[kept], zeros=self.zeros[kept], factors=factors)
 
     def permuted(self, rows: Tensor) -> Codes:
-        """Row i of the result is row `rows[i]`; rows: [n] int64 on the form's device."""
+        """Return the rows `rows` [n] int64."""
         codes, scales, zeros = (t.index_select(0, rows) for t in (self.codes, self.scales, self.zeros))
         factors = None if self.factors is None else self.factors.index_select(0, rows)
         return replace(self, codes=codes, scales=scales, zeros=zeros, factors=factors)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The matrix [out, in] in `dtype`: products in float32, rounded once."""
+        """Multiply in float32, rounded once to `dtype`."""
         values = self.unpacked().float()
         values.sub_(self._spread(self.zeros)).mul_(self._spread(self.scales.float()))
         if self.order is not None:
@@ -108,24 +106,21 @@ class Codes:
         return levels.index_select(0, codes.flatten().int()).view(codes.shape)
 
     def _spread(self, of_groups: Tensor) -> Tensor:
-        """[out, groups] -> [out, columns], or [out, 1] where there is one group."""
+        """Spread [out, groups] to [out, columns], or [out, 1] for one group."""
         if of_groups.shape[1] == 1:
             return of_groups
         return of_groups.repeat_interleave(self.group, 1)[:, : self.num_columns]
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """codes [out, columns] uint8 as `Codes` keeps them."""
+    """Pack codes [out, columns] uint8."""
     if bits <= 4 and codes.shape[1] % 2 == 0:
         return codes[:, ::2] | codes[:, 1::2] << 4
     return codes
 
 
 def cat(forms: Sequence[Codes]) -> Form:
-    """Matrices of the same inputs, one after another: groups are cut to those that all have in common.
-
-    Those of other widths, or in another order of columns, stay by themselves.
-    """
+    """Join matrices of the same inputs, cutting groups to common ones; unlike ones stay apart."""
     first = forms[0]
     if len(forms) == 1:
         return first
@@ -154,6 +149,6 @@ def _same_columns(one: Codes, other: Codes) -> bool:
 
 
 def finer(of_groups: Tensor, group: int, smaller: int, num_columns: int) -> Tensor:
-    """[out, groups] for groups of `smaller` columns, of which those of `group` are made."""
+    """Repeat [out, groups] for smaller groups."""
     firsts = torch.arange(0, num_columns, smaller, device=of_groups.device)
     return of_groups[:, firsts // group]

@@ -1,4 +1,4 @@
-"""Matrices of 8-bit floats (e4m3) with float32 scales: one for the whole matrix, for each row, or for each block."""
+"""8-bit floats (e4m3) with float32 scales of the matrix, rows, or blocks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """Element (i, k) is `weight[i, k] * scales[i // block[0], k // block[1]]`; blocks at the edges may be short.
+    """Element (i, k) is `weight[i, k] * scales[i // block[0], k // block[1]]`; edge blocks may be short."""
 
-    weight: [out, in] float8_e4m3fn. scales: [ceil(out / block[0]), ceil(in / block[1])] float32. float8_inputs: the
-    checkpoint was made for activations of 8 bits; a product may quantize its inputs.
-    """
-
+    # [out, in] float8_e4m3fn.
     weight: Tensor
     scales: Tensor
     block: tuple[int, int]
+    # Made for 8-bit activations: a product may quantize its inputs.
     float8_inputs: bool = False
 
     @property
@@ -41,7 +39,7 @@ class Fp8:
         return self.weight.nbytes + self.scales.nbytes
 
     def rows(self, start: int, stop: int) -> Fp8:
-        """The rows [start, stop), whose numbers share the form's memory."""
+        """Return rows [start, stop) in shared memory."""
         height, width = self.block
         first, last = start // height, -(-stop // height)
         if start % height == 0:
@@ -54,17 +52,16 @@ class Fp8:
         return replace(self, weight=self.weight[start:stop], scales=scales, block=(height, width))
 
     def permuted(self, rows: Tensor) -> Fp8:
-        """Row i of the result is row `rows[i]`; rows: [n] int64 on the form's device."""
+        """Return the rows `rows` [n] int64."""
         scales, height = rows_of_blocks(self.scales, self.block[0], rows)
         return replace(self, weight=self.weight.index_select(0, rows), scales=scales, block=(height, self.block[1]))
 
     def scales_of_rows(self) -> Tensor:
-        """[out, ceil(in / block[1])]: those of each row."""
         height, num_rows = self.block[0], self.shape[0]
         return self.scales if height == 1 else self.scales.repeat_interleave(height, 0)[:num_rows]
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The matrix [out, in] in `dtype`: products in float32, rounded once."""
+        """Multiply in float32, rounded once to `dtype`."""
         weight = self.weight.float()
         height, width = self.block
         across = self.scales if self.scales.shape[1] == 1 else self.scales.repeat_interleave(width, 1)
@@ -78,16 +75,17 @@ class Fp8:
 
 
 def quantize_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [n, in] as float8_e4m3fn, and the scales [n, 1] float32 of its rows."""
+    """Return x [n, in] as float8_e4m3fn, and scales [n, 1] float32."""
     wide = x.float()
     scales = wide.abs().amax(1, keepdim=True).div_(FP8_MAX).clamp_min_(torch.finfo(torch.float32).tiny)
     return (wide / scales).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales
 
 
 def quantize_rows(weight: Tensor, largest: Tensor) -> Fp8:
-    """Floating `weight` [out, in] with one scale a row. largest: [out] float32, the largest magnitude of each row.
+    """Quantize `weight` [out, in] with a scale a row.
 
-    The row may be longer than what `weight` holds of it.
+    Args:
+        largest: [out] float32: of whole rows, which may be longer than `weight`.
     """
     scales = (largest / FP8_MAX).unsqueeze(1)
     scaled = (weight.float() / torch.where(scales > 0, scales, 1.0)).clamp_(-FP8_MAX, FP8_MAX)
@@ -95,10 +93,7 @@ def quantize_rows(weight: Tensor, largest: Tensor) -> Fp8:
 
 
 def rows_of_blocks(scales: Tensor, height: int, rows: Tensor) -> tuple[Tensor, int]:
-    """The scales of chosen rows [n] int64 of a matrix, and of how many of these rows each is.
-
-    scales: [blocks of `height` rows, ...]. Blocks stay whole where the rows allow it; otherwise every row has its own.
-    """
+    """Return the scales of chosen rows [n] int64, and the rows of each: whole blocks if possible, else one."""
     blocks = rows // height
     for kept in (len(rows), height):
         heads = blocks[::kept]
@@ -108,10 +103,7 @@ def rows_of_blocks(scales: Tensor, height: int, rows: Tensor) -> tuple[Tensor, i
 
 
 def columns_of_blocks(scales: Tensor, width: int, columns: tuple[int, int]) -> tuple[Tensor, int]:
-    """The scales of the columns [start, stop) of a matrix, and of how many of these columns each is.
-
-    scales: [..., blocks of `width` columns]. A block that is cut is divided: its scale is repeated.
-    """
+    """Return the scales of columns [start, stop), and the columns of each; a cut block's scale is repeated."""
     start, stop = columns
     if start // width == (stop - 1) // width:
         block = start // width
@@ -122,7 +114,7 @@ def columns_of_blocks(scales: Tensor, width: int, columns: tuple[int, int]) -> t
 
 
 def cat(forms: Sequence[Fp8]) -> Fp8:
-    """Matrices of the same width, one after another. Scales keep the finest blocks of all where these are in line."""
+    """Join matrices of one width, keeping the finest blocks where they are in line."""
     if len(forms) == 1:
         return forms[0]
     width = math.gcd(*(form.block[1] for form in forms))
@@ -139,7 +131,7 @@ def cat(forms: Sequence[Fp8]) -> Fp8:
 
 
 def _finer(form: Fp8, height: int, width: int) -> Tensor:
-    """The scales of smaller blocks, of which the form's are made."""
+    """Repeat scales for smaller blocks."""
     num_rows, num_columns = form.shape
     scales = form.scales
     if height != form.block[0]:

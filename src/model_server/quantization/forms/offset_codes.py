@@ -1,4 +1,4 @@
-"""Matrices of whole numbers with a scale for each group of columns, from which a number of each group is subtracted."""
+"""Whole numbers with a scale and a subtracted number per group."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from model_server.quantization.forms.codes import Codes
 
 @dataclass(frozen=True, slots=True)
 class OffsetCodes:
-    """Element (i, k) is that of `codes`, less `offsets[i, k // group]`.
+    """Element (i, k) is that of `codes`, less `offsets[i, k // group]`."""
 
-    codes: without an order of its own. offsets: [out, groups] float32.
-    """
-
+    # Without an order of their own.
     codes: Codes
     offsets: Tensor
 
@@ -36,22 +34,22 @@ class OffsetCodes:
         return f"{self.codes.kind} with offsets"
 
     def rows(self, start: int, stop: int) -> OffsetCodes:
-        """The rows [start, stop), which share the form's memory."""
+        """Return rows [start, stop) in shared memory."""
         return OffsetCodes(self.codes.rows(start, stop), self.offsets[start:stop])
 
     def permuted(self, rows: Tensor) -> OffsetCodes:
-        """Row i of the result is row `rows[i]`; rows: [n] int64 on the form's device."""
+        """Return the rows `rows` [n] int64."""
         return OffsetCodes(self.codes.permuted(rows), self.offsets.index_select(0, rows))
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The matrix [out, in] in `dtype`: products and differences in float32, rounded once."""
+        """Compute in float32, rounded once to `dtype`."""
         values = self.codes.dequantize(torch.float32)
         spread = self.offsets.repeat_interleave(self.codes.group, 1)[:, : self.codes.num_columns]
         return values.sub_(spread).to(dtype)
 
 
 def cat(forms: Sequence[OffsetCodes]) -> Form:
-    """Matrices of the same inputs, one after another; those of other groups or widths stay by themselves."""
+    """Join matrices of the same inputs; unlike ones stay apart."""
     first = forms[0].codes
     if any(form.codes.group != first.group or form.codes.is_packed != first.is_packed for form in forms):
         return stacked(forms)

@@ -1,4 +1,4 @@
-"""Matrices of codes of 4 bits that stand for the sixteen numbers of a table, with a scale for each group of columns."""
+"""4-bit codes for sixteen numbers of a table, with a scale per group."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ FP4 = tuple(sign * number / 12 + 0.0 for sign in (1, -1) for number in _TWELFTHS
 
 @dataclass(frozen=True, slots=True)
 class TableCodes:
-    """Element (i, k) is `table[code[i, k]] * scales[i, k // group]`; the last group may be short.
+    """Element (i, k) is `table[code[i, k]] * scales[i, k // group]`; the last group may be short."""
 
-    codes: [out, in / 2] uint8, the even columns in the lower bits; [out, in] where there is an odd number of them.
-    scales: [out, groups] float32. table: [16] float32.
-    """
-
+    # [out, in / 2] uint8, even columns in the lower bits; [out, in] for an odd number.
     codes: Tensor
     scales: Tensor
     table: Tensor
@@ -60,15 +57,15 @@ class TableCodes:
         return f"4 bits of a table, {groups}"
 
     def rows(self, start: int, stop: int) -> TableCodes:
-        """The rows [start, stop), which share the form's memory."""
+        """Return rows [start, stop) in shared memory."""
         return replace(self, codes=self.codes[start:stop], scales=self.scales[start:stop])
 
     def permuted(self, rows: Tensor) -> TableCodes:
-        """Row i of the result is row `rows[i]`; rows: [n] int64 on the form's device."""
+        """Return the rows `rows` [n] int64."""
         return replace(self, codes=self.codes.index_select(0, rows), scales=self.scales.index_select(0, rows))
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The matrix [out, in] in `dtype`: products in float32, rounded once."""
+        """Multiply in float32, rounded once to `dtype`."""
         if self.is_packed:
             pairs = torch.stack((self.table.repeat(16), self.table.repeat_interleave(16)), 1)  # of each byte
             values = pairs.index_select(0, self.codes.flatten().int()).view(self.shape)
@@ -84,10 +81,7 @@ class TableCodes:
 
 
 def cat(forms: Sequence[TableCodes]) -> Form:
-    """Matrices of the same inputs, one after another: groups are cut to those that all have in common.
-
-    Those of another table stay by themselves.
-    """
+    """Join matrices of the same inputs, cutting groups to common ones; other tables stay apart."""
     first = forms[0]
     if len(forms) == 1:
         return first

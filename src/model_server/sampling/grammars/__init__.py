@@ -1,1 +1,1 @@
-"""Grammars as automata beside the rows that they constrain."""
+"""Grammars as automata beside their rows."""

@@ -1,8 +1,7 @@
-"""CPU time that grammars take. Their masks are made on the host, one for each token, while all rows of a step wait.
+"""CPU time of grammars, whose masks all rows of a step wait for.
 
-A grammar that is ambiguous, or has thousands of branches, may take seconds for one mask within all bounds that
-llguidance has, and nothing interrupts the library. What may take long is therefore done in a thread that can be given
-up: its request fails, the step and its other rows continue.
+An ambiguous or large grammar may take seconds within llguidance's bounds, uninterruptibly: expensive work runs in a
+thread that can be given up, and only its request fails.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ the same rows."""
 
 
 class GivenUpError(Exception):
-    """A job took too much CPU time. What it works on belongs to its thread from now on."""
+    """A job took too much CPU time; its thread keeps what it works on."""
 
 
 class GuardedThread:
-    """Runs one job at a time, in a thread that is left behind with a job that takes too much. For one thread."""
+    """Runs a job at a time in a thread that is left behind if it takes too much."""
 
     def __init__(self) -> None:
         self._worker: _Worker | None = None
 
     def run(self, work: Callable[[], T], limit_s: float) -> T:
-        """Return what `work` returns, or raise what it raises.
+        """Return or raise what `work` does.
 
         Args:
             work: Holds the interpreter's lock only for moments.
-            limit_s: Of CPU time: that others keep the machine busy is not the job's fault.
+            limit_s: Of CPU time, which other load does not use.
 
         Raises:
             GivenUpError: It took more.
@@ -93,7 +92,7 @@ class _Worker:
         self._thread.start()
 
     def leave(self) -> None:
-        """It ends behind its job, and until then works only where nothing else does."""
+        """End the thread behind its job, which runs only where nothing else does."""
         self.jobs.put(None)
         if self._thread.native_id is not None:
             os.sched_setscheduler(self._thread.native_id, os.SCHED_IDLE, os.sched_param(0))
@@ -111,11 +110,15 @@ class _Worker:
 
 
 class GrammarCost:
-    """Of one request. `is_over`: it has taken too much, on all ranks; nothing is asked of its automaton any more."""
+    """One request's time; `is_over`: too much on some rank, and its automaton is not asked again."""
 
     def __init__(self, guard: GuardedThread, agree: Agree | None, *, may_prove: bool) -> None:
-        """agree: None: no other rank samples the row. may_prove: some cheap masks show that the next ones are; not so
-        where a client has written the grammar."""
+        """Start counting.
+
+        Args:
+            agree: Between ranks that sample the row, if several.
+            may_prove: Cheap masks vouch for later ones, unless a client wrote the grammar.
+        """
         self.may_prove = may_prove
         self.is_over = False
         self.last_s = 0.0
@@ -127,7 +130,7 @@ class GrammarCost:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the next mask is made beside others, and not measured."""
+        """Whether the next mask needs no measurement."""
         return self.may_prove and self._num_cheap >= _NUM_PROVING
 
     def doubt(self) -> None:
@@ -135,9 +138,8 @@ class GrammarCost:
         self._num_cheap = 0
 
     def run(self, work: Callable[[], T], default: T) -> T:
-        """What `work` returns, at this request's charge; `default` where it takes too much, or it has before.
-
-        With several ranks it is waited for: drafts, and so the rows of a step, follow from what it returns.
+        """Return what `work` does at this request's charge, or `default` if it takes too much. Several ranks wait: a
+        step's rows follow from it.
         """
         if self.is_over:
             return default
@@ -147,14 +149,14 @@ class GrammarCost:
         return result
 
     def run_for_mask(self, work: Callable[[], object], limit_s: float) -> None:
-        """Do `work`, unless it takes too much, or the request has before. `settle` comes next."""
+        """Work unless it takes too much; `settle` comes next."""
         self.last_s = 0.0
         if not self.is_over and not self._is_exceeded:
             self._measured(work, None, limit_s)
 
     @staticmethod
     def settle(costs: Sequence[GrammarCost]) -> None:
-        """Behind the masks of a step: which requests have taken too much, on any rank."""
+        """Agree, behind a step's masks, on requests that took too much."""
         agree = costs[0]._agree or int
         if not agree(int(not any(cost._is_exceeded for cost in costs))):
             for cost in costs:

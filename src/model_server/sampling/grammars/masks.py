@@ -1,8 +1,6 @@
-"""Requests whose text must match a JSON schema or a regular expression.
+"""Requests whose text must match a schema or regex, by llguidance's automata.
 
-llguidance keeps one automaton per request. Before a token is chosen, the automaton names the tokens that may follow
-and all others are masked; the sampled token then moves the automaton on, on the host. The mask of a step can therefore
-only be made when the token before is known there.
+The sampled token moves the automaton on the host, so a step's mask waits for the token before.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _MADE_UP_EOS = "<|made up for grammars: the end|>"
 
 
 class GrammarState:
-    """The position of one request in its grammar."""
+    """One request's position in its grammar."""
 
     def __init__(
         self,
@@ -56,9 +54,14 @@ class GrammarState:
         trigger: int | TextWatch | None = None,
         cost: GrammarCost | None = None,
     ) -> None:
-        """`eos_token_ids`: empty where the model has none, `made_up_eos` is then the token that stands in for one and
-        must never be sampled; `num_words`: the width of a mask; `trigger`: until this token, or the text for which it
-        watches, comes any may come, and the state is asleep; `cost`: of one that may be expensive."""
+        """Start at a matcher.
+
+        Args:
+            eos_token_ids: Empty without one; then `made_up_eos` replaces it, and is never sampled.
+            num_words: Width of a mask.
+            trigger: Until it comes any token may, and the state is asleep.
+            cost: If it may be expensive.
+        """
         self.cost = cost
         self.matcher = matcher
         self.made_up_eos = made_up_eos
@@ -71,23 +74,22 @@ class GrammarState:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether any token may follow, so that no mask is needed."""
+        """Whether any token may follow."""
         return self._trigger is not None
 
     @property
     def error(self) -> str | None:
-        """Why the automaton cannot continue, if it cannot."""
+        """Say why the automaton cannot continue, if so."""
         if self.cost is not None and self.cost.is_over:
             return "the grammar takes too much time for each token: name fewer alternatives, or make it unambiguous"
         return f"the grammar failed: {_reason(self.matcher)}" if self.matcher.is_error() else None
 
     def forced(self) -> list[int]:
-        """Tokens that must follow, as far as the grammar leaves no choice of their text."""
+        """Return tokens that must follow."""
         return [] if self.is_asleep else self._run(self.matcher.compute_ff_tokens, [])
 
     def possible(self, token_ids: list[int]) -> list[int]:
-        """As many of these tokens, from the first, as may follow one after the other; while asleep, those before
-        the trigger."""
+        """Return the beginning of these tokens that may follow; while asleep, before the trigger."""
         if isinstance(self._trigger, TextWatch):
             return self._trigger.before_trigger(token_ids)
         if self._trigger is not None:
@@ -95,18 +97,22 @@ class GrammarState:
         return token_ids[: self._run(lambda: self.matcher.validate_tokens(token_ids), 0)]
 
     def try_next(self, token_id: int) -> bool:
-        """Take a token that is `possible` and not known to be the next one; whether another may follow."""
+        """Take a `possible` token tentatively; return whether another may follow."""
         if self.is_asleep:
             return True
         return self._run(lambda: self.matcher.consume_token(token_id) and not self.matcher.is_stopped(), False)
 
     def rewind(self, num_tokens: int) -> None:
-        """Give back the last tokens that `try_next` took."""
+        """Give back tokens of `try_next`."""
         if not self.is_asleep and (self.cost is None or not self.cost.is_over):
             self.matcher.rollback(num_tokens)
 
     def advance(self, token_id: int) -> None:
-        """Take the sampled token. Raises RequestError if the automaton cannot continue."""
+        """Take the sampled token.
+
+        Raises:
+            RequestError: The automaton cannot continue.
+        """
         token_ids = [token_id]
         if isinstance(self._trigger, TextWatch):
             token_ids = self._trigger.add(token_id)
@@ -125,7 +131,7 @@ class GrammarState:
             self.is_over = not self._eos_token_ids or token_id in self._eos_token_ids
 
     def mask(self, into: npt.NDArray[np.uint32], limit_s: float = JOB_S) -> None:
-        """What may follow, one bit per token; nothing where it takes too much time."""
+        """Write what may follow, a bit per token; nothing beyond the time limit."""
         row_bytes = self.num_words * into.itemsize
         if self.cost is None or self.cost.is_proven:
             self.matcher.unsafe_compute_mask_ptr(into.ctypes.data, row_bytes)
@@ -141,11 +147,10 @@ class GrammarState:
 
 
 class Grammars:
-    """Compiles grammars for one model; may be called from several threads. The tokenizer is read on first use."""
+    """Compiles grammars, on any thread; reads the tokenizer on first use."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, agree: Agree | None = None) -> None:
-        """`vocab_size`: the width of the logits, which may differ from the tokenizer's; `agree`: with the ranks that
-        sample the same rows; None: there are no others."""
+        """Take the width of logits, and how ranks `agree`, if there are several."""
         self._tokenizer = tokenizer
         self._agree = agree
         self._guard = GuardedThread()
@@ -159,7 +164,7 @@ class Grammars:
         self._num_characters = 0
 
     def start(self, grammar: Grammar) -> GrammarState:
-        """A request's state at its start. Raises RequestError for a grammar that cannot be used."""
+        """Return a request's state, if its grammar is valid."""
         matcher = self.compiled(grammar)
         if matcher.is_error():
             raise RequestError(f"grammar is not valid: {_reason(matcher)}")
@@ -176,9 +181,10 @@ class Grammars:
         )
 
     def compiled(self, grammar: Grammar) -> LLMatcher:
-        """The automaton at its start, not to be changed; in an error state if there is none.
+        """Return the unchanged automaton, perhaps in an error state.
 
-        Raises RequestError if the text is not even JSON, or if the tokenizer is of a kind that has no masks.
+        Raises:
+            RequestError: The text is not JSON, or the tokenizer has no masks.
         """
         with self._lock:
             known = self._compiled.get(grammar)
@@ -220,17 +226,17 @@ class Grammars:
 
 
 class GrammarMasks:
-    """Masks the logits of the rows of a batch that have a grammar."""
+    """Masks the logits of rows with a grammar."""
 
     def __init__(self, rows: Tensor | slice, states: Sequence[GrammarState], device: torch.device) -> None:
-        """`rows` [n] int64: which logits rows, in the order of `states`."""
+        """Take logits rows [n] int64 in the order of `states`."""
         self._rows = rows
         self._states = states
         self._device = device
         self._bits = 2 ** torch.arange(8, dtype=torch.uint8, device=device)
 
     def apply(self, logits: Tensor) -> None:
-        """In place, on float32 [num_rows, vocab]. A row whose automaton fails loses all its candidates."""
+        """Mask float32 [num_rows, vocab] in place; failed automata lose all candidates."""
         awake = [place for place, state in enumerate(self._states) if not state.is_asleep]
         if len(awake) < len(self._states):
             if awake:
@@ -253,7 +259,7 @@ class GrammarMasks:
         return self._rows[upload(torch.tensor(places), self._device)]
 
     def _allowed(self) -> npt.NDArray[np.uint32]:
-        """What may follow: [n, num_words], one bit per token, the lowest first."""
+        """Return what may follow, [n, num_words], the lowest bit first."""
         words = np.zeros((len(self._states), self._states[0].num_words), np.uint32)
         costs = {place: state.cost for place, state in enumerate(self._states) if state.cost is not None}
         if costs:
@@ -271,7 +277,7 @@ class GrammarMasks:
         return words
 
     def _compute(self, places: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
-        """Those of some rows, at once."""
+        """Compute some rows' masks at once."""
         if len(places) == 1:
             self._states[places[0]].mask(words[places[0]])
         elif places:
@@ -280,7 +286,7 @@ class GrammarMasks:
             self._states[0].executor.unsafe_compute_mask_ptr(matchers, words.ctypes.data, row_bytes, len(words))
 
     def _compute_measured(self, costs: Mapping[int, GrammarCost], words: npt.NDArray[np.uint32]) -> None:
-        """One by one those that may be expensive, until they have been cheap for some tokens."""
+        """Compute expensive masks one by one, until proven cheap."""
         alone = [place for place, cost in costs.items() if not cost.is_proven]
         began = perf_counter()
         self._compute([place for place in range(len(self._states)) if place not in alone], words)
@@ -293,8 +299,8 @@ class GrammarMasks:
             spent += costs[place].last_s
 
     def _mask_on_host(self, logits: Tensor, allowed: npt.NDArray[np.uint8]) -> None:
-        """Row by row against a bound of its own, which stays in the CPU's cache: twenty times as fast as torch's masked
-        fill, whose time goes into branches. A logit that is not a number stays one, and its row fails."""
+        """Mask row by row on the host, keeping NaN."""
+        # A bound stays in the CPU's cache: twenty times as fast as torch's masked fill with its branches.
         rows = range(*self._rows.indices(len(logits))) if isinstance(self._rows, slice) else self._rows.tolist()
         bound = np.empty((allowed.shape[1], 8), np.float32)
         highest = torch.from_numpy(bound).flatten()[: logits.shape[1]]
@@ -303,13 +309,13 @@ class GrammarMasks:
             torch.minimum(logits[row], highest, out=logits[row])
 
     def _blocked(self, allowed: npt.NDArray[np.uint32], logits: Tensor) -> Tensor:
-        """What may not follow: [n, vocab_size] bool on the device."""
+        """Return what may not follow, [n, vocab_size] bool on the device."""
         packed = upload(torch.from_numpy((~allowed).view(np.uint8)), logits.device)
         return (packed[:, :, None] & self._bits).flatten(1)[:, : logits.shape[1]].bool()
 
 
 def _with_made_up_eos(tokenizer_json: str) -> tuple[str, int]:
-    """llguidance needs an end token; a model may have none."""
+    """Add the end token that llguidance needs."""
     backend = Backend.from_str(tokenizer_json)
     backend.add_special_tokens([_MADE_UP_EOS])
     text: str = backend.to_str()

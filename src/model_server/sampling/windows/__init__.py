@@ -1,1 +1,1 @@
-"""Choices for several places of a row at once: each draws what it would draw in a step of its own."""
+"""Choices at several places of a row, each as in a step of its own."""

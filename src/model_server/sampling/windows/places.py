@@ -1,7 +1,5 @@
-"""The rows of a batch, each at several places one after the other, as the sampler takes them.
-
-Place j of a row has the row's tokens and the first j of its draft before it: penalties look at these, and the random
-number is that of as many generated tokens. How many those are only the device knows.
+"""Rows at several places each: place j follows j draft tokens, which penalties and random numbers count on the
+device.
 """
 
 from __future__ import annotations
@@ -26,26 +24,25 @@ PENALTY_BYTES = 17
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What comes before each place of a step, on the device.
+    """What comes before each place, on the device."""
 
-    generated: [num_rows, num_places] int64, tokens that were generated before the place. history: [num_rows, capacity]
-    int32, a row's tokens and its draft behind them. lengths: [num_rows, num_places] int64, how many tokens of the
-    history are before the place. longest: the host's upper bound of `lengths`.
-    """
-
+    # [num_rows, num_places] int64: tokens generated before.
     generated: Tensor
+    # [num_rows, capacity] int32: tokens, then the draft.
     history: Tensor
+    # [num_rows, num_places] int64: history before the place.
     lengths: Tensor
+    # The host's bound of `lengths`.
     longest: int
 
 
 def fits(row: SamplingRow) -> bool:
-    """Whether all that a row asks for follows from `Places`: a grammar and a watermark need the host."""
+    """Whether `Places` is all that a row needs, unlike with grammars and watermarks."""
     return row.grammar is None and not row.parameters.watermark
 
 
 class PlaceGroups(RowGroups):
-    """Groups of `num_rows` * `num_places` rows, place after place of one row after the other."""
+    """Groups of `num_rows` * `num_places` rows, row by row."""
 
     def __init__(
         self,
@@ -58,7 +55,7 @@ class PlaceGroups(RowGroups):
         kernels: bool,
         staging: Staging,
     ) -> None:
-        """rows: those that `fits`. The rest as in `RowGroups`."""
+        """Group rows as `RowGroups`."""
         self.batch = tuple(rows)
         self.num_places = num_places
         placed = [row for row in rows for _ in range(num_places)]
@@ -71,13 +68,13 @@ class PlaceGroups(RowGroups):
         self._penalties = PenaltiesAt(penalised, rows, num_places, vocab_size, device) if penalised else None
 
     def serve_places(self, rows: Sequence[SamplingRow], num_places: int) -> bool:
-        """Whether these are the groups of just these rows and places."""
+        """Whether these groups are of these rows and places."""
         if num_places != self.num_places or len(rows) != len(self.batch):
             return False
         return all(map(operator.is_, self.batch, rows))
 
     def begin(self, logits: Tensor, places: Places) -> Tensor | None:
-        """Change what is changed before the temperature, in place; the random numbers as of `next_uniforms`."""
+        """Change logits before the temperature, and return random numbers as `next_uniforms`."""
         generated = places.generated.reshape(-1)
         if self._penalties is not None:
             self._penalties.apply(logits, places)
@@ -97,7 +94,7 @@ class PlaceGroups(RowGroups):
 
 
 class MinTokensAt:
-    """As `penalties.MinTokens`, where only the device knows how many tokens were generated."""
+    """`penalties.MinTokens` by counts on the device."""
 
     def __init__(self, rows: Sequence[SamplingRow], device: torch.device) -> None:
         barred = [(number, one) for number, row in enumerate(rows) if row.parameters.min_tokens for one in row.end_ids]
@@ -106,14 +103,14 @@ class MinTokensAt:
         self._least = upload(torch.tensor(least, dtype=torch.int64), device)
 
     def apply(self, logits: Tensor, generated: Tensor) -> None:
-        """In place, on float32 [n, vocab]. generated: [n] int64."""
+        """Change float32 [n, vocab] in place by generated [n] int64."""
         rows, columns = self._index
         is_short = generated.index_select(0, rows) < self._least
         logits[rows, columns] = logits[rows, columns].masked_fill(is_short, -torch.inf)
 
 
 class PenaltiesAt:
-    """As `penalties.Penalties`, with histories that are the owner's of the rows."""
+    """`penalties.Penalties` over the rows' owner's histories."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Drafts that the device makes and checks by itself: the next step is launched before the host knows the tokens."""
+"""Drafts made and checked on the device, ahead of the host."""

@@ -1,4 +1,4 @@
-"""What guesses the next tokens of a batch on the device: by its own text here, by what computes in `drafters`."""
+"""What guesses on the device: by text here, by computing in `drafters`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from model_server.speculation.device.queries import RowsAt
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """What a window brought. drawn: [num_rows, num_places] int64; got: [num_rows] int64, how many of them each row
-    takes. kept: of its forward; stored: [num_rows, num_places] int64, the queries' places in the cache; attention:
-    their metadata."""
+    """What a window brought."""
 
+    # [num_rows, num_places] int64, of which each row takes `got` [num_rows] int64.
     drawn: Tensor
     got: Tensor
+    # Of its forward.
     kept: Kept | None
+    # [num_rows, num_places] int64: places in the cache.
     stored: Tensor
+    # The queries' metadata.
     attention: AttentionMetadata
 
 
 class RowDrafts(Protocol):
-    """Of one batch, while windows follow each other; waits for nothing."""
+    """Drafts of one batch while windows continue, without waiting."""
 
     def take(self, rows: list[Sequence]) -> None:
         """Windows of these rows begin."""
@@ -41,11 +43,10 @@ class RowDrafts(Protocol):
         """The rows at `kept` [n] int64 alone."""
 
     def leave(self, places: Mapping[Sequence, int]) -> None:
-        """Another step than a window comes; where its rows are."""
+        """End before another step than a window."""
 
     def draft(self, rows: RowsAt, length: int) -> tuple[Tensor, Tensor]:
-        """[num_rows, `length` or more] int64, 1 at least, and how many tokens of it are each row's draft. length: the
-        most that are checked; 0: none are."""
+        """Return tokens [num_rows, `length` or more] int64, and how many are each row's draft."""
 
     def settle(self, brought: Brought) -> None:
         """The window is computed."""
@@ -58,32 +59,27 @@ class LookedUp:
         self._look_up = look_up
         self._most = most
 
-    def take(self, rows: list[Sequence]) -> None:
-        """It keeps nothing."""
+    def take(self, rows: list[Sequence]) -> None: ...
 
-    def select(self, kept: Tensor) -> None:
-        """It keeps nothing."""
+    def select(self, kept: Tensor) -> None: ...
 
-    def leave(self, places: Mapping[Sequence, int]) -> None:
-        """It keeps nothing."""
+    def leave(self, places: Mapping[Sequence, int]) -> None: ...
 
     def draft(self, rows: RowsAt, length: int) -> tuple[Tensor, Tensor]:
         return self._look_up(rows.history, rows.start + 1, self._most)
 
-    def settle(self, brought: Brought) -> None:
-        """It keeps nothing."""
+    def settle(self, brought: Brought) -> None: ...
 
 
 class State(NamedTuple):
-    """A row of a tensor that several sequences have in common."""
+    """A row of a shared tensor."""
 
     tensor: Tensor
     row: int
 
 
 def gathered(states: list[State | None], staging: Staging) -> tuple[Tensor, Tensor] | None:
-    """[num_rows, ...] of them, whatever there is where one is None, and which rows have one, [num_rows] bool; None if
-    no row has."""
+    """Return states [num_rows, ...], and which rows have one; None if none has."""
     offsets: dict[int, int] = {}
     parts: list[Tensor] = []
     index = np.zeros(len(states), np.int64)
@@ -102,12 +98,10 @@ def gathered(states: list[State | None], staging: Staging) -> tuple[Tensor, Tens
 
 
 def last_of(values: Tensor, got: Tensor, before: Tensor) -> Tensor:
-    """Of `values` [num_rows, num_places, n] each row's at its last token, of rows that got none what was `before`
-    [num_rows, n]."""
+    """Return each row's value at its last token, or `before` [num_rows, n] without one."""
     place = (got - 1).clamp(min=0).view(-1, 1, 1).expand(-1, 1, values.shape[2])
     return torch.where((got > 0)[:, None], values.gather(1, place).squeeze(1), before)
 
 
 def no_drafts(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of so many rows."""
     return torch.zeros(count, 1, dtype=torch.int64, device=device), torch.zeros(count, dtype=torch.int64, device=device)

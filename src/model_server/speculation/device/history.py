@@ -1,4 +1,4 @@
-"""The tokens of a batch's requests on the device, from which drafts are looked up and penalties counted."""
+"""Requests' tokens on the device, for drafts and penalties."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ Indices = npt.NDArray[np.int64]
 
 
 def history_bytes(max_length: int) -> int:
-    """Of one row with so many tokens."""
     return 4 * (max_length + max_length // 4 + _SPARE_TOKENS)
 
 
 class Histories:
-    """`ids` [num_rows, capacity] int32: prompt and generated tokens of each of `rows`.
+    """`ids` [num_rows, capacity] int32: each row's prompt and generated tokens.
 
-    While windows follow each other the device appends to it. Before and after other steps the host knows how many
-    tokens of a row are there: those are never uploaded again.
+    The device appends in windows; what the host knows is never uploaded again.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -36,7 +34,7 @@ class Histories:
         self._stored: dict[Sequence, int] = {}
 
     def note_stored(self, places: dict[Sequence, int]) -> None:
-        """Where its rows are. The host knows their lengths: another step than a window comes now."""
+        """Note rows' places, with known lengths, before another step."""
         self._place = dict(places)
         self._stored = {s: s.cache_length + 1 for s in places}
 
@@ -46,9 +44,10 @@ class Histories:
         self._stored = {s: self._stored[s] for s in kept if s in self._stored}
 
     def take(self, rows: list[Sequence], newest: NewestTokens | None, room: int, staging: Staging) -> None:
-        """Bring it to `rows`, whose `cache_length` is known, with `room` places behind the newest token at least.
+        """Bring it to `rows`, with `room` behind the newest token.
 
-        newest: where the last token of a row is if the host has not seen it.
+        Args:
+            newest: Tokens that the host has not seen.
         """
         lengths = [s.cache_length + 1 for s in rows]
         self._widen(max(lengths) + room)
@@ -81,12 +80,11 @@ class Histories:
         self._place, self._stored = {}, {}
 
     def select(self, kept: Tensor, room: int, longest: int) -> None:
-        """The rows at `kept` [n] int64 alone; see `reserve`."""
+        """Keep rows at `kept` [n] int64."""
         self.ids = self.ids.index_select(0, kept)
         self.reserve(longest + room)
 
     def reserve(self, capacity: int) -> None:
-        """Have room for so many tokens of a row."""
         self._widen(capacity)
 
     def _widen(self, capacity: int) -> None:

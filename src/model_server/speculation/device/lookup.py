@@ -1,7 +1,7 @@
-"""Drafts from the requests' own tokens (the rule of `speculation.lookup`), found where the tokens are.
+"""Drafts from the requests' own tokens (`speculation.lookup`), on the device.
 
-With h a request's tokens and n their number, g(e) is how many tokens before and at place e < n - 1 are equal to as many
-newest ones, at most 8. The draft is what follows the largest g, of equal ones the latest place.
+g(e) is how many tokens up to place e < n - 1 equal the newest, at most 8. The draft follows the largest g, the latest
+of equals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LookUp = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def look_up_on(device: torch.device) -> LookUp:
-    """The kernel, or plain torch where kernels cannot run."""
+    """Return the kernel, or plain torch without kernels."""
     if not usable(device):
         return plain
     from model_server.kernels.speculation.lookup import look_up_rows
@@ -29,10 +29,13 @@ def look_up_on(device: torch.device) -> LookUp:
 
 
 def plain(history: Tensor, lengths: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """At most `most` tokens for each row, `most` at least 1; what a row has fewer is 0.
+    """Look up at most `most` tokens for each row, without waiting.
 
-    history: [rows, capacity] int32, of which each row has `lengths` [rows] int64, at least 1; the rest is not looked
-    at. Returns drafts [rows, most] int64 and how many tokens each has, [rows] int64. Does not wait for the device.
+    Args:
+        history: [rows, capacity] int32, with `lengths` [rows] int64 each.
+
+    Returns:
+        Drafts [rows, most] int64, and their lengths [rows] int64.
     """
     places = torch.arange(history.shape[1], device=history.device)
     last = lengths[:, None] - 1

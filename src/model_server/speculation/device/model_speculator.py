@@ -1,7 +1,4 @@
-"""Drafts by a drafter that computes, on the device: how long they are, and when none are made.
-
-What the drafter cannot draft for without the host (`DeviceSpeculator`) is drafted for by lookup, as without it.
-"""
+"""Drafts by a computing drafter on the device: their length, and when none; the rest by lookup."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _MOST_LOOKS = 2
 
 
 class DeviceModelSpeculator(DeviceSpeculator):
-    """As `DeviceSpeculator`, by a drafter."""
+    """A `DeviceSpeculator` with a drafter."""
 
     watches = True
 
@@ -58,7 +55,7 @@ class DeviceModelSpeculator(DeviceSpeculator):
         return self.drafter.keeps()
 
     def keeps_plain(self, rows: list[Sequence]) -> Kept | None:
-        """As `keeps`, of a step without drafts. A drafter that has to see every step is spared those where none pay."""
+        """Return what plain steps keep; where drafts do not pay, not even a drafter that must see all."""
         if not self.drafter.is_lost_in_plain_steps or self.on_host(rows):
             return self.keeps()
         self._give_up(rows)
@@ -82,7 +79,7 @@ class DeviceModelSpeculator(DeviceSpeculator):
         return self.pace.gain(length, lengths, shares, self.drafter.seconds(len(lengths), length))
 
     def _when_none_pays(self, windows: BatchWindows, rows: list[Sequence], *, is_new: bool, present: int) -> int:
-        """Now and then 1: whether drafts would be right is seen by checking some."""
+        """Return 1 now and then, to see whether drafts would be right."""
         allowed = self._allowed(len(rows))
         if present or not allowed or windows.undrafted < self._pause(len(rows), allowed[0]):
             return 0

@@ -1,4 +1,4 @@
-"""Rows whose lengths only the device knows, and queries of theirs that are computed as in a step of single tokens."""
+"""Rows whose lengths only the device knows, and queries as in steps of single tokens."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowsAt:
-    """The rows of a window before it is computed.
+    """The rows of a window before it is computed."""
 
-    newest, start, limit: [num_rows] int64, the newest token, its place in the cache, whose K/V are not written, and the
-    end of the row's slots. history: [num_rows, capacity] int32, of which the first `start` + 1 are of the row. tables:
-    [num_rows, width] int32. longest, limits: [num_rows], the host's bound of `start`, and `limit` there.
-    """
-
+    # [num_rows] int64, as start, its place in the cache, and limit, the end of the row's slots.
     newest: Tensor
     start: Tensor
     limit: Tensor
+    # [num_rows, capacity] int32, `start` + 1 of the row.
     history: Tensor
     tables: Tensor
     block_size: int
+    # The host's bound of `start`; `limits`: of `limit`.
     longest: Indices
     limits: Indices
 
@@ -40,11 +38,14 @@ class RowsAt:
 def single_queries(
     rows: RowsAt, at: Tensor, inside: Tensor, first: int, *, joined: bool = False
 ) -> tuple[Tensor, AttentionMetadata]:
-    """Queries at the places `at` [num_rows, n] of the cache, each a sequence of its own, of which those that are not
-    `inside` are padding: place 0 of the reserved block. first: how far `at` begins behind `start`. joined: padding is
-    behind the queries of each row alone, so that attention may compute them together.
+    """Make queries at places `at` [num_rows, n], those not `inside` being padding in the reserved block.
 
-    The places [num_rows, n], 0 for padding, and the metadata of num_rows * n queries.
+    Args:
+        first: How far `at` begins behind `start`.
+        joined: Padding is behind each row's queries, which attention may join.
+
+    Returns:
+        Places [num_rows, n], and metadata of num_rows * n queries.
     """
     size, num_places = rows.block_size, at.shape[1]
     stored = at.masked_fill(~inside, 0)

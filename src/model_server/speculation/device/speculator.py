@@ -1,7 +1,6 @@
-"""Drafts that are found and checked on the device, and how long the windows of a batch are.
+"""Drafts found and checked on the device, and the length of a batch's windows.
 
-A grammar, a watermark, a foretold answer, and penalties of a prompt whose image tokens have no logits need the host:
-batches that hold such a row draft as on a CPU (`speculation.speculator`), one step after the other.
+Rows with a grammar, watermark, prediction, or penalised image tokens need the host: their batches draft as on a CPU.
 """
 
 from __future__ import annotations
@@ -37,31 +36,32 @@ _NEW_WEIGHT = 0.25
 
 @dataclass(slots=True)
 class KnownDrafts:
-    """What the host has seen of a request's drafts: how many are right, and how long the newest are on average."""
+    """What the host has seen of a request's drafts: acceptance, and mean length."""
 
     acceptance: Acceptance
     drafted: float | None = None
 
 
 class BatchWindows:
-    """The windows of one batch. state: on the device. length: of the drafts that the newest window checked at most.
-    unseen: how many tokens more than one the windows may have brought that the host has not seen. rest: so many steps
-    are no windows."""
+    """The windows of one batch."""
 
     def __init__(self, state: WindowState, kind: DraftKind = DraftKind.LOOKUP) -> None:
         """kind: of its drafts."""
         self.state = state
         self.kind = kind
+        # Bound of the newest window's drafts.
         self.length = 0
+        # Tokens beyond one that windows may have brought unseen.
         self.unseen = 0
         self.steps = STEPS  # since the length was decided
+        # Steps without windows.
         self.rest = 0
         self.undrafted = 0  # windows without drafts since the last one with some
         self.looks = 0  # since a request joined: how often drafts were tried again after they had not paid
         self._known: dict[Sequence, KnownDrafts] = {}
 
     def known(self, rows: list[Sequence]) -> list[KnownDrafts]:
-        """Of these rows; new ones begin at the mean of the others."""
+        """Return what is known of rows; new ones begin at the mean."""
         shares = [one.acceptance.share for one in self._known.values()]
         mean = sum(shares) / len(shares) if shares else None
         for sequence in rows:
@@ -71,13 +71,13 @@ class BatchWindows:
         return [self._known[sequence] for sequence in rows]
 
     def release(self, kept: list[Sequence]) -> None:
-        """Some rows leave the batch: hold no sequence but `kept`."""
+        """Forget sequences that leave."""
         self.state.release(kept)
         wanted = set(kept)
         self._known = {s: one for s, one in self._known.items() if s in wanted}
 
     def submitted(self, rows: list[Sequence], length: int) -> None:
-        """A window of `rows` is on the device: `length` drafted tokens at most."""
+        """Note a submitted window."""
         self.length = length
         self.unseen += length
         self.steps += 1
@@ -90,7 +90,7 @@ class BatchWindows:
         self.rest = max(0, self.rest - 1)
 
     def seen(self, rows: list[Sequence], tokens: WindowTokens, length: int) -> Drafted:
-        """The host has seen a window; what it drafted for this rank's requests."""
+        """Note a seen window, and return this rank's drafts."""
         self.unseen -= length
         num_tokens, num_right, longest = 0, 0, 0
         for sequence, outcome in zip(rows, tokens.outcomes, strict=True):
@@ -109,11 +109,16 @@ class BatchWindows:
 
 
 class DeviceSpeculator(Speculator):
-    """As `Speculator`, for an asynchronous device."""
+    """A `Speculator` for an asynchronous device."""
 
     def __init__(self, most: int, max_rows: int, device: torch.device, block_size: int, *, alone: bool) -> None:
-        """most: the longest draft; max_rows: token rows of a step with drafts at most; alone: there are no other
-        ranks, which must take the same decisions."""
+        """Take the bounds of drafts.
+
+        Args:
+            most: The longest draft.
+            max_rows: Token rows of a step with drafts.
+            alone: No other ranks must decide alike.
+        """
         super().__init__(most)
         self.alone = alone
         self._max_rows = max_rows
@@ -125,30 +130,29 @@ class DeviceSpeculator(Speculator):
         self._pays: dict[tuple[int, bool], bool] = {}
 
     def bytes_beside(self, max_length: int) -> int:
-        """Of the histories, twice while rows change, and of what penalties make of them at each place."""
+        """Return histories, twice while rows change, and penalties' part at each place."""
         most_rows = self._max_rows // 2
         return 2 * most_rows * history_bytes(max_length) + self._max_rows * max_length * PENALTY_BYTES
 
     def begin(self, staging: Staging) -> BatchWindows:
-        """For a batch that has had no window."""
         return BatchWindows(self._state(staging, LookedUp(self._look_up, self.most)))
 
     def on_device(self, windows: BatchWindows | None, rows: list[Sequence]) -> bool:
-        """Whether the next step of these rows, which all decode, is a window that the device makes."""
+        """Whether the device makes the next window of these decoding rows."""
         if windows is not None and windows.rest:
             return False
         return self._may_pay(len(rows)) and all(map(_fits, rows))
 
     def on_host(self, rows: list[Sequence]) -> bool:
-        """Whether it may be one that the host makes (`window`), which must have seen all tokens of the rows."""
+        """Whether the host may make it, having seen all tokens."""
         return not all(map(_fits, rows)) and self._may_pay(len(rows), by_host=True)
 
     def window(self, rows: list[Sequence]) -> Window | None:
-        """As in `Speculator`, where the host makes it."""
+        """Return the host's window."""
         return super().window(rows) if self.on_host(rows) else None
 
     def length(self, windows: BatchWindows, rows: list[Sequence]) -> int:
-        """The longest drafts that the next window of these rows checks; 0: it brings one token, as a plain step."""
+        """Return the next window's longest draft; 0: as a plain step."""
         allowed = self._allowed(len(rows))
         present = max((one for one in allowed if one <= windows.length), default=0)
         if not self.is_due(windows) and (not self.alone or rows is windows.state.rows):
@@ -163,14 +167,14 @@ class DeviceSpeculator(Speculator):
         return best if not present or gains[best] > _CHANGE * gains[present] else present
 
     def is_due(self, windows: BatchWindows) -> bool:
-        """Whether the next window's length is decided again."""
+        """Whether the length is decided again."""
         return windows.steps >= STEPS
 
     def _state(self, staging: Staging, drafts: RowDrafts) -> WindowState:
         return WindowState(self._device, self._block_size, staging, self.most, drafts)
 
     def _lengths(self, rows: list[Sequence], known: list[KnownDrafts]) -> list[float]:
-        """How long the rows' drafts are on average."""
+        """Return rows' mean draft lengths."""
         return [one.drafted or 0.0 for one in known]
 
     def _gain(self, length: int, lengths: list[float], shares: list[float]) -> float:
@@ -189,7 +193,7 @@ class DeviceSpeculator(Speculator):
         return [one for one in window_lengths(self.most) if num_rows * (one + 1) <= self._max_rows]
 
     def _may_pay(self, num_rows: int, *, by_host: bool = False) -> bool:
-        """Whether drafts gain anything if all of them are right. by_host: no drafter computes them."""
+        """Whether perfect drafts would gain; `by_host`: no drafter computes them."""
         pace = self.pace
         if pace is None:
             return False
@@ -208,7 +212,7 @@ def _fits(sequence: Sequence) -> bool:
 
 
 def _is_penalised_by_its_ids(sequence: Sequence) -> bool:
-    """Not where penalties leave out image tokens, for which there are no logits: the histories here have them."""
+    """Whether histories are right, not leaving out image tokens."""
     return not sequence.row.parameters.penalises or sequence.row.num_prompt == sequence.prompt_length
 
 

@@ -1,9 +1,7 @@
-"""What decides a step with drafts, as tensors: the next one is launched on them before the host knows the tokens.
+"""What decides a step with drafts, as tensors, so that the next is launched before the host knows the tokens.
 
-A window is the newest token of a row and its draft, cut on the device to the slots and tokens that the row has left.
-The host knows bounds: of a row's length the tokens that it has seen and those that steps in flight may bring. Places
-behind a row's draft, and all of a row that has no tokens or slots left (it is idle, and gets nothing), are padding:
-token 0 at position 0, slot 0 and one key of the reserved block.
+A window is a row's newest token and draft, cut to its slots and tokens left. The host knows bounds. Places behind a
+draft, and idle rows, are padding in the reserved block.
 """
 
 from __future__ import annotations
@@ -31,16 +29,19 @@ NO_DRAFT, WRONG, RIGHT = range(3)
 
 @dataclass(slots=True)
 class _Rows:
-    """All [num_rows] int64. start: the position of the newest token in the cache, whose K/V are not written; made:
-    tokens generated; left: those that it may still generate; limit: the end of its slots; offset: of a position to the
-    place in the cache; valid: tokens of the draft of the newest window."""
+    """Rows' state, [num_rows] int64 each."""
 
     newest: Tensor
+    # Place of the newest token in the cache, not written yet.
     start: Tensor
+    # Generated tokens; `left`: those still allowed.
     made: Tensor
     left: Tensor
+    # End of its slots.
     limit: Tensor
+    # Of a position to the place in the cache.
     offset: Tensor
+    # The newest draft's tokens.
     valid: Tensor
     draft: Tensor  # [num_rows, 1 or more]
 
@@ -50,16 +51,17 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a window brought, on the device. newest: [num_rows] int64, each row's last token. packed: [num_rows, 3 *
-    num_places + 4] float64: ids, logprobs and failures by place; then how many tokens the row got, how many drafted
-    ones were checked, how long its draft was, and what became of its first token, checked or not."""
+    """What a window brought, on the device."""
 
+    # [num_rows] int64: last tokens.
     newest: Tensor
+    # [num_rows, 3 * num_places + 4] float64: ids, logprobs, failures by place; tokens got, drafts checked, draft's
+    # length, and its first token's outcome.
     packed: Tensor
 
 
 class WindowState:
-    """The rows of one batch, as long as windows follow each other. Not thread-safe: it belongs to the device thread."""
+    """The rows of a batch while windows continue, on the device thread."""
 
     def __init__(self, device: torch.device, block_size: int, staging: Staging, most: int, drafts: RowDrafts) -> None:
         """most: the longest draft."""
@@ -77,7 +79,7 @@ class WindowState:
         self._adapters: dict[int, AdapterRows | None] = {}  # by number of places
 
     def note_other_step(self) -> None:
-        """A step that is not made here comes now; the host knows how long the rows are."""
+        """Note a step made elsewhere, with known lengths."""
         if self.is_stale:
             return
         self.is_stale = True
@@ -90,7 +92,7 @@ class WindowState:
         self._place = {}
 
     def release(self, kept: list[Sequence]) -> None:
-        """Some rows leave the batch: hold no sequence but `kept`."""
+        """Forget sequences that leave."""
         wanted = set(kept)
         self._histories.release(kept)
         self._place = {s: place for s, place in self._place.items() if s in wanted}
@@ -98,12 +100,16 @@ class WindowState:
             self.rows = []
 
     def can_go_on(self, rows: list[Sequence]) -> bool:
-        """Whether a window of `rows` follows the last step without the host knowing what that brought."""
+        """Whether a window of `rows` needs nothing of the last step's result."""
         return not self.is_stale and all(s in self._place for s in rows)
 
     def begin(self, rows: list[Sequence], tables: BlockTables, newest: NewestTokens | None, unseen: int) -> None:
-        """The next window is of `rows`. newest: the tokens sampled last in the batch. unseen: how many tokens more than
-        it counted a row may have got in steps that the host has not seen; only while `can_go_on`."""
+        """Begin the next window of `rows`.
+
+        Args:
+            newest: Last sampled tokens.
+            unseen: Tokens that rows may have got beyond those counted.
+        """
         change = tables.follow(rows)
         ends = np.fromiter((s.prompt_length + s.max_new_tokens - 1 for s in rows), np.int64, len(rows))
         self._limits = np.minimum(tables.num_slots, ends)
@@ -147,7 +153,7 @@ class WindowState:
         self._adapters = {}
 
     def inputs(self, length: int, tables: BlockTables) -> ModelInputs:
-        """Of a step that checks drafts of at most `length` tokens: length + 1 places for each row."""
+        """Return inputs with length + 1 places for each row."""
         rows, num_places = self._tensors, length + 1
         assert rows is not None
         before = RowsAt(
@@ -173,7 +179,7 @@ class WindowState:
         )
 
     def places(self, length: int) -> Places:
-        """What comes before each place of the step whose inputs were made last."""
+        """Return what comes before each place of the last inputs."""
         rows, ids = self._tensors, self._histories.ids
         assert rows is not None
         number = torch.arange(length + 1, device=self._device)
@@ -185,8 +191,13 @@ class WindowState:
         return Places(rows.made[:, None] + number, ids, known + number, longest)
 
     def settle(self, length: int, ids: Tensor, packed: Tensor, kept: Kept | None) -> Checked:
-        """Accept what was drawn as far as the draft was right. ids: [num_rows * num_places] int64; packed: [3, num_rows
-        * num_places] float64, ids, logprobs, failures; kept: of the forward."""
+        """Accept what was drawn as far as drafts were right.
+
+        Args:
+            ids: [num_rows * num_places] int64.
+            packed: [3, num_rows * num_places] float64: ids, logprobs, failures.
+            kept: Of the forward.
+        """
         rows, checked = self._tensors, self._checked
         assert rows is not None
         num_rows, num_places = len(self.rows), length + 1

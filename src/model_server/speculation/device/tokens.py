@@ -1,4 +1,4 @@
-"""The tokens of a window on their way to the host."""
+"""A window's tokens on their way to the host."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from model_server.speculation.device.state import NO_DRAFT, RIGHT, Checked
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """What became of one row in a window. got: tokens; checked: drafted tokens that were; drafted: the length of the
-    draft for the next step; first_right: whether its draft's first token was, checked or not; None: it had no draft."""
+    """What became of one row."""
 
     got: int
+    # Drafted tokens that were; `got`: its tokens.
     checked: int
+    # Length of the next draft.
     drafted: int
+    # Whether its draft's first token was, if it had one.
     first_right: bool | None
 
 
 class WindowTokens:
-    """As `engine.running.StepTokens`; the copy to the host is queued at once. outcomes: by row, after `to_host`."""
+    """`engine.running.StepTokens` with the copy queued; `outcomes` by row after `to_host`."""
 
     several = True
 
@@ -44,7 +46,7 @@ class WindowTokens:
         return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
     def to_host(self) -> HostSampled:
-        """Wait for the step and hand out its tokens. An idle row has none."""
+        """Wait for the tokens; idle rows have none."""
         if self._copied is not None:
             self._copied.synchronize()
         places = self._num_places

@@ -1,1 +1,1 @@
-"""What guesses tokens by computing: a small model, or heads on the hidden states of the model they are made for."""
+"""What guesses by computing: a small model, or heads on hidden states."""

@@ -1,8 +1,7 @@
-"""A small model that drafts: its keys and values are in the same blocks as those of the model that it guesses for.
+"""A small model that drafts, with keys in the same blocks as the model's.
 
-It has computed whatever prompts and chunks the model has, so shared prefixes, growth and preemption serve both. Of the
-tokens that were generated it computes those that it lacks when it drafts the next time. Where a shared block was filled
-without it, its guesses are worse, and no token is wrong: the model checks each.
+It follows prompts, so shared prefixes, growth and preemption serve both, and computes missing tokens when it drafts.
+Blocks filled without it make guesses worse, never tokens wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MOST_TOKENS = 512
 
 
 class DraftModel:
-    """Drafts the likeliest tokens, one forward for each place; a `Drafter`."""
+    """A `Drafter` of likeliest tokens, one forward a place."""
 
     def __init__(self, runner: Runner, base: Runner) -> None:
         """base: the model that it drafts for."""
@@ -56,15 +55,13 @@ class DraftModel:
     def keeps(self) -> Kept | None:
         return None
 
-    def saw(self, rows: Rows[ComputedRow], kept: Kept) -> None:
-        """It computes tokens itself."""
+    def saw(self, rows: Rows[ComputedRow], kept: Kept) -> None: ...
 
     def can_draft(self, sequence: Sequence) -> bool:
         return True
 
     def follow(self, inputs: ModelInputs) -> None:
-        """Compute the keys of a step that has prompts. Of images it sees the ids of their tokens alone, and counts
-        them as tokens of text."""
+        """Compute keys of a step with prompts; image tokens count as text."""
         assert self._cache is not None
         attention = inputs.attention
         if attention.last_keys is not None:
@@ -85,8 +82,7 @@ class DraftModel:
         self.runner.forward(own, self._cache)
 
     def draft(self, rows: Rows[DraftRow]) -> list[list[int]]:
-        """The likeliest tokens behind each row's own and `forced`; the rows have slots for all of them. Keys are
-        written for each token except the last."""
+        """Return likeliest tokens behind each row's and `forced`, writing keys of each except the last."""
         assert self._cache is not None, "prompts come before drafts"
         spans = [(row.known, len(row.ids)) for row in rows]
         for index, (first, stop) in enumerate(spans):
@@ -106,7 +102,7 @@ class DraftModel:
         return drafts
 
     def _forward(self, spans: Rows[Span]) -> list[int]:
-        """Compute the tokens of the spans; the likeliest token behind the last one of each."""
+        """Compute spans; return the likeliest token behind each."""
         assert self._cache is not None
         step = span_inputs(spans, self._cache.rows[0].device)
         rows = None if len(step.ids) == len(spans) else step.last
@@ -116,11 +112,11 @@ class DraftModel:
     def likeliest(
         self, ids: Tensor, positions: Tensor, attention: AttentionMetadata, rows: Tensor | None = None
     ) -> Tensor:
-        """Compute tokens of a step; the likeliest one behind each, or behind each of `rows`, [n] int64."""
+        """Compute tokens; return the likeliest behind each, or behind `rows`, [n] int64."""
         assert self._cache is not None
         logits = self.runner.forward(ModelInputs(self._embedded(ids), positions, attention, rows), self._cache)
         return logits[:, : self._vocab_size].argmax(dim=-1)
 
     def _embedded(self, ids: Tensor) -> Tensor:
-        """Ids that have an embedding: the model may have more, which no text has."""
+        """Bound ids to those with an embedding; no text has others."""
         return ids.clamp(max=self.runner.vocab_size - 1)

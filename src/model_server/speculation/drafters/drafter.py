@@ -1,4 +1,4 @@
-"""The one interface of every drafter that computes, and the model as the engine runs it with one."""
+"""The interface of computing drafters, and the model with one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from model_server.speculation.pace import Pace
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """What to draft for one request. known: tokens whose keys a draft model has; forced: the first tokens of the
-    draft; most: how many may follow them, at least 1."""
+    """What to draft for one request."""
 
     sequence: Sequence
+    # Tokens with keys of a draft model.
     known: int
+    # The draft's first tokens.
     forced: list[int]
+    # May follow them, at least 1.
     most: int
 
     @property
@@ -35,60 +37,54 @@ class DraftRow:
 
 @dataclass(frozen=True, slots=True)
 class ComputedRow:
-    """What a step computed of one request and has not to be computed again.
-
-    position: of the first of `count` tokens, which are rows `first` and on of the step's tokens. logit_row: of the
-    logits from which the request's newest token was drawn; None: the step drew none.
-    """
+    """What a step computed of one request for good."""
 
     sequence: Sequence
+    # Of the first of `count` tokens, rows from `first` on.
     position: int
     first: int
     count: int
+    # From which the newest token was drawn, if any.
     logit_row: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
-    """A step that was submitted. kept: what it kept of its hidden states. newest: [n] int64 on the device,
-    the last token of each row that drew one, in order; None: none did."""
+    """A submitted step."""
 
     inputs: ModelInputs
+    # Of its hidden states.
     kept: Kept | None
+    # [n] int64 on the device: last drawn tokens in order, if any.
     newest: Tensor | None
     staging: Staging
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens. Belongs to the device thread; all ranks guess the same.
+    """Guesses the next tokens, alike on all ranks, on the device thread."""
 
-    kv_shapes: of its own layers, whose keys are in the same blocks as the model's. position_rows, weight_bytes: as in
-    `RunnerTraits`. pace: what one place of a draft costs by the number of rows, measured at the warm-up; nothing is
-    drafted before.
-    """
-
+    # Of its layers, in the model's blocks.
     kv_shapes: tuple[KvShape, ...]
     position_rows: int | None
     weight_bytes: int
+    # Cost of a place by rows; before it is measured nothing is drafted.
     pace: Pace | None
 
-    def set_longest(self, longest: int) -> None:
-        """As in `Runner`."""
+    def set_longest(self, longest: int) -> None: ...
 
-    def reserve_positions(self, max_positions: int) -> None:
-        """As in `Runner`."""
+    def reserve_positions(self, max_positions: int) -> None: ...
 
     def use(self, cache: KvCache | None) -> None:
-        """This cache of its layers holds its keys from now on; None: there is none."""
+        """Set the cache of its layers, if any."""
 
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:
-        """Set `pace`. What `cache`, of its layers, holds is overwritten."""
+        """Set `pace`; overwrites `cache`."""
 
     def keeps(self) -> Kept | None:
-        """What a step of the model has to keep for it; None: nothing."""
+        """Return what a step must keep for it, if anything."""
 
     def follow(self, inputs: ModelInputs) -> None:
-        """A step with prompts was computed by the model."""
+        """Note a step with prompts."""
 
     def saw(self, rows: Rows[ComputedRow], kept: Kept) -> None:
         """A step was computed, and `kept` filled."""
@@ -97,16 +93,16 @@ class Drafter(Protocol):
         """Whether it knows enough of the request."""
 
     def draft(self, rows: Rows[DraftRow]) -> list[list[int]]:
-        """The likeliest tokens behind each row's own and `forced`; the rows have slots for all of them."""
+        """Return likeliest tokens behind each row's and `forced`, which have slots."""
 
 
 def decoded_rows(rows: Rows[Sequence]) -> list[ComputedRow]:
-    """Of a step in which every row has one token."""
+    """Return the rows of a step of single tokens."""
     return [ComputedRow(one, one.cache_length, row, 1, row) for row, one in enumerate(rows)]
 
 
 def ragged_rows(rows: Rows[Sequence], inputs: StepInputs) -> list[ComputedRow]:
-    """Of a step with prompts."""
+    """Return the rows of a step with prompts."""
     sampled = iter(range(len(rows)) if inputs.sampled_host is None else inputs.sampled_host.tolist())
     found, first = [], 0
     for one, count in zip(rows, inputs.model.attention.query_lengths_host, strict=True):
@@ -116,7 +112,7 @@ def ragged_rows(rows: Rows[Sequence], inputs: StepInputs) -> list[ComputedRow]:
 
 
 class DraftedRunner:
-    """A model with its drafter, a `runner.Runner`: their layers share one cache, the drafter's behind."""
+    """A model and drafter that share a cache, the drafter's layers behind."""
 
     def __init__(self, base: Runner, drafter: Drafter) -> None:
         self._base = base
@@ -144,7 +140,6 @@ class DraftedRunner:
         return (*self._base.kv_shapes, *self._drafter.kv_shapes)
 
     def keeps(self) -> Kept | None:
-        """As its drafter's."""
         return self._drafter.keeps()
 
     def set_longest(self, longest: int) -> None:
@@ -160,12 +155,12 @@ class DraftedRunner:
         return cache.layers(len(self._base.kv_shapes), len(self._drafter.kv_shapes))
 
     def forget_cache(self) -> None:
-        """The cache of the last forward is gone: refer to none of its memory."""
+        """Drop references to the last cache."""
         self._whole = self._cache = None
         self._drafter.use(None)
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """The model's logits. Where there are prompts the drafter follows them."""
+        """Return the model's logits; the drafter follows prompts."""
         if self._whole is not cache or self._cache is None:
             self._whole, self._cache = cache, cache.layers(0, len(self._base.kv_shapes))
             self._drafter.use(self.drafters_part(cache))

@@ -1,4 +1,4 @@
-"""EAGLE-3: a decoder layer that reads what some layers of the model read."""
+"""EAGLE-3: a decoder layer on inputs of some of the model's layers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ from model_server.speculation.drafters.layer_drafter import begin_step
 
 @dataclass(frozen=True, slots=True)
 class EagleLayer:
-    """The layer and what is around it. embed: ids -> [n, hidden]. fc_norms: of the model's states,
-    of all together or of each; empty: none. ids: [draft vocabulary] int64, the model's id of
-    each; None: the same. norms_residual: the residual begins behind the norm of the states. norms_output: the next
-    place reads the normed output."""
+    """The layer and what is around it."""
 
     embed: Callable[[Tensor], Tensor]
+    # Of the states together, or of each; empty: none.
     fc_norms: tuple[AddNorm, ...]
     fc: Linear
     input_norm: AddNorm
@@ -38,8 +36,11 @@ class EagleLayer:
     mlp: DenseMlp
     norm: AddNorm
     head: Head
+    # [draft vocabulary] int64: the model's ids; None: the same.
     ids: Tensor | None
+    # The residual begins behind the states' norm.
     norms_residual: bool
+    # The next place reads the normed output.
     norms_output: bool
     rotaries: tuple[Rotary, ...]
     backend: AttentionBackend
@@ -58,7 +59,7 @@ class EagleLayer:
         return torch.cat(kept.inputs, dim=-1)
 
     def states(self, kept: Tensor) -> Tensor:
-        """The model's states of several layers, side by side -> [n, hidden]."""
+        """Turn several layers' states side by side into [n, hidden]."""
         parts = kept.chunk(len(self.fc_norms), dim=-1) if self.fc_norms else ()
         normed = [norm(part.contiguous()) for norm, part in zip(self.fc_norms, parts, strict=True)]
         return self.fc(torch.cat(normed, dim=-1) if normed else kept)

@@ -1,4 +1,4 @@
-"""From the files of EAGLE-3 heads to their layer, as SafeAILab's, vLLM's and SGLang's trainers write them."""
+"""Loads EAGLE-3 heads of SafeAILab's, vLLM's and SGLang's trainers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_eagle(
     placement: Placement,
     attention: AttentionChoice,
 ) -> LayerDrafter:
-    """EAGLE-3 for `base`, which from now on keeps what some of its layers read. Raises StartupError."""
+    """Load EAGLE-3 for `base`, which keeps some layers' inputs from now on."""
     options = _options(fields)
     spec = _spec(options)
     loader = Loader(
@@ -87,7 +87,7 @@ def load_eagle(
 
 
 def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """All fields of the config in one: some writers put the layer's, others the options, in an object of their own."""
+    """Join the config's fields, which some writers nest."""
     found = dict(fields)
     for name in ("transformer_layer_config", "eagle_config"):
         inner = fields.get(name)
@@ -97,7 +97,7 @@ def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spec(options: Mapping[str, Any]) -> Spec:
-    """Of the one layer, which is Llama's whatever the model's is, unless the config names another family."""
+    """Describe the layer, Llama's unless the config says otherwise."""
     fields = {**options, "num_hidden_layers": 1, "tie_word_embeddings": False}
     if (
         not isinstance(fields.get("model_type"), str)
@@ -112,7 +112,7 @@ def _spec(options: Mapping[str, Any]) -> Spec:
 
 
 def _kept_layers(options: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """The layers of the model whose inputs it reads."""
+    """Return the model's layers whose inputs it reads."""
     asked = options.get("eagle_aux_hidden_state_layer_ids")
     layers = [2, num_layers // 2, num_layers - 3] if asked is None else asked
     good = isinstance(layers, list) and layers and all(type(one) is int and 0 <= one < num_layers for one in layers)
@@ -125,7 +125,7 @@ def _kept_layers(options: Mapping[str, Any], num_layers: int) -> tuple[int, ...]
 
 
 def _fc_norms(loader: Loader, options: Mapping[str, Any], number: int, size: int) -> tuple[AddNorm, ...]:
-    """Of the model's states before `fc`: one of all side by side, or one of each."""
+    """Load the norms before `fc`: one of all, or one of each."""
     if options.get("fc_norm") is True:
         return tuple(loader.norm(f"fc_norm.{place}", size) for place in range(number))
     return (loader.norm("input_norm", number * size),) if options.get("norm_before_fc") is True else ()
@@ -145,7 +145,7 @@ def _embedding(loader: Loader, base_spec: Spec, base: Decoder, size: int) -> Any
 
 
 def _ids(loader: Loader, vocab_size: int) -> Tensor | None:
-    """The model's id of each id of the draft vocabulary: `d2t` holds the differences."""
+    """Return the model's ids of the draft vocabulary, stored as differences `d2t`."""
     number = loader.reader.shape("lm_head.weight")[0]
     if not loader.has("d2t"):
         if number > vocab_size:

@@ -1,4 +1,4 @@
-"""Heads that guess from the hidden state behind which a request's newest token was drawn: they keep no keys."""
+"""Heads on the newest token's hidden state, without keys."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ class Guesser(Protocol):
     """Heads of one kind."""
 
     def guess(self, hidden: Tensor, newest: Tensor, forced: Rows[list[int]], most: int) -> Tensor:
-        """[n, most] int64: the likeliest tokens behind `newest` [n] int64, drawn from `hidden` [n, hidden], the first
-        places being `forced`, whatever is guessed there; empty: none are."""
+        """Return likeliest tokens [n, most] int64 behind `newest` [n], drawn from `hidden` [n, hidden],
+        `forced` first.
+        """
 
 
 class Heads:
-    """A `Drafter`. The hidden state of each request is in its `Sequence.drafts_from`."""
+    """A `Drafter`; `Sequence.drafts_from` is a hidden state."""
 
     position_rows: int | None = None
 
     def __init__(self, guesser: Guesser, number: int, width: int, loader: Loader) -> None:
-        """number: the most tokens that are guessed. width: of the hidden states. loader: what the heads came from."""
+        """Take a guesser of at most `number` tokens."""
         self.kv_shapes: tuple[KvShape, ...] = ()
         self.weight_bytes = loader.weight_bytes
         self.pace: Pace | None = None

@@ -1,8 +1,7 @@
-"""Drafts by one layer that reads, at position i, the model's hidden states there and the embedding of token i + 1.
+"""Drafts by a layer on the model's hidden states at i and the embedding of token i + 1.
 
-It computes with the model's own states the positions that the model has computed, and drafts with its own output in
-their place. Its keys are in the same blocks as the model's; those of a draft are computed again once the model's states
-are there.
+It follows the model's positions with its states, and drafts with its own output. Draft keys, in the model's blocks, are
+computed again from true states.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def begin_step(inputs: ModelInputs, rotaries: Rows[Rotary], backend: AttentionBa
 
 
 class DraftLayer(Protocol):
-    """A layer of one kind, with what is around it. max_positions: None: unbounded."""
+    """A layer and what is around it; `max_positions` None: unbounded."""
 
     @property
     def kv_shape(self) -> KvShape: ...
@@ -56,32 +55,30 @@ class DraftLayer(Protocol):
     @property
     def max_positions(self) -> int | None: ...
 
-    def keeps(self) -> Kept:
-        """What a step of the model has to keep."""
+    def keeps(self) -> Kept: ...
 
     def kept(self, kept: Kept) -> Tensor:
-        """[num_tokens, width]: what it needs of what a step kept."""
+        """Return what it needs of what a step kept, [num_tokens, width]."""
 
     def states(self, kept: Tensor) -> Tensor:
-        """[n, width] of that -> [n, hidden], which it reads."""
+        """Turn that [n, width] into what it reads [n, hidden]."""
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """input_ids: of the tokens that follow the positions; hidden: [n, hidden]; None: zeros. [n, hidden]: what the
-        layer gives."""
+        """Compute [n, hidden] from following tokens and `hidden` [n, hidden], None: zeros."""
 
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """[n, hidden] as `forward` gives it -> [n] int64, ids of the model."""
+        """Return the model's ids [n] int64 for [n, hidden] of `forward`."""
 
     def next_states(self, hidden: Tensor) -> Tensor:
-        """What the next place of a draft reads in place of the model's states."""
+        """Return what the next place reads instead of the model's states."""
 
 
 class _Waiting:
-    """Positions of one request that the model has computed and the layer has not, from `position` on. states: the
-    model's, [n, width] each, of one position after another."""
+    """Positions from `position` on that the layer has yet to compute."""
 
     def __init__(self, position: int) -> None:
         self.position = position
+        # The model's, [n, width] each, in order.
         self.states: list[Tensor] = []
         self.count = 0
 
@@ -94,7 +91,7 @@ class _Waiting:
         self.count += len(states)
 
     def take(self, count: int) -> Tensor:
-        """The states of the first positions, which wait no longer."""
+        """Take the first positions' states."""
         states = torch.cat(self.states)
         self.position += count
         self.count -= count
@@ -103,7 +100,7 @@ class _Waiting:
 
 
 class LayerDrafter:
-    """A `Drafter`. What waits of a request is in its `Sequence.drafts_from`."""
+    """A `Drafter`; `Sequence.drafts_from` is what waits."""
 
     position_rows: int | None = None
 
@@ -177,16 +174,14 @@ class LayerDrafter:
         return [ids[len(row.forced) :] for row, ids in zip(rows, drafts, strict=True)]
 
     def compute(self, ids: Tensor, positions: Tensor, attention: AttentionMetadata, kept: Kept) -> Tensor:
-        """Of a step of the model, which kept `kept`, all its positions, followed by `ids`; [n, hidden], what the layer
-        gives."""
+        """Compute a step's positions, followed by `ids`; return [n, hidden]."""
         return self._computed(ids, positions, attention, self._layer.states(self._layer.kept(kept)))
 
     def go_on(self, ids: Tensor, positions: Tensor, attention: AttentionMetadata, given: Tensor) -> Tensor:
-        """The same of the next position of drafts, behind one where the layer has given `given` [n, hidden]."""
+        """Compute drafts' next position behind `given` [n, hidden]."""
         return self._computed(ids, positions, attention, self._layer.next_states(given))
 
     def likeliest(self, given: Tensor) -> Tensor:
-        """[n, hidden] as the layer gives it -> [n] int64, ids of the model."""
         return self._layer.likeliest(given)
 
     def _computed(self, ids: Tensor, positions: Tensor, attention: AttentionMetadata, states: Tensor) -> Tensor:
@@ -194,7 +189,7 @@ class LayerDrafter:
         return self._layer.forward(ModelInputs(ids, positions, attention, None, hidden=states), self._cache)
 
     def _compute_waiting(self, rows: Rows[tuple[Sequence, int]]) -> Tensor:
-        """The first positions that wait, so many of each row; what the layer gives at the last of each."""
+        """Compute waiting positions; return the layer's output at each row's last."""
         spans, states = [], []
         for sequence, count in rows:
             waiting: _Waiting = sequence.drafts_from
@@ -204,7 +199,7 @@ class LayerDrafter:
         return self._forward(spans, self._layer.states(torch.cat(states)))
 
     def _forward(self, spans: Rows[Span], states: Tensor) -> Tensor:
-        """The spans' tokens follow their positions; what the layer gives at the last position of each."""
+        """Compute spans whose tokens follow their positions; return the last outputs."""
         step = span_inputs(spans, states.device)
         given = self._computed(step.ids, step.positions, step.attention, states)
         return given if len(given) == len(spans) else given[step.last]

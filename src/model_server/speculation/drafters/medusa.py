@@ -1,7 +1,6 @@
-"""Medusa heads: head k guesses, from one hidden state, the token k + 1 places behind the one that is drawn from it.
+"""Medusa heads: head k guesses the token k + 1 places behind the drawn one.
 
-Of the first version each head has residual layers and a matrix over the vocabulary; of the second one residual layer,
-and the matrix is the model's own.
+Version 1 has residual layers and a matrix each; version 2 one layer, and the model's matrix.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from model_server.weights.matrix import Part
 
 
 class Medusa:
-    """layers: of each head, `x + silu(W x + b)`. heads: of each, from x to the vocabulary."""
+    """Layers `x + silu(W x + b)` of each head, then its matrix."""
 
     def __init__(self, layers: list[list[Linear]], heads: list[Head]) -> None:
         self._layers = layers
@@ -39,7 +38,7 @@ class Medusa:
 def load_medusa(
     loader: Loader, number: int, num_layers: int, hidden_size: int, vocab_size: int, base_head: Head
 ) -> Medusa:
-    """The first `number` heads. num_layers: what the config says of the first version. Raises StartupError."""
+    """Load the first `number` heads; `num_layers` is version 1's."""
     has_own_heads = loader.has(f"0.{num_layers}.weight")
     num_layers = num_layers if has_own_heads else 1
     layers = [

@@ -1,4 +1,4 @@
-"""MLP speculators: a state that begins as the model's hidden state and takes up one token for each place of a draft."""
+"""MLP speculators: a hidden state that takes up a token for each place."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SpeculatorShape:
-    """What the config says. number: of places that the speculator was made for, by which it weighs states and tokens;
-    inner: width of the state; tied: places share their matrices; scales_input: the first state is normalized."""
+    """What the config says."""
 
+    # Places that it was made for, which weigh states and tokens.
     number: int
     inner: int
     hidden_size: int
     vocab_size: int
+    # Places share matrices.
     tied: bool
+    # The first state is normalized.
     scales_input: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The matrices for one place of a draft. norm: weight and bias [inner]."""
+    """The matrices of one place; norm: weight and bias [inner]."""
 
     embedding: Embedding
     projection: Linear

@@ -1,8 +1,7 @@
-"""Heads for multi-token prediction: decoder layers that a checkpoint holds behind the model's own, of which the first
-drafts.
+"""Multi-token prediction: decoder layers behind the model's own, the first of which drafts.
 
-As DeepSeek stores them, layer L of a model of L layers has `enorm`, `hnorm` and `eh_proj`, which mix the embedding of
-the next token with what the model's head reads, and `shared_head`, a norm and a head.
+In DeepSeek's files layer L has `enorm`, `hnorm` and `eh_proj`, which mix the next token's embedding with what the head
+reads, and `shared_head`.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from model_server.weights.reader import WeightReader
 
 @dataclass(frozen=True, slots=True)
 class MtpLayer:
-    """A `DraftLayer`. base: the model, whose embedding it reads unless it has its own. mix: [embedding, states] side by
-    side -> [n, hidden]."""
+    """A `DraftLayer` on `base`."""
 
     base: Decoder
     embedding: Embedding | None
     embedding_norm: AddNorm
     states_norm: AddNorm
+    # [embedding, states] side by side to [n, hidden].
     mix: Linear
     block: Block
     norm: AddNorm
@@ -87,7 +86,7 @@ class MtpLayer:
 
 
 def load_mtp(reader: WeightReader, spec: Spec, scheme: Scheme, base: Decoder, placement: Placement) -> LayerDrafter:
-    """The first layer behind those of `base`, whose checkpoint `reader` reads. Raises StartupError."""
+    """Load the first layer behind those of `base`."""
     prefix = f"{spec.names.layers}.{spec.num_layers}."
     size, group = spec.hidden_size, placement.ranks.tensor
     loader = Loader(
@@ -120,7 +119,7 @@ def load_mtp(reader: WeightReader, spec: Spec, scheme: Scheme, base: Decoder, pl
 
 
 def _with_layer_behind(spec: Spec) -> Spec:
-    """One layer more, of the kind of the last one."""
+    """Add a layer of the last one's kind."""
     return replace(
         spec,
         num_layers=spec.num_layers + 1,
@@ -132,7 +131,7 @@ def _with_layer_behind(spec: Spec) -> Spec:
 
 
 def _own_embedding(loader: Loader, spec: Spec, name: str) -> Embedding | None:
-    """None where it is the model's."""
+    """Load an embedding other than the model's, if any."""
     if _is_shared(loader, spec, name, spec.names.embedding):
         return None
     start, stop = vocab_range(spec.vocab_size, loader.tensor_group)
@@ -140,7 +139,7 @@ def _own_embedding(loader: Loader, spec: Spec, name: str) -> Embedding | None:
 
 
 def _is_shared(loader: Loader, spec: Spec, name: str, other: str) -> bool:
-    """Whether a matrix is the model's: checkpoints hold such a copy, or nothing."""
+    """Whether a matrix is absent or a copy of the model's."""
     name, other = name + ".weight", other + ".weight"
     if not loader.has(name):
         return True

@@ -1,4 +1,4 @@
-"""The inputs of a drafter's forward: tokens of several rows, each from a position of its own on."""
+"""Inputs of a drafter's forward: several rows' tokens from own positions on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_server.batch.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of a row at the positions `first` and following, whose slots it has."""
+    """A row's tokens from position `first` on, which have slots."""
 
     sequence: Sequence
     first: int
@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class SpanInputs:
-    """Of all spans, one after another. ids, positions: [num_tokens] int64. last: [num_spans] int64, where each ends."""
+    """All spans' ids and positions [num_tokens] int64; last: [num_spans] int64, their ends."""
 
     ids: Tensor
     positions: Tensor
@@ -59,7 +59,7 @@ def span_inputs(spans: Rows[Span], device: torch.device) -> SpanInputs:
 
 
 def counted_places(metadata: AttentionMetadata) -> npt.NDArray[np.int64]:
-    """The places of a step's tokens in the cache, [num_tokens], whose lengths the host knows."""
+    """Return tokens' places in the cache, by lengths that the host knows."""
     counts, lengths = metadata.query_lengths_host, metadata.kv_lengths_host
     return np.concatenate([np.arange(n - count, n) for count, n in zip(counts, lengths, strict=True)]).astype(np.int64)
 

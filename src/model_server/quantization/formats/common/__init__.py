@@ -1,1 +1,1 @@
-"""What formats have in common: words of codes, groups, cuts, the scales of blocks, and what configs say of modules."""
+"""What formats share: words, groups, cuts, block scales, configs' modules."""

@@ -1,7 +1,6 @@
-"""Floats of 4 bits (E2M1) with a scale for each group of inputs, two in a byte, the first in the lower bits.
+"""Floats of 4 bits (E2M1), two in a byte, the lower bits first, with a scale per group.
 
-Twice a number is a whole one from -12 to 12, so that matrices are those of codes, exactly: these are their levels.
-Source: OCP Microscaling Formats v1.0, section 5.3.3.
+Doubled they are whole numbers from -12 to 12: codes with these levels. Source: OCP Microscaling Formats v1.0, 5.3.3.
 """
 
 from __future__ import annotations
@@ -24,10 +23,12 @@ def keep_part(
     name: str, num_columns: int, scales: Tensor, group: int, part: Part, columns: Range, read: Read,
     factor: Tensor | None = None,
 ) -> Codes:  # fmt: skip
-    """A part of a matrix. scales: [out, groups] float32, of the numbers themselves; group: inputs that share one.
-    factor: one number, of which scales are multiples by e4m3 floats; None: they are any numbers.
+    """Keep a part of a matrix.
 
-    Raises StartupError for groups that would be cut too small.
+    Args:
+        scales: [out, groups] float32.
+        group: Inputs that share one.
+        factor: Scales are its multiples by e4m3 floats; None: any numbers.
     """
 
     def codes(rows: Range, columns: Range) -> Tensor:
@@ -45,5 +46,5 @@ def keep_part(
 
 
 def powers(exponents: Tensor) -> Tensor:
-    """E8M0, the exponents of two plus 127 as bytes, as float32."""
+    """Decode E8M0 exponents (plus 127) to float32."""
     return torch.ldexp(torch.ones(exponents.shape, device=exponents.device), exponents.view(torch.uint8).int() - 127)

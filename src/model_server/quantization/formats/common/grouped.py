@@ -1,4 +1,4 @@
-"""What files of whole numbers share: a scale and a zero point for each group of inputs, and how they are cut."""
+"""What files of whole numbers share: scales and zero points by group, and cuts."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ Unpack = Callable[[Range, Range], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
-    """A stored matrix [out, in]. scales: [out, groups]. zeros: [out, groups] uint8.
-
-    group: inputs that share a scale. index: [in] the group of each input, where its place does not say it. levels:
-    see `Codes`. factor: a number of which all scales are multiples by e4m3 floats.
-    """
+    """A stored matrix [out, in], with scales [out, groups] and zeros [out, groups] uint8."""
 
     name: str
     bits: int
     num_columns: int
     scales: Tensor
     zeros: Tensor
+    # Inputs that share a scale.
     group: int
+    # [in]: each input's group, where its place does not say it.
     index: Tensor | None = None
     levels: tuple[int, ...] | None = None
+    # Scales are its multiples by e4m3 floats.
     factor: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Which columns are kept. groups: [new groups] int64, the stored group of each. sources, is_padding: for an order
-    other than the file's, [kept columns]."""
+    """Which columns are kept."""
 
     group: int
+    # [new groups] int64: the stored group of each.
     groups: Tensor
     order: Order | None = None
+    # For another order than the file's, [kept columns], as `is_padding`.
     sources: Tensor | None = None
     is_padding: Tensor | None = None
 
 
 def keep(stored: Grouped, part: Part, columns: Range, unpack: Unpack) -> Codes:
-    """A part of a stored matrix. Raises StartupError for groups that would be cut too small."""
+    """Keep a part of a stored matrix, if groups are not cut too small."""
     kept = _columns(stored, columns)
     pieces = [_rows(stored, rows, columns, unpack, kept) for span in part.rows for rows in _pieces(span, columns)]
     rows = torch.cat([torch.arange(*span, device=stored.scales.device) for span in part.rows])
@@ -70,7 +70,7 @@ def keep(stored: Grouped, part: Part, columns: Range, unpack: Unpack) -> Codes:
 
 
 def group_size(num_columns: int, num_groups: int, said: int | None) -> int | None:
-    """How many columns share a scale; None: no size fits. said: by the config, which may be wrong."""
+    """Return how many columns share a scale, if a size fits; `said` may be wrong."""
     if num_groups == 1:
         return num_columns
     if said is not None and said > 0 and -(-num_columns // said) == num_groups:
@@ -79,7 +79,7 @@ def group_size(num_columns: int, num_groups: int, said: int | None) -> int | Non
 
 
 def shape_of(reader: WeightReader, name: str, dimensions: int = 2) -> tuple[int, ...]:
-    """Raises StartupError for a tensor that is missing or has another number of dimensions."""
+    """Return the shape of a tensor with so many dimensions."""
     shape = reader.shape(name)
     if len(shape) != dimensions:
         raise StartupError(f"weight {name} has shape {list(shape)}; it must have {counted(dimensions, 'dimension')}")
@@ -87,28 +87,28 @@ def shape_of(reader: WeightReader, name: str, dimensions: int = 2) -> tuple[int,
 
 
 def read_words(reader: WeightReader, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
-    """Words of 32 bits. Raises StartupError for a tensor of another type, whose bytes would be codes of nothing."""
+    """Read 32-bit words; other types would be codes of nothing."""
     if reader.stored(name) != "I32":
         raise StartupError(f"weight {name} is stored as {reader.stored(name)}; codes are packed into words of I32")
     return reader.raw(name, rows, columns)
 
 
 def read_scales(reader: WeightReader, name: str) -> Tensor:
-    """Raises StartupError for a tensor that is not floating point, or holds infinities or NaN."""
+    """Read finite floating-point scales."""
     if reader.stored(name) not in FLOATING:
         raise StartupError(f"weight {name} is stored as {reader.stored(name)}; scales are floating point numbers")
     return finite(name, reader.raw(name))
 
 
 def finite(name: str, scales: Tensor) -> Tensor:
-    """`scales`, of the tensor `name`. Raises StartupError for infinities and NaN, which make logits of nothing else."""
+    """Refuse infinities and NaN, which would make all logits so."""
     if not torch.isfinite(scales).all():
         raise StartupError(f"weight {name} holds scales that are infinite or not numbers: its file is damaged")
     return scales
 
 
 def read_index(reader: WeightReader, name: str, num_columns: int, num_groups: int) -> Tensor:
-    """The group of each input. Raises StartupError for another number of inputs, and for groups that there are not."""
+    """Read the group of each input, all valid."""
     shape = shape_of(reader, name, 1)
     if shape != (num_columns,):
         raise StartupError(f"weight {name} has shape {list(shape)}; a matrix of {num_columns} inputs asks for as many")
@@ -121,7 +121,7 @@ def read_index(reader: WeightReader, name: str, num_columns: int, num_groups: in
 def misfit(
     name: str, shape: Sequence[int], bits: int, group: int, size: tuple[int, int], expected: Sequence[int]
 ) -> StartupError:
-    """For a tensor that does not fit its matrix of `size` [out, in]."""
+    """Return the error for a tensor that does not fit a matrix [out, in]."""
     return StartupError(
         f"weight {name} has shape {list(shape)}; {bits} bits in groups of {group} of a matrix {list(size)} "
         f"ask for {list(expected)}"
@@ -158,7 +158,7 @@ def _columns(stored: Grouped, columns: Range) -> _Columns:
 
 
 def too_small(name: str, group: int, piece: int, whole: int, share: int) -> StartupError:
-    """For groups of columns that shards would cut into pieces. share: of `whole` columns that a shard keeps."""
+    """Return the error for groups that shards would cut into pieces."""
     shards = whole // share
     fitting = next(
         n for n in range(shards, 0, -1)
@@ -171,7 +171,7 @@ def too_small(name: str, group: int, piece: int, whole: int, share: int) -> Star
 
 
 def _sorted(index: Tensor) -> _Columns:
-    """Columns sorted by group, each group filled up to whole pieces. index: [columns] int64, the group of each."""
+    """Sort columns by group, each group filled up to whole pieces."""
     num_columns = len(index)
     sources = index.argsort(stable=True)
     groups, counts = torch.unique_consecutive(index[sources], return_counts=True)

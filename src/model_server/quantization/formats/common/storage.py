@@ -1,4 +1,4 @@
-"""What formats of quantized matrices have in common: sizes, the rows that are kept, scales of blocks and their cuts."""
+"""What formats share: sizes, kept rows, and block scales."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _SCALE_TYPES = (*FLOATING, "U8", "F8_E8M0")
 
 
 def refuse_stacks(wanted: MatrixSlice, *, serves_transposed: bool = False) -> None:
-    """Raises StartupError for matrices of several experts in one tensor, and for those of [in, out] where the format
-    stores these in another way than others."""
+    """Refuse stacked experts, and [in, out] where the format stores it differently."""
     name = wanted.parts[0].name
     if wanted.expert is not None:
         raise StartupError(f"weight {name} holds all experts in one quantized tensor; only plain ones are served so")
@@ -29,17 +28,17 @@ def refuse_stacks(wanted: MatrixSlice, *, serves_transposed: bool = False) -> No
 
 
 def skip_inputs(reader: WeightReader, module: str) -> None:
-    """What a checkpoint says of the numbers that a module is given is not needed."""
+    """Skip what a checkpoint says of a module's inputs."""
     reader.skip(*(f"{module}.{name}" for name in _OF_INPUTS))
 
 
 def block_scales(
     reader: WeightReader, module: str, size: tuple[int, int], block: tuple[int, int]
 ) -> tuple[Tensor, tuple[int, int]]:
-    """All scales of a matrix of `size` as they are stored, [blocks down, blocks across], and the size of their blocks.
+    """Read all scales [blocks down, blocks across], and the size of their blocks.
 
-    block: where the scales are blocks. Raises StartupError for scales that are missing, not finite, or do not
-    fit the matrix.
+    Args:
+        block: Where the scales are blocks.
     """
     found = next((name for name in SCALES if reader.has(f"{module}.{name}")), None)
     if found is None:
@@ -63,13 +62,13 @@ def block_scales(
 
 
 def kept_rows(part: Part, device: torch.device) -> Tensor:
-    """Which rows of the stored matrix `part` keeps, in the model's order: [n] int64."""
+    """Return the stored rows that `part` keeps, in the model's order, [n] int64."""
     rows = torch.cat([torch.arange(*kept, device=device) for kept in part.rows])
     return rows if part.order is None else part.order.apply(rows)
 
 
 def cut_columns(scales: Tensor, width: int, columns: Range, name: str, whole: int) -> tuple[Tensor, int]:
-    """`columns_of_blocks`, of `whole` columns. Raises StartupError for blocks that would be cut too small."""
+    """Cut `columns_of_blocks`, if blocks do not get too small."""
     cut, divided = columns_of_blocks(scales, width, columns)
     if divided < min(SMALLEST_CUT, width) and cut.shape[-1] > 1:
         raise too_small(name, width, divided, whole, columns[1] - columns[0])
@@ -77,7 +76,7 @@ def cut_columns(scales: Tensor, width: int, columns: Range, name: str, whole: in
 
 
 def expect_size(reader: WeightReader, name: str, num_rows: int | None, num_columns: int | None) -> tuple[int, int]:
-    """The size of a stored matrix. Raises StartupError unless it is a matrix with as many rows and columns."""
+    """Return a stored matrix's size, which must be this."""
     shape = reader.shape(name)
     for dimension, asked in enumerate((num_rows, num_columns)):
         if len(shape) != 2 or (asked is not None and shape[dimension] != asked):

@@ -1,4 +1,4 @@
-"""What the config of a compressed-tensors checkpoint says of its modules."""
+"""What a compressed-tensors config says of modules."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ _MATCH_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How the matrices of some modules are stored. bits: None: the config does not say.
+    """How some modules' matrices are stored."""
 
-    block: rows and columns that share a scale, where a matrix has more than one scale for each row or column.
-    float8_inputs: they were made for activations of 8-bit floats.
-    """
-
+    # None: not said.
     bits: int | None = None
+    # Rows and columns that share a scale, if blocks.
     block: tuple[int, int] = DEFAULT_BLOCK
+    # Made for activations of 8-bit floats.
     float8_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Which modules are stored in which way: by name, by a pattern of names, or as all that are linear layers."""
+    """Modules and how they are stored: by name, pattern, or class."""
 
     groups: Sequence[tuple[Sequence[str], Weights]]
 
     def weights_of(self, module: str) -> Weights:
-        """What is said of `module`: names go before patterns, and patterns before classes of modules."""
+        """Return what is said of `module`: names before patterns before classes."""
         for matches in (_names, _pattern, _class):
             for targets, weights in self.groups:
                 if any(matches(target, module) for target in targets):
@@ -45,7 +44,7 @@ class Targets:
 
 
 def targets_of(config: Mapping[str, Any]) -> Targets:
-    """The targets of a `quantization_config`. What is not of the shape that the library writes says nothing."""
+    """Read the targets of a `quantization_config` of the library's shape."""
     groups = config.get("config_groups")
     found = groups.values() if isinstance(groups, Mapping) else ()
     return Targets([_group(group) for group in found if isinstance(group, Mapping)])
@@ -78,7 +77,7 @@ def _names(target: str, module: str) -> bool:
 
 
 def _pattern(target: str, module: str) -> bool:
-    """Raises StartupError for a pattern that may be matched for hours."""
+    """Match a pattern that cannot take hours."""
     try:
         return target.startswith("re:") and regex.match(target[3:], module, timeout=_MATCH_S) is not None
     except TimeoutError:
@@ -91,5 +90,5 @@ def _pattern(target: str, module: str) -> bool:
 
 
 def _class(target: str, module: str) -> bool:
-    """Every module that is asked for is a linear layer, or stored as one."""
+    """Match linear layers, which all modules asked for are stored as."""
     return target == "Linear"

@@ -9,12 +9,12 @@ WORD = 32
 
 
 def num_words(count: int, bits: int, *, dense: bool) -> int:
-    """How many words hold `count` codes. dense: codes may begin in one word and end in the next."""
+    """Count the words of codes; `dense` ones may cross words."""
     return -(-count * bits // WORD) if dense else -(-count // (WORD // bits))
 
 
 def words_of(start: int, stop: int, bits: int, *, dense: bool) -> tuple[int, int, int]:
-    """The words [first, last) that the codes [start, stop) are in, and the code that the first word begins with.
+    """Return the words [first, last) of codes [start, stop), and the first word's first code.
 
     Dense words begin with a whole code every `bits` words.
     """
@@ -24,7 +24,7 @@ def words_of(start: int, stop: int, bits: int, *, dense: bool) -> tuple[int, int
 
 
 def unpack(words: Tensor, bits: int, count: int, *, dense: bool) -> Tensor:
-    """The first `count` codes of each row: words [n, words] int32 -> [n, count] uint8."""
+    """Unpack `count` codes per row, [n, words] int32 to [n, count] uint8."""
     if WORD % bits == 0:
         return _whole(words, bits)[:, :count]
     mask = 2**bits - 1

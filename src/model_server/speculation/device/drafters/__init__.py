@@ -1,1 +1,1 @@
-"""Drafters that compute, on a device that the host does not wait for."""
+"""Drafters that compute on the device, ahead of the host."""

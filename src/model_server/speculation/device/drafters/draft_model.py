@@ -1,4 +1,4 @@
-"""A draft model: of the tokens that it lacks it computes the keys when it drafts the next time."""
+"""A draft model, which computes missing keys when it drafts next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_TOKENS = 2048
 
 
 class DeviceDraftModel:
-    """A `DeviceDrafter`. `Sequence.drafts_from` is how many of the tokens before the newest may have no keys."""
+    """A `DeviceDrafter`; `Sequence.drafts_from` counts tokens before the newest that may lack keys."""
 
     is_lost_in_plain_steps = False
 
@@ -59,8 +59,7 @@ class DeviceDraftModel:
 
 
 class ModelDrafts:
-    """A `RowDrafts`. Keys that are there already are computed once more, from the same tokens, where other rows lack
-    theirs."""
+    """A `RowDrafts`; keys may be computed again where other rows lack theirs."""
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model
@@ -89,11 +88,11 @@ class ModelDrafts:
         return torch.stack(found, 1), torch.full_like(rows.start, length)
 
     def settle(self, brought: Brought) -> None:
-        """The last token of a draft has no keys, and is the one before the newest if all were right."""
+        """Note that a draft's last token, before the newest if all were right, has no keys."""
         self._behind = 1 if self._length else self._behind + 1
 
     def _newest(self, rows: RowsAt) -> Tensor:
-        """Compute what lacks keys, the newest token last; the likeliest one behind it, [num_rows] int64."""
+        """Compute what lacks keys; return the likeliest next token, [num_rows] int64."""
         device, first = rows.start.device, -self._behind
         part = max(1, _MOST_TOKENS // rows.count)
         while True:

@@ -1,4 +1,4 @@
-"""The one interface of drafters whose drafts the device makes without the host."""
+"""The interface of drafters ahead of the host."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from model_server.speculation.drafters.drafter import ComputedRow, ComputedStep
 
 
 class DeviceDrafter(Protocol):
-    """What a sequence needs to be drafted for is in its `drafts_from`; None: it is not drafted for.
+    """Drafts for sequences with `drafts_from`."""
 
-    is_lost_in_plain_steps: it cannot draft for rows of whose steps it has not seen all.
-    """
-
+    # It must see all steps of its rows.
     is_lost_in_plain_steps: bool
 
     @property
@@ -27,16 +25,16 @@ class DeviceDrafter(Protocol):
         """Whether `seconds` can be asked for."""
 
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:
-        """Measure what drafting takes. What `cache`, of its layers, holds is overwritten."""
+        """Measure drafting; overwrites `cache`."""
 
     def seconds(self, num_rows: int, length: int) -> float:
-        """What drafts of so many tokens take, and seeing the step that checks them."""
+        """Return the time of drafts, and of seeing the step that checks them."""
 
     def keeps(self) -> Kept | None:
-        """What a step of the model has to keep for it; None: nothing."""
+        """Return what a step must keep for it, if anything."""
 
     def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
-        """A step that is not a window of the device was submitted."""
+        """Note a submitted step that is not a window."""
 
     def can_draft(self, sequence: Sequence) -> bool:
         """Whether it knows enough of the request."""

@@ -1,4 +1,4 @@
-"""Medusa heads and MLP speculators: they read the hidden state behind which a row's newest token was drawn."""
+"""Medusa heads and MLP speculators on the newest token's hidden state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from model_server.speculation.drafters.heads import Guesser, Heads
 
 
 class DeviceHeads:
-    """A `DeviceDrafter`. `Sequence.drafts_from` is the `State` of a row."""
+    """A `DeviceDrafter`; `Sequence.drafts_from` is a row's `State`."""
 
     is_lost_in_plain_steps = False
 

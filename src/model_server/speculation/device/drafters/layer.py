@@ -1,7 +1,6 @@
-"""EAGLE-3 and MTP: a layer that computes each position right behind the model, from its hidden states and the token
-that was drawn there, and drafts with its own output in their place.
+"""EAGLE-3 and MTP: a layer behind the model, on its hidden states and drawn tokens, or its own output.
 
-Its keys of a draft are computed again, as those of the model are, by the step that checks it.
+The step that checks a draft computes its keys again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from model_server.speculation.drafters.spans import counted_places
 
 
 class DeviceLayer:
-    """A `DeviceDrafter`. `Sequence.drafts_from` is the `State` of a row: what the layer gave at its last position."""
+    """A `DeviceDrafter`; `Sequence.drafts_from` is what the layer last gave."""
 
     is_lost_in_plain_steps = True
 
@@ -50,8 +49,7 @@ class DeviceLayer:
         return self._drafter.keeps()
 
     def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
-        """Compute all positions of the step. Those of prompts are followed by the prompt's tokens, the last ones of the
-        others by the tokens that were drawn."""
+        """Compute the step's positions, followed by the prompt's or drawn tokens."""
         assert step.kept is not None
         places = [row.first + row.count - 1 for row in rows]
         drew = [number for number, row in enumerate(rows) if row.logit_row is not None]
@@ -110,6 +108,6 @@ class LayerDrafts(RowStates):
 
 
 def _following(row: ComputedRow) -> int:
-    """The prompt's token behind what a step computed; 0 where it was drawn."""
+    """Return the prompt's next token; 0 if drawn."""
     end = row.position + row.count
     return row.sequence.ids[end] if row.logit_row is None else 0

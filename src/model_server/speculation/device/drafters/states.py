@@ -1,4 +1,4 @@
-"""The hidden states that the rows of a batch draft from, on the device."""
+"""Hidden states that a batch's rows draft from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_server.speculation.device.drafts import State, gathered
 
 
 class RowStates:
-    """What a `RowDrafts` does with the `State` of each row, whatever drafts from them."""
+    """A `RowDrafts` with the `State` of each row."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
