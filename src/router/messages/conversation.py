@@ -10,6 +10,7 @@ from router.openai.chat.prompt import carried, chat_body, check_one_form
 from router.schemas.chat import ChatBody
 from router.schemas.conversations.messages import (
     CountTokensBody,
+    DocumentBlock,
     ImageBlock,
     InputMessage,
     MessagesBody,
@@ -31,7 +32,7 @@ cache would never find the prompt again."""
 _ERROR = "Error: "
 _READABLE = ("title", "url", "text", "data", "stdout", "stderr", "tool_name", "error_code")
 _Written = TextBlock | SearchResultBlock | ToolReferenceBlock | ServerToolUseBlock | ServerToolResultBlock
-_Shown = ImageBlock | _Written
+_Shown = ImageBlock | DocumentBlock | _Written
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -88,7 +89,7 @@ def _turns(message: InputMessage) -> list[dict[str, Any]]:
     reasoning = ""
     for block in message.content:
         if isinstance(block, _Shown):
-            parts.append(_part(block))
+            parts += _parts(block)
         elif isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": block.input}
             calls.append({"id": block.id, "type": "function", "function": function})
@@ -108,9 +109,25 @@ def _turns(message: InputMessage) -> list[dict[str, Any]]:
     return results or [{"role": message.role, "content": ""}]
 
 
-def _part(block: _Shown) -> dict[str, Any]:
-    if not isinstance(block, ImageBlock):
-        return {"type": "text", "text": _text(block)}
+def _parts(block: _Shown) -> list[dict[str, Any]]:
+    if isinstance(block, ImageBlock):
+        return [_image(block)]
+    if not isinstance(block, DocumentBlock):
+        return [_text_part(_text(block))]
+    source = block.source
+    content = source.data if source.type == "text" else source.content
+    before = "".join(f"{text}\n" for text in (block.title, block.context) if text)
+    if isinstance(content, str):
+        return [_text_part(f"{before}{content}\n")]
+    blocks = [TextBlock(type="text", text=before), *(content or ()), TextBlock(type="text", text="\n")]
+    return [part for one in blocks for part in _parts(one)]
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _image(block: ImageBlock) -> dict[str, Any]:
     source = block.source
     url = source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}"
     return {"type": "image_url", "image_url": {"url": url}}
@@ -141,8 +158,8 @@ def _texts_in(content: Any) -> list[str]:
 def _result(block: ToolResultBlock) -> str | list[dict[str, Any]]:
     if isinstance(block.content, str):
         return f"{_ERROR}{block.content}" if block.is_error else block.content
-    parts = [_part(part) for part in block.content]
-    return [{"type": "text", "text": _ERROR}, *parts] if block.is_error else parts or ""
+    parts = [part for one in block.content for part in _parts(one)]
+    return [_text_part(_ERROR), *parts] if block.is_error else parts or ""
 
 
 def _is_of_client(tool: MessagesTool) -> bool:

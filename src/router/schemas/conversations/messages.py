@@ -56,6 +56,19 @@ class ToolUseBlock(Body):
     input: dict[str, Any] = Field(description="Its arguments.", examples=[{"city": "Paris"}])
 
 
+class Citations(Body):
+    """Whether the answer says where in a document it is from, which is not served."""
+
+    enabled: bool = Field(default=False, description="`true` is refused.", examples=[False])
+
+    @model_validator(mode="after")
+    def _are_off(self) -> Citations:
+        if self.enabled:
+            text = "citations are not served: leave `citations` out and ask for quotations in the prompt"
+            raise FieldError(text, param="enabled", reason="unsupported")
+        return self
+
+
 class SearchResultBlock(Body):
     """What the client has found; the model reads its title, source and texts."""
 
@@ -63,6 +76,41 @@ class SearchResultBlock(Body):
     source: str = Field(description="Where it is from.", examples=["https://example.com/a"])
     title: str = Field(description="Its title.", examples=["Weather"])
     content: list[TextBlock] = Field(description="Its texts.", examples=[[{"type": "text", "text": "Sunny"}]])
+    citations: Citations | None = Field(default=None, description="Absent: none.", examples=[{"enabled": False}])
+
+
+class DocumentSource(Body):
+    """Where a document is: in the request itself."""
+
+    type: Literal["text", "content", "base64", "url", "file"] = Field(
+        description="`text` with `data`, or `content` with `content`; files, PDFs among them, are refused.",
+        examples=["text"],
+    )
+    data: str | None = Field(default=None, description="The text.", examples=["Paris has 2.1 million inhabitants."])
+    content: TextOrItems[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]] | None = Field(
+        default=None, description="A text, or blocks.", examples=[[{"type": "text", "text": "Paris"}]]
+    )
+
+    @model_validator(mode="after")
+    def _has_a_text(self) -> DocumentSource:
+        if self.type not in ("text", "content"):
+            text = "documents are read as text alone, no files: send what is in it with a source of the type `text`"
+            raise FieldError(text, param="type", reason="unsupported")
+        name = "data" if self.type == "text" else "content"
+        if (self.data if self.type == "text" else self.content) is None:
+            text = f"a source of the type `{self.type}` needs `{name}`"
+            raise FieldError(text, param=name, reason="missing_field")
+        return self
+
+
+class DocumentBlock(Body):
+    """A document of the client; the model reads its title, what is said of it, and its content."""
+
+    type: Literal["document"] = Field(description="The kind of block.", examples=["document"])
+    source: DocumentSource = Field(description="The document.", examples=[{"type": "text", "data": "Paris"}])
+    title: str | None = Field(default=None, description="Its title.", examples=["Cities"])
+    context: str | None = Field(default=None, description="What is said of it.", examples=["From an atlas."])
+    citations: Citations | None = Field(default=None, description="Absent: none.", examples=[{"enabled": False}])
 
 
 class ToolReferenceBlock(Body):
@@ -100,7 +148,10 @@ class ToolResultBlock(Body):
     type: Literal["tool_result"] = Field(description="The kind of block.", examples=["tool_result"])
     tool_use_id: str = Field(description="The call that this answers.", examples=["toolu_1"])
     content: TextOrItems[
-        Annotated[TextBlock | ImageBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")]
+        Annotated[
+            TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock,
+            Field(discriminator="type"),
+        ]
     ] = Field(default="", description="A text, or blocks.", examples=["18 degrees"])
     is_error: bool = Field(default=False, description="The model reads `Error: ` before the text.", examples=[False])
 
@@ -121,6 +172,7 @@ class RedactedThinkingBlock(Body):
 Block = Annotated[
     TextBlock
     | ImageBlock
+    | DocumentBlock
     | SearchResultBlock
     | ToolUseBlock
     | ToolResultBlock

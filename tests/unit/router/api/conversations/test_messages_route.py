@@ -220,12 +220,22 @@ async def test_tokens_are_counted(make_native: MakeRouter) -> None:
     assert counted == {"input_tokens": (await router.post(PATH, asked)).json()["usage"]["input_tokens"]}
 
 
+def _document(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "document"} | fields]}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "says_so"),
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "at least one message"),
-        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "document"),
+        (_document(source={}), "source"),
+        (_document(source={"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}), "no files"),
+        (_document(source={"type": "url", "url": "https://a/b.pdf"}), "no files"),
+        (_document(source={"type": "file", "file_id": "file_1"}), "no files"),
+        (_document(source={"type": "text"}), "needs `data`"),
+        (_document(source={"type": "content"}), "needs `content`"),
+        (_document(source={"type": "text", "data": "x"}, citations={"enabled": True}), "citations are not served"),
         ({"container": "c"}, "`container` is not served here"),
         ({"mcp_servers": [{"url": "x"}]}, "`mcp_servers` is not served here"),
         ({"top_p": 2.0}, "top_p"),
@@ -305,6 +315,24 @@ async def test_what_anthropics_servers_have_done_is_read_as_text(make_native: Ma
     assert router.scheduler.last.inputs == (
         '<assistant>web_search: {"query":"Paris"}\nParis\nhttps://a\nRain\nIt rains.\nSo.toolu_1=get_weather{}\n'
         f"<tool>get_weather\n{news}toolu_1\n<user>{news}\n<assistant>"
+    )
+
+
+async def test_documents_are_read_as_text(make_native: MakeRouter) -> None:
+    router = make_native(["Hi", "</s>"], templates={"default": TEMPLATE})
+    plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Paris: 2 million."}}
+    named = plain | {"title": "Cities", "context": "An atlas.", "citations": {"enabled": False}}
+    blocks = [{"type": "text", "text": "Rome: "}, {"type": "text", "text": "3 million."}]
+    in_blocks = {"type": "document", "title": "More", "source": {"type": "content", "content": blocks}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [plain]}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {}}
+    asked = [result, named, in_blocks, plain, {"type": "text", "text": "Which is larger?"}]
+    history = [{"role": "assistant", "content": [call]}, {"role": "user", "content": asked}]
+    answer = await router.post(PATH, body(messages=history))
+    assert answer.status_code == 200, answer.text
+    assert router.scheduler.last.inputs == (
+        "<assistant>toolu_1=read{}\n<tool>Paris: 2 million.\ntoolu_1\n<user>Cities\nAn atlas.\nParis: 2 million.\n"
+        "More\nRome: 3 million.\nParis: 2 million.\nWhich is larger?\n<assistant>"
     )
 
 
