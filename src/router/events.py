@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,10 +26,33 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacesTop:
+    """The likeliest tokens at successive places of a prompt, `count` at each, as parallel lists: a prompt has so many
+    that they become tokens only where an answer lists them."""
+
+    count: int = 0
+    ids: Sequence[int] = ()
+    texts: Sequence[str] = ()
+    logprobs: Sequence[np.float32] = ()
+
+    def at(self, place: int) -> tuple[Token, ...]:
+        """The best first, at a place counted from the prompt's end: -1 is that of its last token."""
+        place += len(self.ids) // max(self.count, 1)
+        if place < 0:
+            return ()
+        here = slice(place * self.count, (place + 1) * self.count)
+        return tuple(map(Token, self.ids[here], self.texts[here], self.logprobs[here]))
+
+
+NO_PLACES = PlacesTop()
+
+
+@dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The prompt's tokens with their logprobs."""
+    """The prompt's tokens with their logprobs, and the likeliest tokens at its last places."""
 
     tokens: tuple[Token, ...]
+    top_tokens: PlacesTop = NO_PLACES
 
 
 @dataclass(slots=True)  # not frozen: that costs more than the rest of making one

@@ -94,13 +94,27 @@ def test_openai_completions(server: RunningServer) -> None:
         assert logprobs is not None and logprobs.tokens is not None and logprobs.top_logprobs is not None
         for token, top in zip(logprobs.tokens, logprobs.top_logprobs, strict=True):
             assert top[token] == max(top.values()), "greedy"
+        spans = httpx.post(f"{server.url}/tokenize", json={"inputs": "The quick"}).json()
+        prompt_ids = [span["id"] for span in spans]
+        told = {"inputs": "The quick", "parameters": {"max_new_tokens": 12, "details": True}}
+        details = httpx.post(f"{server.url}/generate", json=told).json()["details"]
+        ids = [*prompt_ids, *(token["id"] for token in details["tokens"])]
+        scored = create(prompt=ids, echo=True, logprobs=1, **(asked | {"max_tokens": 1})).choices[0].logprobs
+        assert scored is not None and scored.tokens is not None and scored.top_logprobs is not None
+        assert scored.token_logprobs is not None and scored.top_logprobs[0] is None
+        for token, logprob, best in zip(scored.tokens, scored.token_logprobs, scored.top_logprobs, strict=True):
+            if best is not None:
+                assert best[token] == logprob and len(best) <= 2
+        greedy = [best is not None and best[t] == max(best.values()) for t, best in
+                  zip(scored.tokens, scored.top_logprobs, strict=True)]  # fmt: skip
+        assert all(greedy[len(prompt_ids) :]), "what the model wrote"
+        assert not all(greedy[1 : len(prompt_ids)]), "what it did not"
         echoed = create(prompt="The quick", echo=True, logprobs=0, **asked).choices[0]
         assert echoed.text == "The quick" + whole.choices[0].text and echoed.logprobs is not None
         assert echoed.logprobs.token_logprobs is not None and echoed.logprobs.tokens is not None
         assert echoed.logprobs.token_logprobs[0] is None and None not in echoed.logprobs.token_logprobs[1:]
         assert echoed.logprobs.tokens[-len(logprobs.tokens) :] == logprobs.tokens
-        spans = httpx.post(f"{server.url}/tokenize", json={"inputs": "The quick"}).json()
-        by_ids = create(prompt=[span["id"] for span in spans], **asked)
+        by_ids = create(prompt=prompt_ids, **asked)
         assert by_ids.choices[0].text == whole.choices[0].text
         with pytest.raises(openai.BadRequestError):
             create(prompt="x", suffix="y", model="tgi")

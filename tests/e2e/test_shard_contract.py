@@ -246,6 +246,11 @@ def test_prompt_logprobs_and_top_tokens(shard: Caller, fox: pb.Request) -> None:
     assert not found.is_special
     assert found.logprobs[0] != found.logprobs[0], "the first token has no logprob"
     assert all(value <= 0 for value in found.logprobs[1:])
+    places = generation.prefill_top_tokens
+    assert generation.prefill_top_count == 3 and len(places.ids) == len(places.texts) == 3 * (len(found.ids) - 1)
+    # A token of the prompt that is the likeliest at its place has one number in both lists.
+    likeliest = {i: places.logprobs[3 * i] for i, one in enumerate(found.ids[1:]) if one == places.ids[3 * i]}
+    assert likeliest == {i: found.logprobs[i + 1] for i in likeliest}
     (top,) = generation.top_tokens
     assert len(top.ids) >= 3 and list(top.logprobs) == sorted(top.logprobs, reverse=True)
 

@@ -38,6 +38,14 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacesTop:
+    """The likeliest tokens at the last places of a prompt: `count` of each place in turn, the best first."""
+
+    tokens: Tokens
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedText:
     """The end of a request; `seed` only if it sampled."""
 
@@ -54,6 +62,7 @@ class Generation:
     request_id: int
     tokens: Tokens | None = None
     prefill_tokens: Tokens | None = None
+    prefill_top: PlacesTop | None = None
     top_tokens: list[Tokens] = field(default_factory=list)
     generated_text: GeneratedText | None = None
     error: str | None = None

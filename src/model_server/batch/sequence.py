@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from model_server.adapters.residents import Residence
 from model_server.adapters.rows import BASE
@@ -19,6 +18,7 @@ from model_server.batch.results import FinishReason, GeneratedText
 from model_server.batch.stopping import StoppingState
 from model_server.errors import RequestError, public_text
 from model_server.runner.runner import RequestState
+from model_server.sampling.logprobs import PromptScores
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.row import SamplingRow
 from model_server.text.detokenizer import Detokenizer
@@ -60,7 +60,7 @@ class Sequence:
     __slots__ = (
         "adapter", "blocks", "cache_length", "detokenizer", "drafts_from", "ended_in", "finished", "id", "ids",
         "images", "input_length", "max_new_tokens", "num_sampled", "owned", "prediction", "prefill_length",
-        "prefill_logprobs", "prompt_length", "prompt_logprobs", "residence", "row", "seed", "slots", "state",
+        "prefill_logprobs", "prompt_length", "prompt_scores", "residence", "row", "seed", "slots", "state",
         "stopping", "top_n_tokens",
     )  # fmt: skip
 
@@ -105,9 +105,7 @@ class Sequence:
         self.detokenizer = detokenizer
         self.owned = owned
         self.prefill_logprobs = prefill_logprobs  # wanted, and not delivered yet
-        self.prompt_logprobs: list[
-            Tensor
-        ] = []  # of the chunks so far, each [n] float32 on the host, there with the first token
+        self.prompt_scores: list[PromptScores] = []  # of the chunks so far, on the host with the first token
         self.top_n_tokens = request.top_n_tokens
         self.seed = request.sampling.seed if request.sampling.samples else None
         self.finished = False

@@ -6,10 +6,8 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
-import torch
-
 from model_server.batch.growth import Failure
-from model_server.batch.results import Generation, Tokens
+from model_server.batch.results import Generation, PlacesTop, Tokens
 from model_server.batch.sequence import Sequence
 from model_server.errors import RequestError, public_text
 from model_server.sampling.sampler import HostSampled
@@ -85,24 +83,32 @@ class Answers:
     def _token(self, sequence: Sequence, host: HostSampled, index: int) -> Generation:
         token_id = host.ids[index]
         text, ended = sequence.append(token_id)
+        prompt, prompt_top = self._prompt_tokens(sequence) if sequence.prefill_logprobs else (None, None)
         return Generation(
             request_id=sequence.id,
             tokens=Tokens([token_id], [host.logprobs[index]], [text], [token_id in self._tokenizer.special_ids]),
-            prefill_tokens=self._prompt_tokens(sequence) if sequence.prefill_logprobs else None,
+            prefill_tokens=prompt,
+            prefill_top=prompt_top,
             top_tokens=[self._top_tokens(host.top[index])] if sequence.top_n_tokens else [],
             generated_text=ended,
         )
 
-    def _prompt_tokens(self, sequence: Sequence) -> Tokens | None:
-        """Return all prompt logprobs, once; NaN for cached tokens and the first."""
-        parts, sequence.prompt_logprobs = sequence.prompt_logprobs, []
+    def _prompt_tokens(self, sequence: Sequence) -> tuple[Tokens, PlacesTop | None] | tuple[None, None]:
+        """Return all prompt logprobs and the top tokens, once; NaN for cached tokens and the first."""
+        parts, sequence.prompt_scores = sequence.prompt_scores, []
         sequence.prefill_logprobs = False
         if not sequence.owned:
-            return None
-        known: list[float] = torch.cat(parts).tolist() if parts else []
+            return None, None
+        known: list[float] = [logprob for part in parts for logprob in part.chosen.tolist()]
         ids = sequence.ids[: sequence.prompt_length]
         unknown = [float("nan")] * (sequence.prompt_length - len(known))
-        return Tokens(ids, unknown + known, [self._tokenizer.decode_one(i) for i in ids], [])
+        prompt = Tokens(ids, unknown + known, [self._tokenizer.decode_one(i) for i in ids], [])
+        if not sequence.top_n_tokens:
+            return prompt, None
+        top_ids = [token_id for part in parts for token_id in part.top_ids.flatten().tolist()]
+        top = [logprob for part in parts for logprob in part.top.flatten().tolist()]
+        texts = [self._tokenizer.decode_one(i) for i in top_ids]
+        return prompt, PlacesTop(Tokens(top_ids, top, texts, []), len(top_ids) // max(len(known), 1))
 
     def _top_tokens(self, candidates: list[tuple[int, float]]) -> Tokens:
         ids = [token_id for token_id, _ in candidates]

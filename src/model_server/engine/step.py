@@ -22,9 +22,9 @@ from model_server.engine.calls import PrefillCall, Session, StepCall
 from model_server.engine.profile import NoProfiler, StepProfiler
 from model_server.engine.running import AwaitedTokens, Running, SubmittedStep
 from model_server.memory.kv_cache import KvCache
-from model_server.memory.transfer import Staging, download, upload
+from model_server.memory.transfer import Staging
 from model_server.runner.runner import Kept, ModelInputs, Runner
-from model_server.sampling.logprobs import prompt_logprobs
+from model_server.sampling.logprobs import prompt_scores
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.device.speculator import DeviceSpeculator
 from model_server.speculation.device.tokens import WindowTokens
@@ -215,7 +215,7 @@ class Stepper:
         logits = self._forward(step, inputs.model, cache, kept)
         sampling = [s for s in rows if s.samples]
         if step.passage is None or step.passage.is_last:
-            _keep_prompt_logprobs(inputs, logits)
+            _keep_prompt_scores(inputs, logits)
             if inputs.sampled_rows is not None:
                 logits = logits.index_select(0, inputs.sampled_rows)
         if sampling or step.passage is not None:
@@ -283,11 +283,10 @@ def _rows_of(running: Running) -> list[Sequence]:
     return rows if len(going) == len(rows) else going  # the list itself: by that the state knows its rows
 
 
-def _keep_prompt_logprobs(inputs: StepInputs, logits: Tensor) -> None:
-    """Keep the logprobs of prompt tokens: row j scores token j + 1."""
+def _keep_prompt_scores(inputs: StepInputs, logits: Tensor) -> None:
+    """Keep the scores of prompt tokens: row j scores token j + 1."""
     # They come with the first token, and are on the host by then: a download of its own would wait for queued steps.
     for part in inputs.scored:
         following = part.sequence.ids[part.position + 1 : part.position + 1 + part.count]
-        ids = upload(torch.tensor(following, dtype=torch.int64), logits.device)
-        scores = logits[part.first_row : part.first_row + part.count]
-        part.sequence.prompt_logprobs.append(download(prompt_logprobs(scores, ids)))
+        rows = logits[part.first_row : part.first_row + part.count]
+        part.sequence.prompt_scores.append(prompt_scores(rows, following, part.sequence.top_n_tokens))

@@ -248,6 +248,9 @@ def _generation_to(generation: Generation) -> pb.Generation:
         message.tokens.CopyFrom(_tokens_to(generation.tokens))
     if generation.prefill_tokens is not None:
         message.prefill_tokens.CopyFrom(_tokens_to(generation.prefill_tokens))
+    if generation.prefill_top is not None:
+        message.prefill_top_tokens.CopyFrom(_tokens_to(generation.prefill_top.tokens))
+        message.prefill_top_count = generation.prefill_top.count
     message.top_tokens.extend(_tokens_to(t) for t in generation.top_tokens)
     ended = generation.generated_text
     if ended is not None:

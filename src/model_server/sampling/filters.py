@@ -125,7 +125,7 @@ def filter_selected(logits: Tensor, filters: Filters, bits: int) -> tuple[Scores
     Either all rows have top-k, or none has and all have top-p or min-p. Candidates are enough if what is kept ends
     above the smallest one.
     """
-    selected, ids = _select(logits, min(filters.num_candidates, logits.shape[1]))
+    selected, ids = largest(logits, min(filters.num_candidates, logits.shape[1]))
     peak = selected[:, :1]
     ordered = selected - peak
     if filters.temperature is not None:
@@ -158,7 +158,7 @@ def filter_selected(logits: Tensor, filters: Filters, bits: int) -> tuple[Scores
     return Scores(values, columns, failed), enough
 
 
-def _select(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return each row's `count` largest values, descending, and ids."""
     # Wide rows go by blocks first: the `count` blocks of largest maximum hold `count` values that nothing outside them
     # exceeds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -52,15 +53,18 @@ async def answer(request: Request, state: AppState, body: CompletionBody) -> Res
     body = with_defaults(body, state.sampling_defaults)
     counts = _counts(state, body)
     head = CompletionHead.new("cmpl", state.adapter_of(body.model) or state.model_names[0])
+    names = _names(state)
     with inference.take_permits(counts.generations, request_id=request_id_of(request)) as permits:
         if body.stream:
             running = await cancel_on_disconnect(request.receive, _start(state, body, counts, permits))
             return _stream(state, body, counts, head, running, stream_failure(request))
         groups, offsets = await cancel_on_disconnect(request.receive, _generate(state, body, counts, permits))
-    return JsonResponse(
-        completion(head, body, groups, offsets, _names(state)),
-        headers=summed_headers(groups, state.config.compute_type),
-    )
+    headers = summed_headers(groups, state.config.compute_type)
+    if offsets:  # lists of all tokens of the prompts, which take long: other requests continue meanwhile
+        return await asyncio.to_thread(
+            lambda: JsonResponse(completion(head, body, groups, offsets, names), headers=headers)
+        )
+    return JsonResponse(completion(head, body, groups, offsets, names), headers=headers)
 
 
 def _names(state: AppState) -> TokenNames:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from router.events import Finished, FinishReason, Predicted, Prefilled, Token
+from router.events import NO_PLACES, Finished, FinishReason, PlacesTop, Predicted, Prefilled, Token
 from router.generation.running import Item, Run, Timings
 from router.request import ValidRequest
 
@@ -30,6 +30,7 @@ class GenerationResult:
     timings: Timings
     cached_tokens: int = 0  # of the prompt, from the prefix cache
     predicted: Predicted | None = None  # None: the request had no prediction
+    prefill_top: PlacesTop = NO_PLACES
     best_of_sequences: list[GenerationResult] = field(default_factory=list)
 
 
@@ -53,12 +54,12 @@ async def collect(running: Run) -> GenerationResult:
     """Reads a generation to its end."""
     tokens: list[Token] = []
     top_tokens: list[tuple[Token, ...]] = []
-    prefill: tuple[Token, ...] = ()
+    prefilled = Prefilled(())
     try:
         while True:
             event = await running.next_event()
             if isinstance(event, Prefilled):
-                prefill = event.tokens
+                prefilled = event
                 continue
             tokens.append(event.token)
             top_tokens.append(event.top_tokens)
@@ -72,7 +73,8 @@ async def collect(running: Run) -> GenerationResult:
         text=event.text,
         tokens=tokens,
         top_tokens=top_tokens if running.request.top_n_tokens else [],
-        prefill=prefill,
+        prefill=prefilled.tokens,
+        prefill_top=prefilled.top_tokens,
         finish_reason=event.finish_reason,
         generated_tokens=event.generated_tokens,
         seed=event.seed,

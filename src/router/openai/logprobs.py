@@ -35,9 +35,10 @@ class TokenNames:
 
     def listed(self, top_tokens: Sequence[Token], chosen: Token) -> list[Named]:
         """The likeliest tokens at the place of `chosen`, which has the same name and number among them."""
-        return [self.chosen(chosen) if top.id == chosen.id else self._alone(top) for top in top_tokens]
+        return [self.chosen(chosen) if top.id == chosen.id else self.alone(top) for top in top_tokens]
 
-    def _alone(self, token: Token) -> Named:
+    def alone(self, token: Token) -> Named:
+        """A token by itself, whatever comes before it: of a prompt, or one that was not chosen."""
         data = self._bytes[token.id]
         text = _decoded(data)
         # Decoders drop the space that begins a text; and what they say of other kinds is better than the vocabulary.

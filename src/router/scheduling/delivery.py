@@ -88,7 +88,7 @@ def _deliver_row(row: Row, entry: Entry) -> None:
         entry.put(Failed(server_error(row.error)))
         return
     if row.prefill_tokens is not None:
-        entry.put(Prefilled(row.prefill_tokens))
+        entry.put(Prefilled(row.prefill_tokens, row.prefill_top_tokens))
     if row.ended is not None and not row.tokens:
         entry.put(Failed(IncompleteError()))  # against the protocol; never leave a caller without an end
         return

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from router.events import FinishReason, Token
+from router.events import FinishReason, PlacesTop, Token
 from router.limits import ShardInfo
 from router.request import SamplingParameters, ValidRequest
 from router.shards.interface import (
@@ -306,6 +306,7 @@ def _row_from(message: pb.Generation) -> Row:
         row.top_tokens = [_tokens_from(t) for t in message.top_tokens]
     if message.HasField("prefill_tokens"):
         row.prefill_tokens = _tokens_from(message.prefill_tokens)
+        row.prefill_top_tokens = _places_top_from(message)
     if message.HasField("generated_text"):
         ended = message.generated_text
         row.ended = Ended(
@@ -315,6 +316,11 @@ def _row_from(message: pb.Generation) -> Row:
             ended.seed if ended.HasField("seed") else None,
         )
     return row
+
+
+def _places_top_from(message: pb.Generation) -> PlacesTop:
+    top = message.prefill_top_tokens
+    return PlacesTop(message.prefill_top_count, list(top.ids), list(top.texts), _float32s(top.logprobs))
 
 
 def _tokens_from(message: pb.Tokens) -> tuple[Token, ...]:

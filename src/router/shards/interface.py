@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from router.events import FinishReason, Token
+from router.events import NO_PLACES, FinishReason, PlacesTop, Token
 from router.request import ValidRequest
 from wire.step_phases import DRAFT_KINDS, OTHER_DRAFTS
 
@@ -125,6 +125,7 @@ class Row:
     tokens: Sequence[Token] = ()
     top_tokens: Sequence[tuple[Token, ...]] = ()
     prefill_tokens: tuple[Token, ...] | None = None
+    prefill_top_tokens: PlacesTop = NO_PLACES
     ended: Ended | None = None
     error: str | None = None
 

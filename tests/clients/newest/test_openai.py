@@ -159,7 +159,8 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
     logprobs = answer.choices[0].logprobs
     assert "".join(logprobs.tokens).endswith(answer.choices[0].text)
     assert logprobs.token_logprobs[0] is None and all(value <= 0 for value in logprobs.token_logprobs[1:])
-    assert all(len(tokens) >= 2 for tokens in logprobs.top_logprobs[-4:])
+    assert logprobs.top_logprobs[0] is None and all(len(tokens) >= 2 for tokens in logprobs.top_logprobs[1:])
+    assert all(token in top for token, top in zip(logprobs.tokens[1:], logprobs.top_logprobs[1:], strict=True))
     assert logprobs.text_offset[0] == 0 and sorted(logprobs.text_offset) == logprobs.text_offset
 
 

@@ -59,17 +59,13 @@ class Logprobs:
     def add(self, token: Token, top_tokens: Sequence[Token], offset: int) -> None:
         """A generated token; its alternatives name it too, as OpenAI's do."""
         chosen = self._names.chosen(token)
-        top: dict[str, Any] = {}
-        for one in (
-            *self._names.listed(top_tokens, token),
-            chosen,
-        ):  # the likeliest of tokens with the same text is kept
-            top.setdefault(_key(one), one.logprob)
-        self._append(_key(chosen), token, top, offset)
+        self._append(_key(chosen), token, _by_name([*self._names.listed(top_tokens, token), chosen]), offset)
 
-    def add_prompt(self, token: Token, offset: int) -> None:
-        """A token of the prompt, for which no alternatives are known."""
-        self._append(token.text, token, None, offset)
+    def add_prompt(self, token: Token, top_tokens: Sequence[Token], offset: int) -> None:
+        """A token of the prompt, whose alternatives name it too; without alternatives, of which none are known."""
+        chosen = self._names.alone(token)
+        top = _by_name([*map(self._names.alone, top_tokens), chosen]) if top_tokens else None
+        self._append(_key(chosen), token, top, offset)
 
     def _append(self, name: str, token: Token, top: dict[str, Any] | None, offset: int) -> None:
         self._tokens.append(name)
@@ -84,6 +80,14 @@ class Logprobs:
             "top_logprobs": self._tops if self._with_top else None,
             "text_offset": self._offsets,
         }
+
+
+def _by_name(names: Sequence[Named]) -> dict[str, Any]:
+    """Of tokens with the same text the first, which is the likeliest."""
+    top: dict[str, Any] = {}
+    for one in names:
+        top.setdefault(_key(one), one.logprob)
+    return top
 
 
 def _key(one: Named) -> str:
@@ -156,8 +160,9 @@ def _logprobs(
             raise GenerationError(
                 f"{len(places)} prompt logprobs were asked for, {len(generation.prefill)} came from the model server"
             )
-        for token, place in zip(generation.prefill, places, strict=True):
-            logprobs.add_prompt(token, place)
+        num_tokens = len(places)
+        for i, (token, place) in enumerate(zip(generation.prefill, places, strict=True)):
+            logprobs.add_prompt(token, generation.prefill_top.at(i - num_tokens), place)
     tops = generation.top_tokens or [()] * len(generation.tokens)
     for token, top in zip(generation.tokens, tops, strict=True):
         logprobs.add(token, top, min(position, len(text)))

@@ -155,12 +155,16 @@ def test_requests_that_join_one_after_another_change_nobody(tokenizer: Tokenizer
 
 def test_prompt_logprobs_come_with_the_first_token_of_the_last_chunk(tokenizer: Tokenizer) -> None:
     shard = EngineShard(tokenizer, budget=3)
-    request = shard.request([1, 2, 3, 4, 5, 6, 7], 2, prefill_logprobs=True, chunk_len=3)
+    request = shard.request([1, 2, 3, 4, 5, 6, 7], 2, prefill_logprobs=True, chunk_len=3, top_n_tokens=2)
     found = generations_of(*shard.run_out(shard.prefill(0, request), 0))[request.id]
     prompt = found[0].prefill_tokens
     assert prompt is not None and prompt.ids == [1, 2, 3, 4, 5, 6, 7]
     assert [math.isnan(v) for v in prompt.logprobs] == [True] + [False] * 6
-    assert found[1].prefill_tokens is None
+    top = found[0].prefill_top
+    assert top is not None and top.count == 2 and len(top.tokens.ids) == len(top.tokens.texts) == 2 * 6
+    best, second = top.tokens.logprobs[::2], top.tokens.logprobs[1::2]
+    assert all(a >= max(b, c) for a, b, c in zip(best, second, prompt.logprobs[1:], strict=True))
+    assert found[1].prefill_tokens is None and found[1].prefill_top is None
 
 
 # -- a prefix that is in the cache already -----------------------------------------------------------------------------

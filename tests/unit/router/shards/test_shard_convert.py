@@ -8,6 +8,7 @@ import pytest
 from support.factories import make_request
 
 from router.api.json_out import dumps
+from router.events import Token
 from router.request import SamplingParameters, StoppingParameters
 from router.shards import convert, warm_up
 from router.shards.interface import NewBatch, NewRequest, PrefillCall
@@ -139,6 +140,8 @@ def test_rows_of_all_ranks_and_the_slowest_timings():
             pb.Generation(
                 request_id=1,
                 prefill_tokens=pb.Tokens(ids=[1, 2], logprobs=[math.nan, -1], texts=["p", "q"]),
+                prefill_top_tokens=pb.Tokens(ids=[4, 2], logprobs=[-0.5, -1], texts=["r", "q"]),
+                prefill_top_count=2,
                 tokens=pb.Tokens(ids=[7, 8], logprobs=[-1, -2], texts=["a", "b"], is_special=[False, True]),
                 top_tokens=[pb.Tokens(ids=[7], logprobs=[-1], texts=["a"], is_special=[False])] * 2,
                 generated_text=pb.GeneratedText(
@@ -155,6 +158,8 @@ def test_rows_of_all_ranks_and_the_slowest_timings():
     (row,) = reply.rows
     assert [t.text for t in row.tokens] == ["a", "b"]
     assert [t.special for t in row.prefill_tokens] == [False, False]
+    assert row.prefill_top_tokens.at(-1) == (Token(4, "r", -0.5), Token(2, "q", -1)), "at the place of the last token"
+    assert row.prefill_top_tokens.at(-2) == (), "nothing is known of the first"
     assert len(row.top_tokens) == 2
     assert (row.ended.finish_reason, row.ended.seed, row.ended.generated_tokens) == ("stop_sequence", 0, 2)
 

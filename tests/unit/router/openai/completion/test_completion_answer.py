@@ -10,7 +10,7 @@ import pytest
 from router_fakes import LIMITS, Router, data_of, is_invalid, message_of, says
 
 from router.config import RouterConfig
-from router.events import Finished, Prefilled, Token
+from router.events import Finished, PlacesTop, Prefilled, Token
 
 MakeRouter = Callable[..., Router]
 
@@ -115,7 +115,8 @@ async def test_echo_with_logprobs_of_the_prompt(make_router: MakeRouter) -> None
 
     def script(request: Any) -> Any:
         tokens = [Token(i, f"t{i}", float("nan") if not index else -0.5) for index, i in enumerate(request.input_ids)]
-        return [Prefilled(tuple(tokens)), *says(" one", " two")]
+        best = [(i + 1, f"t{i + 1}", -0.25) for i in request.input_ids[1:]]
+        return [Prefilled(tuple(tokens), PlacesTop(1, *zip(*best, strict=True))), *says(" one", " two")]
 
     router = make_router(script, config=RouterConfig(tokenizer_name="some/model", request_logprobs=True))
     choice = (await router.post(PATH, body(prompt, echo=True, logprobs=1))).json()["choices"][0]
@@ -123,7 +124,9 @@ async def test_echo_with_logprobs_of_the_prompt(make_router: MakeRouter) -> None
     assert router.scheduler.last.decoder_input_details
     assert choice["text"] == prompt + " one two"
     assert logprobs["token_logprobs"] == [None, *[-0.5] * (length - 1), 0.0, -0.25]
-    assert logprobs["top_logprobs"] == [None] * length + [{" one": 0.0}, {" two": -0.25}]
+    ids = router.scheduler.last.input_ids[1:]
+    tops = [{f"t{i + 1}": -0.25, f"t{i}": -0.5} for i in ids]  # the best, and the token of the prompt itself
+    assert logprobs["top_logprobs"] == [None, *tops, {" one": 0.0}, {" two": -0.25}]
     offsets = logprobs["text_offset"]
     assert offsets[:2] == [0, 0] and offsets == sorted(offsets) and offsets[-2:] == [len(prompt), len(prompt) + 4]
     assert {len(values) for values in logprobs.values()} == {length + 2}
