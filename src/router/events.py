@@ -27,16 +27,16 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class PlacesTop:
-    """The likeliest tokens at successive places of a prompt, `count` at each, as parallel lists: a prompt has so many
-    that they become tokens only where an answer lists them."""
+    """The likeliest tokens at the last places of a prompt, as parallel lists."""
 
-    count: int = 0
+    # There are so many that they become tokens only where an answer lists them.
+    count: int = 0  # at each place
     ids: Sequence[int] = ()
     texts: Sequence[str] = ()
     logprobs: Sequence[np.float32] = ()
 
     def at(self, place: int) -> tuple[Token, ...]:
-        """The best first, at a place counted from the prompt's end: -1 is that of its last token."""
+        """Return the tokens at a place, the best first; -1 is the place of the prompt's last token."""
         place += len(self.ids) // max(self.count, 1)
         if place < 0:
             return ()

@@ -38,7 +38,7 @@ class TokenNames:
         return [self.chosen(chosen) if top.id == chosen.id else self.alone(top) for top in top_tokens]
 
     def alone(self, token: Token) -> Named:
-        """A token by itself, whatever comes before it: of a prompt, or one that was not chosen."""
+        """Name a token by itself, whatever comes before it."""
         data = self._bytes[token.id]
         text = _decoded(data)
         # Decoders drop the space that begins a text; and what they say of other kinds is better than the vocabulary.

@@ -62,7 +62,7 @@ class Logprobs:
         self._append(_key(chosen), token, _by_name([*self._names.listed(top_tokens, token), chosen]), offset)
 
     def add_prompt(self, token: Token, top_tokens: Sequence[Token], offset: int) -> None:
-        """A token of the prompt, whose alternatives name it too; without alternatives, of which none are known."""
+        """Add a token of the prompt; without `top_tokens` its alternatives are not known."""
         chosen = self._names.alone(token)
         top = _by_name([*map(self._names.alone, top_tokens), chosen]) if top_tokens else None
         self._append(_key(chosen), token, top, offset)
@@ -83,7 +83,7 @@ class Logprobs:
 
 
 def _by_name(names: Sequence[Named]) -> dict[str, Any]:
-    """Of tokens with the same text the first, which is the likeliest."""
+    """Return logprobs by name; of equal names the first, which is the likeliest."""
     top: dict[str, Any] = {}
     for one in names:
         top.setdefault(_key(one), one.logprob)
