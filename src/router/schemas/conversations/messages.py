@@ -57,7 +57,7 @@ class ToolUseBlock(Body):
 
 
 class Citations(Body):
-    """Whether the answer says where in a document it is from, which is not served."""
+    """Citations of documents, which are not served."""
 
     enabled: bool = Field(default=False, description="`true` is refused.", examples=[False])
 
@@ -80,7 +80,7 @@ class SearchResultBlock(Body):
 
 
 class DocumentSource(Body):
-    """Where a document is: in the request itself."""
+    """The content of a document, which is in the request itself."""
 
     type: Literal["text", "content", "base64", "url", "file"] = Field(
         description="`text` with `data`, or `content` with `content`; files, PDFs among them, are refused.",
