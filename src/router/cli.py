@@ -24,7 +24,7 @@ class PrintSchemaConfig:
 
 
 def main() -> int:
-    """Returns the exit status: 0 after a signal to stop, 1 for a failure, 2 for a wrong command line."""
+    """Run, and return 0 after a signal, 1 for a failure, 2 for a wrong command line."""
     return run_group(
         {"print-schema": (PrintSchemaConfig, print_schema), "check-options": (RouterConfig, check_options)},
         prog="router",

@@ -1,7 +1,4 @@
-"""RouterConfig: the options as given, each declared once; the only file of the router that reads the environment.
-
-What the server will really do after it has seen the shards is `router.limits.ServingLimits`.
-"""
+"""RouterConfig: the given options; `router.limits.ServingLimits` is what holds."""
 
 from __future__ import annotations
 
@@ -283,26 +280,26 @@ class RouterConfig(ImageOptions, TextOptions, SamplingOptions):
 
 @dataclass(frozen=True)
 class ImageLabels:
-    """What the container image was built from, and its name; None outside of one."""
+    """What the container image was built from, if in one."""
 
     git_sha: str | None
     docker_label: str | None
 
 
 def image_labels() -> ImageLabels:
-    """From the variables that the image's build sets."""
+    """Read the image's variables."""
     return ImageLabels(os.environ.get("GIT_SHA") or None, os.environ.get("DOCKER_LABEL") or None)
 
 
 def with_image_payload(config: RouterConfig) -> RouterConfig:
-    """For a model that reads images: with room for some in a body, unless another limit was asked for."""
+    """Make room for images in bodies, unless a limit was given."""
     if config.payload_limit != DEFAULT_PAYLOAD_LIMIT:
         return config
     return replace(config, payload_limit=IMAGE_PAYLOAD_LIMIT)
 
 
 def check(config: RouterConfig) -> None:
-    """Refuses what can be known to be wrong before anything is loaded. Raises ArgumentValidation."""
+    """Refuse what is known to be wrong before loading."""
     for flag, value in (
         ("--validation-workers", config.validation_workers),
         ("--max-batch-size", config.max_batch_size),

@@ -34,19 +34,11 @@ Reason = Literal[
 
 
 class RouterError(Exception):
-    """An error with a public message, `str(error)`.
+    """An error with a public message, `str(error)`."""
 
-    Attributes:
-        error_type: TGI's stable word for the kind of error.
-        reason: Why the request is refused; None: it is not, it has failed.
-        detail: The message without the prefix that TGI puts before it.
-        param: The field of the request that is at fault, as the client wrote it.
-        code: OpenAI's word for the fault, where it is not the usual one of the reason.
-        given: The number at fault.
-        limit: What it must not exceed, or fall below.
-    """
-
+    # TGI's stable word.
     error_type = "internal"
+    # Why it is refused; None: it failed.
     reason: Reason | None = None
     prefix = ""
 
@@ -61,9 +53,13 @@ class RouterError(Exception):
         limit: float | None = None,
     ) -> None:
         super().__init__(self.prefix + detail)
+        # The message without TGI's prefix.
         self.detail = detail
+        # The client's field at fault.
         self.param = param
+        # OpenAI's word, if not the reason's usual one.
         self.code = code
+        # The number at fault; `limit`: its bound.
         self.given = given
         self.limit = limit
         if reason is not None:
@@ -71,23 +67,20 @@ class RouterError(Exception):
 
 
 class FieldError(ValueError):
-    """What is wrong with a field, in words for the client; pydantic hands it on to `router.api.http.faults`.
-
-    Attributes:
-        param: The path of the field from the object on that raised it.
-        code: OpenAI's word, where it is not the usual one of the reason.
-    """
+    """What is wrong with a field, handed on by pydantic."""
 
     def __init__(
         self, text: str, *, param: str | None = None, reason: Reason = "invalid_value", code: str | None = None
     ) -> None:
         super().__init__(text)
+        # The path from the object that raised it.
         self.param = param
         self.reason = reason
+        # OpenAI's word, if not the usual one.
         self.code = code
 
     def below(self, place: str) -> FieldError:
-        """The fault of a body in which the object that raised it is at `place`; empty: it is the body."""
+        """Return the fault with its object at `place`; empty: the body."""
         if not place:
             return self
         param = place if self.param is None else f"{place}.{self.param}"
@@ -103,14 +96,7 @@ class ValidationError(RouterError):
 
 
 class ContextLengthError(ValidationError):
-    """The prompt is too long, or nothing is left for the tokens that the request asks for.
-
-    Attributes:
-        num_tokens: Tokens of the prompt.
-        asked: Tokens to generate, as far as they count; None where the prompt alone does not fit.
-        asked_in: The client's name of the field that asks for them.
-        or_more: Whether `num_tokens` is only the least that the prompt can have.
-    """
+    """The prompt is too long, or leaves nothing for the asked tokens."""
 
     reason: Reason | None = "prompt_too_long"
 
@@ -126,10 +112,14 @@ class ContextLengthError(ValidationError):
         or_more: bool = False,
     ) -> None:
         super().__init__(detail, param=param, given=num_tokens + (asked or 0), limit=limit)
+        # Of the prompt.
         self.num_tokens = num_tokens
         self.num_limit = limit
+        # To generate; None: the prompt alone does not fit.
         self.asked = asked
+        # The client's field.
         self.asked_in = asked_in
+        # `num_tokens` is only the least.
         self.or_more = or_more
 
 
@@ -176,7 +166,7 @@ class ToolError(RouterError):
 
 
 class OverloadedError(RouterError):
-    """No permit is free. `retry_after_s` is an estimate from the observed drain of the queue."""
+    """No permit is free; `retry_after_s` estimates the queue's drain."""
 
     error_type = "overloaded"
     reason: Reason | None = "overloaded"
@@ -203,7 +193,7 @@ class IncompleteError(RouterError):
 
 
 class UnhealthyError(RouterError):
-    """A shard does not answer, or the scheduler has stopped."""
+    """A shard does not answer, or the scheduler stopped."""
 
     error_type = "healthcheck"
     reason: Reason | None = "draining"
@@ -213,14 +203,14 @@ class UnhealthyError(RouterError):
 
 
 class StartupError(RouterError):
-    """The router cannot start; the message names the cause and, where there is one, the flag to change."""
+    """The router cannot start; the message names cause and flag."""
 
     error_type = "startup"
     variant = "WebServer"
     """TGI's name for the kind of failure, which log scrapers match."""
 
     def report(self) -> str:
-        """The last line on standard error, in TGI's form."""
+        """Return TGI's last line on standard error."""
         return f"Error: {self.variant}({quoted(str(self))})"
 
 

@@ -1,8 +1,4 @@
-"""The events of one request, in the order in which its reader gets them.
-
-`Prefilled`? (only when prompt details were asked for), then `TokenGenerated`*, then exactly one of `Finished` and
-`Failed`.
-"""
+"""A request's events: `Prefilled`? (with prompt details), `TokenGenerated`*, then one of `Finished` and `Failed`."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
 @dataclass(slots=True)  # not frozen: that costs more than the rest of making one
 class Token:
-    """One token. `logprob` may be NaN or infinite, which JSON has as null; JSON has a float32 in its shortest form."""
+    """One token; JSON has null for a non-finite `logprob`."""
 
     id: int
     text: str
@@ -57,17 +53,17 @@ class Prefilled:
 
 @dataclass(slots=True)  # not frozen: that costs more than the rest of making one
 class TokenGenerated:
-    """One generated token that is not the last. step_tokens: with the first token that the request got in a step, their
-    number; 0 with the others of the step."""
+    """A token that is not the last."""
 
     token: Token
     top_tokens: tuple[Token, ...] = ()
+    # With a step's first token, their number; 0 with others.
     step_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Tokens of a request's prediction that were checked: `accepted` are in the answer, `rejected` are not."""
+    """A prediction's checked tokens: in the answer, or not."""
 
     accepted: int = 0
     rejected: int = 0
@@ -78,7 +74,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last token, with the whole text. Times are `time.monotonic()` seconds; `step_tokens` as in TokenGenerated."""
+    """The last token, with the text; times by `time.monotonic()`."""
 
     token: Token
     top_tokens: tuple[Token, ...]
@@ -95,7 +91,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request ended without an answer; `error` says why."""
+    """The request ended without an answer, and why."""
 
     error: Exception
 

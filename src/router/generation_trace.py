@@ -1,4 +1,4 @@
-"""The spans of one generation after its validation: `queued`, then `infer`."""
+"""A generation's spans after validation: `queued`, `infer`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class GenerationTrace:
-    """The two spans of a generation after its validation. Travels with the request to where batches are sent."""
+    """The spans after validation, carried with the request."""
 
     __slots__ = ("_infer", "_parent", "_queued", "_tracing")
 
@@ -22,14 +22,14 @@ class GenerationTrace:
         self._infer: Span | None = None
 
     def batched(self) -> Span:
-        """It is in a batch now; the span `infer`. Once more after a preemption: nothing changes."""
+        """Start `infer` at its first batch."""
         self._end_queued()
         if self._infer is None:
             self._infer = self._tracing.start("infer", parent=self._parent)
         return self._infer
 
     def finish(self, error: BaseException | None = None) -> None:
-        """It has ended, or its reader has disconnected. Idempotent."""
+        """End the spans; idempotent."""
         if self._queued is not None:
             self._end_queued(error)
         elif self._infer is not None and self._infer.is_recording():

@@ -1,4 +1,4 @@
-"""The limits that the server applies, resolved from the options and from what the shards answered at warm-up."""
+"""The limits that hold, by options and the shards' warm-up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_CHOICES = 128
 
 @dataclass(frozen=True, kw_only=True)
 class ServingLimits:
-    """Resolved limits; `RouterConfig` holds what was asked for. All token counts are per request unless said."""
+    """Resolved limits, per request unless said."""
 
     max_concurrent_requests: int
     max_best_of: int
@@ -28,13 +28,13 @@ class ServingLimits:
 
     @property
     def max_choices(self) -> int:
-        """Generations that a request of OpenAI's routes may ask for."""
+        """Return OpenAI's most generations of a request."""
         return min(MAX_CHOICES, self.max_concurrent_requests)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardInfo:
-    """What the shards say of themselves (Info), the same on every rank."""
+    """What all shards say in Info."""
 
     dtype: str
     device_type: str
@@ -59,10 +59,10 @@ class ShardInfo:
 
     @property
     def overlaps(self) -> bool:
-        """A step can be put on the device while it computes the one before: it is idle if the next call comes late."""
+        """Whether steps are queued while one computes, and late calls leave the device idle."""
         return self.device_type != "cpu"
 
     @property
     def can_grow(self) -> bool:
-        """A running request need not reserve all that it can come to need."""
+        """Whether requests need not reserve all blocks."""
         return self.grows and self.chunks

@@ -1,8 +1,7 @@
-"""Every metric name once, with TGI's bare names (no `_total`), and the text that Prometheus reads.
+"""Every metric once, with TGI's bare names, and Prometheus' text.
 
-`count`, `observe` and `gauge` are called in the token loop: two dictionary look-ups and an addition each. A name, label
-or label value that is not declared here is a programmer's error and raises KeyError: no request can add a series.
-Single-threaded: the event loop's thread only.
+`count`, `observe` and `gauge` are in the token loop: two look-ups and an addition, on the event loop's thread.
+Undeclared names raise KeyError, so requests add no series.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ added when the shards have answered."""
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """One metric: what it counts, in which unit, and its one label if it has one."""
+    """One metric, its unit, and its label if any."""
 
     kind: Literal["counter", "gauge", "histogram", "info"]
     """info: one series, whose labels are facts that are known once the shards have answered. Its value is 1, or where
@@ -40,7 +39,7 @@ class Declared:
 
     @property
     def keys(self) -> tuple[tuple[str, ...], ...]:
-        """The label values of each series; one empty key without a label."""
+        """Return each series' label values."""
         return tuple((value,) for value in self.label[1]) if self.label else ((),)
 
 
@@ -171,7 +170,7 @@ def _hundredths(limit: int) -> list[float]:
 
 
 class _Histogram:
-    """One series: how many values fell between two neighbouring edges, and their sum."""
+    """One series: counts between edges, and the sum."""
 
     __slots__ = ("counts", "sum")
 
@@ -198,8 +197,7 @@ class _ValueFamily:
 
 
 class Metrics:
-    """All series of one router, from the start, with zeros: a rate sees the first event too, and what scales by a gauge
-    finds it before the first request."""
+    """One router's series, from the start, with zeros, for rates and scaling."""
 
     def __init__(self, *, max_input_tokens: int = 1024, max_total_tokens: int = 2048, speculate: int = 0) -> None:
         self._start(DECLARED)
@@ -218,7 +216,7 @@ class Metrics:
         self._histograms: dict[str, _HistogramFamily] = {}
 
     def set_limits(self, *, max_input_tokens: int, max_total_tokens: int, speculate: int) -> None:
-        """Sets the bucket edges that depend on the limits; what these histograms held is dropped."""
+        """Set bucket edges by limits, dropping their values."""
         self._set_edges("tgi_request_input_length", _hundredths(max_input_tokens))
         self._set_edges("tgi_image_tokens", _hundredths(max_input_tokens))
         self._set_edges("tgi_request_generated_tokens", _hundredths(max_total_tokens))
@@ -229,14 +227,14 @@ class Metrics:
         self._histograms[name] = _HistogramFamily(self._declared[name], edges)
 
     def set_adapters(self, names: Sequence[str]) -> None:
-        """Gives adapters series of their own, the first hundred of all that ever were."""
+        """Give the first hundred adapters series."""
         series = self._values["tgi_lora_requests"].series
         for name in names:
             if len(series) <= _MOST_ADAPTERS:
                 series.setdefault((name,), 0)
 
     def adapter_label(self, name: str) -> str:
-        """The value of the label `adapter` under which requests for an adapter are counted."""
+        """Return the label of an adapter's requests."""
         return name if (name,) in self._values["tgi_lora_requests"].series else _OTHER_ADAPTERS
 
     def count(self, name: str, value: float = 1, **labels: str) -> None:
@@ -261,13 +259,13 @@ class Metrics:
         self._infos[name] = _pairs(facts)
 
     def follow(self, name: str, read: Callable[[], Mapping[str, str | int] | None]) -> None:
-        """The labels of an info are what `read` gives whenever the text is made; None: there is no series."""
+        """Read an info's labels when the text is made, if any."""
         if self._declared[name].kind != "info":
             raise KeyError(name)
         self._followed[name] = read
 
     def observe(self, name: str, value: float, times: int = 1, **labels: str) -> None:
-        """Adds one value to a histogram, or the same value several times."""
+        """Add a value to a histogram, perhaps several times."""
         family = self._histograms[name]
         series = family.series[_key(family.declared, labels)]
         series.counts[bisect_left(family.edges, value)] += times
@@ -303,7 +301,7 @@ class Metrics:
 
 
 class PoolingMetrics(Metrics):
-    """Those of a server for vectors or scores, under text-embeddings-inference's names."""
+    """Metrics under text-embeddings-inference's names."""
 
     def __init__(self, max_input_tokens: int) -> None:
         self._start(POOLING)

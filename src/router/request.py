@@ -1,8 +1,4 @@
-"""A request that has passed validation, in the router's own types.
-
-Knows nothing of HTTP bodies or protobuf; `router.api` builds these through `router.generation.validation`, and
-`router.shards.convert` turns them into messages.
-"""
+"""A valid request in the router's types, neither HTTP nor protobuf."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ marks the router looks for stop texts, and the shards do not know them."""
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParameters:
-    """How the next token is chosen; every default is the value that switches the step off."""
+    """How the next token is chosen; defaults are off."""
 
     do_sample: bool = False
     temperature: float = 1.0
@@ -44,18 +40,15 @@ class SamplingParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRange:
-    """What a number must be.
+    """A number's range."""
 
-    Attributes:
-        name: The field of `SamplingParameters`.
-        says: The rule in words, behind the field's name.
-        excludes_low: Whether the number must be above `low`.
-    """
-
+    # Field of `SamplingParameters`.
     name: str
+    # The rule, behind the name.
     says: str
     low: float = -math.inf
     high: float = math.inf
+    # It must be above `low`.
     excludes_low: bool = False
     excludes_high: bool = False
 
@@ -68,7 +61,7 @@ class ValueRange:
         return not (self._is_below(value) or self._is_above(value))
 
     def fault(self, value: float) -> ValidationError:
-        """The refusal of a number that is out of the range."""
+        """Return a number's refusal."""
         kind = "integer" if isinstance(value, int) else "decimal"
         end, limit = ("below_min", self.low) if self._is_below(value) else ("above_max", self.high)
         return ValidationError(
@@ -102,7 +95,7 @@ FILTERS_OFF = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingParameters:
-    """When the request ends. `max_new_tokens` is resolved: exact, and within the token limits."""
+    """When it ends; `max_new_tokens` is exact."""
 
     max_new_tokens: int
     stop_sequences: tuple[str, ...] = ()
@@ -112,7 +105,7 @@ class StoppingParameters:
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image of a prompt and where it is. is_indivisible: no chunk of the prompt may end within it."""
+    """An image in a prompt; no chunk ends within `is_indivisible` ones."""
 
     image: PreparedImage
     place: ImagePlace
@@ -121,25 +114,23 @@ class PlacedImage:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidRequest:
-    """A request that the scheduler may run as it is.
+    """A request that may run as it is."""
 
-    `inputs` is the prompt as the model reads it, `num_characters` how long the client's own was: with images they
-    differ. `input_ids` are the prompt's token ids after truncation, `input_length` their number. `adapter_id` names a
-    LoRA adapter, `adapter` is its load id where it came while the shards serve.
-    `prediction_ids` are the tokens of what the answer will probably be, for shards that draft tokens. `images` are in
-    the order of their places in `input_ids`.
-    """
-
+    # As the model reads it; `num_characters`: of the client's own.
     inputs: str
     num_characters: int
+    # After truncation; `input_length`: their number.
     input_ids: tuple[int, ...]
     input_length: int
     truncate: int  # the most prompt tokens that were kept: the user's value, else the server's limit; for the log
     decoder_input_details: bool = False
     top_n_tokens: int = 0
+    # A LoRA adapter's name; `adapter`: its load id, if loaded while serving.
     adapter_id: str | None = None
     adapter: int | None = None
+    # The probable answer, for drafts.
     prediction_ids: tuple[int, ...] = ()
+    # In the order of `input_ids`.
     images: tuple[PlacedImage, ...] = field(default=(), repr=False)
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stopping: StoppingParameters
@@ -148,5 +139,5 @@ class ValidRequest:
 
     @property
     def namespace(self) -> str:
-        """Requests whose KV is of the same weights have the same."""
+        """Return what requests with KV of the same weights share."""
         return (self.adapter_id or "") if self.adapter is None else f"{self.adapter_id}@{self.adapter}"

@@ -37,7 +37,7 @@ _current: ContextVar[RequestSpan | None] = ContextVar("request", default=None)
 
 
 class RequestSpan:
-    """The span of one HTTP request. `scope` is the server's own, in which the router enters who answers."""
+    """A request's span; `scope` is the server's, for who answers."""
 
     __slots__ = (
         "_scope",
@@ -66,12 +66,12 @@ class RequestSpan:
 
     @property
     def name(self) -> str:
-        """The route's name in TGI; empty for an unknown path and for what is not traced."""
+        """Return TGI's route name; empty: untraced."""
         name: str = getattr(self._scope.get("endpoint"), _SPAN_NAME, "")
         return name
 
     def record(self, fields: Mapping[str, str]) -> None:
-        """TGI's fields of a finished generation. If there are several generations, the last one counts, as in TGI."""
+        """Note TGI's fields of the last finished generation."""
         self.fields.update(fields)
         if self.span is not None:
             self.span.set_attributes(dict(fields))
@@ -83,12 +83,12 @@ class RequestSpan:
         self.queue_s, self.inference_s = max(self.queue_s, queue_s), self.inference_s + inference_s
 
     def log_fields(self) -> dict[str, Any]:
-        """For a record about this request: TGI's `span` and `spans`, and our id."""
+        """Return TGI's `span` and `spans`, and our id."""
         span = {"name": self.name} | self.fields
         return {"request_id": self._scope.get("request_id", ""), "span": span, "spans": [span]}
 
     async def around_validation(self, validation: Awaitable[ValidRequest]) -> ValidRequest:
-        """The valid request; with a collector, validation has its span and the request takes its trace along."""
+        """Validate, in a span with a collector, and hand on the trace."""
         if self.tracing is None or self.span is None:
             return await validation
         span = self.tracing.start("validate", parent=self.span)
@@ -101,8 +101,7 @@ class RequestSpan:
         return replace(valid, trace=GenerationTrace(self.tracing, self.span))
 
     def log(self, status: int) -> None:
-        """One line of a finished request, if the level DEBUG of the logger `router.requests` asks for it. Requests that
-        only read (health, metrics, pages) are logged only if they fail."""
+        """Log a finished request at DEBUG of `router.requests`; mere reads only if failed."""
         if not _requests.isEnabledFor(logging.DEBUG):
             return
         method = self._scope["method"]
@@ -120,7 +119,7 @@ class RequestSpan:
         _requests.info("%s", "  ".join(parts), extra={"request_id": self._scope.get("request_id", "")})
 
     def finish(self, status: int) -> None:
-        """After the answer. A request without a name gets no span: unknown paths are not recorded."""
+        """End after the answer; unknown paths have no span."""
         self.log(status)
         if self.span is None or not self.name:
             return
@@ -134,22 +133,22 @@ class _ServerFailure(Exception):
 
 
 def name_span(endpoint: Callable[..., Any], name: str) -> None:
-    """What the spans of requests to this endpoint are called; empty: they have none."""
+    """Name an endpoint's spans; empty: none."""
     setattr(endpoint, _SPAN_NAME, name)
 
 
 def enter(request: RequestSpan) -> None:
-    """The running task, and those that it starts, work for this request."""
+    """Bind the running task and its children to this request."""
     _current.set(request)
 
 
 def entered() -> RequestSpan | None:
-    """The request that the running task works for."""
+    """Return the running task's request."""
     return _current.get()
 
 
 def described(request: ValidRequest) -> str:
-    """TGI's field `parameters`, without texts of the client's: they are counted, not shown."""
+    """Return TGI's `parameters`, with clients' texts counted only."""
     sampling, stopping = request.sampling, request.stopping
     parameters = {one.name: getattr(sampling, one.name) for one in fields(sampling) if one.name not in _NOT_SHOWN} | {
         "grammar": sampling.grammar_kind,

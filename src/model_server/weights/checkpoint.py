@@ -1,7 +1,6 @@
-"""A checkpoint on disk: its config and the headers of its weight files, read once, checked before anything is loaded.
+"""A checkpoint on disk: config and weight headers, read once and checked, without torch.
 
-That is kilobytes, whatever the size of the model; and it needs no torch, whose import takes longer than all of it. What
-a family makes of its config is checked by `models`; here only that no size is one that cannot be served at all.
+`models` checks what a family makes of the config; here only that no size is impossible.
 """
 
 from __future__ import annotations
@@ -44,34 +43,33 @@ _NEED_BFLOAT16 = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What was found. fields: config.json. headers: of each weight file, by path. file_bytes: size of all of these.
-    merged: the folder of an adapter that is merged into the weights when they are read; None: there is none. other:
-    tensors in the files that are not in the headers: they are of what reads images for the model."""
+    """What was found."""
 
     directory: Path
+    # Of config.json.
     fields: Mapping[str, Any]
+    # Of each weight file; `file_bytes`: of all.
     headers: Mapping[Path, Header]
     file_bytes: int
+    # The folder of an adapter merged in when weights are read, if any.
     merged: Path | None = None
+    # Tensors outside of the headers, of what reads images.
     other: tuple[str, ...] = ()
 
     @property
     def needs_bfloat16(self) -> bool:
-        """Whether float16 is too narrow for the activations of this type of model."""
+        """Whether float16 is too narrow for the activations."""
         model_type = self.fields.get("model_type")
         return isinstance(model_type, str) and model_type.startswith(_NEED_BFLOAT16)
 
     @property
     def stored_in(self) -> str | None:
-        """The header's name of the type in which most bytes of floating-point weights are; None if there are none."""
+        """Return the type of most floating-point bytes, in the header's words."""
         return stored_type(tensor for header in self.headers.values() for tensor in header.tensors.values())
 
 
 def examine(directory: Path, merged: Path | None = None) -> Checkpoint:
-    """Read everything in `directory` that serving needs, but the tokenizer. merged: see `Checkpoint`.
-
-    Raises StartupError, one line.
-    """
+    """Read all that serving needs, except the tokenizer."""
     fields = read_object(directory / "config.json", StartupError)
     files = weight_files(directory)
     headers = {file: read_named(file) for file in files} if files[0].suffix == SUFFIX else read_headers(files)
@@ -98,7 +96,7 @@ def _check_sizes(config: Mapping[str, Any], num_tensors: int) -> None:
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
-    """The numbers of a config and of the configs in it (`text_config`)."""
+    """Yield numbers of a config and nested ones."""
     for name, value in config.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield name, value
@@ -107,7 +105,7 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
 
 
 def _check_index(index: Path, headers: Mapping[str, Header]) -> None:
-    """Every tensor that the index promises must be in the file where it says so."""
+    """Check that files have the tensors that the index promises."""
     missing = [(name, file) for name, file in weight_map(index).items() if name not in headers[file].tensors]
     if missing:
         name, file = missing[0]

@@ -1,8 +1,4 @@
-"""The header of a safetensors file, checked before anything is mapped or allocated.
-
-A file that someone else wrote may say anything: how long its header is, where its tensors are, how large they are. All
-of it must fit together and fit the file, so that what reads the tensors later can trust it.
-"""
+"""The safetensors header, checked before mapping: lengths, places and sizes must fit the file."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ BITS = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor as the header describes it; the offsets count from the start of the file."""
+    """One tensor; offsets from the file's start."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,7 +40,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """What a file holds, by name. Equal and hashed by identity: its contents would take as long as to read it."""
+    """A file's tensors by name; equal by identity."""
 
     tensors: Mapping[str, Stored]
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -55,8 +51,7 @@ class _Fault(Exception):
 
 
 def parse(text: bytes, data_start: int, size: int) -> Header:
-    """The checked header of a file of `size` bytes that says `text`, whose tensors begin at `data_start`: for
-    `read_header`, which names the file in what this raises."""
+    """Check `text` of a file of `size` bytes, whose tensors begin at `data_start`."""
     try:
         fields = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -72,12 +67,13 @@ def parse(text: bytes, data_start: int, size: int) -> Header:
 
 
 def read_header(path: Path, parse: Callable[[bytes, int, int], Header] = parse) -> Header:
-    """The checked header of a safetensors file. Raises StartupError, one line, naming the file and the fault.
+    """Read and check a header.
 
-    parse: may remember what it has read.
+    Args:
+        parse: May remember results.
 
-    Refused: what is not a regular file, a wrong length, JSON that is invalid or names a tensor twice, unknown types,
-    sizes that are negative or do not fit their bytes, and tensors that overlap, leave holes or pass the file's end.
+    Raises:
+        StartupError: One line: irregular file, lengths, JSON, types, sizes, overlaps or holes.
     """
     try:
         with open_regular(path, StartupError) as file:
@@ -91,17 +87,14 @@ def read_header(path: Path, parse: Callable[[bytes, int, int], Header] = parse) 
 
 
 def stored_type(tensors: Iterable[Stored]) -> str | None:
-    """Return the type in which most bytes of floating-point weights are, or None if there are none.
-
-    What the blocks of GGUF files stand for was most likely of 16 bits.
-    """
+    """Return the type of most floating-point bytes; GGUF blocks count as 16 bits."""
     return most_stored(
         (tensor.dtype if tensor.dtype in BITS else "F16", tensor.end - tensor.begin) for tensor in tensors
     )
 
 
 def read_headers(files: Iterable[Path], parse: Callable[[bytes, int, int], Header] = parse) -> dict[Path, Header]:
-    """The checked headers of several files, in their order; see `read_header`."""
+    """Read several headers in order."""
     return {file: read_header(file, parse) for file in files}
 
 
@@ -147,12 +140,12 @@ def _stored(name: str, entry: Any, data_start: int) -> Stored:
 
 
 def _are_sizes(values: Iterable[Any]) -> bool:
-    """Whether all are whole numbers that a file could hold. (`True` is an int to Python, `1.0` none to the format.)"""
+    """Whether all are possible whole numbers; `True` and `1.0` are not."""
     return all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
 def _check_layout(tensors: Mapping[str, Stored], data_start: int, size: int) -> None:
-    """The tensors must follow each other without a gap from the header's end to the file's."""
+    """Check that tensors follow each other to the end."""
     position = data_start
     for name, stored in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if stored.begin != position:

@@ -1,4 +1,4 @@
-"""The local hub cache: where a model's files are, and which of its commits are there."""
+"""The local hub cache: files and commits of models."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def cache() -> Path:
-    """The folder of the hub cache: HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, or `hub` in HF_HOME."""
+    """Return HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, or `hub` in HF_HOME."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def entry(model_id: str) -> Path:
-    """The folder of a model in the hub cache, which may not exist."""
+    """Return a model's folder in the cache, present or not."""
     return cache() / f"models--{model_id.replace('/', '--')}"
 
 
@@ -30,7 +30,7 @@ def snapshot_of(model_id: str, commit: str) -> Path:
 
 
 def discard(model_id: str, path: Path) -> None:
-    """Removes a file of a snapshot with the blob that it links to, so that it is fetched again."""
+    """Remove a file and its blob, to be fetched again."""
     if path.is_symlink():
         # One step only: the library may have made the blob a link into a store that other models share.
         blob = Path(os.path.normpath(path.parent / path.readlink()))
@@ -45,7 +45,7 @@ def is_commit(revision: str | None) -> bool:
 
 
 def is_complete(model_id: str, revision: str | None) -> bool:
-    """Whether `revision` is a commit all of which has been fetched: the hub need not be asked what it means."""
+    """Whether `revision` is a wholly fetched commit."""
     return revision is not None and is_commit(revision) and _mark(model_id, revision).is_file()
 
 
@@ -54,10 +54,7 @@ def _mark(model_id: str, commit: str) -> Path:
 
 
 def record_commit(model_id: str, revision: str | None, commit: str) -> None:
-    """Let the branch or tag mean this commit from now on. Done last: what it meant before is served until then.
-
-    A commit given by its own name is marked as complete.
-    """
+    """Make the branch or tag mean this commit, done last; a commit's own name is marked complete."""
     name = revision or "main"
     if name == commit:
         with contextlib.suppress(OSError):  # of a cache that can only be read the hub is asked again
@@ -75,10 +72,7 @@ def record_commit(model_id: str, revision: str | None, commit: str) -> None:
 
 
 def snapshot(model_id: str, revision: str | None, config: str = "config.json") -> Path | None:
-    """The cached snapshot of `model_id` at `revision` (default: main); None if its file `config` is not cached.
-
-    Raises StartupError if `model_id` cannot be a hub id.
-    """
+    """Return the cached snapshot at `revision`, if its `config` is there."""
     from huggingface_hub import try_to_load_from_cache
 
     try:

@@ -1,4 +1,4 @@
-"""What huggingface_hub and its transport raise → one line that says what to do, and whether another try may help."""
+"""huggingface_hub's errors as one line on what to do, and whether to retry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_WAIT_S = 300.0
 
 
 class Unreachable(Exception):
-    """The network failed: another try may help. wait_s: what the hub asks to wait before it."""
+    """The network failed; retry after `wait_s`, if said."""
 
     def __init__(self, reason: str, *, wait_s: float | None = None) -> None:
         super().__init__(reason)
@@ -26,15 +26,15 @@ class Unreachable(Exception):
 
 
 class Refused(StartupError):
-    """The hub answered, and no retry fixes it: unknown, private, gated, or no such revision."""
+    """The hub's final answer: unknown, private, gated."""
 
 
 class NotAnId(StartupError):
-    """What was given can name no model of any hub."""
+    """It can name no model."""
 
 
 class translated:
-    """Inside, huggingface_hub's exceptions become ours. OSErrors of this machine's disk are let through."""
+    """Turn huggingface_hub's exceptions into ours inside, except disk errors."""
 
     def __init__(self, model_id: str, revision: str | None) -> None:
         self._model_id, self._revision = model_id, revision
@@ -59,7 +59,7 @@ class translated:
             raise Unreachable(_reason(error)) from error
 
     def _raise_for_answer(self, error: Any) -> None:
-        """Raises Refused for answers that are final, else Unreachable."""
+        """Raise Refused for final answers, else Unreachable."""
         from huggingface_hub import errors
 
         name, status = self._model_id, error.response.status_code
@@ -100,7 +100,7 @@ class translated:
 
 
 def _of_the_hub(error: BaseException) -> Any:
-    """The hub's answer in an error or in what caused it: the library hides some behind "not in the cache"."""
+    """Find the hub's answer, perhaps hidden behind "not in the cache"."""
     from huggingface_hub import errors
 
     seen: BaseException | None = error
@@ -124,7 +124,7 @@ def _has_token() -> bool:
 
 
 def _retry_after(headers: Any) -> float | None:
-    """Seconds; the form with a date is not used by hubs."""
+    """Return the seconds; hubs use no dates."""
     text = str(headers.get("Retry-After") or "")
     return min(float(text), _LONGEST_WAIT_S) if text.isdecimal() else None
 

@@ -1,5 +1,4 @@
-"""What a load has left unread of a checkpoint: known to be of no use, of layers that config.json does not have, or an
-error. A tensor that nothing reads is most often a scale or a norm without which the others are wrong."""
+"""What a load left unread: useless, of absent layers, or an error, such as a missed scale."""
 
 from __future__ import annotations
 
@@ -34,12 +33,11 @@ def check_leftover(
     known: Sequence[str] = (),
     warns: bool = True,
 ) -> None:
-    """unread: names of tensors in the files that nothing has read. layer_beyond: the number of the layer that a tensor
-    belongs to, if config.json does not have that layer. known: patterns of further tensors that the family does not
-    need. warns: this rank does.
+    """Refuse unread tensors that are not known.
 
-    Raises StartupError for a tensor that is not known, naming it. Whole layers that config.json does not have are
-    warned of: models are cut by changing it.
+    Args:
+        layer_beyond: A tensor's layer, if config.json lacks it; these are warned of, since models are cut so.
+        known: Patterns that the family does not need.
     """
     patterns = re.compile("|".join((*OF_ANY_FAMILY, *known)))
     beyond: dict[int, list[str]] = {}
@@ -71,7 +69,7 @@ def check_leftover(
 
 
 def layer_of(name: str, layers: Sequence[str]) -> int | None:
-    """The number of the layer that a tensor belongs to. layers: what the names of all of them begin with."""
+    """Return a tensor's layer, if its name begins as `layers`."""
     for prefix in layers:
         index = name.removeprefix(prefix + ".").partition(".")[0]
         if name.startswith(prefix + ".") and index.isdecimal():
@@ -80,5 +78,5 @@ def layer_of(name: str, layers: Sequence[str]) -> int | None:
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """A key that sorts names by the numbers in them."""
+    """Return a sort key by numbers in names."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]

@@ -1,8 +1,4 @@
-"""Where transformers puts the tensors of a checkpoint: it renames many when it loads, and makes one of several.
-
-`rename_source_key` and `get_model_conversion_mapping` are not public. They have been called alike since transformers
-5.0, and nothing public tells where a tensor goes.
-"""
+"""Where transformers puts a checkpoint's tensors, by its private renaming functions, stable since 5.0."""
 
 from __future__ import annotations
 
@@ -17,16 +13,17 @@ from model_server.weights.leftover import layer_of, natural_order
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a stored tensor goes. name: of the model's tensor. conversion: what makes this one of it, perhaps together
-    with others; None: it is that tensor. source: which of the conversion's patterns it matches."""
+    """A stored tensor's parameter."""
 
     name: str
+    # Makes it, perhaps of several; None: it is that tensor.
     conversion: Any = None
+    # The pattern that it matches.
     source: str | None = None
 
 
 class StoredNames:
-    """Of one model, whose parameters are there, with their numbers or without."""
+    """A model's parameters by stored names."""
 
     def __init__(self, model: Any) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
@@ -46,14 +43,14 @@ class StoredNames:
         self.left_over: tuple[str, ...] = tuple(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
 
     def place(self, stored: str) -> Place | None:
-        """Where a tensor of that name goes; None: the model has no place for it."""
+        """Return a tensor's place, if there is one."""
         name, source = self._renamed(stored)
         if name in self._tensors:
             return Place(name) if source is None else Place(name, self._by_source[source], source)
         return Place(stored) if stored in self._tensors else None
 
     def without_place(self, stored: Iterable[str]) -> list[str]:
-        """The tensors that the model has no place for, or whose place another one takes."""
+        """List tensors without a place of their own."""
         found: list[str] = []
         taken: dict[str, str] = {}
         for name in sorted(stored, key=natural_order):
@@ -67,7 +64,7 @@ class StoredNames:
         return found
 
     def layer_beyond(self, stored: str) -> int | None:
-        """The number of a tensor's layer, of which the model has fewer; None: it has that one, or it is of none."""
+        """Return a tensor's layer that the model lacks, if so."""
         name, _ = self._renamed(stored)
         for layers, count in self._lists.items():
             index = layer_of(name, (layers,))

@@ -1,4 +1,4 @@
-"""What a rank says while it loads: a record at every tenth of the way, but none of a load that takes no time."""
+"""Records of loading, one a tenth, none for fast loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EVERY_S = 1.0
 
 
 class LoadProgress:
-    """Called with the number of layers that are done; the field `progress` is what terminals draw bars from."""
+    """Called with loaded layers; terminals draw `progress`."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

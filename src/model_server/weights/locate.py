@@ -1,4 +1,4 @@
-"""From a model id to the directory that holds its files. Reads the disk only; `weights.download` uses the network."""
+"""From a model id to its directory, by the disk alone."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ _NUMBERED = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})\.safetensors")
 
 
 def resolve(model_id: str, revision: str | None) -> Path:
-    """The local directory of `model_id`: the embedded demo model, a directory, or a snapshot in the hub cache.
-
-    An id that starts with `/`, `./`, `../` or `~` is always a directory.
-    Raises StartupError with one line that says what to do.
-    """
+    """Return the directory: demo model, folder (`/`, `./`, `../`, `~`), or hub snapshot."""
     if model_id == EMBEDDED:
         from wire import demo_model
 
@@ -49,10 +45,7 @@ def resolve(model_id: str, revision: str | None) -> Path:
 
 
 def resolve_merged(model_id: str, revision: str | None) -> tuple[Path, Path | None]:
-    """As `resolve`, also for an adapter: the directory of its base model, then its own; None: there is none.
-
-    Raises StartupError.
-    """
+    """Resolve an adapter to its base model, and its own directory."""
     found = adapter_directory(model_id, revision)
     if found is None:
         return resolve(model_id, revision), None
@@ -64,7 +57,7 @@ def resolve_merged(model_id: str, revision: str | None) -> tuple[Path, Path | No
 
 
 def adapter_directory(model_id: str, revision: str | None) -> Path | None:
-    """Where the adapter is that a model id names; None: it names none, or one that is not here. Raises StartupError."""
+    """Return the local adapter of a model id, if it is one."""
     if model_id == EMBEDDED or gguf.names_file(model_id):
         return None
     here = is_local(model_id)
@@ -82,18 +75,19 @@ def _gguf_folder(model_id: str, revision: str | None) -> Path:
 
 
 def is_local(model_id: str) -> bool:
-    """Whether `model_id` needs no hub: `demo`, a GGUF file, or a directory, existing or clearly meant."""
+    """Whether no hub is needed: `demo`, GGUF, or a directory."""
     if gguf.names_file(model_id):
         return gguf.in_repository(model_id) is None
     return model_id == EMBEDDED or model_id.startswith(("/", "./", "../", "~")) or Path(model_id).is_dir()
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of the model in `directory`, sorted by name; or the GGUF file for which it was made.
+    """Return sorted safetensors files, or the GGUF file, of a model.
 
-    With an index (`index_of`) those it lists, else all at depth 1 except the by-products that TGI skips and
-    second copies of the same weights. Raises StartupError if there are none, if one that is listed, or that belongs to
-    a numbered set, is missing, or if a link leads to something else.
+    By the index, else all at depth 1 without by-products that TGI skips and copies.
+
+    Raises:
+        StartupError: None, a missing one, or a link elsewhere.
     """
     index = index_of(directory)
     if index is not None:
@@ -115,8 +109,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def index_of(directory: Path) -> Path | None:
-    """`model.safetensors.index.json`; None: there is none, or it is left from other files, since it does not list the
-    `model.safetensors` beside it, which transformers reads as the whole model then, too. Raises StartupError."""
+    """Return the index, unless it is left from other files, lacking `model.safetensors`."""
     index = directory / INDEX
     if not index.exists() or ((directory / WHOLE).is_file() and WHOLE not in weight_map(index).values()):
         return None
@@ -124,7 +117,6 @@ def index_of(directory: Path) -> Path | None:
 
 
 def has_safetensors(directory: Path) -> bool:
-    """Whether there are weights that need no conversion, whole or not."""
     return index_of(directory) is not None or bool(_safetensors_names(directory))
 
 
@@ -133,7 +125,7 @@ def _safetensors_names(directory: Path) -> list[str]:
 
 
 def indexed_files(directory: Path, index: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files that an index lists. Raises StartupError if it is not an index, leads elsewhere, or one is missing."""
+    """Return an index's files, all present."""
     names = sorted(set(weight_map(index).values()))
     for name in names:
         if Path(name).name != name or "\\" in name or "\0" in name or not name.endswith(suffixes):
@@ -145,7 +137,7 @@ def indexed_files(directory: Path, index: Path, suffixes: tuple[str, ...]) -> li
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Tensor -> file, as an index has it. Raises StartupError if it has none."""
+    """Return an index's tensor -> file."""
     found = read_object(index, StartupError).get("weight_map")
     if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
         raise StartupError(f"{index} has no usable `weight_map`")
@@ -153,11 +145,7 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def _without_copies(directory: Path, names: list[str]) -> list[str]:
-    """The safetensors files of a directory without an index that make up one model.
-
-    Original releases are beside converted ones as `consolidated*`, and other precisions as `model.fp16.safetensors`. A
-    numbered set (`-00001-of-00003`) must be whole.
-    """
+    """Choose one model's files: no `consolidated*` or other precisions; numbered sets whole."""
     others = [name for name in names if not name.startswith("consolidated")]
     names = sorted(others or names)
     kept = [name for name in names if not any(_is_variant(name, other) for other in names)]
@@ -177,11 +165,9 @@ def _is_variant(name: str, other: str) -> bool:
 
 
 def _checked(directory: Path, name: str) -> Path:
-    """The file, unless it is a link that leads out of the directory to something that is not a weight file.
-
-    Snapshots of the hub cache are links into the `blobs` beside them. People link to these, too, and to the files of a
-    store by their name.
-    """
+    """Return the file, unless a link leads to what is not a weight file."""
+    # Snapshots of the hub cache are links into the `blobs` beside them. People link to these, too, and to the files of
+    # a store by their name.
     path = directory / name
     try:
         target = path.resolve(strict=True)
@@ -193,7 +179,7 @@ def _checked(directory: Path, name: str) -> Path:
 
 
 def stays_inside(directory: Path, target: Path) -> bool:
-    """Whether `target`, a resolved path, is in `directory`, or for a snapshot of the hub cache in its `blobs`."""
+    """Whether a resolved path is in `directory` or its snapshot's `blobs`."""
     home = directory.resolve()
     if target.is_relative_to(home):
         return True
@@ -201,12 +187,12 @@ def stays_inside(directory: Path, target: Path) -> bool:
 
 
 def is_blob(target: Path) -> bool:
-    """Whether `target`, a resolved path, is a file of a model in a hub cache, which may be linked to to be read."""
+    """Whether a resolved path is a model's file in a hub cache."""
     return target.parent.name == _BLOBS and target.parent.parent.name.startswith(_ENTRY)
 
 
 def _model_directory(directory: Path) -> Path:
-    """`directory` itself, unless it is the root of a hub cache entry: then name the snapshot the user meant."""
+    """Return `directory`, or name the snapshot meant by a cache entry's root."""
     if not directory.is_dir():
         raise StartupError(f"--model-id {directory}: no such directory")
     if (directory / "config.json").exists():

@@ -1,4 +1,4 @@
-"""Which part of the stored matrices of a layer a rank keeps, and in which order of rows."""
+"""Which part of stored matrices a rank keeps, in which order."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ from model_server.weights.reader import Range
 
 @dataclass(frozen=True, slots=True)
 class HeadOrder:
-    """Rows of heads whose rotated pairs are half a head apart in the file, and adjacent in the model.
-
-    rotary_dim: how many rows of a head rotate; those after them stay in their places.
-    """
+    """Heads whose rotated pairs are half a head apart in the file, adjacent in the model; `rotary_dim` rows rotate."""
 
     head_dim: int
     rotary_dim: int
 
     def apply(self, rows: Tensor) -> Tensor:
-        """`rows` [num_heads * head_dim, ...] in the order of the model."""
+        """Reorder `rows` [num_heads * head_dim, ...]."""
         ordered = torch.empty_like(rows)
         self.place(ordered, rows)
         return ordered
 
     def place(self, destination: Tensor, source: Tensor) -> None:
-        """`apply` on the way: rows of whole heads from the file to where they belong."""
+        """Apply the order while copying whole heads."""
         half, rest = self.rotary_dim // 2, source.shape[1:]
         to, came = (t.view(-1, self.head_dim, *rest) for t in (destination, source))
         pairs = came[:, : 2 * half].view(-1, 2, half, *rest).transpose(1, 2)
@@ -37,7 +34,7 @@ class HeadOrder:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a stored matrix (and of its bias) that this rank keeps, in this order."""
+    """Rows of a matrix and bias that this rank keeps, in order."""
 
     name: str  # without `.weight`
     rows: tuple[Range, ...]
@@ -51,21 +48,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixSlice:
-    """Rows of one or several stored matrices, one after another, and the same columns of each.
-
-    num_columns: of every stored matrix; None: at least those that are asked for. transposed: stored as [in, out].
-    expert: which matrix of a tensor that holds those of all `num_experts`. whole: the columns of a whole row, where the
-    stored one is longer, since it holds several matrices.
-    """
+    """Rows of stored matrices in turn, and the same columns of each."""
 
     parts: tuple[Part, ...]
     columns: Range
+    # Of each stored matrix; None: at least those asked for.
     num_columns: int | None = None
     transposed: bool = False
+    # In a tensor of `num_experts` matrices.
     expert: int | None = None
     num_experts: int | None = None
+    # Columns of a row, where stored rows hold several matrices.
     whole: Range | None = None
 
     def of(self, parts: tuple[Part, ...]) -> MatrixSlice:
-        """The same of some of the matrices."""
+        """Take some of the matrices."""
         return replace(self, parts=parts)

@@ -1,10 +1,6 @@
-"""Tensors of a checkpoint, read lazily: each rank touches only the bytes of the rows or columns it keeps.
+"""Checkpoint tensors, read lazily: ranks touch only their rows' and columns' bytes.
 
-Layers pull what they need by name; what a checkpoint calls things is known to `models`, not here. Names may carry the
-base prefix (`model.`) or lack it: public files do both.
-
-Memory: files are mapped, and every value goes from the map to its place in one copy that also casts. `fill` writes to
-a part of a tensor that the caller has made, so that fused matrices need no pieces beside them.
+Names may have or lack the base prefix. Values go from the mapped file to their place in one casting copy (`fill`).
 """
 
 from __future__ import annotations
@@ -39,27 +35,26 @@ FLOATING = ("F16", "BF16", "F32", "F64")
 
 
 class WeightReader(Protocol):
-    """Where layers get their tensors from: floating point numbers in the model's dtype, on the model's device."""
+    """Gives layers floating-point tensors in the model's type, on its device."""
 
     @property
     def dtype(self) -> torch.dtype:
         """The model's type, in which tensors come."""
 
     @property
-    def device(self) -> torch.device:
-        """Where tensors are put."""
+    def device(self) -> torch.device: ...
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint holds `name`. What is missing is off: biases, norms, an own head."""
+        """Whether the checkpoint has `name`; absent parts are off."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The full shape of `name`."""
 
     def stored(self, name: str) -> str:
-        """The type of the stored numbers, as safetensors names it."""
+        """Return safetensors' name of the stored type."""
 
     def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
-        """The rows [start, stop) of each range, one after another; `dtype` instead of the model's."""
+        """Read each range of rows in turn, in `dtype` or the model's."""
 
     def fill(
         self,
@@ -72,13 +67,13 @@ class WeightReader(Protocol):
         place: Place = ...,
         unit: int = 1,
     ) -> None:
-        """Fill a part of a fused matrix; see `SafetensorsReader`."""
+        """Fill part of a fused matrix (`SafetensorsReader`)."""
 
     def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
-        """A tensor as it is stored; see `SafetensorsReader`."""
+        """Read a tensor as stored."""
 
     def skip(self, *names: str) -> None:
-        """Count these tensors as read, those that there are: what reads their module needs no numbers of them."""
+        """Count present tensors as read, which are not needed."""
 
 
 def copy_into(destination: Tensor, source: Tensor) -> None:
@@ -86,11 +81,7 @@ def copy_into(destination: Tensor, source: Tensor) -> None:
 
 
 class SafetensorsReader:
-    """Reads a set of safetensors or GGUF files. A context manager: the files stay open inside.
-
-    Raises StartupError, one line, for a file that is damaged or cut short, a tensor that is missing, in two files, not
-    floating point, or smaller than what is asked of it.
-    """
+    """Reads safetensors or GGUF files, open inside its context."""
 
     def __init__(
         self,
@@ -101,8 +92,11 @@ class SafetensorsReader:
         base_prefix: str = "model.",
         mapped: bool = True,
     ) -> None:
-        """headers: of the files to read, as `read_headers` or `read_named` gives them. mapped: else only whole rows are
-        asked for, and a file that is written to meanwhile is an error, at the latest where the context ends."""
+        """Take checked headers.
+
+        Args:
+            mapped: Else only whole rows are read, and later writes to a file are errors.
+        """
         self._dtype = dtype
         self._device = device
         self._base_prefix = base_prefix
@@ -149,11 +143,11 @@ class SafetensorsReader:
 
     @property
     def unread(self) -> Mapping[str, Stored]:
-        """The tensors that nothing has read so far, in the order of the files, by the names that these have."""
+        """Return tensors not read yet, by the files' names."""
         return self._unread
 
     def read_to_host(self) -> None:
-        """What is read from now on is in host memory."""
+        """Read to the host from now on."""
         self._device = torch.device("cpu")
 
     def has(self, name: str) -> bool:
@@ -183,11 +177,12 @@ class SafetensorsReader:
         place: Place = copy_into,
         unit: int = 1,
     ) -> None:
-        """Fill `out` [num_rows, ...], any type and strides, with the rows of each range, one after another.
+        """Fill `out` [num_rows, ...] with the rows of each range.
 
-        columns: of every row; None: all. index: of a matrix in a tensor [n, num_rows, num_columns].
-        place(destination, source): copies some of the rows, in another order if it likes. It is given whole groups of
-        `unit` rows; every range must hold whole groups.
+        Args:
+            columns: Of every row; None: all.
+            index: Of a matrix in [n, num_rows, num_columns].
+            place: Copies (destination, source), whole groups of `unit` rows.
         """
         self._check(name, rows, columns, index)
         view = self._slice(name)
@@ -201,7 +196,7 @@ class SafetensorsReader:
                 position += last - first
 
     def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
-        """A tensor of any type as it is stored, or some columns of some rows: for formats of quantized weights."""
+        """Read any tensor as stored, or parts of it."""
         self._stored(name)
         given = [cut for cut in (rows, columns) if cut is not None]
         if given:
@@ -214,7 +209,7 @@ class SafetensorsReader:
             self._unread.pop(self._find(name) or name, None)
 
     def _check(self, name: str, rows: Sequence[Range], columns: Range | None = None, index: int | None = None) -> None:
-        """Raises StartupError unless the tensor holds what is asked for."""
+        """Refuse what the tensor does not hold."""
         shape = self.shape(name)
         asked = [max((stop for _, stop in rows), default=0)]
         if index is not None:
@@ -230,7 +225,7 @@ class SafetensorsReader:
             )
 
     def _chunks(self, name: str, dimension: int, start: int, stop: int, unit: int) -> Iterator[Range]:
-        """[start, stop) in ranges of whole units: in one for the CPU, where nothing is held between file and place."""
+        """Split [start, stop) into whole units, for a CPU at once."""
         stored = self._stored(name)
         step = max(stop - start, 1)
         if self._device.type != "cpu":
@@ -260,14 +255,14 @@ class SafetensorsReader:
         return self._file_of[found][2]
 
     def _slice(self, name: str) -> Any:
-        """`_view`, only for floating point numbers: codes of a quantization are nothing without their scales."""
+        """View floating numbers; codes need their scales."""
         stored = self._stored(name)
         if stored.dtype not in FLOATING:
             raise StartupError(f"weight {name} is stored as {stored.dtype}, in no format that this version serves")
         return self._view(name)
 
     def _view(self, name: str) -> Any:
-        """A view of the mapped file. What is cut out of it may share the map: it must be copied, never kept."""
+        """View the mapped file; cuts must be copied, never kept."""
         found = self._find(name)
         assert found is not None
         handle, path, _ = self._file_of[found]

@@ -1,5 +1,6 @@
-"""Tensors of a safetensors file that is read instead of mapped: who cuts short a mapped one ends the process that reads
-it, and folders of adapters are written while the model serves."""
+"""Safetensors read instead of mapped: truncating a mapped file ends the process, and adapters are written while
+serving.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F
 
 
 class UnmappedTensors:
-    """One file, open until `close`. Raises StartupError where it is not the one that `header` describes; OSError."""
+    """One open file, which must fit `header`."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self._path = path
@@ -29,7 +30,6 @@ class UnmappedTensors:
             raise self._changed()
 
     def get_slice(self, name: str) -> Rows:
-        """Of floating point numbers."""
         return Rows(self, self._header.tensors[name])
 
     def read(self, begin: int, size: int) -> bytearray:
@@ -44,7 +44,7 @@ class UnmappedTensors:
         return found
 
     def check(self) -> None:
-        """Raises StartupError if the file has been written to since it was opened."""
+        """Refuse a file written to since it was opened."""
         if self._now() != self._facts:
             raise self._changed()
 
@@ -61,7 +61,7 @@ class UnmappedTensors:
 
 
 class Rows:
-    """What `[slice(first, last)]` reads of a tensor, in memory of its own."""
+    """Reads `[slice(first, last)]` of a tensor into new memory."""
 
     def __init__(self, tensors: UnmappedTensors, stored: Stored) -> None:
         self._tensors = tensors

@@ -1,1 +1,1 @@
-"""The HTTP routes: with `router.server` the only package that knows FastAPI."""
+"""The HTTP routes."""

@@ -1,7 +1,4 @@
-"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them: adapters that come while the server runs.
-
-They are there only with `--lora-root`, out of which no adapter may be named.
-"""
+"""vLLM's `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, within `--lora-root`."""
 
 from __future__ import annotations
 

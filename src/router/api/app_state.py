@@ -1,4 +1,4 @@
-"""What every endpoint needs, in one object that the app carries."""
+"""What every endpoint needs, carried by the app."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ StreamFailure = Callable[[Exception], bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class AppState:
-    """The model that is served, and the parts of the router that answer for it."""
+    """The served model, and the router's parts."""
 
     config: RouterConfig
     info: ShardInfo
@@ -60,11 +60,11 @@ class AppState:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Of the model in OpenAI's API, the one for answers first. A path's last part is enough."""
+        """Return the model's names in OpenAI's API, the first for answers."""
         return self.config.served_model_name or (short_name(self.model_id),)
 
     def adapter_of(self, model: str | None) -> str | None:
-        """The LoRA adapter that OpenAI's `model` names; None: the base model, which every other name means."""
+        """Return the adapter that OpenAI's `model` names, if it is one."""
         return model if model in self.inference.adapters and model not in self.model_names else None
 
     @property
@@ -72,17 +72,17 @@ class AppState:
         return LargeBodies(self.bodies.large, self.parsed_bodies)
 
     async def read(self, request: Request, body_type: type[BodyType], *, counts: bool = True) -> BodyType:
-        """The checked body, within `--payload-limit`. Raises BodyError and ClientDisconnect.
+        """Read and check the body, within `--payload-limit`.
 
         Args:
-            counts: Whether the request is one of `tgi_request_count`.
+            counts: In `tgi_request_count`.
         """
         if counts:
             self._count(request)
         return await read_body(request, body_type, limit=self.config.payload_limit, large=self.large_bodies)
 
     async def read_one_of(self, request: Request, *body_types: type[Body]) -> Body:
-        """The checked body as the first of several types that fits."""
+        """Read the body as the first fitting type."""
         self._count(request)
         return await read_one_of(request, *body_types, limit=self.config.payload_limit, large=self.large_bodies)
 
@@ -102,7 +102,7 @@ def errors_of(request: Request) -> ErrorAnswers:
 
 
 def stream_failure(request: Request) -> StreamFailure:
-    """What makes the error event of a stream of chats or completions."""
+    """Return what makes a stream's error event."""
     errors, family, request_id = errors_of(request), errors_of(request).family(request.url.path), request_id_of(request)
     return lambda error: event_of(errors.of_stream(error, request_id), family)
 

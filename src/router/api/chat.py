@@ -79,7 +79,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
-    """The answer to a chat body, whichever route it came by."""
+    """Answer a chat body of any route."""
     chat = Chat(state, body)
     head = ChatHead.new("chatcmpl", model_name(body.model, state.model_names[0]))
     with state.inference.take_permits(chat.number, request_id=request_id_of(request)) as permits:
@@ -99,17 +99,18 @@ async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
 
 
 async def first_request(state: AppState, body: ChatBody, api: ApiRules = CHAT) -> GenerateRequest:
-    """The generation of one choice; its `inputs` are the rendered chat. With tools it is the call of one."""
+    """Return one choice's generation, with tools its call; `inputs` is the rendered chat."""
     return await Chat(state, body, api).request()
 
 
 class Chat:
-    """A chat body on its way to its generations. Raises RouterError for what can be refused before there are any."""
+    """A chat body on its way to generations."""
 
     def __init__(self, state: AppState, body: ChatBody, api: ApiRules = CHAT) -> None:
-        """
+        """Check the body.
+
         Args:
-            api: The rules of the API that the body came by.
+            api: The rules of the API it came by.
         """
         self._api = api
         self._inference = state.inference
@@ -131,26 +132,25 @@ class Chat:
 
     @property
     def names(self) -> TokenNames | None:
-        """Of the tokens whose log probabilities the answer has."""
+        """Name tokens for log probabilities, if wanted."""
         return TokenNames(self._inference.tokenizer.token_bytes) if self.body.logprobs else None
 
     async def request(self) -> GenerateRequest:
-        """The message of one choice: the call of a tool if there are any."""
+        """Return a choice's generation, a tool's call if there are any."""
         return await self._request(self.tools)
 
     async def start(self, permits: HeldPermits) -> list[Run]:
-        """Queues the generations of all choices, or none."""
+        """Queue the generations of all choices, or none."""
         requests = choices_of(await self.request(), self.number)
         return await start_all(
             partial(self.start_choice, request, index, permits) for index, request in enumerate(requests)
         )
 
     async def generate(self, permits: HeldPermits) -> list[GenerationResult]:
-        """The generations of all choices, to their ends."""
         return await collect_all(await self.start(permits))
 
     async def start_choice(self, request: GenerateRequest, index: int, permits: HeldPermits) -> Run:
-        """Queues one choice; it takes one permit, also where it comes in two passes."""
+        """Queue a choice; two passes take one permit."""
         if not self._has_two_passes:
             return await self._start(request, permits)
 
@@ -167,7 +167,7 @@ class Chat:
         return running
 
     def reading_of(self, request: ValidRequest) -> tuple[ChoiceReader, CallIds] | None:
-        """What reads the tokens of one choice; None where they are text only, or a call in TGI's form."""
+        """Return what reads a choice's tokens, unless text only or TGI's calls."""
         reader = self._reader() if request.answer == "marked" else None
         if reader is None:
             return None
@@ -183,7 +183,7 @@ class Chat:
         return choice, CallIds(self.state.model_format.ids, num_earlier)
 
     def _reader(self) -> AnswerReader | None:
-        """Of an answer that is not a call in TGI's form; None where it has no marks."""
+        """Return what reads an answer that is not TGI's call, if it has marks."""
         schemas = self.tools.schemas if self._is_native and self.tools is not None else None
         return self.state.model_format.reader(schemas, self._prompt, begun=self._begun)
 
@@ -192,7 +192,7 @@ class Chat:
         return self.state.model_format.has_one_call or not self.body.parallel_tool_calls
 
     def _speaks_natively(self) -> bool:
-        """Whether calls have the model's own format: where they are free, or a grammar can force them into it."""
+        """Whether calls have the model's format: free, or forced by grammar."""
         format, tools, constraint = self.state.model_format, self.tools, self.body.constraint
         if format.format is None or tools is None:
             return False
@@ -206,11 +206,11 @@ class Chat:
 
     @property
     def _has_two_passes(self) -> bool:
-        """Whether the model first decides whether it calls, in TGI's form, and answers in words if it does not."""
+        """Whether the model first decides, in TGI's form, and else answers in words."""
         return self.tools is not None and self.tools.or_none and not self._is_native
 
     def _own_grammar(self, tools: OfferedTools | None, asked: AskedGrammar | None) -> AskedGrammar | None:
-        """The grammar in the model's own format instead of the one that was asked for, if there is one."""
+        """Return the model's own format's grammar instead, if there is one."""
         format, budget = self.state.model_format, self.body.thinking_budget
         if not self._has_frames:
             if budget is not None and asked is None and format.may_think(self._prompt):
@@ -287,7 +287,7 @@ def _prepared(
     field: str,
     is_native: bool,
 ) -> tuple[list[Turn], list[dict[str, Any]] | None, AskedGrammar | None]:
-    """What goes into the template, and the grammar; native calls are read, without a grammar."""
+    """Return the template's inputs and the grammar; native calls have none."""
     turns = turns_of(body, images, field)
     if format.ids is IdKind.COUNTED:
         turns = with_counted_ids(turns)
@@ -362,7 +362,7 @@ def _reasoning_tokens(choices: Mapping[int, AnyStream]) -> int | None:
 
 
 def choice_stream(chat: Chat, head: ChatHead, index: int, running: Run, *, are_joined: bool = True) -> AnyStream:
-    """What its first event turns out to belong to: text or a call. `are_joined`: as in `Deltas`."""
+    """Return a text or call stream, by its first event."""
     stops = stops_left_out(running.request, keeps_stop=chat.body.include_stop_str_in_output)
     logprobs = chat.names
     if chat.tools is not None and running.request.answer == "call":

@@ -48,7 +48,7 @@ async def completions(request: Request) -> Response:
 
 
 async def answer(request: Request, state: AppState, body: CompletionBody) -> Response:
-    """The answer to a completion body, whichever route it came by."""
+    """Answer a completion body of any route."""
     inference = state.inference
     body = with_defaults(body, state.sampling_defaults)
     counts = _counts(state, body)
@@ -72,7 +72,7 @@ def _names(state: AppState) -> TokenNames:
 
 
 def _counts(state: AppState, body: CompletionBody) -> Counts:
-    """What can be refused without a look at the prompts."""
+    """Refuse what prompts do not matter for."""
     limits = state.inference.limits
     counts = counts_of(body, limits)
     check_served(body, counts, prompt_logprobs=state.config.request_logprobs)
@@ -89,7 +89,7 @@ def _requests(state: AppState, body: CompletionBody, counts: Counts) -> list[Gen
 async def _generate(
     state: AppState, body: CompletionBody, counts: Counts, permits: HeldPermits
 ) -> tuple[list[list[GenerationResult]], list[list[int]]]:
-    """The generations of each prompt, and where its tokens begin if the answer lists them."""
+    """Generate each prompt, with its tokens' places if listed."""
     generations = await state.inference.generate_many(_requests(state, body, counts), permits)
     groups = [generations[i : i + counts.best_of] for i in range(0, len(generations), counts.best_of)]
     if not body.echo or body.logprobs is None:
@@ -136,7 +136,7 @@ async def _events(
     failure: StreamFailure,
     names: TokenNames,
 ) -> AsyncGenerator[bytes, None]:
-    """The tokens of all choices as they come. A choice that fails says so; the others continue."""
+    """Stream all choices' tokens; a failed choice does not end the others."""
     choices = [
         ChoiceStream(head, index, one.request, body, echoed(body, index // counts.n, one.request), names)
         for index, one in enumerate(running)

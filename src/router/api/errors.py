@@ -1,6 +1,5 @@
-"""One table for every error: its status and its body in the form of the API whose route it answers.
-
-OpenAI's form on /v1, Anthropic's on /v1/messages, TGI's everywhere else. docs/compatibility.md shows the table.
+"""Every error's status and body: OpenAI's form on /v1, Anthropic's on /v1/messages, else TGI's
+(docs/compatibility.md).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
 
 class BodyError(RouterError):
-    """A request that never becomes one: its route, content type, size, syntax or shape."""
+    """A refused route, content type, size, syntax or shape."""
 
     def __init__(
         self,
@@ -51,11 +50,7 @@ class BodyError(RouterError):
         code: str | None = None,
         prefix: str = "",
     ) -> None:
-        """
-        Args:
-            status: On TGI's routes.
-            prefix: What TGI's routes say before the message.
-        """
+        """Take TGI's status, and its prefix of the message."""
         self.prefix = prefix
         super().__init__(message, reason=reason, param=param, code=code)
         self.status = status
@@ -73,14 +68,14 @@ class UnauthorizedError(RouterError):
 
 
 class InternalError(RouterError):
-    """An unforeseen failure; its cause is in the log only."""
+    """An unforeseen failure, logged only."""
 
     def __init__(self) -> None:
         super().__init__("internal error")
 
 
 class NotServedError(RouterError):
-    """There is no such route, model or response here; the message says what to use."""
+    """No such route, model or response; the message says what to use."""
 
     error_type = "not_found"
     reason: Reason | None = "unknown_route"
@@ -88,7 +83,7 @@ class NotServedError(RouterError):
 
 @dataclass(frozen=True)
 class _Row:
-    """`failure`: the label of `tgi_request_failure`; empty where the failure is counted where it happens."""
+    """An error's answer; `failure` labels `tgi_request_failure`, if counted here."""
 
     tgi_status: int
     status: int
@@ -155,7 +150,7 @@ def error_body(message: str, error_type: str) -> dict[str, str]:
 
 
 def body_of(error: RouterError, family: Family, request_id: str = "") -> dict[str, Any]:
-    """The JSON answer to a request that is refused or has failed."""
+    """Return an error's JSON."""
     if family == "tgi":
         return error_body(str(error), error.error_type)
     if family == "openai":
@@ -175,7 +170,7 @@ def openai_error(error: RouterError) -> dict[str, Any]:
 
 
 def event_of(error: RouterError, family: Family) -> bytes:
-    """The event by which a stream of chats or completions reports an error."""
+    """Return the error event of chat or completion streams."""
     if family == "openai":
         return dumps(body_of(error, family))
     status = status_of(error)
@@ -184,7 +179,7 @@ def event_of(error: RouterError, family: Family) -> bytes:
 
 
 def tgi_event_of(error: RouterError) -> bytes:
-    """The event by which a stream of TGI's own routes reports an error."""
+    """Return the error event of TGI's streams."""
     is_incomplete = isinstance(error, IncompleteError)
     message, kind = ("Incomplete generation stream", "incomplete_generation_stream") if is_incomplete else (
         str(error), error.error_type
@@ -193,7 +188,7 @@ def tgi_event_of(error: RouterError) -> bytes:
 
 
 class ErrorAnswers:
-    """Answers requests with their errors; counts and logs each refusal."""
+    """Answers errors, and counts and logs refusals."""
 
     def __init__(self, error_format: ErrorFormat, metrics: Metrics) -> None:
         self._format = error_format
@@ -205,7 +200,7 @@ class ErrorAnswers:
     def answer(
         self, error: RouterError, scope: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Response:
-        """The answer to a request of which nothing has been answered yet."""
+        """Answer a request with nothing answered yet."""
         if scope["method"] == "POST":
             self._count(error, is_request=scope.get(COUNTED, False))
         family, request_id = self.family(scope["path"]), scope.get("request_id", "")
@@ -220,7 +215,7 @@ class ErrorAnswers:
         return response
 
     def of_stream(self, error: Exception, request_id: str) -> RouterError:
-        """The error that a failed stream ends with; an unforeseen one is logged and becomes InternalError."""
+        """Return a failed stream's error; unforeseen ones are logged."""
         if isinstance(error, RouterError):
             self._count(error, is_request=True)
             return error
@@ -228,7 +223,7 @@ class ErrorAnswers:
         return InternalError()
 
     def _count(self, error: RouterError, *, is_request: bool) -> None:
-        """The log has no text of a client: neither values nor names that it has made up."""
+        """Count and log, without clients' texts."""
         if error.reason is None:  # a failure, which is counted and logged where it happens
             return
         self._metrics.count("tgi_request_refused", reason=error.reason)
@@ -249,7 +244,6 @@ COUNTED = "tercet.counted"
 
 
 def described(error: RouterError) -> str:
-    """An error in the words of the log."""
     parts = [error.error_type, f"reason={error.reason}"]
     if error.param is not None and (field := _FIELD.match(error.param)) and error.reason != "unknown_field":
         parts.append(f"field={field[0]}")
@@ -267,7 +261,7 @@ def _row(error: RouterError) -> _Row:
 
 
 def _message(error: RouterError, family: Family) -> str:
-    """What OpenAI's and Anthropic's routes say: agents know a prompt that is too long by these words."""
+    """Word it for OpenAI's and Anthropic's routes: agents recognize long prompts by these words."""
     if not isinstance(error, ContextLengthError):
         return error.detail if isinstance(error, ValidationError | ToolError | BodyError) else str(error)
     tokens, limit = error.num_tokens, error.num_limit

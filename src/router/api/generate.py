@@ -55,13 +55,13 @@ async def generate_stream(request: Request) -> Response:
     "/", CompatBody, list[GenerateResponse], span="compat_generate", event=StreamEvent, headers=tuple(JSON_HEADERS)
 )
 async def compat_generate(request: Request) -> Response:
-    """As `/generate`, with the answer in a list; as `/generate_stream` with `stream`."""
+    """Generate as `/generate` in a list; with `stream` as `/generate_stream`."""
     state = state_of(request)
     return await answer_compat(request, state, await state.read(request, CompatBody))
 
 
 async def answer_compat(request: Request, state: AppState, body: CompatBody) -> Response:
-    """The answer of `POST /`, whichever route the body came by."""
+    """Answer `POST /`, by any route."""
     # The default of this route only: the prompt is repeated (the model's task is taken to be text generation).
     full_text = body.parameters.return_full_text is not False
     if body.stream:
@@ -121,7 +121,7 @@ async def _events(running: Running, errors: ErrorAnswers, *, details: bool, pref
 def token_event(
     index: int, event: TokenGenerated | Finished, running: Running, *, details: bool, prefix: str
 ) -> dict[str, Any]:
-    """One event of a stream of `/generate_stream`, in TGI's key order."""
+    """Return one event of `/generate_stream`, in TGI's key order."""
     answer: dict[str, Any] = {"index": index, "token": _token(event.token)}
     if event.top_tokens:
         answer["top_tokens"] = [_token(token) for token in event.top_tokens]
@@ -141,7 +141,7 @@ def token_event(
 
 
 def generation_json(generation: GenerationResult, parameters: GenerateParameters, *, prefix: str) -> dict[str, Any]:
-    """The answer of `/generate`, in TGI's key order. `prefix`: comes before the text of each generation."""
+    """Return `/generate`'s answer in TGI's key order; `prefix` before each text."""
     answer: dict[str, Any] = {"generated_text": prefix + generation.text}
     if parameters.details or parameters.decoder_input_details:
         details = _details(generation)

@@ -1,4 +1,4 @@
-"""JSON of answers: compact, UTF-8 not escaped, non-finite numbers as null, float32 in its shortest form."""
+"""JSON of answers: compact UTF-8, null for non-finite numbers, shortest float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of one family, each declared once: path, body and answer for the OpenAPI document, span for the traces."""
+"""One family's routes: path, body, answer and span, declared once."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 
 class Routes(APIRouter):
-    """A router whose handlers read their bodies themselves.
-
-    `models`: the bodies and events of its routes, which no handler's signature names. `is_fast`: requests to its fixed
-    paths go past the framework (`router.api.http.fast_path`).
-    """
+    """A router whose handlers read bodies themselves."""
 
     def __init__(self, tag: str, *, is_fast: bool = False) -> None:
         super().__init__(tags=[tag])
+        # Bodies and events of its routes.
         self.models: list[type[BaseModel]] = []
+        # Fixed paths go past the framework (`router.api.http.fast_path`).
         self.is_fast = is_fast
 
     def answers(
@@ -38,9 +36,13 @@ class Routes(APIRouter):
         headers: Sequence[str] = (),
         generates: bool = True,
     ) -> Callable[[Handler], Handler]:
-        """A POST route. `response`: the JSON answer, None if it only streams; `event`: of its stream if it has one.
+        """Declare a POST route.
 
-        `span` is TGI's name; `headers` are those of the JSON answer.
+        Args:
+            response: JSON; None: it only streams.
+            event: Of its stream.
+            span: TGI's name.
+            headers: Of the JSON answer.
         """
         accepted = bodies if isinstance(bodies, tuple) else (bodies,)
         self.models += [*accepted, *([event] if event is not None else [])]
@@ -55,7 +57,7 @@ class Routes(APIRouter):
         return register
 
     def describes(self, *paths: str, span: str = "", **options: Any) -> Callable[[Handler], Handler]:
-        """A GET route that answers HEAD too; the documentation names it once."""
+        """Declare a GET route that answers HEAD too."""
 
         def register(handler: Handler) -> Handler:
             name_span(handler, span)

@@ -36,7 +36,7 @@ async def health(request: Request) -> Response:
 
 @routes.describes("/", span="health", responses=_UNHEALTHY)
 async def root(request: Request) -> Response:
-    """As `/health`; a browser gets a page to try the model, unless `--no-playground` is set."""
+    """Answer as `/health`; browsers get a page to try the model, unless `--no-playground` is set."""
     if not state_of(request).config.no_playground and pages.asks_for_page(request):
         return pages.playground()
     answer = await health(request)

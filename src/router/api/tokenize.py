@@ -1,4 +1,4 @@
-"""`/tokenize` and `/chat_tokenize`: how the model cuts a text or a chat into tokens."""
+"""`/tokenize` and `/chat_tokenize`: a text's or chat's tokens."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def _chat_spans(state: AppState, body: ChatBody) -> tuple[str, TokenSpans]
 
 
 async def _spans(state: AppState, asked: GenerateRequest) -> tuple[str, TokenSpans]:
-    """The text that the model reads, and its tokens."""
+    """Return the text as the model reads it, and its tokens."""
     asked = await state.inference.prompt_of(asked)
     spans = await state.inference.tokenizer.spans(asked.text, add_special_tokens=asked.add_special_tokens)
     parsed_bodies.leave()  # the client may take its time to read them
@@ -79,8 +79,7 @@ def _listed(spans: Iterable[Span]) -> list[dict[str, int | str]]:
 async def _pieces(
     state: AppState, spans: TokenSpans, before: bytes = b"", after: bytes = b""
 ) -> AsyncGenerator[bytes, None]:
-    """The list as JSON, a piece at a time: however many such answers there are, one makes a piece in a turn of the
-    event loop."""
+    """Yield the list as JSON, a piece in a turn of the event loop over all answers."""
     rest, separator = iter(spans), before + b"["
     while True:
         async with state.long_answers:

@@ -1,4 +1,4 @@
-"""Paths and methods that are not served: answers that say what to use."""
+"""Unserved paths and methods: what to use."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ _MOST_COMPARED = 128
 
 
 class ServedRoutes:
-    """What this server answers to requests for something else."""
+    """What this server has instead."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._routes = [route for route in routes if isinstance(route, Route) and route.endpoint is not _refuse]
         self._fixed = sorted({route.path for route in self._routes if "{" not in route.path}, key=len)
 
     def refusal(self, status: int, path: str, method: str) -> tuple[BodyError, dict[str, str]]:
-        """What is wrong with a request that the framework answers with 404 or 405, and headers of the answer."""
+        """Return a 404's or 405's error, and headers."""
         text, headers = self.advice(status, path, method)
         if headers is not None:
             return BodyError(405, "method_not_allowed", text, reason="wrong_method"), headers
         return BodyError(404, "not_found", text, reason="unknown_route"), {}
 
     def advice(self, status: int, path: str, method: str) -> tuple[str, dict[str, str] | None]:
-        """What a 404 or a 405 says; headers of the latter."""
+        """Return a 404's or 405's text, and the latter's headers."""
         if status == 405 and (methods := self._methods(path)):
             text = f"{path} takes {' or '.join(sorted(methods - {'HEAD'}))}, not {method}"
             return text, {"allow": ", ".join(sorted(methods))}

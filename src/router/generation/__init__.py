@@ -1,1 +1,1 @@
-"""From a request to a running generation: permits, validation, results collected."""
+"""From a request to a running generation."""

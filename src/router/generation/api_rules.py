@@ -1,4 +1,4 @@
-"""What each API calls the fields that are checked after a body has been read, and what it allows in them."""
+"""Each API's names and bounds of fields checked after the body."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ MAX_STOP_TEXTS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class ApiRules:
-    """The rules of TGI's own routes, unless others are given.
+    """TGI's rules by default."""
 
-    Attributes:
-        prompt: Name of the field that holds the prompt; so are the others names of fields.
-        most_top_n_tokens: The most alternatives of a token; None: as `--max-top-n-tokens` says.
-        most_stops: The most stop texts; None: as `--max-stop-sequences` says.
-        new_tokens_rule: What the number of tokens to generate must be.
-    """
-
+    # The prompt's field; others are field names too.
     prompt: str = "inputs"
     max_new_tokens: str = "max_new_tokens"
     top_n_tokens: str = "top_n_tokens"
     stop: str = "stop"
     grammar: str = "grammar"
     ranges: tuple[ValueRange, ...] = SAMPLING_RANGES
+    # Of alternatives; None: `--max-top-n-tokens`.
     most_top_n_tokens: int | None = None
+    # Of stop texts; None: `--max-stop-sequences`.
     most_stops: int | None = None
+    # What the number of new tokens must be.
     new_tokens_rule: str = "must be > 0"
 
 

@@ -1,4 +1,4 @@
-"""A generation as a client asked for it, before any check: what the routes hand to validation."""
+"""A generation as a client asked for it, unchecked."""
 
 from __future__ import annotations
 
@@ -19,19 +19,15 @@ _BY_NAME = frozenset(one.name for one in fields(SamplingParameters)) - {"grammar
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
-    """A generation as asked for; None is "not given".
+    """A generation as asked for; None: not given."""
 
-    `sampling`: unchecked, what was not given has its default; `given`: the names of those that were.
-    `input_ids`: the prompt instead of `inputs`, which is then empty. It cannot be combined with `truncate`.
-    `images`: of a rendered chat, in the order of its placeholders; None: `inputs` may have markers.
-    `image_prompt`: shared by the copies of a request, which differ in other fields only.
-    `api`: the rules of the API that it came by.
-    """
-
+    # The rules of its API.
     api: ApiRules = TGI
     inputs: str = ""
+    # Instead of `inputs`, without `truncate`.
     input_ids: tuple[int, ...] | None = None
     add_special_tokens: bool = True
+    # Unchecked, with defaults; `given`: the names that were.
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     given: frozenset[str] = frozenset()
     greedy: bool = False  # always the likeliest token, whatever else is given
@@ -47,20 +43,23 @@ class GenerateRequest:
     answer: AnswerKind = "text"
     adapter_id: str | None = None
     prediction: str = ""  # what the answer will probably be
+    # Of a chat's placeholders; None: `inputs` may have markers.
     images: tuple[AskedImage, ...] | None = None
+    # Shared by a request's copies.
     image_prompt: SharedPrompt = field(default_factory=SharedPrompt, compare=False, repr=False)
 
     @property
     def text(self) -> str:
-        """The prompt as the model reads it, once its images have been read; `inputs` is what the client asked with."""
+        """Return the prompt as the model reads it, once images are read."""
         prompt = self.image_prompt.prompt
         return self.inputs if prompt is None else prompt.text
 
     @classmethod
     def of(cls, body: CommonParameters, sampling: Mapping[str, Any] | None = None, **others: Any) -> GenerateRequest:
-        """What bodies have in common, sampling parameters by name and `ignore_eos`; and `others`, fields of this class.
+        """Copy common fields of a body, and `others`.
 
-        `sampling`: parameters that `body` has under another name or in another form; None is "not given".
+        Args:
+            sampling: Parameters under other names or forms.
         """
         asked = {name: getattr(body, name) for name in body.model_fields_set & _BY_NAME}
         if sampling is not None:

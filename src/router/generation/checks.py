@@ -1,4 +1,4 @@
-"""What may be in the fields of a request, whatever its prompt: TGI's checks, in TGI's order."""
+"""TGI's checks of fields whatever the prompt, in its order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "typical_p")
 
 
 def check_streamed(request: GenerateRequest) -> None:
-    """Refuse what a stream does not have; comes before the permit. Raises ValidationError."""
+    """Refuse what streams lack, before the permit."""
     if request.best_of is not None and request.best_of != 1:
         raise ValidationError(
             "`best_of` other than 1 is not supported with streaming", param="best_of", reason="conflict"
@@ -27,7 +27,7 @@ def check_streamed(request: GenerateRequest) -> None:
 
 
 def check_best_of(best_of: int, limits: ServingLimits) -> None:
-    """Refuse too many generations; comes before the permits. Raises ValidationError."""
+    """Refuse too many generations, before the permits."""
     limit = limits.max_best_of
     if limit == 1 and best_of != 1:
         raise ValidationError(
@@ -44,7 +44,7 @@ def check_best_of(best_of: int, limits: ServingLimits) -> None:
 
 
 def check_parameters(request: GenerateRequest, limits: ServingLimits, *, max_stop_bytes: int) -> None:
-    """Refuse values that are out of their range. Raises ValidationError for the first one in TGI's order."""
+    """Refuse the first value out of range, in TGI's order."""
     best_of, api = request.best_of or 1, request.api
     if best_of > 1 and not samples(request):
         raise ValidationError("`best_of` > 1 requires sampling", param="best_of", reason="conflict")
@@ -134,5 +134,5 @@ def check_stop_tokens(token_ids: tuple[int, ...], vocab_size: int) -> None:
 
 
 def samples(request: GenerateRequest) -> bool:
-    """Whether a sampling option was given, as TGI reads it: a temperature of 1.0 counts, whatever its value."""
+    """Whether a sampling option was given, as TGI: even a temperature of 1.0."""
     return request.sampling.do_sample or not request.given.isdisjoint(_SAMPLING_OPTIONS)

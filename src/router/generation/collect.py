@@ -1,4 +1,4 @@
-"""Several generations of one request: started all or none, read to their ends or side by side."""
+"""A request's generations, started all or none, and read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 async def start_all(starts: Iterable[Callable[[], Awaitable[AnyRun]]]) -> list[AnyRun]:
-    """Queues all or none, one after the other."""
+    """Queue all or none."""
     running: list[AnyRun] = []
     try:
         for start in starts:
@@ -85,7 +85,7 @@ async def collect(running: Run) -> GenerationResult:
 
 
 async def collect_all(running: Sequence[Run]) -> list[GenerationResult]:
-    """Reads several generations side by side; the first failure ends them all."""
+    """Read generations side by side; the first failure ends all."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(collect(one)) for one in running]
@@ -98,7 +98,7 @@ async def collect_all(running: Sequence[Run]) -> list[GenerationResult]:
 
 
 async def interleaved(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item], None]:
-    """The events of several generations as they come, each with its generation's index. Raises the first failure."""
+    """Yield several generations' events as they come, until a failure."""
     async with aclosing(arrivals(running)) as items:
         async for index, item in items:
             if isinstance(item, Exception):
@@ -107,7 +107,7 @@ async def interleaved(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item]
 
 
 async def arrivals(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item | Exception], None]:
-    """As `interleaved`, but a failure is an item too: the last of its generation, and the others continue."""
+    """Yield as `interleaved`, with failures as last items of their generations."""
     if len(running) == 1:
         item: Item | Exception | None = None
         while not isinstance(item, Finished | Exception):

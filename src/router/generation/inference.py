@@ -1,4 +1,4 @@
-"""What an endpoint asks for: permits, validation, a place in the queue, results. Knows neither HTTP nor gRPC."""
+"""What endpoints ask for: permits, validation, queueing, results; neither HTTP nor gRPC."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_SHOWN = 1000  # characters of a prompt, and those at level debug only
 
 
 class Inference:
-    """Everything that an endpoint may ask of the router."""
+    """What endpoints may ask of the router."""
 
     def __init__(
         self,
@@ -56,9 +56,10 @@ class Inference:
         metrics.follow("tgi_lora_requests_info", self._adapters_in_use)
 
     def take_permits(self, number: int = 1, *, request_id: str = "") -> HeldPermits:
-        """Permits for `number` generations, at once or not at all.
+        """Take permits for `number` generations, or none.
 
-        Raises OverloadedError, BatchSizeError for more than there ever are, and UnhealthyError while the server drains.
+        Raises:
+            OverloadedError: None are free; BatchSizeError beyond all; UnhealthyError while draining.
         """
         if self.is_draining:
             raise UnhealthyError
@@ -72,12 +73,12 @@ class Inference:
         return HeldPermits(self.permit_pool, number, request_id, entered())
 
     def end(self) -> None:
-        """No scheduler is left: requests that are being prepared fail now, as those that it had."""
+        """Fail requests in preparation: no scheduler is left."""
         self.is_draining = True
         self._preparing.end()
 
     async def start(self, request: GenerateRequest, permits: HeldPermits) -> Running:
-        """Validates and queues. The generation takes over one of the permits."""
+        """Validate and queue, taking over one permit."""
         validation = self._preparing.of(self.validator.validate(request))
         asked = permits.request_span
         valid = await (validation if asked is None else asked.around_validation(validation))
@@ -103,19 +104,16 @@ class Inference:
 
     @property
     def images(self) -> ImagePrompts | None:
-        """None where the model reads text only."""
+        """Return what reads images, if anything."""
         return self.validator.images
 
     async def prompt_of(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with its `text` as the model reads it, for routes that generate nothing.
-
-        While images are fetched and prepared it holds a permit, as a generation does.
-        """
+        """Return the request with its `text`, holding a permit while images are prepared."""
         with self.take_permits() if await self.validator.names_images(request) else nullcontext():
             return await self._preparing.of(self.validator.with_images(request))
 
     async def generate(self, request: GenerateRequest, permits: HeldPermits) -> GenerationResult:
-        """One generation, to its end. Cancelling the caller ends the generation."""
+        """Run one generation; cancelling ends it."""
         return await collect(await self.start(request, permits))
 
     async def start_many(self, requests: Sequence[GenerateRequest], permits: HeldPermits) -> list[Running]:
@@ -123,19 +121,19 @@ class Inference:
         return await start_all(partial(self.start, request, permits) for request in requests)
 
     async def generate_many(self, requests: Sequence[GenerateRequest], permits: HeldPermits) -> list[GenerationResult]:
-        """Several generations side by side, in the order of the requests; the first failure ends them all."""
+        """Run several in order; the first failure ends all."""
         if len(requests) == 1:
             return [await self.generate(requests[0], permits)]
         return await collect_all(await self.start_many(requests, permits))
 
     async def generate_best_of(self, request: GenerateRequest, permits: HeldPermits) -> GenerationResult:
-        """`best_of` generations with seeds of their own; the one with the highest mean logprob, and the others."""
+        """Run `best_of` with own seeds; return the best mean logprob first."""
         generations = await self.generate_many([request] * (request.best_of or 1), permits)
         best = max(range(len(generations)), key=lambda index: mean_logprob(generations[index]))
         return replace(generations[best], best_of_sequences=generations[:best] + generations[best + 1 :])
 
     def _adapters_in_use(self) -> dict[str, str | int] | None:
-        """As labels, in vLLM's words; None: this server has no adapters."""
+        """Return labels in vLLM's words, if there are adapters."""
         if not self.adapters.names:
             return None
         running, queued = self._scheduler.adapters_in_use
@@ -150,7 +148,7 @@ class Inference:
 
 
 def mean_logprob(generation: GenerationResult) -> float:
-    """How likely the model found its own text; NaN counts as impossible."""
+    """Return the text's mean logprob; NaN is impossible."""
     logprobs = [token.logprob for token in generation.tokens]
     mean = sum(map(float, logprobs)) / len(logprobs)
     return -math.inf if math.isnan(mean) else mean

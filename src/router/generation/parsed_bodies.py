@@ -1,7 +1,7 @@
-"""How many bodies of many objects may be on their way to the queue at once.
+"""Bounds bodies of many objects on their way to the queue.
 
-What such a body is parsed into takes up to fifty times its memory, and the garbage collector goes through all of it
-while nothing else runs: a hundred chats of ten thousand messages would hold up the event loop for half a second.
+Parsed they take fifty times their memory, and garbage collection of a hundred would hold up the event loop for half a
+second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NUM_AT_ONCE = 2  # one is parsed while the template of another is rendered
 
 
 class ParsedBodies:
-    """Places for them; who finds none waits in line."""
+    """Places for them, with a line."""
 
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_COST) -> None:
         self._places = asyncio.Semaphore(_NUM_AT_ONCE)
@@ -24,10 +24,7 @@ class ParsedBodies:
         self._waiting_bytes = 0
 
     async def enter(self, num_bytes: int) -> None:
-        """Takes a place for the request that is being answered, until `leave`. `num_bytes`: of its body.
-
-        Raises OverloadedError for what would wait behind too much.
-        """
+        """Take a place until `leave`, for a body of `num_bytes`."""
         if self._waiting_bytes and self._waiting_bytes + num_bytes > self._max_waiting_bytes:
             raise OverloadedError(RETRY_AFTER_S)
         self._waiting_bytes += num_bytes
@@ -53,6 +50,6 @@ _current: ContextVar[_Place | None] = ContextVar("parsed_body", default=None)
 
 
 def leave() -> None:
-    """The request that is being answered has its prompt, or its answer: its body needs no place any more."""
+    """Give back the request's place: its body is not needed any more."""
     if (place := _current.get()) is not None:
         place.leave()

@@ -1,4 +1,4 @@
-"""Permits: how many generations may be under way at once, and how many each request holds."""
+"""How many generations may run, and each request's permits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from router.tracing import RequestSpan
 
 
 class PermitPool:
-    """The limit of generations at once. Permits are taken or refused, never waited for."""
+    """The limit of generations; permits are taken or refused."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -25,7 +25,7 @@ class PermitPool:
 
 
 class HeldPermits:
-    """The permits of one HTTP request. A context manager: those that no generation took over go back at its end."""
+    """One request's permits; those not taken over go back at the end."""
 
     def __init__(self, pool: PermitPool, number: int, request_id: str, request_span: RequestSpan | None = None) -> None:
         self._pool = pool
@@ -42,7 +42,7 @@ class HeldPermits:
         self._num_left = 0
 
     def hand_over(self) -> PermitPool:
-        """One permit changes hands: its new holder gives it back."""
+        """Hand a permit to a holder who gives it back."""
         assert self._num_left > 0
         self._num_left -= 1
         return self._pool

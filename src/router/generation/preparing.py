@@ -1,4 +1,4 @@
-"""Requests that are not with the scheduler yet: their images are fetched, their grammars checked, their texts cut."""
+"""Requests before the scheduler: images, grammars, tokens."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class Preparing:
-    """What they wait for, which is ended when no scheduler is left that could take them."""
+    """Their work, which ends without a scheduler."""
 
     def __init__(self) -> None:
         self._has_ended = False
         self._deadlines: set[asyncio.Timeout] = set()
 
     async def of(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Raises UnhealthyError as soon as `end` is called, and at once after that."""
+        """Return `work`'s result, or raise UnhealthyError after `end`."""
         deadline = asyncio.timeout(0 if self._has_ended else None)
         self._deadlines.add(deadline)
         try:
@@ -33,7 +33,7 @@ class Preparing:
             self._deadlines.discard(deadline)
 
     def end(self) -> None:
-        """All of them now, and those that come."""
+        """End all, present and future."""
         self._has_ended = True
         for deadline in self._deadlines:
             deadline.reschedule(0)

@@ -1,7 +1,4 @@
-"""One generation under way: its permit, its events, its end. Knows no HTTP.
-
-Every generation holds one permit until its end; `Running.close` is the one place that gives it back.
-"""
+"""One generation: permit, events, end; `Running.close` alone returns the permit."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _MAX_SHOWN = 1000  # characters of an output, and those at level debug only
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long the parts of a finished request took, in seconds."""
+    """A finished request's parts, in seconds."""
 
     total: float
     validation: float
@@ -43,7 +40,7 @@ Item = Prefilled | TokenGenerated | Finished
 
 
 class Running:
-    """One generation under way. Read it to its `Finished` event, or close it: both return the permit."""
+    """One generation, to be read to `Finished` or closed."""
 
     __slots__ = (
         "_adapter",
@@ -67,7 +64,7 @@ class Running:
         permits: HeldPermits,
         adapter: AdapterUse | None = None,
     ) -> None:
-        """adapter: what it has of an adapter; None: it is for the base model."""
+        """Take over an entry, a permit, and its use of an adapter."""
         self.request = request
         self.request_id = permits.request_id
         self.arrived_at = permits.arrived_at
@@ -81,7 +78,7 @@ class Running:
         self._closed = False
 
     async def next_event(self) -> Item:
-        """The next event. Raises the RouterError that ends the generation; nothing follows that or `Finished`."""
+        """Return the next event, or raise what ends the generation."""
         event = await self._entry.next_event()
         if isinstance(event, TokenGenerated):
             self._observe_tokens(event.step_tokens)
@@ -96,7 +93,7 @@ class Running:
         return event
 
     def close(self) -> None:
-        """Ends the generation, for whatever reason its reader stopped. Idempotent."""
+        """End the generation; idempotent."""
         if not self._closed:
             self._closed = True
             self._entry.close()
@@ -107,13 +104,13 @@ class Running:
                 self.request.trace.finish()
 
     def stop(self, event: TokenGenerated, num_tokens: int) -> Finished:
-        """End the generation with this token, the last of `num_tokens`, which completes a stop text."""
+        """End at this token, which completes a stop text."""
         finished = self._entry.answered(event, num_tokens)
         self._finish(finished)
         return finished
 
     def _observe_tokens(self, count: int) -> None:
-        """So many tokens came in one step, which each took its part of the time. 0: they are counted already."""
+        """Observe a step's tokens, each its share of the time; 0: counted already."""
         if not count:
             return
         now = time.monotonic()
@@ -198,7 +195,7 @@ class Run(Protocol):
 
 
 def spell_duration(seconds: float) -> str:
-    """As TGI's log spells it: `1.2ms`, `3.4s`."""
+    """Spell as TGI's log: `1.2ms`, `3.4s`."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * factor >= 1:
             return f"{round(seconds * factor, 6):g}{unit}"

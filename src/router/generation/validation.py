@@ -1,7 +1,4 @@
-"""From what a client asked to a request that may run: TGI's checks, in TGI's order.
-
-Knows nothing of HTTP bodies; all routes hand in a `GenerateRequest`.
-"""
+"""From a client's request to one that may run: TGI's checks, in order."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ _LARGE_PROMPT = 1 << 16
 
 
 class _Extras(NamedTuple):
-    """What the shards get of a request besides its prompt and plain parameters."""
+    """What shards get beside prompt and plain parameters."""
 
     prediction_ids: tuple[int, ...]
     grammar_kind: GrammarKind
@@ -62,9 +59,14 @@ class Validator:
         max_stop_bytes: int = 4096,
         adapters: Container[str] | None = None,
     ) -> None:
-        """`grammars`: None refuses every request that has one. `images`: None where the model reads text only.
-        `adapters`: names of all; None: those of the shards. `most_new_tokens`: that a request of so many tokens and
-        images can get."""
+        """Take what requests are checked with.
+
+        Args:
+            most_new_tokens: For so many tokens and images.
+            grammars: None refuses all.
+            images: None: text only.
+            adapters: All names; None: the shards'.
+        """
         self._tokenizer = tokenizer
         self._limits = limits
         self._drafts = info.speculate > 0
@@ -75,7 +77,7 @@ class Validator:
         self.images = images
 
     async def names_images(self, request: GenerateRequest) -> bool:
-        """Whether files are to be fetched and prepared for it. Raises TemplateError and ValidationError."""
+        """Whether its files must be fetched."""
         if self.images is None:
             return False
         if request.input_ids is not None:
@@ -94,10 +96,7 @@ class Validator:
         return bool(shared.asked is not None and shared.asked.images)
 
     async def with_images(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with its `text` as the model reads it: every image written out as its tokens.
-
-        Raises TemplateError, ValidationError, OverloadedError.
-        """
+        """Return the request with images written out in its `text`."""
         await self.names_images(request)
         if self.images is None or request.input_ids is not None:
             return request
@@ -106,7 +105,7 @@ class Validator:
         return replace(request, add_special_tokens=adds_special_tokens)
 
     async def validate(self, request: GenerateRequest) -> ValidRequest:
-        """The request that the scheduler gets. Raises ValidationError at the first check that fails."""
+        """Return what the scheduler gets, or the first fault."""
         check_parameters(request, self._limits, max_stop_bytes=self._max_stop_bytes)
         check_logit_bias(request.sampling.logit_bias, self._tokenizer.vocab_size)
         check_stop_tokens(request.stop_token_ids, self._tokenizer.vocab_size)
@@ -162,12 +161,11 @@ class Validator:
         )
 
     async def check_grammar(self, grammar: AskedGrammar, api: ApiRules) -> None:
-        """Check one that a later generation of the same request has. Raises GrammarError, OverloadedError."""
+        """Check a later generation's grammar."""
         await self._grammar(GenerateRequest(grammar=grammar, api=api))
 
     async def _checked_before_images(self, request: GenerateRequest) -> _Extras:
-        """What can be refused before files are fetched and decoded: whatever does not depend on the number of their
-        tokens."""
+        """Refuse what does not depend on images' tokens."""
         if request.decoder_input_details:
             raise ValidationError(
                 "logprobs of the prompt are not supported for prompts with images", reason="unsupported"
@@ -202,7 +200,7 @@ class Validator:
         return replace(sampling, **changed) if changed else sampling
 
     async def _prediction(self, text: str) -> tuple[int, ...]:
-        """Its tokens. What is longer than any answer is refused, by its bytes alone where they tell."""
+        """Return its tokens; longer than any answer is refused, by bytes if possible."""
         if not text:
             return ()
         if not self._drafts:
@@ -227,8 +225,7 @@ class Validator:
         return tuple(ids)
 
     def _check_fewest_tokens(self, request: GenerateRequest, texts: Iterable[str]) -> None:
-        """Refuses a prompt whose texts have too many bytes to fit, before they are cut: cutting megabytes takes
-        seconds."""
+        """Refuse too many bytes before the slow tokenizing."""
         if request.truncate is not None:
             return  # what is kept depends on how all of it is cut
         fewest = sum(map(self._tokenizer.fewest_tokens, texts))
@@ -244,7 +241,7 @@ class Validator:
         return tuple(input_ids)
 
     async def _text_of(self, request: GenerateRequest, input_ids: tuple[int, ...]) -> str:
-        """Return the text of token ids. Raises ValidationError for those that are not in the vocabulary."""
+        """Return the text of known token ids."""
         unknown = self._tokenizer.first_unknown(input_ids)
         if unknown is not None:
             raise ValidationError(
@@ -255,7 +252,7 @@ class Validator:
     def _max_new_tokens(
         self, request: GenerateRequest, input_length: int, num_images: int = 0, *, or_more: bool = False
     ) -> int:
-        """The exact number of tokens that the request may generate. `or_more`: the prompt may have more tokens."""
+        """Return the exact number of tokens it may generate; `or_more`: of a longer prompt."""
         limits, api, asked = self._limits, request.api, request.max_new_tokens
         room = max(limits.max_total_tokens - input_length, 0)
         checked = min(room if asked is None else asked, _CHECKED_NEW_TOKENS)

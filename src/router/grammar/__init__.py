@@ -1,1 +1,1 @@
-"""Grammars of clients, checked in a bounded process of their own."""
+"""Clients' grammars, checked in bounded processes."""

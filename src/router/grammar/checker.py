@@ -1,8 +1,4 @@
-"""Grammars that clients ask for, and whether they can be compiled.
-
-Grammars are compiled in processes of their own with bounds on time and memory: one that explodes costs its own request
-a 422 and nothing else. Outcomes are remembered, and requests with the same grammar share one compilation.
-"""
+"""Whether clients' grammars compile, in bounded processes; outcomes are remembered and shared."""
 
 from __future__ import annotations
 
@@ -34,21 +30,19 @@ _ANY_OBJECT = '{"type":"object"}'
 
 @dataclass(frozen=True)
 class AskedGrammar:
-    """TGI's `grammar` or OpenAI's `response_format`, as sent; `value` holds the schema, the regular expression or, for
-    `grammar`, the client's text in Lark or EBNF.
-
-    `lark` is the router's own: a text of llguidance's grammars. `loose`: names of schemas in it that become any object
-    where they cannot be compiled. `is_optional`: one that cannot be compiled even so is left out.
-    """
+    """TGI's `grammar` or OpenAI's `response_format`, as sent."""
 
     type: Literal["json", "json_object", "json_schema", "regex", "grammar", "text", "lark"]
+    # Schema, regex, or for `grammar` Lark or EBNF; `lark` is the router's own.
     value: Any = None
+    # Schemas that become any object if they do not compile.
     loose: tuple[str, ...] = ()
+    # Left out if even that does not compile.
     is_optional: bool = False
 
 
 def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:
-    """The kind and the text of what was asked for; None: nothing. Raises ValidationError for what has no sense."""
+    """Return the kind and text that was asked for, if any."""
     value = asked.value
     if asked.type == "text":
         return None
@@ -87,14 +81,14 @@ class _Outcome:
 
 @dataclass
 class _Check:
-    """A compilation under way, and how many requests wait for it."""
+    """A compilation under way, and its waiters."""
 
     outcome: asyncio.Task[_Outcome]
     num_waiting: int = 0
 
 
 class GrammarChecker:
-    """Finds out whether grammars can be compiled. The processes are started when they are needed."""
+    """Checks grammars in processes started when needed."""
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S, cache_bytes: int = CACHE_BYTES) -> None:
         self._timeout_s = timeout_s
@@ -107,9 +101,10 @@ class GrammarChecker:
         self._num_bytes = 0
 
     async def check(self, kind: GrammarKind, text: str, loose: Sequence[str] = ()) -> str:
-        """The text for the shards; `loose` as in `AskedGrammar`.
+        """Return the shards' text, loosened as `AskedGrammar`.
 
-        Raises ValidationError, and OverloadedError while too many others wait.
+        Raises:
+            ValidationError: It does not compile; OverloadedError while too many wait.
         """
         key = hashlib.sha256(f"{kind} {' '.join(loose)} {text}".encode()).digest()
         outcome = self._known.get(key)
@@ -128,7 +123,7 @@ class GrammarChecker:
         self._workers.close()
 
     async def _shared(self, key: bytes, asked: bytes) -> _Outcome:
-        """One compilation for all requests that wait for it; it is dropped when the last of them has left."""
+        """Share a compilation, dropped with its last waiter."""
         check = self._running.get(key)
         if check is None:
             check = self._running[key] = _Check(asyncio.create_task(self._outcome(key, asked)))

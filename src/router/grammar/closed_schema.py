@@ -1,13 +1,12 @@
-"""A JSON schema as its author means it, before it is compiled.
+"""A JSON schema as its author means it, before it is compiled."""
 
-Objects that do not say whether they are open are closed: unnamed keys are never generated. TGI's behaviour: an object
-with `properties` and without `additionalProperties` has the named keys only. Objects without `properties` stay open
-(any object). Schemas that are merged with others (`allOf`, `$ref` with siblings) stay as they are: closing one part
-would forbid the keys of the other.
-
-What has `properties` and no `type` is an object, as in TGI. A `format` that cannot be enforced says something about
-the text and is left out, as JSON Schema has it.
-"""
+# Objects that do not say whether they are open are closed: unnamed keys are never generated. TGI's behaviour: an object
+# with `properties` and without `additionalProperties` has the named keys only. Objects without `properties` stay open
+# (any object). Schemas that are merged with others (`allOf`, `$ref` with siblings) stay as they are: closing one part
+# would forbid the keys of the other.
+#
+# What has `properties` and no `type` is an object, as in TGI. A `format` that cannot be enforced says something about
+# the text and is left out, as JSON Schema has it.
 
 from __future__ import annotations
 
@@ -30,7 +29,12 @@ _PARTS = frozenset({"properties", "patternProperties", "required", "$ref", "allO
 
 
 def close_objects(schema: Any) -> Any:
-    """A copy of the schema. RecursionError: nested too deeply. ValueError: a keyword cannot be enforced."""
+    """Copy the schema, closed.
+
+    Raises:
+        RecursionError: It is nested too deeply.
+        ValueError: A keyword cannot be enforced.
+    """
     merged: set[str] = set()
     while True:
         pass_ = _Pass(merged)
@@ -42,14 +46,14 @@ def close_objects(schema: Any) -> Any:
 
 
 class _Pass:
-    """One walk over a schema. `merged`: references whose targets are known to be merged; `found`: as seen here."""
+    """One walk over a schema, with references known (`merged`) and found to be merged."""
 
     def __init__(self, merged: set[str]) -> None:
         self._merged = frozenset(merged)
         self.found: set[str] = set()
 
     def closed(self, schema: Any, *, is_merged: bool, path: str | None = None) -> Any:
-        """`path`: where the schema is, if a reference can name it (the root and its definitions)."""
+        """Close a schema; `path` is where references can name it."""
         if not isinstance(schema, dict):
             return schema
         schema = enforceable(schema)
@@ -94,7 +98,7 @@ class _Pass:
 
 
 def _is_whole(schema: dict[str, Any], parts: frozenset[str]) -> bool:
-    """An object that names its keys, says nothing of others, and is not combined with another schema."""
+    """Whether an object names its keys and is not combined."""
     properties = schema.get("properties")
     if not isinstance(properties, dict) or any(keyword in schema for keyword in _SAY_WHETHER_OPEN):
         return False

@@ -1,7 +1,4 @@
-"""Keywords of a JSON schema in a form of which llguidance lets through valid values only.
-
-What it would enforce wrongly is said otherwise, at most a little more narrowly, or refused by its name.
-"""
+"""JSON schema keywords as llguidance enforces them exactly, at most narrower, or refused by name."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _NEGATED = re.compile(r"\\P(\{[^}]*\}|[A-Z])|\\.|\[\^(\])?", re.DOTALL)
 
 
 def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema without the schemas in it. Raises ValueError for a number that cannot be exact."""
+    """Return a schema without nested ones, with exact numbers."""
     changed = dict(schema)
     for keyword in ("const", "enum"):
         if keyword in schema:
@@ -32,11 +29,9 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_parsed_text(pattern: str) -> str:
-    """A regular expression whose negated classes exclude a quote or a backslash also where JSON escapes it.
-
-    llguidance compares what a class excludes with the characters as they are written, unless it excludes NUL too, which
-    cannot be written anyway.
-    """
+    """Exclude quotes and backslashes in negated classes, also where JSON escapes them."""
+    # llguidance compares what a class excludes with the characters as they are written, unless it excludes NUL too,
+    # which cannot be written anyway.
     return _NEGATED.sub(_without_nul, pattern)
 
 
@@ -57,7 +52,7 @@ def _check_numbers(value: Any, keyword: str) -> None:
 
 
 def _without_excluded_end(schema: dict[str, Any]) -> dict[str, Any]:
-    """Where an excluded end is a whole number and the other end in the same unit, llguidance lets the end through."""
+    """Replace excluded whole ends that llguidance lets through within one unit."""
     for end, others, step in ((_LOWER, _MOST, _STEP), (_UPPER, _LEAST, -_STEP)):
         excluded = schema.get(end)
         if not _is_number(excluded) or excluded != math.trunc(excluded) or abs(excluded) >= _LARGEST:
@@ -77,7 +72,7 @@ def _without_excluded_end(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _within_exact_numbers(schema: dict[str, Any]) -> dict[str, Any]:
-    """Bounds at which numbers are exact; those of 64 bits, as generators of schemas write them, are beyond."""
+    """Bound numbers to exact ones; generators write 64-bit bounds."""
     changed = dict(schema)
     for keyword, limit in (*((one, _LARGEST) for one in _MOST), *((one, -_LARGEST) for one in _LEAST)):
         bound = schema.get(keyword)

@@ -8,7 +8,8 @@ from typing import Any
 
 
 def listed(frame: str, *others: Mapping[str, Any], **fields: Any) -> str:
-    """The text of a `lark` grammar: the frame in Lark, and grammars that it names, each with one of `json_schema`,
-    `regex` and `text_grammar`. `fields` come before them."""
+    """Return a `lark` grammar's text: the frame, and named `json_schema`, `regex` and `text_grammar`s, after
+    `fields`.
+    """
     grammars = [{"name": "frame", "lark_grammar": frame}, *others]
     return json.dumps({**fields, "grammars": grammars}, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Grammars that clients write as text: Lark as llguidance reads it, or EBNF in the form of llama.cpp's GBNF."""
+"""Clients' grammars as text: llguidance's Lark, or llama.cpp's GBNF."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REFERENCE = re.compile(r"@\w+")
 
 
 def lark_of(text: str) -> str:
-    """The grammar in Lark. Raises ValueError for what cannot be read or names tokens of the model."""
+    """Convert to Lark, without the model's tokens."""
     try:
         lark: str = any_to_lark(text)
     except RecursionError:

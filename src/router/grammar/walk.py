@@ -1,4 +1,4 @@
-"""Some texts that a grammar allows, byte by byte: many bounds are met only on the way, and some steps are expensive."""
+"""Walks a grammar byte by byte: many bounds and costs show only on the way."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ _MOST_FORCED = 4096
 
 
 def walked(matcher: LLMatcher, *, seed: int) -> LLMatcher:
-    """The matcher, or one that has failed behind some tokens.
-
-    Args:
-        matcher: At its start. It is not moved.
-        seed: Of the choices between tokens.
+    """Return the matcher, unmoved, or one that failed on the way.
 
     Raises:
-        ValueError: A step takes too much time.
+        ValueError: A step takes too long.
     """
     chance, began = random.Random(seed), thread_time()
     for _ in range(_WALKS):
@@ -39,7 +35,7 @@ def walked(matcher: LLMatcher, *, seed: int) -> LLMatcher:
 
 
 def _step(matcher: LLMatcher, chance: random.Random) -> None:
-    """What is forced, and one token of those that may follow."""
+    """Take what is forced, and one possible token."""
     began = thread_time()
     for forced in matcher.compute_ff_tokens()[:_MOST_FORCED]:
         matcher.consume_token(forced)
@@ -51,6 +47,6 @@ def _step(matcher: LLMatcher, chance: random.Random) -> None:
 
 
 def _next_of(mask: int, place: int) -> int:
-    """The first token at this place or behind it."""
+    """Return the first token at or behind this place."""
     rest = mask >> place
     return place + (rest & -rest).bit_length() - 1

@@ -1,8 +1,4 @@
-"""The process that compiles grammars on behalf of the router: `python -m router.grammar.worker`.
-
-A grammar may be built to take all memory or to run forever; here it takes 512 MiB at most, in a fork that is ended
-when it takes too long. Frames hold JSON. Knows nothing of requests.
-"""
+"""Compiles grammars for the router: `python -m router.grammar.worker`, in 512 MiB and a timed fork, by JSON frames."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ _PLACEHOLDERS = range(257, 257 + 32)
 
 
 class _Bytes:
-    """All bytes, an end token and placeholders: enough to know whether a grammar works."""
+    """A vocabulary of bytes, an end and placeholders."""
 
     eos_token_id = _END_ID
     bos_token_id = None
@@ -49,10 +45,7 @@ class _Bytes:
 
 
 def check(kind: GrammarKind, text: str, tokenizer: LLTokenizer, loose: Sequence[str] = ()) -> dict[str, str]:
-    """`{"grammar": text}` with the text for the shard, or `{"fault": sentence}`.
-
-    Both, where schemas of a `lark` grammar whose names are in `loose` have become any object.
-    """
+    """Return `{"grammar": text}`, `{"fault": sentence}`, or both if `loose` schemas became any object."""
     found = _checked(kind, text, tokenizer)
     if "fault" in found and loose and (other := _loosened(text, tokenizer, loose)) is not None:
         return found | _checked(kind, other, tokenizer)
@@ -60,7 +53,7 @@ def check(kind: GrammarKind, text: str, tokenizer: LLTokenizer, loose: Sequence[
 
 
 def _loosened(text: str, tokenizer: LLTokenizer, loose: Sequence[str]) -> str | None:
-    """With any object for those of the schemas that cannot be compiled even alone; None: they are not to blame."""
+    """Replace schemas that do not compile alone by any object, if any."""
     asked = orjson.loads(text)
     has_changed = False
     for each in asked["grammars"]:
@@ -84,7 +77,7 @@ def _checked(kind: GrammarKind, text: str, tokenizer: LLTokenizer) -> dict[str, 
 
 
 def _closed(kind: GrammarKind, text: str) -> str:
-    """With closed objects, and with white space as the router wants it. Raises ValueError."""
+    """Close objects, and set the router's white space."""
     if kind == "json":
         schema = orjson.loads(text)
         if not isinstance(schema, dict):
@@ -99,7 +92,7 @@ def _closed(kind: GrammarKind, text: str) -> str:
 
 
 def _compilable(grammar: dict[str, Any]) -> dict[str, Any]:
-    """A grammar beside the frame, in a form that llguidance reads. Raises ValueError."""
+    """Return a grammar of the frame as llguidance reads it."""
     if "json_schema" in grammar:
         return {"json_schema": {**close_objects(grammar["json_schema"]), "x-guidance": OF_CALLS}}
     if "regex" in grammar:
@@ -108,7 +101,7 @@ def _compilable(grammar: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_known_tokens(text: str) -> str:
-    """A `lark` grammar with tokens of `_Bytes` for those of the model that its frame names."""
+    """Replace the model's tokens in a frame by those of `_Bytes`."""
     frame, *others = orjson.loads(text)["grammars"]
     numbers: dict[str, int] = {}
 
@@ -135,7 +128,7 @@ def main() -> None:
 
 
 def _sentence(message: str) -> str:
-    """One line of a library's message, without the places it names in texts that the client never saw."""
+    """Return a library's line without unseen places."""
     message = message.partition("<non-verbose/>")[0]
     if message.strip() == _NOTHING_FITS:
         return "no text fits it"

@@ -1,1 +1,1 @@
-"""Images in requests: found in prompts, fetched, prepared by worker processes, and kept for the next request."""
+"""Images in requests: found, fetched, prepared, kept."""

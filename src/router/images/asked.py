@@ -1,4 +1,4 @@
-"""Images that a request asks for: where they are named, and what a data URL holds."""
+"""Images that requests name, and what data URLs hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PIECE = 1 << 17  # characters, a multiple of four; they take a fraction of a mi
 
 @dataclass(eq=False, slots=True)
 class AskedImage:
-    """An image by its URL. `prepared` once it has been read: the choices of a request share it."""
+    """An image by URL; once read, choices share `prepared`."""
 
     url: str
     detail: Detail = "auto"
@@ -29,15 +29,17 @@ class AskedImage:
 
 
 def invalid(reason: str) -> ImageError:
-    """The refusal of a file that cannot be used as an image, in TGI's words."""
+    """Return TGI's refusal of an unusable image."""
     return ImageError(f"invalid image: {reason}")
 
 
 def split_markers(text: str, most: int) -> tuple[list[str], list[str]]:
-    """The texts around the markers `![](url)` of a prompt, one more than there are markers, and the URLs.
+    """Split a prompt at its `![](url)` markers, into texts and URLs, up to `most` + 1.
 
-    A marker has an URL with a scheme; whatever else looks like one stays text, also one with a description in its
-    brackets. Ends after `most` + 1 markers. Raises ValidationError for another scheme than http, https and data.
+    Other things stay text, also with a description or no scheme.
+
+    Raises:
+        ValidationError: The scheme is not http, https or data.
     """
     texts: list[str] = []
     urls: list[str] = []
@@ -68,7 +70,7 @@ def _next_marker(text: str, begin: int) -> re.Match[str] | None:
 
 
 def data_of(url: str, max_bytes: int) -> bytes | None:
-    """The bytes of a data URL; None for other URLs. Takes milliseconds for megabytes. Raises ValidationError."""
+    """Return a data URL's bytes, or None; milliseconds for megabytes."""
     if not url.startswith(_DATA):
         return None
     separator = url.find(";")

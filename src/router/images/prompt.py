@@ -1,4 +1,4 @@
-"""The prompt with its images: expansions in the text, and where their tokens are."""
+"""The prompt with its images: text and places of tokens."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from wire.images.prepared import PreparedImage, places_of
 
 @dataclass(frozen=True)
 class AskedPrompt:
-    """The texts around the images of a prompt, one more than there are images.
-
-    marker: what is written for each, the family's placeholder within it.
-    """
+    """Texts around images, one more than these; `marker` stands for each."""
 
     texts: Sequence[str]
     images: Sequence[AskedImage]
@@ -28,14 +25,14 @@ class AskedPrompt:
 
 @dataclass(frozen=True)
 class ImagePrompt:
-    """A text whose images are written out, and those images in their order."""
+    """A text with its images written out."""
 
     text: str
     images: tuple[PreparedImage, ...] = ()
 
 
 class SharedPrompt:
-    """A prompt with images, which the copies of a request share: all its choices have its files fetched once."""
+    """A prompt whose images a request's copies fetch once."""
 
     __slots__ = ("_lock", "asked", "prompt")
 
@@ -45,7 +42,7 @@ class SharedPrompt:
         self._lock: asyncio.Lock | None = None
 
     async def read(self, prompts: ImagePrompts) -> None:
-        """Makes `prompt` of `asked`, unless another copy has. Raises ValidationError and OverloadedError."""
+        """Read `asked` into `prompt`, once."""
         self._lock = self._lock or asyncio.Lock()
         async with self._lock:
             if self.prompt is None:
@@ -58,7 +55,7 @@ class ImagePrompts:
     """Makes the prompts of a model that reads images."""
 
     def __init__(self, family: ImageFamily, token_id: int, bos: str, reader: ImageReader) -> None:
-        """token_id: of the family's image token. bos: the text of BOS, empty where the model has none."""
+        """Take the family, its token, and BOS's text, if any."""
         self.family = family
         self.reader = reader
         self._token_id = token_id
@@ -66,19 +63,19 @@ class ImagePrompts:
         self._reserved = tuple(dict.fromkeys((family.image_token, family.placeholder)))
 
     def check_text(self, text: str, field: str) -> None:
-        """Refuses what a client writes in a field to stand for an image. Raises ValidationError."""
+        """Refuse a client's text that stands for an image."""
         for token in self._reserved:
             if token in text:
                 raise ValidationError(f"`{field}` contains {token}, which stands for an image", param=field)
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
-        """As `check_text`, for a prompt of token ids."""
+        """Refuse a client's ids that stand for an image."""
         if self._token_id in ids:
             text = f"`{field}` contains {self.family.image_token}, which stands for an image"
             raise ValidationError(text, param=field)
 
     def of_text(self, text: str, field: str) -> AskedPrompt:
-        """A native prompt, with markers, from a field of that name. Reads no image. Raises ValidationError."""
+        """Split a native prompt of a field, reading no image."""
         texts, urls = split_markers(text, self.reader.max_images)
         for one in texts:
             self.check_text(one, field)
@@ -86,17 +83,14 @@ class ImagePrompts:
         return AskedPrompt(texts, [AskedImage(url) for url in urls], self.family.marker)
 
     def of_chat(self, rendered: str, asked: Sequence[AskedImage]) -> AskedPrompt:
-        """A rendered chat, whose placeholders are the images in their order. The texts of the client are checked.
-
-        Raises TemplateError.
-        """
+        """Split a rendered chat at its placeholders, in order."""
         texts = rendered.split(self.family.placeholder)
         if len(texts) != len(asked) + 1:
             raise TemplateError(f"it shows {len(texts) - 1} images of a chat that has {len(asked)}")
         return AskedPrompt(texts, asked, self.family.placeholder)
 
     async def read(self, asked: AskedPrompt) -> ImagePrompt:
-        """The prompt with its images, which are fetched and prepared. Raises ValidationError and OverloadedError."""
+        """Fetch and prepare the images."""
         images = await self.reader.read(asked.images)
         before, _, behind = asked.marker.partition(self.family.placeholder)
         written = [before + image.expansion + behind for image in images]
@@ -106,10 +100,7 @@ class ImagePrompts:
         return ImagePrompt(self.family.arrange("".join(parts), self._bos), images)
 
     def places(self, ids: Sequence[int], images: Sequence[PreparedImage]) -> tuple[PlacedImage, ...]:
-        """Where the images are in the tokens of their prompt, for model servers that need to know.
-
-        Raises ValidationError where tokens are missing.
-        """
+        """Return where images are in the prompt's tokens, for shards that need it."""
         try:
             places = places_of(ids, self._token_id, self.family.image_token, images)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""From the images that requests name to what the model's tower is given."""
+"""From named images to the tower's inputs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Fetcher(Protocol):
     """Gets files from the network."""
 
     async def fetch(self, url: str, max_bytes: int) -> bytes:
-        """Raises ValidationError, with a reason from a fixed list."""
+        """Fetch a file; refusals have fixed reasons."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    """max_images: of a request. max_bytes: of a file. max_pixels: of an image; a request may have twice as many."""
+    """A request's images, bytes of a file, pixels of an image (a request: twice)."""
 
     max_images: int
     max_bytes: int
@@ -37,7 +37,7 @@ class ImageLimits:
 
 
 class ImageReader:
-    """Reads images one after the other for each request; what several requests need is prepared once."""
+    """Reads each request's images in turn; shared ones are prepared once."""
 
     def __init__(
         self, workers: ImageWorkers, store: ImageStore, fetcher: Fetcher, limits: ImageLimits, metrics: Metrics
@@ -51,7 +51,6 @@ class ImageReader:
 
     @property
     def max_images(self) -> int:
-        """Of a request."""
         return self._limits.max_images
 
     def check_number(self, number: int) -> None:
@@ -60,7 +59,7 @@ class ImageReader:
             raise ImageError(f"a request may have up to {self._limits.max_images} images. Given: {number}")
 
     async def read(self, asked: Sequence[AskedImage]) -> tuple[PreparedImage, ...]:
-        """The images, in order. Raises ValidationError and OverloadedError."""
+        """Read the images, in order."""
         self.check_number(len(asked))
         left = _PIXELS_OF_A_REQUEST * self._limits.max_pixels
         images: list[PreparedImage] = []
@@ -100,8 +99,7 @@ class ImageReader:
         return image
 
     def _check_size(self, images: Sequence[PreparedImage]) -> None:
-        """Whether one request may have all of them. Raises ValidationError, not OverloadedError, after which
-        clients ask again."""
+        """Refuse too many pixels at once, finally."""
         most = self._store.memory_bytes
         if sum({image.key: image.num_bytes for image in images}.values()) > most:
             raise ImageError(
@@ -110,7 +108,7 @@ class ImageReader:
             )
 
     async def _file(self, asked: AskedImage) -> tuple[bytes, bytes]:
-        """The bytes and their key. Decoding megabytes takes a thread, not the event loop."""
+        """Return bytes and key, decoded in a thread."""
         url, max_bytes = asked.url, self._limits.max_bytes
         if url.startswith("data:"):
             data = await asyncio.to_thread(data_of, url, max_bytes)
@@ -125,7 +123,7 @@ class ImageReader:
 
 
 class NoFetcher:
-    """Where images come in data URLs only."""
+    """Allows data URLs only."""
 
     async def fetch(self, url: str, max_bytes: int) -> bytes:
         raise ImageError("Could not fetch image: this server fetches no images; send it as a data URL")

@@ -1,4 +1,4 @@
-"""How many pixels a file says that it has: what preparing it costs, whatever its own size."""
+"""How many pixels a file claims."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_SEGMENTS = 256
 
 
 def pixels_of(data: bytes) -> int | None:
-    """By the header alone; None where the format is another than PNG, JPEG, GIF and WebP, or it is not found."""
+    """Read the header's pixels of PNG, JPEG, GIF and WebP, if found."""
     try:
         if data.startswith(_PNG):
             width, height = struct.unpack_from(">II", data, 16)
@@ -44,7 +44,7 @@ def _webp(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg(data: bytes) -> tuple[int, int]:
-    """Of the first frame. Raises struct.error and ValueError."""
+    """Return the first frame's size."""
     place = 2
     for _ in range(_MOST_SEGMENTS):
         mark, marker, length = struct.unpack_from(">BBH", data, place)

@@ -1,4 +1,4 @@
-"""Prepared images in the router's memory: those of running requests, and the last ones for the next request."""
+"""Prepared images in memory, of running requests and recent ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RETRY_AFTER_S = 5
 
 
 class ImageStore:
-    """Keeps the images that were used last, up to `cache_bytes`; all that are alive take at most `memory_bytes`."""
+    """Keeps recent images up to `cache_bytes`, all alive up to `memory_bytes`."""
 
     def __init__(self, *, cache_bytes: int, memory_bytes: int) -> None:
         self._cache_bytes = cache_bytes
@@ -24,13 +24,13 @@ class ImageStore:
         """Of all images that a request or the cache holds."""
 
     def find(self, key: bytes) -> PreparedImage | None:
-        """An image of the cache, or of a request that has not ended."""
+        """Return a cached or running request's image."""
         if key in self._cached:
             self._cached.move_to_end(key)
         return self._alive.get(key)
 
     def add(self, image: PreparedImage) -> PreparedImage:
-        """The image that is to be used for its key. Raises OverloadedError if there is no memory for it."""
+        """Return the image to use for its key, if memory allows."""
         present = self.find(image.key)
         if present is not None:
             return present
@@ -50,7 +50,7 @@ class ImageStore:
         return image
 
     def check_memory(self) -> None:
-        """Before an image is fetched and prepared. Raises OverloadedError if requests alone fill the memory."""
+        """Refuse if requests fill the memory, before fetching."""
         if self.num_bytes - self.num_cached_bytes >= self.memory_bytes:
             raise OverloadedError(_RETRY_AFTER_S)
 

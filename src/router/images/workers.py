@@ -1,4 +1,4 @@
-"""The processes that prepare images, from the side of the router."""
+"""The image processes, from the router's side."""
 
 from __future__ import annotations
 
@@ -33,13 +33,18 @@ _SETTINGS = ("config.json", "preprocessor_config.json", "processor_config.json")
 
 
 class ImageWorkers:
-    """Processes that decode and prepare images for one model, each one image at a time."""
+    """Processes that prepare one model's images, one each."""
 
     def __init__(
         self, folder: Path, dtype: str, *, num_workers: int, limit_s: float = LIMIT_S, most_shared: int = 0
     ) -> None:
-        """dtype: of the model, as torch names it. limit_s: seconds for one image. most_shared: so many images at a time
-        may be in memory of this process that the shards open, each an open file; they are sent the arrays of others."""
+        """Set up the processes.
+
+        Args:
+            dtype: Torch's name.
+            limit_s: Of one image.
+            most_shared: Images in memory that shards open, each an open file.
+        """
         self._most_shared = most_shared
         self._shared: set[str] = set()  # by name; what is shared may end in any thread
         self._warned = False
@@ -50,7 +55,7 @@ class ImageWorkers:
         self._num_jobs = [0] * num_workers
 
     async def start(self) -> None:
-        """Waits for the first process. Raises StartupError where the model's images cannot be prepared."""
+        """Wait for the first process, if images can be prepared."""
         for worker in self._workers[1:]:
             worker.warm_up()
         try:
@@ -62,14 +67,14 @@ class ImageWorkers:
             raise StartupError(str(fault))
 
     def key(self, data: bytes, detail: Detail) -> bytes:
-        """Equal for images that are prepared alike. Takes milliseconds for megabytes."""
+        """Hash equal preparations; milliseconds for megabytes."""
         digest = hashlib.sha256(self._settings)
         digest.update(detail.encode().ljust(8))
         digest.update(data)
         return digest.digest()
 
     async def prepare(self, job: Job) -> PreparedImage:
-        """The image of a file. Raises ValidationError, and OverloadedError while too many others wait."""
+        """Prepare a file's image."""
         if not job.data:  # the process would take it for a question whether it is there
             raise invalid("the file is empty")
         memory = self._memory()
@@ -94,7 +99,7 @@ class ImageWorkers:
         return image
 
     def _memory(self) -> SharedMemory | None:
-        """For what is made of an image; None: it comes by the pipe."""
+        """Return shared memory for an image, or None for the pipe."""
         if len(self._shared) >= self._most_shared:
             return None
         try:
@@ -115,19 +120,19 @@ class ImageWorkers:
 
 
 def _cost(job: Job) -> int:
-    """As the bytes of a lane: so that an ordinary picture waits for no number of large ones."""
+    """Weigh jobs so that ordinary pictures do not wait for large ones."""
     pixels = pixels_of(job.data)
     most = job.max_pixels if pixels is None else min(pixels, job.max_pixels)
     return max(len(job.data), most // _PIXELS_OF_A_BYTE)
 
 
 def _job_to(job: Job, memory: SharedMemory | None) -> bytes:
-    """memory: kept as long as the process has the job, also when its caller was cancelled."""
+    """Frame a job; `memory` is kept as long as the process has it."""
     return frames.job_to(job)
 
 
 def _digest(folder: Path, dtype: str) -> bytes:
-    """Of all besides the file that decides what an image is prepared to."""
+    """Hash all besides the file that decides a prepared image."""
     parts: Sequence[bytes] = [
         dtype.encode(),
         *(importlib.metadata.version(package).encode() for package in ("transformers", "pillow")),

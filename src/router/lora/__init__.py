@@ -1,1 +1,1 @@
-"""LoRA adapters of requests: which there are, and which of them the shards hold at the moment."""
+"""LoRA adapters of requests, known and loaded."""

@@ -1,4 +1,4 @@
-"""Adapters that are registered when the server starts: the sub-folders of `--lora-root`."""
+"""Registers the sub-folders of `--lora-root` at the start."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def _names(root: str) -> list[str]:
 
 
 async def register_folders(registry: AdapterRegistry, root: str, *, taken: Collection[str]) -> int:
-    """Each sub-folder with an adapter's config under its own name; how many they are. taken: names of the base model.
+    """Register each adapter's sub-folder; skip invalid, taken or unserved ones with a warning.
 
-    A folder whose name is invalid or taken, and one with what is not served, is left out with a warning. Raises
-    StartupError for a root that cannot be read, and for shards that are lost.
+    Raises:
+        StartupError: The root cannot be read, or shards are lost.
     """
     try:
         names = _names(root)

@@ -1,8 +1,7 @@
-"""Which LoRA adapters requests may ask for, and which of them are in the shards' memory.
+"""Which LoRA adapters requests may name, and which the shards hold.
 
-Those that the shards were started with are always there. Others are registered under names, from `--lora-root`: one
-is loaded when a request needs it; those that were used longest ago leave when there is no room. Every load
-has an id that is never used again, so that KV of one version of an adapter is never taken for that of another.
+Given ones always stay; registered ones load when needed, the least recent leaving. Load ids are never reused, so KV of
+versions cannot mix.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ PATIENCE_S = 1.0
 
 
 class AdapterRefused(Exception):
-    """A shard does not serve an adapter; the message is for users and names it."""
+    """A shard does not serve an adapter; the message names it."""
 
 
 class AdapterLost(Exception):
-    """The shards failed; the message is for users."""
+    """The shards failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSize:
-    """num_bytes: of the rank that needs most. rank: the largest of the adapter's. digest: of its folder, by one rank of
-    each of several machines; empty: by none."""
+    """An adapter's memory on the fullest rank, and largest rank."""
 
     num_bytes: int
     rank: int
+    # By one rank of each of several machines; empty: by none.
     digest: bytes = b""
 
 
 class AdapterShards(Protocol):
-    """What loads adapters, on all ranks or on none. All raise AdapterRefused and AdapterLost."""
+    """Loads adapters on all ranks or none; raises AdapterRefused, AdapterLost."""
 
     async def check_adapter(self, name: str, path: str) -> AdapterSize:
-        """Without loading it; so large, about, or on each rank less."""
+        """Estimate an upper size, without loading."""
 
     async def load_adapter(self, load_id: int, name: str, path: str) -> AdapterSize: ...
 
@@ -59,21 +58,23 @@ class AdapterShards(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Version:
-    """One registered folder. num_bytes: an estimate until it is loaded. users: requests that have it or wait for it;
-    while there are any it stays. is_removed: no further request gets it."""
+    """One registered folder."""
 
     name: str
     path: str
+    # An estimate until loaded.
     num_bytes: int
     load_id: int | None = None
+    # Requests with it or waiting; it stays for them.
     users: int = 0
+    # No further request gets it.
     is_removed: bool = False
     loading: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True)
 class AdapterUse:
-    """A request's hold on an adapter, which stays loaded until `release`. load_id: None: shards know it by its name."""
+    """A request's hold on a loaded adapter; `load_id` None: by name."""
 
     load_id: int | None
     _release: Callable[[], None] = field(default=lambda: None)
@@ -87,7 +88,7 @@ class AdapterUse:
 
 
 class AdapterRegistry:
-    """All adapters of one server. Its methods run on the event loop."""
+    """A server's adapters, on the event loop."""
 
     def __init__(
         self,
@@ -99,8 +100,11 @@ class AdapterRegistry:
         patience_s: float = PATIENCE_S,
         most_loaded: int = MOST_LOADED,
     ) -> None:
-        """given: names of those that the shards were started with. shards: what loads others; None: there are none.
-        most_bytes: of all loaded ones together, on each rank."""
+        """Take given names, and what loads others.
+
+        Args:
+            most_bytes: Of loaded ones, on each rank.
+        """
         self._given = tuple(given)
         self._metrics = metrics
         self._shards = shards
@@ -132,15 +136,15 @@ class AdapterRegistry:
         return name in self._given or name in self._by_name
 
     def path_of(self, name: str) -> str | None:
-        """Of a registered one; None: it has none, or is unknown."""
+        """Return a registered adapter's folder."""
         version = self._by_name.get(name)
         return None if version is None else version.path
 
     async def register(self, name: str, path: str, *, replaces: bool = True) -> None:
-        """Requests may ask for it from now on; an earlier version of it goes with the last request that has it.
+        """Offer an adapter; an earlier version leaves with its last request.
 
-        Raises AdapterRefused, also for a name that another call has taken meanwhile, unless it `replaces` that one, and
-        AdapterLost.
+        Raises:
+            AdapterRefused: Also for a name taken meanwhile, unless it `replaces` it.
         """
         assert self._shards is not None
         size = await self._shards.check_adapter(name, path)
@@ -153,7 +157,7 @@ class AdapterRegistry:
         self._count()
 
     def remove(self, name: str) -> bool:
-        """No further request gets it; whether there was one of that name."""
+        """Withdraw an adapter; return whether there was one."""
         version = self._by_name.pop(name, None)
         if version is None:
             return False
@@ -163,7 +167,7 @@ class AdapterRegistry:
         return True
 
     async def use(self, name: str) -> AdapterUse:
-        """Loads the adapter if need be. Raises ValidationError, GenerationError."""
+        """Hold an adapter, loading it if need be."""
         if name in self._given:
             return AdapterUse(None)
         version = self._find(name)
@@ -199,7 +203,7 @@ class AdapterRegistry:
 
     @property
     def _is_short(self) -> bool:
-        """Whether a load has waited for room so long that others may no longer pass it."""
+        """Whether a load has waited so long that others may not pass."""
         since = self._waits_since
         return since is not None and time.monotonic() - since > self._patience_s
 
@@ -208,7 +212,7 @@ class AdapterRegistry:
             pass
 
     async def _load(self, version: _Version) -> None:
-        """One load for all requests that wait for it, also if some of them leave."""
+        """Load once for all that wait."""
         if version.loading is None:
             version.loading = asyncio.get_running_loop().create_task(self._load_now(version))
             version.loading.add_done_callback(_read)
@@ -246,7 +250,7 @@ class AdapterRegistry:
             self._count()
 
     async def _make_room(self, version: _Version) -> None:
-        """Or until no request wants the adapter any more."""
+        """Free memory until no request wants it."""
         try:
             while version.users and not self._has_room(version.num_bytes):
                 unused = next((v for v in self._loaded.values() if not v.users), None)
@@ -271,7 +275,7 @@ class AdapterRegistry:
             self._released.set()
 
     def _settle(self, version: _Version) -> None:
-        """A version that was removed goes when no request has it."""
+        """Drop a removed version without requests."""
         if version.is_removed and not version.users and version.load_id is not None:
             task = asyncio.get_running_loop().create_task(self._drop(version))
             self._dropping.add(task)
@@ -302,11 +306,11 @@ class AdapterRegistry:
 
 
 def _read(task: asyncio.Task[None]) -> None:
-    """So that a failure for which no request waits any more is not reported as forgotten."""
+    """Mark an awaited failure as seen."""
     if not task.cancelled():
         task.exception()
 
 
 def unknown(name: str) -> ValidationError:
-    """For a request that names no adapter of this server."""
+    """Return the refusal of an unknown adapter."""
     return ValidationError(f"`adapter_id` {name[:100]} is not known to this server")

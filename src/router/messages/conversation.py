@@ -1,4 +1,4 @@
-"""From a body of the Messages API to the chat body that asks for the same."""
+"""From Messages bodies to chats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_of(body: CountTokensBody) -> ChatBody:
-    """The chat; what only generating needs is there if the body has it. Raises ValidationError."""
+    """Return the chat, with generation's fields if given."""
     fields: dict[str, Any] = {"model": body.model, "messages": [*_system(body), *_messages(body.messages)]}
     fields["chat_template_kwargs"] = body.chat_template_kwargs
     if isinstance(body, MessagesBody):
@@ -61,8 +61,7 @@ def chat_of(body: CountTokensBody) -> ChatBody:
 
 
 def _budget(body: MessagesBody) -> int | None:
-    """None where nothing would be left of `max_tokens` behind the budget and the mark that ends it: clients ask for all
-    but one token where they mean that there is no bound."""
+    """Return the thinking budget, unless it leaves nothing of `max_tokens`, as clients without a bound ask."""
     budget = None if body.thinking is None or body.thinking.type != "enabled" else body.thinking.budget_tokens
     return None if budget is None or budget + 1 >= body.max_tokens else budget
 
@@ -80,7 +79,7 @@ def _messages(messages: list[InputMessage]) -> list[dict[str, Any]]:
 
 
 def _turns(message: InputMessage) -> list[dict[str, Any]]:
-    """A message as turns of a chat: each result of a tool is one, and comes before the text beside it."""
+    """Split a message: tool results are turns before its text."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     parts: list[dict[str, Any]] = []
@@ -146,7 +145,7 @@ def _text(block: _Written) -> str:
 
 
 def _texts_in(content: Any) -> list[str]:
-    """What a person would read of a result, in its order."""
+    """Return a result's readable texts."""
     if isinstance(content, list):
         return [text for one in content for text in _texts_in(one)]
     if not isinstance(content, dict):
@@ -163,7 +162,7 @@ def _result(block: ToolResultBlock) -> str | list[dict[str, Any]]:
 
 
 def _is_of_client(tool: MessagesTool) -> bool:
-    """Others run on Anthropic's servers, or have a schema that only its models were trained with."""
+    """Whether a tool is the client's, with its own schema."""
     return tool.type == "custom"
 
 

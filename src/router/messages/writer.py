@@ -1,4 +1,4 @@
-"""From the deltas of a chat to blocks and events of the Messages API; a whole answer is what its stream adds up to."""
+"""From chat deltas to the Messages API's blocks and events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EMPTY: dict[str, dict[str, Any]] = {
 
 
 class MessageWriter:
-    """Writes one message. One block is open at a time."""
+    """Writes one message, one open block at a time."""
 
     def __init__(self, message_id: str, model: str) -> None:
         self._fields = {"id": message_id, "type": "message", "role": "assistant", "model": model}
@@ -30,7 +30,6 @@ class MessageWriter:
 
     @property
     def whole(self) -> dict[str, Any]:
-        """The message as far as it has come."""
         return {**self._fields, "content": self._blocks, **self._ended, "usage": self._usage}
 
     def begin(self, input_tokens: int) -> list[Event]:
@@ -40,7 +39,7 @@ class MessageWriter:
         return [_event("message_start", message=started), _event("ping")]
 
     def push(self, delta: dict[str, Any]) -> list[Event]:
-        """The events of one delta of a chat stream."""
+        """Return a delta's events."""
         events: list[Event] = []
         if text := delta.get("reasoning"):
             events += self._text("thinking", text)
@@ -60,7 +59,7 @@ class MessageWriter:
         return [*events, _event("message_delta", delta=self._ended, usage=self._usage), _event("message_stop")]
 
     def fail(self, body: dict[str, Any]) -> list[Event]:
-        """What ends a stream that has begun. `body`: of the API's answer to such an error."""
+        """End a stream with the API's error `body`."""
         return [("error", body)]
 
     def _text(self, kind: str, text: str) -> list[Event]:
@@ -102,7 +101,7 @@ def _event(kind: str, **fields: Any) -> Event:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """An object, which clients require; empty where the call was cut, as `stop_reason` says."""
+    """Return the arguments as an object; empty if cut."""
     try:
         parsed = orjson.loads(arguments)
     except orjson.JSONDecodeError:

@@ -1,1 +1,1 @@
-"""OpenAI's chat and completions, to and from our own requests and events. Knows no HTTP."""
+"""OpenAI's chat and completions to and from our requests and events."""

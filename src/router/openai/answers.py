@@ -1,4 +1,4 @@
-"""What the answers of chats and completions have in common: their first fields and `usage`."""
+"""First fields and `usage` of chats and completions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.events import Predicted
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerHead:
-    """The first fields of an answer, or of every chunk of a stream."""
+    """The first fields of an answer or chunk."""
 
     id: str
     created: int
@@ -23,7 +23,7 @@ class AnswerHead:
 
     @classmethod
     def new(cls, prefix: str, model: str) -> Self:
-        """With an id of its own that begins with `prefix`, and the current time."""
+        """Make an id with `prefix`, and the time."""
         return cls(
             id=f"{prefix}-{uuid.uuid4().hex}",
             created=int(time.time()),
@@ -40,8 +40,13 @@ def usage(
     cached_tokens: int | None,
     predicted: Sequence[Predicted | None] = (),
 ) -> dict[str, Any]:
-    """`reasoning_tokens`: None where no reasoning is read. `cached_tokens`: of the prompt, from the prefix cache; None
-    while that is not known. `predicted`: of each choice that ended; None where the request had no prediction."""
+    """Return the usage.
+
+    Args:
+        reasoning_tokens: None: not read.
+        cached_tokens: Of the prompt; None: unknown yet.
+        predicted: Of ended choices; None: no prediction.
+    """
     used: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -1,4 +1,4 @@
-"""How the answer to one chat ended, for the APIs that say it in other words than the chat route."""
+"""How a chat ended, for APIs with other words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.openai.stops import ended_by_stop
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """`finish_reason` is the chat route's; `stop`: the stop text that ended the answer. The rest are tokens."""
+    """The chat route's `finish_reason`, the stop text, and token counts."""
 
     finish_reason: str
     stop: str | None
@@ -21,7 +21,7 @@ class Ending:
 
 
 def stop_of(event: Finished, stops: Sequence[str]) -> str | None:
-    """The stop text that ended an answer; None: something else did."""
+    """Return the stop text that ended an answer, if any."""
     if not ended_by_stop(event.text, stops, event.finish_reason):
         return None
     return max((stop for stop in stops if stop and event.text.endswith(stop)), key=len, default=None)

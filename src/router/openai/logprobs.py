@@ -1,4 +1,4 @@
-"""Log probabilities in OpenAI's answers: one name for a token wherever it is listed, and its bytes."""
+"""Log probabilities: one name per token, and its bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CUT = "\ufffd"  # what is shown where a token is not a whole character
 
 
 class Named(NamedTuple):
-    """A token by its text, or by `\\xe2\\x9c` where its bytes are no text."""
+    r"""A token by text, or `\xe2\x9c` for partial bytes."""
 
     name: str
     data: bytes
@@ -20,13 +20,13 @@ class Named(NamedTuple):
 
 
 class TokenNames:
-    """Of one vocabulary."""
+    """One vocabulary's names."""
 
     def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
         self._bytes = token_bytes
 
     def chosen(self, token: Token) -> Named:
-        """A token of an answer: by its text there, unless it is part of a character."""
+        """Name an answer's token by its text, unless part of a character."""
         data = self._bytes[token.id]
         text = _decoded(data)
         if text is not None and token.text and _CUT not in token.text:
@@ -34,7 +34,7 @@ class TokenNames:
         return _named(text, data, token)
 
     def listed(self, top_tokens: Sequence[Token], chosen: Token) -> list[Named]:
-        """The likeliest tokens at the place of `chosen`, which has the same name and number among them."""
+        """Name the likeliest tokens, `chosen` alike among them."""
         return [self.chosen(chosen) if top.id == chosen.id else self.alone(top) for top in top_tokens]
 
     def alone(self, token: Token) -> Named:

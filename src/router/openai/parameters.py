@@ -1,4 +1,4 @@
-"""The parameters that chats and completions share, from their body to generate requests."""
+"""Parameters that chats and completions share."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _LIKELIEST = 1e-6
 
 
 def request_of(body: OpenAIBody, **others: Any) -> GenerateRequest:
-    """Temperature 0 is greedy, everything else samples, as in TGI. `others`: fields that a chat and a completion have
-    each in their own way, the prompt among them. Raises ValidationError."""
+    """Return the request: temperature 0 is greedy, else it samples, as TGI; `others`: own fields."""
     greedy = body.temperature == 0
     sampling = {
         "temperature": None if greedy else body.temperature,
@@ -41,18 +40,18 @@ def request_of(body: OpenAIBody, **others: Any) -> GenerateRequest:
 
 
 def with_defaults(body: BodyType, defaults: Mapping[str, float]) -> BodyType:
-    """The body with the server's defaults of sampling in the fields that it leaves open."""
+    """Fill in the server's sampling defaults."""
     open_fields = {name: value for name, value in defaults.items() if getattr(body, name) is None}
     return body.model_copy(update=open_fields) if open_fields else body
 
 
 def most_tokens(asked: int | None) -> int | None:
-    """The number of tokens to generate; None, for -1 too: as many as fit."""
+    """Return tokens to generate; None or -1: all that fit."""
     return None if asked == -1 else asked
 
 
 def choices_of(request: GenerateRequest, number: int) -> list[GenerateRequest]:
-    """The requests of `n` choices; a seed is counted on, or all choices would be the same."""
+    """Return `n` requests, counting a seed up."""
     if "seed" not in request.given:
         return [request] * number
     sampling = request.sampling
@@ -66,7 +65,7 @@ def _stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _logit_bias_of(bias: dict[str, float] | list[float] | None) -> tuple[tuple[int, float], ...]:
-    """OpenAI's map of token ids to biases, as pairs. Raises ValidationError."""
+    """Return OpenAI's biases as pairs."""
     if not bias:
         return ()
     if isinstance(bias, list):  # TGI's form, which its server ignores: nothing is asked for by zeros

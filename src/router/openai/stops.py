@@ -1,4 +1,4 @@
-"""The end of a generated text in OpenAI's answers: why it ended, and the text without the stop that ended it."""
+"""A text's end: its reason, and text without the stop."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ FINISH_REASONS: dict[FinishReason, str] = {"eos_token": "stop", "stop_sequence":
 
 
 def stops_left_out(request: ValidRequest, *, keeps_stop: bool) -> tuple[str, ...]:
-    """The stop texts that answers to a request do not show; none where the client wants to see them."""
+    """Return stop texts not shown, unless wanted."""
     return () if keeps_stop else request.stopping.stop_sequences
 
 
 class StopSearch:
-    """Looks for the first end of a stop text in a text that comes in pieces.
-
-    A piece costs the length of the stop texts.
-    """
+    """Finds the first stop text in pieces, at the stops' cost."""
 
     def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
-        """`keeps_stop`: what is passed on ends behind the stop text, not before it."""
+        """Take the stops; `keeps_stop` passes them on."""
         self.found: str | None = None  # the stop text that has come
         self._stops = tuple(filter(None, stops))
         self._keeps_stop = keeps_stop
         self._held = ""
 
     def push(self, text: str, *, counts: bool = True) -> str:
-        """What is certain to be said, after `text` has come. `counts`: a stop text that ends in it ends the text."""
+        """Return certain text; `counts`: stops ending here count."""
         if not self._stops or self.found is not None:
             return "" if self.found is not None else text
         held = self._held + text
@@ -46,20 +43,20 @@ class StopSearch:
         return held[: len(held) - keep]
 
     def end(self) -> str:
-        """What is left where the text ends, or something else follows it."""
+        """Return the rest at an end or change."""
         held, self._held = self._held, ""
         return held
 
 
 class StopHoldBack:
-    """Keeps back the end of a stream while it may still become a stop text. Cost per token: the length of the stops."""
+    """Holds a stream's end that may become a stop."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
 
     def push(self, text: str) -> str:
-        """What is certain not to be part of a stop after `text` has come."""
+        """Return text that is surely no stop."""
         if not self._stops:
             return text
         held = self._held + text
@@ -68,7 +65,7 @@ class StopHoldBack:
         return held[: len(held) - keep]
 
     def finish(self, text: str, *, stopped: bool) -> str:
-        """What is left to say after the last `text`; without the stop if it ended the generation."""
+        """Return the rest, without an ending stop."""
         rest = self._held + text
         self._held = ""
         if stopped:
@@ -78,7 +75,7 @@ class StopHoldBack:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    """Return the longest end of `text` that begins `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length
@@ -86,12 +83,12 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def ended_by_stop(text: str, stops: Sequence[str], reason: FinishReason) -> bool:
-    """Whether a stop ended a finished text; one that the last allowed token completed is reported as `length`."""
+    """Whether a stop ended a text, even if reported as `length`."""
     return reason == "stop_sequence" or (reason == "length" and text.endswith(tuple(stops)))
 
 
 def without_stop(text: str, stops: Sequence[str], reason: FinishReason) -> str:
-    """A finished text without the stop that ended it; the text was cut right after the match."""
+    """Drop the ending stop."""
     if not ended_by_stop(text, stops, reason):
         return text
     matches = [stop for stop in stops if stop and text.endswith(stop)]

@@ -1,1 +1,1 @@
-"""Embeddings, reranking and classification: from texts to steps of the shards, and to vectors and scores."""
+"""Embeddings, reranking, classification: texts to steps, and back."""

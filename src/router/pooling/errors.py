@@ -1,4 +1,4 @@
-"""What may be wrong with a request for vectors or scores, in the words and kinds of text-embeddings-inference."""
+"""Faults of such requests, in TEI's words and kinds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Failure = Literal["batch_size", "dropped", "inference", "model_type", "overloade
 
 
 class PoolingError(RouterError):
-    """detail: the message without TEI's beginning. param, code: of OpenAI's error object. failure: its label."""
+    """A fault; `detail` lacks TEI's beginning; `param`, `code` are OpenAI's; `failure` its label."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ def invalid(detail: str, *, param: str | None = None, code: str | None = None) -
 
 
 def empty(name: str) -> PoolingError:
-    """A text, or a list of them, with nothing in it."""
+    """Return the fault of an empty text or list."""
     return PoolingError("Empty", f"`{name}` cannot be empty", param=name)
 
 
 def too_many(count: int, most: int, name: str) -> PoolingError:
-    """More texts than one request may hold. TEI's words, without its usual beginning."""
+    """Return TEI's fault of too many texts."""
     return BatchSizeError(count, most, name)
 
 

@@ -1,4 +1,4 @@
-"""What an endpoint asks for: permits, tokens, a place in the queue, numbers. Knows neither HTTP nor gRPC."""
+"""What endpoints ask for: permits, tokens, queueing, numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Job = Literal["embed", "predict"]
 
 @dataclass(frozen=True, kw_only=True)
 class PooledLimits:
-    """What one request, and all of them together, may ask for."""
+    """What one request, and all, may ask for."""
 
     max_concurrent_requests: int
     max_client_batch_size: int
@@ -43,23 +43,25 @@ class PooledLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The texts of one request. name: of their field, for messages. is_batch: they came as a list. num_free: texts that
-    do not count for the limit of a request. second_at_most: the tokens that are kept of the second text of a pair."""
+    """One request's texts."""
 
     texts: Sequence[Text]
     kind: Kind
     cut: Cut
+    # Their field.
     name: str = "inputs"
     dimensions: int = 0
     normalize: bool = True
     is_batch: bool = False
+    # Not counted for the limit.
     num_free: int = 0
+    # Tokens kept of a pair's second text.
     second_at_most: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """numbers: of each text. Times in seconds; tokenization, queue and inference are those of the whole request."""
+    """Numbers of texts; times of the whole request in seconds."""
 
     numbers: list[Numbers]
     num_tokens: list[int]
@@ -71,7 +73,7 @@ class Computed:
 
 
 class PooledInference:
-    """Everything that an endpoint may ask of a router that gives vectors or scores."""
+    """What endpoints may ask of such a router."""
 
     def __init__(
         self, scheduler: PooledScheduler, tokenizer: TextTokenizer, limits: PooledLimits, metrics: PoolingMetrics
@@ -85,10 +87,7 @@ class PooledInference:
         self._scheduler = scheduler
 
     async def compute(self, asked: Asked) -> Computed:
-        """The numbers of all texts, or none. Cancelling the caller ends it.
-
-        Raises PoolingError, and UnhealthyError while the server drains.
-        """
+        """Compute all texts, or none; cancelling ends it."""
         began = time.monotonic()
         method = "batch" if asked.is_batch else "single"
         job: Job = "predict" if asked.kind == "SCORES" else "embed"
@@ -138,17 +137,17 @@ class PooledInference:
         return computed
 
     def end(self) -> None:
-        """No scheduler is left: requests whose texts are being cut into tokens fail now, as those that it had."""
+        """Fail requests being tokenized: no scheduler is left."""
         self.is_draining = True
         self._preparing.end()
 
     def check_size(self, count: int, name: str) -> None:
-        """Raises PoolingError for more texts than a request may hold."""
+        """Refuse too many texts."""
         if count > self.limits.max_client_batch_size:
             raise too_many(count, self.limits.max_client_batch_size, name)
 
     def refused(self, error: PoolingError) -> None:
-        """Counts and logs a refusal. The log names its kind only: the text may quote the client."""
+        """Count and log a refusal's kind, without clients' text."""
         asked = entered()
         extra = {} if asked is None else asked.log_fields()
         logger.error("Refused: %s (%s)", error.kind, error.failure, extra=extra)

@@ -1,4 +1,4 @@
-"""Which texts the next step computes: of all requests in turn, as many as its budget of tokens allows."""
+"""Texts of the next step: requests in turn, within its token budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Outcome = Literal["waiting", "running", "done"]
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A request's texts on their way. answers: one for each text, by its place."""
+    """A request's texts, with an answer each."""
 
     tokens: Sequence[Tokens]
     kind: Kind
@@ -51,10 +51,10 @@ class Unit:
 
 
 class TextQueue:
-    """Requests with texts that wait. Only for the event loop's thread."""
+    """Waiting requests, on the event loop."""
 
     def __init__(self, budget: int, max_size: int | None = None) -> None:
-        """budget: tokens of a step; a longer text is a step of its own. max_size: texts of a step; None: any number."""
+        """Bound a step's tokens (one longer text may exceed it) and texts."""
         self._budget = budget
         self._max_size = max_size
         self._entries: OrderedDict[int, Entry] = OrderedDict()  # by id(), the next one to be served first
@@ -77,10 +77,7 @@ class TextQueue:
         return bool(self._entries)
 
     def next_step(self) -> list[Unit]:
-        """Texts of the requests in turn until the budget is spent; at least one if there are any.
-
-        A text that does not fit is the first of the next step: no other overtakes it.
-        """
+        """Return texts in turn until the budget is spent, at least one; none overtakes."""
         units: list[Unit] = []
         tokens = 0
         while self._entries:

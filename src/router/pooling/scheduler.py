@@ -1,4 +1,4 @@
-"""Sends steps of texts to the shards as long as there are any, and hands out their answers."""
+"""Sends steps of texts to the shards, and hands out answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PooledShards(Protocol):
 
 
 class PooledScheduler:
-    """Owns the queue. Only for the event loop's thread."""
+    """Owns the queue, on the event loop."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PooledScheduler:
         return self.queue.num_tokens / self._tokens_per_s if self._tokens_per_s else 1.0
 
     async def run(self) -> None:
-        """Until `close`, or until the shards can compute nothing any more; then `failure` says why."""
+        """Run until `close`, or `failure`."""
         while not self._is_over.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_over.wait(), self._max_step_s / 4)
@@ -74,10 +74,7 @@ class PooledScheduler:
         self._end(None)
 
     async def compute(self, entry: Entry) -> list[Numbers]:
-        """The numbers of a request's texts. A caller that is cancelled takes those that wait along.
-
-        Raises PoolingError.
-        """
+        """Compute texts; cancelling drops waiting ones."""
         if self._is_over.is_set():
             raise failed("the server is stopping")
         self.queue.add(entry)
@@ -181,6 +178,6 @@ def _deliver(unit: Unit, numbers: Numbers | None) -> None:
 
 
 def _fail(entry: Entry, reason: str) -> None:
-    """The first failure of a text is that of its request."""
+    """Fail a request by its first text."""
     if not entry.done.done():
         entry.done.set_exception(failed(reason))

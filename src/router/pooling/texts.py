@@ -1,4 +1,4 @@
-"""From texts to tokens: prompts in front, pairs, truncation to the model's longest input."""
+"""From texts to tokens: prompts, pairs, truncation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_CHARACTERS_OF_A_TOKEN = 250
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What one vector or score is asked of: a text, a pair of texts, or token ids. prompt: a text in front of it."""
+    """A text, pair, or ids, perhaps behind a prompt."""
 
     first: str | Sequence[int]
     second: str | None = None
@@ -37,7 +37,7 @@ class Text:
 
     @property
     def num_characters(self) -> int:
-        """As TEI counts them for its header."""
+        """Count as TEI's header."""
         return len(self.first) + len(self.second or "")
 
 
@@ -52,7 +52,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is done with a text that is too long. at: tokens, where that is less than what the model can read."""
+    """How long texts are cut, at fewer tokens than the model's."""
 
     truncate: bool
     direction: Direction = "right"
@@ -60,11 +60,7 @@ class Cut:
 
 
 class TextTokenizer:
-    """The model's tokenizer; one instance for each thread, since truncation is a setting of the instance.
-
-    typed: the model tells the texts of a pair apart. appended: an id behind every text, also where tokenizer.json does
-    not put it there.
-    """
+    """The tokenizer, one per thread for its truncation setting."""
 
     def __init__(
         self,
@@ -76,7 +72,6 @@ class TextTokenizer:
         typed: bool = True,
         appended: int | None = None,
     ) -> None:
-        """Raises StartupError for ids that no vocabulary has."""
         ids = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
         self.vocab_size = num_ids(ids, StartupError)
         tokenizer.no_truncation()
@@ -85,6 +80,7 @@ class TextTokenizer:
         self._source = tokenizer.to_str()
         self._on_loop = tokenizer
         self._lower_case = lower_case
+        # Pairs have token types; `appended`: an id behind every text.
         self._typed = typed
         self._appended = appended
         self._local = threading.local()
@@ -105,10 +101,7 @@ class TextTokenizer:
         appended: str | None = None,
         folder: Path | None = None,
     ) -> TextTokenizer:
-        """appended: a token. folder: of the model; None: that of the file.
-
-        Raises StartupError if the file is not a tokenizer.
-        """
+        """Load a tokenizer of the model in `folder`."""
         tokenizer = load_tokenizer(path, folder)
         token = None if appended is None else tokenizer.token_to_id(appended)
         if token is not None and tokenizer.encode("a").ids[-1:] == [token]:
@@ -128,9 +121,10 @@ class TextTokenizer:
     async def encode(
         self, texts: Sequence[Text], cut: Cut, name: str = "inputs", second_at_most: int | None = None
     ) -> list[Tokens]:
-        """The tokens of each text. name: of the field, for messages. second_at_most: of the second text of a pair.
+        """Tokenize each text, cutting pairs' second at `second_at_most`.
 
-        Raises PoolingError for one that is empty, or too long where it may not be truncated.
+        Raises:
+            PoolingError: One is empty, or too long uncut.
         """
         cost = sum(text.num_characters for text in texts)
         if cost <= _INLINE_CHARACTERS:
@@ -143,7 +137,7 @@ class TextTokenizer:
             raise overloaded(error.retry_after_s) from None
 
     async def spans(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Encoding]:
-        """Every token of each text with its place in it, in characters."""
+        """Return tokens with their places in characters."""
         cost = sum(map(len, texts))
         try:
             return await self._lanes.run(cost, lambda: self._spans(texts, add_special_tokens))
@@ -160,7 +154,6 @@ class TextTokenizer:
 
     @property
     def _own(self) -> Tokenizer:
-        """Of the thread that asks."""
         try:
             found: Tokenizer = self._local.tokenizer
         except AttributeError:
@@ -187,7 +180,7 @@ class TextTokenizer:
         return [tokens for tokens in found if tokens is not None]
 
     def _shortened(self, tokenizer: Tokenizer, texts: Sequence[Text], most: int | None) -> Sequence[Text]:
-        """The same pairs, each second text cut behind its first `most` tokens."""
+        """Cut second texts behind `most` tokens."""
         if most is None:
             return texts
         found = []
@@ -251,7 +244,7 @@ class TextTokenizer:
         return Tokens(ids, second_from, min(prompt, len(ids) - 1))
 
     def _of_ids(self, text: Text, cut: Cut, limit: int, name: str) -> Tokens:
-        """As they are: who sends ids knows the model's tokens. A prompt's own tokens come before them."""
+        """Take ids as they are, behind a prompt's."""
         assert not isinstance(text.first, str)
         ids = list(text.first)
         if not ids:
@@ -266,7 +259,7 @@ class TextTokenizer:
         return Tokens(ids)
 
     def _prompt_length(self, prompt: str) -> int:
-        """How many tokens a text with this prompt begins with, as sentence-transformers counts them."""
+        """Count a prompt's tokens, as sentence-transformers."""
         if prompt not in self._prompt_lengths:
             (encoding,) = self._own.encode_batch([prompt.lower() if self._lower_case else prompt])
             ends_special = bool(encoding.special_tokens_mask) and encoding.special_tokens_mask[-1] == 1
@@ -296,14 +289,14 @@ def _too_long(limit: int, length: int, name: str) -> PoolingError:
 
 
 class Prompts:
-    """The texts that may be put in front of one: by name, and the one that is used where no name is given."""
+    """Texts before others, by name and default."""
 
     def __init__(self, named: Mapping[str, str], default: str = "") -> None:
         self.named = named
         self.default = default
 
     def of(self, name: str | None) -> str:
-        """Raises PoolingError for a name that the model's files do not have."""
+        """Return a named prompt, if known."""
         if name is None:
             return self.default
         if name not in self.named:

@@ -1,4 +1,4 @@
-"""From a body of the Responses API to the chat body that asks for the same."""
+"""From Responses bodies to chats."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ _PREFIX = "tercet1:"
 
 
 def chat_of(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> ChatBody:
-    """The chat. `items`: of the whole conversation.
-
-    Raises ToolError for a choice among tools that cannot be honoured, ValidationError for other faults.
-    """
+    """Return the chat of the whole conversation's `items`."""
     fields: dict[str, Any] = {
         **carried(body),
         "model": body.model,
@@ -49,7 +46,7 @@ def chat_of(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> ChatB
 
 
 def encrypted(text: str) -> str:
-    """Reasoning in the form in which clients send it back unread."""
+    """Encode reasoning that clients send back unread."""
     return _PREFIX + base64.b64encode(text.encode()).decode()
 
 
@@ -61,7 +58,7 @@ def _turns(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> list[d
 
 
 def _one_system_turn(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Many templates take a system turn at the beginning only, and one: those that the chat begins with are joined."""
+    """Join the first system turns, of which templates take one."""
     first = next((index for index, turn in enumerate(turns) if turn["role"] not in ("system", "developer")), len(turns))
     if first < 2:
         return turns
@@ -74,7 +71,7 @@ def _text(content: str | list[dict[str, Any]]) -> str:
 
 
 def _of_items(items: list[Item], tools: ServedTools) -> list[dict[str, Any]]:
-    """Reasoning, text and calls of the assistant that follow each other are one turn."""
+    """Join the assistant's adjacent reasoning, text and calls."""
     turns: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, MessageItem):
@@ -94,7 +91,7 @@ def _of_items(items: list[Item], tools: ServedTools) -> list[dict[str, Any]]:
 
 
 def _assistant(turns: list[dict[str, Any]], without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The assistant's turn that is not over: one that has none of these fields, or a new one."""
+    """Return the open assistant's turn without these fields, or a new one."""
     if not turns or turns[-1]["role"] != "assistant" or any(name in turns[-1] for name in without):
         turns.append({"role": "assistant"})
     return turns[-1]
@@ -117,7 +114,7 @@ def _part(part: InputPart) -> dict[str, Any]:
 
 
 def reasoning_text(item: ReasoningItem) -> str:
-    """Its text; nothing where another server has written it in a form of its own."""
+    """Return its text, unless another server's form."""
     if item.content:
         return "".join(part.text for part in item.content)
     written = item.encrypted_content or ""

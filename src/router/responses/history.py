@@ -1,4 +1,4 @@
-"""The conversation of a request, where it continues a stored response or refers to stored items."""
+"""A conversation with stored responses or items."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ _PREFIXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """`written`: its items as JSON, with ids; `new_ids`: of those that came with the request, the last ones. Both are
-    empty where nothing is stored."""
+    """Items as JSON with ids (`written`), and `new_ids` of the request's; empty if unstored."""
 
     items: list[Item]
     written: tuple[bytes, ...] = ()
@@ -33,13 +32,10 @@ class Conversation:
 
 
 class History:
-    """What a request takes from the store; looked up at once, and read by `conversation`."""
+    """What a request takes from the store, looked up at once."""
 
     def __init__(self, body: ResponsesBody, store: ResponseStore | None, *, most_bytes: int) -> None:
-        """most_bytes: of what is taken from the store, each item as often as it is named.
-
-        Raises ValidationError for what is not stored, and for more.
-        """
+        """Look up at most `most_bytes`, items counted each time."""
         self._body = body
         self._is_written = store is not None and body.store
         self._earlier: tuple[bytes, ...] = ()
@@ -82,7 +78,7 @@ class History:
 
 
 def _is_foreign(item: Item) -> bool:
-    """Reasoning that only another server can read: no prompt contains it, so nothing would bound it."""
+    """Whether only another server reads it, unbounded by prompts."""
     return isinstance(item, ReasoningItem) and not reasoning_text(item)
 
 

@@ -1,4 +1,4 @@
-"""The items of a response: how each kind begins, grows by deltas and ends."""
+"""A response's items: beginning, deltas, end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class OutputItem(Protocol):
-    """An item that is being written. `fields` is the item so far. Events get their place in the output later."""
+    """An item being written; `fields` so far."""
 
     fields: dict[str, Any]
 
@@ -24,7 +24,7 @@ class OutputItem(Protocol):
 
 
 class TextItem:
-    """A message, or reasoning; it has one part."""
+    """A message or reasoning of one part."""
 
     def __init__(self, *, is_reasoning: bool, is_encrypted: bool = False) -> None:
         self._kind = "reasoning_text" if is_reasoning else "output_text"
@@ -56,7 +56,7 @@ class TextItem:
 
     @property
     def _logprobs(self) -> dict[str, Any]:
-        """A list that openai's client requires beside text."""
+        """Return the list openai's client requires."""
         return {"logprobs": []} if self._kind == "output_text" else {}
 
 
@@ -83,7 +83,7 @@ class CallOutput:
 
 
 class CustomCallOutput:
-    """A call of a custom tool; its input is given when it is whole, because the model writes it as JSON."""
+    """A custom tool's call, whose input is given whole, being JSON."""
 
     def __init__(self, name: str, call_id: str) -> None:
         self._arguments = ""

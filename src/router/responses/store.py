@@ -1,4 +1,4 @@
-"""Responses that are kept in memory, so that a later request can continue their conversations."""
+"""Responses kept in memory to be continued."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _ITEM_BYTES = 200
 
 @dataclass(frozen=True, kw_only=True)
 class StoredResponse:
-    """JSON texts. `items`: of the conversation, from its beginning to the answer; the last `num_answered` are the
-    answer."""
+    """JSON of `items` to the answer, the last `num_answered`."""
 
     response: bytes
     items: tuple[bytes, ...]
@@ -31,20 +30,20 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes; items that it shares with other responses are counted for each."""
+        """Return its bytes, shared items counted again."""
         return _ENTRY_BYTES + len(self.response) + sum(_ITEM_BYTES + len(item) for item in self.items)
 
 
 def has_id(item: bytes, item_id: str) -> bool:
-    """Whether it is the item of that id, by which its JSON begins."""
+    """Whether an item's JSON begins with that id."""
     return item.startswith(orjson.dumps({"id": item_id})[:-1])
 
 
 class ResponseStore:
-    """The responses that were used last. Not for several threads."""
+    """The last used responses, on one thread."""
 
     def __init__(self, most: int, *, most_bytes: int = MOST_BYTES) -> None:
-        """Keeps `most` responses, and of them as many as fit; one is kept whatever its size."""
+        """Keep `most`, and as many as fit, one at least."""
         self._most = most
         self._most_bytes = most_bytes
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
@@ -52,8 +51,7 @@ class ResponseStore:
         self._num_bytes = 0
 
     def put(self, whole: dict[str, Any], asked: Sequence[bytes], new_ids: Sequence[str]) -> None:
-        """Keeps the response `whole`, which answers the items `asked`; `new_ids`: of those that came with its request,
-        the last ones."""
+        """Keep the response `whole` to `asked`, with the request's `new_ids` last."""
         output = [orjson.dumps(item) for item in whole["output"]]
         item_ids = (*new_ids, *(item["id"] for item in whole["output"]))
         items = (*asked, *output)
@@ -67,13 +65,13 @@ class ResponseStore:
             self.delete(next(iter(self._responses)))
 
     def get(self, response_id: str) -> StoredResponse | None:
-        """None: it was never here, or has made room for others."""
+        """Return a response, if still there."""
         if (stored := self._responses.get(response_id)) is not None:
             self._responses.move_to_end(response_id)
         return stored
 
     def item(self, item_id: str) -> bytes | None:
-        """An item of a stored response or of its request."""
+        """Return a stored response's or request's item."""
         return self._items.get(item_id)
 
     def delete(self, response_id: str) -> bool:

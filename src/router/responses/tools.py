@@ -1,4 +1,4 @@
-"""The tools of a Responses body as functions of a chat, and the way back from a call to its item."""
+"""Responses' tools as a chat's functions, and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CUSTOM_SCHEMA = {"type": "object", "properties": {_INPUT: {"type": "string"}}, 
 
 @dataclass
 class ServedTools:
-    """Those that the model is shown. Tools that run on OpenAI's servers are neither shown nor echoed."""
+    """The tools shown; OpenAI's own are left out."""
 
     functions: list[dict[str, Any]] = field(default_factory=list)
     echoed: list[dict[str, Any]] = field(default_factory=list)
@@ -60,8 +60,7 @@ class ServedTools:
         return {"tool_choice": {"type": "function", "function": {"name": name}}}
 
     def _add(self, tool: ResponsesTool, outside: Collection[str | None], namespace: str | None = None) -> None:
-        """`outside`: names of the functions that come from no namespace. Another one of the same name gets its
-        namespace before its name."""
+        """Add a tool, prefixed by its namespace if its name is `outside`."""
         if tool.type == "namespace" and namespace is None:
             self.echoed.append(_echo(tool))
             for inner in tool.tools:
@@ -88,12 +87,11 @@ def _echo(tool: ResponsesTool) -> dict[str, Any]:
 
 
 def custom_arguments(text: str) -> str:
-    """The input of a custom tool as arguments of its function."""
     return orjson.dumps({_INPUT: text}).decode()
 
 
 def custom_input(arguments: str) -> str:
-    """The input of a custom tool; a call that was cut gives its JSON text as far as it came."""
+    """Return a custom tool's input; of a cut call its JSON."""
     try:
         parsed = orjson.loads(arguments)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""From the deltas of a chat to items and events of the Responses API; a whole answer is what its stream adds up to."""
+"""From chat deltas to the Responses API's items and events."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ENCRYPTED = "reasoning.encrypted_content"
 
 
 class ResponseWriter:
-    """Writes one response. One item is open at a time."""
+    """Writes one response, one open item at a time."""
 
     def __init__(self, body: ResponsesBody, tools: ServedTools, model: str, keep: Keep | None = None) -> None:
-        """`keep`: gets the response when it has ended, before the client learns of its end."""
+        """Take the body; `keep` gets the response before the client learns of its end."""
         self._tools = tools
         self._keep = keep
         self._is_encrypted = _ENCRYPTED in body.include
@@ -35,7 +35,6 @@ class ResponseWriter:
 
     @property
     def whole(self) -> dict[str, Any]:
-        """The response as far as it has come."""
         return {**self._fields, "output": self._output}
 
     def begin(self, input_tokens: int) -> list[Event]:
@@ -43,7 +42,7 @@ class ResponseWriter:
         return [self._lifecycle("created"), self._lifecycle("in_progress")]
 
     def push(self, delta: dict[str, Any]) -> list[Event]:
-        """The events of one delta of a chat stream."""
+        """Return a delta's events."""
         events: list[Event] = []
         if text := delta.get("reasoning"):
             events += self._text(text, is_reasoning=True)
@@ -71,8 +70,7 @@ class ResponseWriter:
         return [*events, self._lifecycle(status)]
 
     def fail(self, body: dict[str, Any]) -> list[Event]:
-        """What ends a stream that has begun: the error, and the response with it. `body`: of the API's answer to such
-        an error."""
+        """End a stream with the API's error `body` and the response."""
         error = body["error"]
         events = self._close("incomplete")
         self._fields |= {"status": "failed", "error": {"code": "server_error", "message": error["message"]}}
@@ -112,7 +110,7 @@ class ResponseWriter:
         return [*events, self._numbered("response.output_item.done", done)]
 
     def _placed(self, events: list[Event]) -> list[Event]:
-        """The events of the open item, with its place."""
+        """Add the open item's place."""
         assert self._open is not None
         place = {"item_id": self._open.fields["id"], "output_index": len(self._output) - 1}
         return [self._numbered(f"response.{name}", place | data) for name, data in events]
@@ -136,7 +134,7 @@ class ResponseWriter:
 
 
 def _fields(body: ResponsesBody, model: str, *, is_stored: bool) -> dict[str, Any]:
-    """The response before its first item, with all fields that openai's client requires but those of `_echoed`."""
+    """Return the required fields before the first item, without `_echoed`."""
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
@@ -160,7 +158,7 @@ def _fields(body: ResponsesBody, model: str, *, is_stored: bool) -> dict[str, An
 
 
 def _echoed(body: ResponsesBody, tools: ServedTools) -> dict[str, orjson.Fragment]:
-    """What comes back as it was sent and may be large: made JSON once, for all events that have it."""
+    """Return large echoed fields, made JSON once."""
     form = body.text.format
     echoed = {
         "instructions": body.instructions,

@@ -1,7 +1,7 @@
-"""What an answer means for the batches. Synchronous: `loop.Scheduler` waits for answers, `sender.Sender` sends calls.
+"""What an answer means for the batches. Synchronous.
 
-After every step the same three things happen in this order: membership is settled (who ended), the next calls are sent,
-and only then tokens are delivered, so that waking hundreds of readers never delays the device.
+After a step: membership is settled, next calls are sent, then tokens delivered, so that waking readers never delays the
+device.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Answers:
         self._metrics = metrics
 
     def settle(self, call: Call) -> Delivery | None:
-        """Take an answered call's answer. Returns what is to be delivered once the next calls are sent.
+        """Take a call's answer; return what to deliver after the next calls.
 
-        Raises `ShardError` if the shards are lost.
+        Raises:
+            ShardError: The shards are lost.
         """
         try:
             reply = call.reply.result()
@@ -65,7 +66,7 @@ class Answers:
         return None
 
     def deliver(self, delivery: Delivery) -> None:
-        """Events for the callers; they reach their readers when the event loop runs next."""
+        """Put events into outboxes."""
         call, begun_at = delivery.call, time.monotonic()
         delivery.deliver()
         now = time.monotonic()
@@ -103,14 +104,14 @@ class Answers:
         return Delivery(call, reply, rows, readers)
 
     def _settle_first_tokens(self, reply: StepReply, batch: RunningBatch, step: int) -> None:
-        """Prompts that are in the cache now may be shared."""
+        """Share cached prompts."""
         for entry in first_tokens(reply, batch.prefilling):
             batch.first_token(entry, step)
             if entry.allocation is not None:
                 self._allocator.commit(entry.allocation, entry.written_ids)
 
     def _settle_batch(self, batch: RunningBatch, cached: CachedBatch | None) -> None:
-        """What the shards keep against what the router wants."""
+        """Compare what shards keep with what is wanted."""
         if batch.ended:
             return
         lost = list(batch.entries.values()) if cached is None else batch.update(cached)
@@ -123,7 +124,7 @@ class Answers:
             batch.compare_size()
 
     def _settle_failure(self, call: Call, error: ShardError) -> None:
-        """A call failed and the shards live on: exactly the requests of its batch fail, once."""
+        """Fail exactly the batch's requests, once."""
         if call.kind == "clear":
             log.warning("ClearCache failed: %s", error.detail)
             return

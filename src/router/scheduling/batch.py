@@ -1,4 +1,4 @@
-"""A batch that the shards keep between calls, as the router sees it."""
+"""A batch on the shards, as the router sees it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from router.shards.interface import BlockGrowth, CachedBatch
 
 
 class ChunkPlan:
-    """How far prompts are once the steps sent so far have run, and what the next step computes of each.
+    """How far prompts are after sent steps, and the next step's part of each.
 
-    Known without an answer: the router says how many tokens of prompts each step may compute, and the shards give them
-    to the oldest prompt first.
+    Known without answers: the router sets each step's prompt tokens, and shards give them to the oldest first.
     """
 
     __slots__ = ("_prompts",)
@@ -21,23 +20,22 @@ class ChunkPlan:
         self._prompts: list[tuple[Entry, int, int]] = []  # with the tokens left, and how many of them come next
 
     def __bool__(self) -> bool:
-        """Whether the next step computes tokens of prompts."""
+        """Whether the next step computes prompts."""
         return bool(self._prompts)
 
     @property
     def is_cut(self) -> bool:
-        """The next step computes only a part of a prompt: it has no tokens left for a further one."""
+        """Whether a prompt uses up the next step's tokens."""
         return any(chunk < left for _, left, chunk in self._prompts)
 
     def remove(self, entry: Entry) -> None:
-        """The shards do not compute the rest of its prompt."""
+        """Drop a request's prompt."""
         if self._prompts:
             self._prompts = [prompt for prompt in self._prompts if prompt[0] is not entry]
 
     def step_sent(self, chunk_tokens: int, newcomers: Iterable[Entry]) -> list[Entry]:
-        """A step is sent, with the first chunks of `newcomers`; the one after it may compute `chunk_tokens` of prompts.
-
-        Returns those to whom the step that was sent brings their first token.
+        """Note a step with `newcomers`' first chunks, and the next one's `chunk_tokens`; return who gets a
+        first token.
         """
         first = [(entry, entry.num_to_compute, entry.chunk_len or entry.num_to_compute) for entry in newcomers]
         sent = self._prompts + first
@@ -54,12 +52,7 @@ class ChunkPlan:
 
 
 class RunningBatch:
-    """Who is in the batch, and what is known of it on the shards.
-
-    `entries` holds the requests that the router still wants, in batch order, which is the order of their admission.
-    `size` and `max_tokens` are the shards' figures of
-    their last answer. Its fields are written by its own methods only.
-    """
+    """Who is in the batch, and its state on the shards; written by its methods only."""
 
     __slots__ = (
         "_current_tokens",
@@ -87,16 +80,22 @@ class RunningBatch:
     def __init__(
         self, batch_id: int, entries: Iterable[Entry], into: RunningBatch | None = None, *, draft_tokens: int = 0
     ) -> None:
-        """into: the running batch that these requests join by their Prefill. draft_tokens: the most tokens that a step
-        may bring a request beyond one."""
+        """Start a batch.
+
+        Args:
+            into: The running batch that it joins.
+            draft_tokens: A step's most tokens beyond one.
+        """
         self.batch_id = batch_id
         self.into = into
         self._draft_tokens = draft_tokens
+        # Still wanted, in order of admission.
         self.entries = {entry.request_id: entry for entry in entries}
         self.prefilling = dict(self.entries)  # those that have not got a token here yet
         self.growing: dict[int, Entry] = {}  # those with a first token that hold fewer blocks than they can need
         self._full_at: dict[int, int] = {}  # for each of them the step that needs more blocks than it has
         self.new_blocks: list[BlockGrowth] = []  # blocks got for them, to be sent with the next step
+        # The shards' last figures, as `max_tokens`.
         self.size = len(self.entries)
         self.max_tokens = 0
         self._current_tokens = 0  # the shards' figure of their last answer: what the step after it computes
@@ -112,24 +111,21 @@ class RunningBatch:
 
     @property
     def on_shards(self) -> list[Entry]:
-        """Requests whose rows the shards have when they execute a call that is sent now: also those that are no longer
-        wanted, until a FilterBatch is sent."""
+        """Return rows the shards have at the next call, also unwanted ones before a FilterBatch."""
         return [*self.entries.values(), *self._leaving]
 
     @property
     def computes_prompts(self) -> bool:
-        """Whether the next step computes tokens of prompts."""
         return bool(self._plan)
 
     @property
     def is_cut(self) -> bool:
-        """The next step computes only a part of a prompt: no other could join it."""
+        """Whether a prompt uses up the next step, so none can join."""
         return self._plan.is_cut
 
     @property
     def next_tokens(self) -> tuple[int, int]:
-        """What the next step computes of prompts, and in all: after the shards' last answer; while a step is in flight
-        others may join only where the next one computes no prompts."""
+        """Return the next step's prompt tokens, and all; others join a step in flight only without prompts."""
         if self.num_decodes:
             return 0, len(self.entries)
         num_prefilling = len(self.prefilling)
@@ -138,19 +134,18 @@ class RunningBatch:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the steps sent so far bring every request to its largest number of tokens."""
+        """Whether sent steps bring all to their most tokens."""
         return not self._plan and all(at <= self.num_steps for at in self._ends_at.values())
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether the next step may be sent before the answers of those in flight: not while others could join it
-        beside the last tokens of a prompt."""
+        """Whether the next step may be sent before answers, when none could join a prompt's last tokens."""
         return not self._plan or self._plan.is_cut
 
     # Calls.
 
     def call_sent(self, *, is_decode: bool) -> None:
-        """A call that runs or changes this batch is in flight."""
+        """Note a call in flight."""
         if is_decode:
             self.num_decodes += 1
         else:
@@ -163,10 +158,11 @@ class RunningBatch:
             self.num_unanswered -= 1
 
     def step_sent(self, chunk_tokens: int | None, newcomers: Iterable[Entry] = ()) -> None:
-        """A step of this batch is sent, and with it what its requests grow by.
+        """Note a step, and its growth.
 
-        newcomers: their prompts begin in this step. chunk_tokens: what the step after it may compute of prompts; None
-        where it computes none.
+        Args:
+            chunk_tokens: Of the next step's prompts; None: none.
+            newcomers: Whose prompts begin.
         """
         self.num_steps += 1
         self.new_blocks = []
@@ -174,22 +170,20 @@ class RunningBatch:
             self._ends_at[entry.request_id] = self.num_steps + entry.num_remaining - 1
 
     def filter_sent(self) -> None:
-        """A FilterBatch names the requests that are still wanted."""
         self.dirty = False
         self._leaving.clear()
 
     # Members.
 
     def joined(self) -> RunningBatch | None:
-        """The Prefill is answered by which these requests joined a running batch, whose id the shards keep, also when
-        nothing else was left of it. Returns that batch; None if they did not join one."""
+        """Note an answered Prefill; return the running batch joined, if any."""
         running = self.into
         if running is not None:
             self.into, self.batch_id = None, running.batch_id
         return running
 
     def absorb(self, other: RunningBatch) -> None:
-        """`other` is merged into this batch, after its own requests; the record of `other` is void from now on."""
+        """Merge `other` behind this batch's requests."""
         self.entries.update(other.entries)
         self.prefilling.update(other.prefilling)
         self.growing.update(other.growing)
@@ -202,7 +196,7 @@ class RunningBatch:
         other.end()
 
     def first_token(self, entry: Entry, at_step: int) -> None:
-        """The request got its first token in that step of the batch (see `num_steps`); later ones may be in flight."""
+        """Note a first token at that step (`num_steps`)."""
         entry.first_token()
         del self.prefilling[entry.request_id]
         if entry.allocation is not None and entry.allocation.num_tokens < entry.most_positions:
@@ -213,23 +207,22 @@ class RunningBatch:
 
     @property
     def full(self) -> list[Entry]:
-        """Those that need more blocks for the next step."""
+        """Return who needs blocks for the next step."""
         return [self.growing[one] for one, at in self._full_at.items() if at <= self.num_steps]
 
     @property
     def short(self) -> list[Entry]:
-        """Those that may come to need more blocks, if the steps in flight and the next one bring all they can."""
+        """Return who may need blocks if all steps bring their most."""
         most = self._draft_tokens * (self.num_decodes + 1)
         return [self.growing[one] for one, at in self._full_at.items() if at - most <= self.num_steps]
 
     def got_several(self, entry: Entry, num_tokens: int) -> None:
-        """A step brought the request so many tokens: it needs blocks, and ends, that much earlier."""
+        """Note several tokens, which bring needs and ends forward."""
         for at in (self._full_at, self._ends_at):
             if entry.request_id in at:
                 at[entry.request_id] -= num_tokens - 1
 
     def grow(self, entry: Entry, blocks: Sequence[int], num_positions: int) -> None:
-        """`blocks` for `num_positions` more were appended to the request's table."""
         assert entry.allocation is not None
         self.new_blocks.append(BlockGrowth(entry.request_id, blocks))
         self._full_at[entry.request_id] += num_positions
@@ -245,18 +238,17 @@ class RunningBatch:
         steps_of._ends_at.pop(entry.request_id, None)
 
     def discard(self, entry: Entry) -> None:
-        """The router no longer wants this request, which the shards still have: a FilterBatch must follow."""
+        """Drop a request; a FilterBatch must follow."""
         self.remove(entry)
         self.new_blocks = [one for one in self.new_blocks if one.request_id != entry.request_id]
         self._leaving.append(entry)
         self.mark_dirty()
 
     def mark_dirty(self) -> None:
-        """The shards hold a row that is no longer wanted."""
         self.dirty = True
 
     def update(self, cached: CachedBatch) -> list[Entry]:
-        """Take over what the shards say they keep. Returns the entries that they ought to keep and do not."""
+        """Take over the shards' account; return entries they lost."""
         self.size = len(cached.request_ids)
         self.max_tokens = cached.max_tokens
         self._current_tokens = cached.current_tokens
@@ -266,13 +258,13 @@ class RunningBatch:
         return [entry for request_id, entry in self.entries.items() if request_id not in kept]
 
     def compare_size(self) -> None:
-        """If the shards keep more rows than are wanted, a FilterBatch must follow."""
+        """Demand a FilterBatch if shards keep more."""
         self.dirty = self.size != len(self.entries)
         if not self.dirty:
             self._leaving.clear()
 
     def end(self, *, failed: bool = False) -> list[Entry]:
-        """Nothing more is sent for this batch. Returns the requests that were in it."""
+        """End the batch; return its requests."""
         entries = list(self.entries.values())
         self.ended = True
         self.failed = self.failed or failed

@@ -1,7 +1,4 @@
-"""Which requests are in a batch on the shards, how the batches follow each other, and how requests leave them.
-
-The stages of a pipeline work on several micro-batches side by side, each on another one; without stages there is one.
-"""
+"""Which requests are in which batch, and how they leave; a pipeline's stages work on several micro-batches."""
 
 from __future__ import annotations
 
@@ -24,8 +21,7 @@ FULL_ROWS = 64
 
 
 class MicroBatch:
-    """The batch that runs, and the one that joins it next: prefilled, or being prefilled, and not merged yet. Written
-    by `Batches` only."""
+    """The running batch, and the next to join it."""
 
     __slots__ = ("joining", "running")
 
@@ -43,15 +39,12 @@ class MicroBatch:
 
 
 class Batches:
-    """The micro-batches: which requests are in each.
-
-    All fields are written here only: `sender.Sender` and `answers.Answers` say what happened.
-    """
+    """The micro-batches, written here only."""
 
     def __init__(
         self, queue: RequestQueue, pipeline: Pipeline, metrics: StepMetrics, num_micro_batches: int = 1
     ) -> None:
-        """num_micro_batches: one more than there are stages, or 1."""
+        """Take the number of micro-batches: stages + 1, or 1."""
         self.micro_batches = [MicroBatch() for _ in range(num_micro_batches)]
         self.waiting_tokens = 0  # see `budget.while_running`
         self.num_steps = 0  # Prefills and Decodes answered so far
@@ -76,14 +69,13 @@ class Batches:
 
     @property
     def any_growing(self) -> bool:
-        """Whether a request may come to need more blocks than it holds."""
+        """Whether a request may outgrow its blocks."""
         return any(one.running.growing for one in self.micro_batches if one.running is not None)
 
     # Micro-batches.
 
     @property
     def in_use(self) -> list[MicroBatch]:
-        """Those with requests."""
         return [one for one in self.micro_batches if one.num_requests]
 
     @property
@@ -93,10 +85,7 @@ class Batches:
         return sorted(self.micro_batches, key=lambda one: one.num_requests)
 
     def room(self, micro_batch: MicroBatch, num_waiting: int) -> int | None:
-        """How many of those who wait may join it, so that all have about as many requests; None: any number.
-
-        Whenever requests wait, there is room in the smallest one that may be used.
-        """
+        """Return how many may join, to balance micro-batches; None: any."""
         count = len(self.micro_batches)
         if count == 1:
             return None
@@ -108,7 +97,7 @@ class Batches:
         return max(-(-total // count) - micro_batch.num_requests, 0)
 
     def youngest(self) -> tuple[RunningBatch, Entry]:
-        """The request that was taken into a running batch last, and the batch."""
+        """Return the last admitted request, and its batch."""
         running = [one.running for one in self.micro_batches if one.running is not None and one.running.entries]
         batch = max(running, key=lambda one: next(reversed(one.entries)))
         return batch, next(reversed(batch.entries.values()))
@@ -116,16 +105,16 @@ class Batches:
     # Batches.
 
     def join(self, micro_batch: MicroBatch, batch: RunningBatch) -> None:
-        """A new batch, whose Prefill is about to be sent."""
+        """Add a batch before its Prefill."""
         micro_batch.joining = batch
 
     def answered(self, kind: CallKind) -> None:
-        """A Prefill or Decode was answered, or a Prefill has failed."""
+        """Note an answered Prefill or Decode, or a failed Prefill."""
         self.waiting_tokens = 1 if kind == "prefill" else self.waiting_tokens + 1
         self.num_steps += 1
 
     def prefilled(self, batch: RunningBatch) -> RunningBatch:
-        """The batch to which the requests of a batch belong whose Prefill succeeded."""
+        """Return the batch that a successful Prefill's requests belong to."""
         running = batch.joined()
         if running is None:
             return batch
@@ -136,7 +125,7 @@ class Batches:
         return running
 
     def merge(self, micro_batch: MicroBatch) -> tuple[int, ...]:
-        """The joining batch becomes the running one or a part of it. Returns the ids that the next Decode names."""
+        """Merge the joining batch; return the next Decode's ids."""
         joining, micro_batch.joining = micro_batch.joining, None
         assert joining is not None
         if micro_batch.running is None:
@@ -147,13 +136,13 @@ class Batches:
         return ids
 
     def emptied(self, batch: RunningBatch) -> None:
-        """The shards keep nothing of this batch, except for the requests of a Prefill that joins it."""
+        """Note a batch that shards keep nothing of, except a joining Prefill."""
         micro_batch = self._micro_batch_of(batch)
         if micro_batch is None or micro_batch.joining is None or micro_batch.joining.into is not batch:
             self.end(batch)
 
     def end(self, batch: RunningBatch, *, failed: bool = False) -> list[Entry]:
-        """Nothing more is sent for this batch. Returns the requests that were in it."""
+        """End a batch; return its requests."""
         micro_batch = self._micro_batch_of(batch)
         if micro_batch is not None:
             if micro_batch.running is batch:
@@ -163,7 +152,7 @@ class Batches:
         return batch.end(failed=failed)
 
     def put_back(self, batch: RunningBatch) -> None:
-        """To the front of the queue with requests that lost their Prefill through no fault of theirs."""
+        """Queue requests again that lost their Prefill."""
         for entry in reversed(self.end(batch)):
             self._pipeline.retire(entry)
             self._queue.put_first(entry)
@@ -173,13 +162,13 @@ class Batches:
         self._to_clear.extend(batch_ids)
 
     def next_to_clear(self) -> int | None:
-        """A batch that the shards are to forget; its ClearCache is about to be sent."""
+        """Return a batch for ClearCache, if any."""
         return self._to_clear.popleft() if self._to_clear else None
 
     # Requests.
 
     def caller_left(self, entry: Entry) -> None:
-        """Called by `Entry.close`, at any time; acted upon at the next boundary."""
+        """Note a disconnected caller, for the next boundary."""
         if entry.done:
             return
         if self._batch_of(entry) is None:
@@ -189,7 +178,7 @@ class Batches:
             self._left.append(entry)
 
     def discard_left(self) -> None:
-        """Take abandoned requests out of their batch; the FilterBatch follows before the next Decode."""
+        """Drop abandoned requests before the next Decode."""
         for entry in self._left:
             batch = self._batch_of(entry)
             if batch is None or entry.done:
@@ -200,7 +189,7 @@ class Batches:
         self._left.clear()
 
     def preempt(self, batch: RunningBatch, entry: Entry) -> None:
-        """Back to the front of the queue with a request of a batch: others need its blocks."""
+        """Queue a request again, whose blocks others need."""
         batch.discard(entry)
         self._pipeline.retire(entry)
         entry.preempted()
@@ -208,7 +197,7 @@ class Batches:
         self._metrics.preempted()
 
     def ended(self, batch: RunningBatch, entry: Entry, *, failed: bool) -> None:
-        """A request has got its last row, which is yet to be delivered."""
+        """End a request before its last row's delivery."""
         if failed:
             self.num_failures += 1
             if not entry.closed:
@@ -222,12 +211,12 @@ class Batches:
             self._drop(entry)
 
     def lose(self, batch: RunningBatch, entry: Entry, error: Exception) -> None:
-        """A request of a batch that continues fails; the shards do not have it."""
+        """Fail a request that the shards lack."""
         batch.remove(entry)
         self.fail(entry, error)
 
     def fail(self, entry: Entry, error: Exception) -> None:
-        """A request that is in no batch any more ends with `error`."""
+        """Fail a request in no batch."""
         self._pipeline.retire(entry)
         self.num_failures += 1
         if entry.closed:
@@ -237,7 +226,7 @@ class Batches:
         entry.put(Failed(error))
 
     def give_up(self, error: Exception) -> None:
-        """Nothing is served any more: everything that is left fails with `error`, and nothing is held."""
+        """Fail everything, and hold nothing."""
         entries = [entry for batch in self._current() for entry in self.end(batch)]
         for entry in [*entries, *self._queue.drain()]:
             with contextlib.suppress(Exception):
@@ -246,7 +235,7 @@ class Batches:
         self._pipeline.abandon()
 
     def _drop(self, entry: Entry) -> None:
-        """Drop a request whose client has disconnected, or has its answer already."""
+        """Drop a disconnected or answered request."""
         entry.drop()
         if not entry.is_answered:
             self._metrics.request_failed("dropped")

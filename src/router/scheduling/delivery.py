@@ -1,4 +1,4 @@
-"""From a step's reply to its requests: which tokens they got, and the events in their outboxes."""
+"""From a step's reply to requests' tokens and events."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from router.shards.interface import Columns, Row, StepReply
 
 @dataclass(slots=True)  # not frozen: one is made for every step
 class Delivery:
-    """What an answered step has for its callers, put off until the next calls are sent.
-
-    rows: with those whose requests have left their batch by now. entries: those that get the columns, by request id.
-    """
+    """A step's events, put off until the next calls."""
 
     call: Call
     reply: StepReply
+    # Requests may have left their batch.
     rows: Sequence[tuple[Row, Entry]]
+    # By request id, for columns.
     entries: Mapping[int, Entry]
 
     def deliver(self) -> None:
-        """Put everything into the outboxes, in the order of the reply."""
+        """Fill the outboxes in order."""
         for columns in self.reply.columns:
             _deliver_columns(columns, self.entries)
         for row, entry in self.rows:
@@ -47,8 +46,7 @@ def keep_ids(reply: StepReply, entries: Mapping[int, Entry]) -> None:
 
 
 def keep_predicted(reply: StepReply, entries: Mapping[int, Entry]) -> None:
-    """Note what became of the requests' predictions. An answer may end within tokens that were right: those behind its
-    end count as rejected, as they are not in it."""
+    """Note predictions' outcomes; right tokens behind an answer's end count as rejected."""
     if reply.drafted is None or not reply.drafted.predicted:
         return
     num_got = {row.request_id: len(row.tokens) for row in reply.rows}
@@ -60,19 +58,18 @@ def keep_predicted(reply: StepReply, entries: Mapping[int, Entry]) -> None:
 
 
 def first_tokens(reply: StepReply, prefilling: Mapping[int, Entry]) -> list[Entry]:
-    """Those among `prefilling` that got a token."""
     ids = dict.fromkeys(request_id for columns in reply.columns for request_id in columns.request_ids)
     ids |= dict.fromkeys(row.request_id for row in reply.rows if row.tokens)
     return [prefilling[request_id] for request_id in ids if request_id in prefilling]
 
 
 def server_error(message: str) -> GenerationError:
-    """The error that a caller gets for a shard's failure, worded as TGI words it."""
+    """Word a shard's failure as TGI."""
     return GenerationError(f"Server error: {message}")
 
 
 def _deliver_columns(columns: Columns, entries: Mapping[int, Entry]) -> None:
-    """One plain token for each row. The hot path of the router: a few microseconds per token."""
+    """Deliver a plain token a row: the router's hot path, microseconds each."""
     find = entries.get
     for request_id, token_id, logprob, text, special in zip(
         columns.request_ids, columns.ids, columns.logprobs, columns.texts, columns.is_special, strict=True
@@ -83,7 +80,6 @@ def _deliver_columns(columns: Columns, entries: Mapping[int, Entry]) -> None:
 
 
 def _deliver_row(row: Row, entry: Entry) -> None:
-    """All that a row says to its request, in order."""
     if row.error is not None:
         entry.put(Failed(server_error(row.error)))
         return

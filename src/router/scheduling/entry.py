@@ -1,7 +1,6 @@
-"""A queued request and its outbox.
+"""A queued request and its outbox: `next_event` and `close` for HTTP, `put` for the scheduler.
 
-The HTTP side holds the reading end (`next_event`, `close`), the scheduler the writing end (`put`). There is no queue
-object per token: a deque and at most one future, because a busy server delivers thousands of tokens per second.
+A deque and one future instead of queues, for thousands of tokens a second.
 """
 
 from __future__ import annotations
@@ -27,13 +26,10 @@ _LOOK_EVERY = 64
 
 
 class Entry:
-    """One request from `Scheduler.submit` to its last event.
+    """A request from `Scheduler.submit` to its last event.
 
-    Reader's contract: `next_event` yields events.py's sequence, ending with exactly one `Finished` or `Failed`, after
-    which it must not be called again. `close` says that its caller has stopped reading: nothing is delivered from then
-    on, and what the request holds is freed in due course. `close` is idempotent and harmless after the last event.
-
-    A reader that stops reading while tokens keep coming loses the request: what is unread is bounded in bytes.
+    `next_event` ends with one `Finished` or `Failed`. `close`, idempotent, ends delivery and frees what it holds.
+    Unread bytes are bounded.
     """
 
     __slots__ = (
@@ -89,7 +85,7 @@ class Entry:
         self._deadline: asyncio.TimerHandle | None = None
 
     async def next_event(self) -> Event:
-        """The next event; waits for it. One reader at a time."""
+        """Wait for the next event; one reader."""
         while not self._events:
             if self.closed or self.done:
                 raise RuntimeError("no event follows the last one, nor close()")
@@ -103,7 +99,7 @@ class Entry:
         return self._events.popleft()
 
     def put(self, event: Event) -> None:
-        """Deliver one event; dropped when the caller has disconnected or the last event was delivered."""
+        """Deliver an event, unless closed or ended."""
         if self.closed or self.done:
             return
         if isinstance(event, Finished | Failed):
@@ -126,7 +122,7 @@ class Entry:
             self._leave()
 
     def answered(self, event: TokenGenerated, num_tokens: int) -> Finished:
-        """Its reader has found a stop text, complete with this token, the last of `num_tokens`. `close` follows."""
+        """End at a stop text's token; `close` follows."""
         self.is_answered = True
         sampling = self.request.sampling
         return Finished(
@@ -144,13 +140,13 @@ class Entry:
         )
 
     def cut(self, error: RouterError) -> None:
-        """End the request before its time: the reader gets what is unread and then `error`; the work is stopped."""
+        """End early: the reader gets `error` after what is unread."""
         if not self.closed and not self.done:
             self._events.append(Failed(error))
             self._leave()
 
     def end_after(self, seconds: float, error: Callable[[Entry], RouterError]) -> None:
-        """`cut` with what `error` makes of this entry, unless it has ended by then."""
+        """Cut after `seconds` with `error`'s result."""
         self._deadline = asyncio.get_running_loop().call_later(seconds, lambda: self.cut(error(self)))
 
     def _leave(self) -> None:
@@ -160,7 +156,7 @@ class Entry:
             self._on_close(self)
 
     def _unread_bytes(self) -> int:
-        """About what the generated tokens occupy that the caller has not read yet."""
+        """Estimate unread tokens' bytes."""
         size = 0
         for event in self._events:
             if isinstance(event, TokenGenerated):
@@ -171,40 +167,39 @@ class Entry:
     # What the scheduler does with it.
 
     def queued(self, request_id: int) -> None:
-        """It has a place in the queue."""
         self.request_id = request_id
 
     def admit(self, allocation: Allocation, *, chunk_len: int | None = None) -> None:
-        """It gets blocks for its next Prefill, which computes `chunk_len` of its missing tokens; None: all."""
+        """Take blocks for its next Prefill of `chunk_len` tokens; None: all."""
         self.allocation, self.chunk_len = allocation, chunk_len
 
     def started(self, at: float) -> None:
-        """A Prefill takes it. at: `time.monotonic()`; the first time counts."""
+        """Note its first Prefill, by `time.monotonic()`."""
         if self.started_at is None:
             self.started_at = at
             if self.allocation is not None:
                 self.cached_tokens = self.allocation.prefix_length
 
     def first_token(self) -> None:
-        """It got its first token since it was taken into a batch. That token is known and its KV not yet written."""
+        """Note the first token in a batch, whose KV is unwritten."""
         self.prefilled = True
 
     def release(self) -> None:
-        """Another request takes its blocks: it is in no batch any more."""
+        """Give its blocks to another."""
         self.allocation = self.chunk_len = None
 
     def preempted(self) -> None:
-        """It lost its place in a batch: its next Prefill computes all its tokens again."""
+        """Note a lost place: all tokens are computed again."""
         self.prefilled = False
         self.num_preemptions += 1
 
     def drop(self) -> None:
-        """Its end is settled and not delivered: its caller reads no more."""
+        """End undelivered: its caller does not read."""
         self.done = True
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and known generated tokens: what a Prefill has to bring into the cache before the next token."""
+        """Count known tokens, which a Prefill must cache."""
         return self.request.input_length + len(self.generated_ids)
 
     @property
@@ -215,19 +210,19 @@ class Entry:
 
     @property
     def written_ids(self) -> Sequence[int]:
-        """The tokens whose KV is certainly written: each one is by the step after the one that sampled it."""
+        """Return tokens with written KV, all except the newest step's."""
         if not self.prefilled:
             return ()
         return self.token_ids[: self.num_tokens - bool(self.generated_ids)]
 
     @property
     def most_positions(self) -> int:
-        """KV positions that it can come to fill, across preemptions; the last token is never written."""
+        """Bound its KV positions; the last token is unwritten."""
         return self.request.input_length + self.request.stopping.max_new_tokens - 1
 
     @property
     def num_to_compute(self) -> int:
-        """Tokens that its Prefill, or that and the chunks after it, bring into the cache."""
+        """Count what its Prefill and chunks cache."""
         return self.num_tokens - (self.allocation.prefix_length if self.allocation is not None else 0)
 
     @property
@@ -237,7 +232,7 @@ class Entry:
 
     @property
     def num_unread(self) -> int:
-        """Events delivered but not read yet; what a slow reader costs."""
+        """Count unread events."""
         return len(self._events)
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""More blocks for requests that outgrow what they reserved, and who is preempted when there are none."""
+"""More blocks for requests, and who is preempted without."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _STEP_TOKENS = 256
 
 
 class Grower:
-    """Keeps every running request one position ahead of the next step.
+    """Keeps requests a position ahead of the next step.
 
-    A request that is preempted goes back to the front of the queue with what it has generated; its next Prefill
-    computes all of that again (or finds it in the prefix cache), and its caller only notices the pause.
+    A preempted request is queued first, and computed again; its caller notices only a pause.
     """
 
     def __init__(self, allocator: BlockAllocator, batches: Batches, pipeline: Pipeline, block_size: int) -> None:
@@ -26,10 +25,7 @@ class Grower:
         self._block_size = block_size
 
     def make_room(self, batch: RunningBatch) -> bool:
-        """Get blocks for the next step of the batch. False if an answer that is on its way must be awaited first.
-
-        What was got is in `batch.new_blocks`; requests that were preempted have left the batch, which is dirty then.
-        """
+        """Get blocks for the next step (`batch.new_blocks`), preempting if need be; False: await an answer."""
         for entry in batch.full:
             if entry.request_id not in batch.entries:
                 continue  # preempted for one before it

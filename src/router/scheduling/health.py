@@ -1,4 +1,4 @@
-"""Is the server able to generate? One question at a time, however many ask."""
+"""Can the server generate? One question at a time."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from router.shards.interface import ShardError, Shards
 
 
 class Probe:
-    """A generation of one token through the same numbered order as everything else, sent at the next boundary."""
+    """A generation of one token in the usual order."""
 
     def __init__(self) -> None:
         self._answer: asyncio.Future[bool] | None = None
         self._is_sent = False
 
     def ask(self) -> asyncio.Future[bool]:
-        """The future answer of a probe; all who ask before it is there share one."""
+        """Return the shared answer of a probe."""
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
             self._is_sent = False
         return self._answer
 
     def take(self) -> bool:
-        """Whether a probe is to be sent now; its sender takes it."""
+        """Take a probe to be sent, if any."""
         is_due = self._answer is not None and not self._is_sent
         self._is_sent = True
         return is_due
@@ -35,13 +35,11 @@ class Probe:
 
 
 class HealthCheck:
-    """TGI's two-step rule: while generations succeed, ask the devices; after one has failed, generate a token.
-
-    probe: generates one token and says whether that worked. num_failures: how many generations have failed so far.
-    """
+    """TGI's rule: ask devices, after a failure generate."""
 
     def __init__(self, shards: Shards, probe: Callable[[], Awaitable[bool]], num_failures: Callable[[], int]) -> None:
         self._shards = shards
+        # Generates a token; `num_failures`: of generations.
         self._probe = probe
         self._num_failures = num_failures
         self._forgiven = 0  # failures that a later success has made good
@@ -49,7 +47,7 @@ class HealthCheck:
         self._asking: asyncio.Task[bool] | None = None
 
     async def ask(self) -> bool:
-        """Joins the question that is already being asked, so a flood of probes costs one."""
+        """Join the running question."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self._ask())
         return await asyncio.shield(self._asking)

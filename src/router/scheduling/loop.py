@@ -1,7 +1,6 @@
-"""The one task that drives the shards: sends what may be sent, waits for the oldest answer, settles it, delivers.
+"""The one task that drives the shards: send, await the oldest answer, settle, deliver.
 
-Request metrics counted by the scheduler: `tgi_request_failure` with err="generation" and err="dropped". `generation`
-counts the rest.
+It counts `tgi_request_failure` with err="generation" and err="dropped".
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ DEFAULT_MAX_STEP_S = 60.0
 
 
 class Scheduler:
-    """Owns queue, blocks and batches.
-
-    `run` is the one task. It returns after `drain` or `close`; if it had to give up, `failure` says why, every entry
-    has got `Failed`, and the process should exit non-zero.
-    """
+    """Owns queue, blocks and batches; `run` ends after `drain`, `close`, or a `failure`."""
 
     def __init__(
         self,
@@ -54,10 +49,12 @@ class Scheduler:
         max_request_s: float | None = None,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
     ) -> None:
-        """max_step_s: with work in flight, no answer for that long means that the shards are stuck for good.
+        """Take what is served with.
 
-        max_request_s: a request that has not ended after that time is failed. max_unread_bytes: of the tokens
-        of one request; with more, its reader is too slow and the request is ended.
+        Args:
+            max_step_s: Without answers, shards are stuck.
+            max_request_s: A request's whole time.
+            max_unread_bytes: Beyond, its reader is too slow.
         """
         self.failure: Exception | None = None
         self.allocator = _allocator(info, limits)
@@ -97,10 +94,10 @@ class Scheduler:
         self._ended = False
 
     def submit(self, request: ValidRequest) -> Entry:
-        """Queue a request. Never blocks.
+        """Queue a request, without waiting.
 
-        Raises `UnhealthyError` if the loop has ended or is ending, and `ValidationError` for a request that could never
-        run: it would block the queue for good. Validation refuses such requests earlier, by `most_new_tokens`.
+        Raises:
+            UnhealthyError: The loop ends; ValidationError if it never fits (`most_new_tokens`).
         """
         if self._ended or self._draining:
             raise UnhealthyError
@@ -116,49 +113,46 @@ class Scheduler:
 
     @property
     def adapters_in_use(self) -> tuple[set[str], set[str]]:
-        """Names of the adapters of running requests, and of queued ones."""
+        """Return adapters of running, and queued requests."""
         running = {entry.request.adapter_id for entry in self._batches.entries}
         queued = {entry.request.adapter_id for entry in self._queue if not entry.closed}
         return running - {None}, queued - {None}  # type: ignore[return-value]  # mypy does not subtract None
 
     @property
     def most_adapters(self) -> int | None:
-        """That may be in use at once; None: any number."""
         return self._most_adapters
 
     async def check_health(self) -> bool:
-        """Whether the shards answer (and, after a failed generation, still generate); False if the loop is stuck."""
+        """Whether shards answer and generate; False if stuck."""
         if self._ended or self._task is None or self._pipeline.is_stalled(self._max_step_s):
             return False
         return await self._health.ask()
 
     async def drain(self) -> None:
-        """Refuse new requests, let the queued and running ones end, then end `run`."""
+        """Refuse new requests, and end after the others."""
         self._draining = True
         self._wakeup.set()
         if self._task is not None:
             await asyncio.wait((self._task,))
 
     async def close(self) -> None:
-        """End `run` now; whatever is left gets `Failed`."""
         self._give_up(None)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
 
     def can_ever_fit(self, input_length: int, max_new_tokens: int, num_images: int = 0) -> bool:
-        """Whether an otherwise idle server could run such a request."""
+        """Whether an idle server could run it."""
         return max_new_tokens <= self.most_new_tokens(input_length, num_images)
 
     def most_new_tokens(self, input_length: int, num_images: int = 0) -> int:
-        """How many tokens a request could get of an otherwise idle server, below 0: it could not run. Validation
-        answers 422 for more."""
+        """Return an idle server's most tokens; below 0: none."""
         prefill_budget = self._limits.max_batch_prefill_tokens
         return self._queue.most_new_tokens(input_length, prefill_budget, num_images=num_images)
 
     @property
     def estimated_wait_s(self) -> float:
-        """For Retry-After: how long a request queued now would wait, from the observed drain of the queue."""
+        """Estimate Retry-After by the queue's drain."""
         return self._batches.drain_rate.wait_s(len(self._queue) + 1)
 
     @property
@@ -172,7 +166,7 @@ class Scheduler:
         return self._batches.num_running
 
     async def run(self) -> None:
-        """Serve until closed, drained or failed. A failure is not raised but kept in `failure`."""
+        """Serve until closed, drained, or `failure`."""
         self._task = asyncio.get_running_loop().create_task(self._serve())
         try:
             await self._task
@@ -191,7 +185,7 @@ class Scheduler:
             self._give_up(None)
 
     def _too_late(self, entry: Entry) -> RouterError:
-        """The error for a request whose time is over: its client may try again if it was never begun."""
+        """Return a late request's error; unbegun ones may be retried."""
         if entry.started_at is None:
             return OverloadedError(max(1, math.ceil(self.estimated_wait_s)))
         return GenerationError(f"not finished after {self._max_request_s:g} s")
@@ -242,7 +236,7 @@ def _allocator(info: ShardInfo, limits: ServingLimits) -> BlockAllocator:
 
 
 def _may_share(info: ShardInfo) -> Callable[[ValidRequest], bool]:
-    """Return whose tokens may be looked up and kept: prompt logprobs need the whole prompt to be run."""
+    """Return whose tokens are shared; prompt logprobs need whole prompts."""
     if not info.shares_prefixes:
         return lambda request: False
     return lambda request: not request.decoder_input_details

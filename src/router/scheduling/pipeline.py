@@ -1,7 +1,4 @@
-"""Calls in flight, in the order in which they were sent, and blocks that wait for them.
-
-The shards execute in that order, so answers are awaited in that order too: the oldest first.
-"""
+"""Calls in flight, answered in order, and blocks that wait for them."""
 
 from __future__ import annotations
 
@@ -22,23 +19,23 @@ CallKind = Literal["prefill", "decode", "filter", "clear", "probe"]
 
 @dataclass(slots=True)
 class Call:
-    """One call to all shards. `batch` is the one whose rows it runs, `batch_ids` are the ids that it names; `step`: the
-    `num_steps` that a Prefill or Decode brought its batch to."""
+    """One call to all shards."""
 
     kind: CallKind
     reply: asyncio.Future[Any]
+    # Whose rows it runs; `batch_ids`: named.
     batch: RunningBatch | None
     batch_ids: tuple[int, ...]
+    # The batch's `num_steps` after it.
     step: int = 0
     sent_at: float = field(default_factory=time.monotonic)
     could_begin_at: float = 0.0  # known when it is answered: sent, and all calls before it answered
 
 
 class Pipeline:
-    """Calls in flight and the blocks of ended requests.
+    """Calls in flight, and ended requests' blocks.
 
-    A call in flight may still write the KV of a request that has ended meanwhile. So its blocks go back to the
-    allocator only when every call that was in flight at its end has been answered.
+    Calls may still write an ended request's KV, so its blocks wait for all in flight then.
     """
 
     def __init__(self, allocator: BlockAllocator) -> None:
@@ -63,7 +60,11 @@ class Pipeline:
             call.batch.call_sent(is_decode=call.kind == "decode")
 
     async def next_answered(self, limit_s: float) -> Call:
-        """The oldest call, once its answer (or failure) is there. Raises `StalledError` if that takes too long."""
+        """Wait for the oldest call.
+
+        Raises:
+            StalledError: It takes too long.
+        """
         call = self._calls[0]
         if not call.reply.done():
             await _answered(call.reply, limit_s)
@@ -79,11 +80,11 @@ class Pipeline:
         return call
 
     def is_stalled(self, limit_s: float) -> bool:
-        """Whether calls are in flight and none has been answered for more than `limit_s` seconds."""
+        """Whether calls wait longer than `limit_s`."""
         return bool(self._calls) and time.monotonic() - self._oldest_could_begin_at > limit_s
 
     def retire(self, entry: Entry) -> None:
-        """The request has ended: its blocks become free as soon as nothing in flight can write them."""
+        """Free a request's blocks once nothing can write them."""
         if entry.allocation is None:
             return
         written_ids, allocation = entry.written_ids, entry.allocation
@@ -92,7 +93,7 @@ class Pipeline:
         self._free_retired()
 
     def abandon(self) -> None:
-        """Nothing is sent any more: forget the calls, free everything retired."""
+        """Forget the calls, and free all."""
         for call in self._calls:
             call.reply.add_done_callback(_look)
             call.reply.cancel()
@@ -108,7 +109,7 @@ class Pipeline:
 
 
 async def _answered(reply: asyncio.Future[Any], limit_s: float) -> None:
-    """Returns when the reply is there, or when the time is up. A quarter of what `asyncio.wait` costs at every step."""
+    """Wait for the reply or limit, at a quarter of `asyncio.wait`'s cost."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
 

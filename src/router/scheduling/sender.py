@@ -1,16 +1,15 @@
-"""What is sent next. Synchronous: `loop.Scheduler` waits, `answers.Answers` reads the answers.
+"""What is sent next. Synchronous."""
 
-Run ahead: the shards say how many steps of the running batch may be in flight, so that the device never waits for the
-router. Calls are numbered by the pool and executed in that order, so a Prefill or FilterBatch needs no pause before it,
-and the Decode after a Prefill is sent before its answer: who is in the batch then, and how much of each prompt is left,
-follows from the numbers. Only a step that others could join beside the last tokens of a prompt is sent when no other is
-in flight.
-
-The stages of a pipeline work on several micro-batches: for each the same rules hold, with one Decode in flight.
-
-Newcomers join the running batch in one of two ways. Chunking: their Prefill names the running batch and computes its
-next tokens too. Otherwise they are prefilled alone, and the next Decode names both batches.
-"""
+# Run ahead: the shards say how many steps of the running batch may be in flight, so that the device never waits for the
+# router. Calls are numbered by the pool and executed in that order, so a Prefill or FilterBatch needs no pause before
+# it, and the Decode after a Prefill is sent before its answer: who is in the batch then, and how much of each prompt is
+# left, follows from the numbers. Only a step that others could join beside the last tokens of a prompt is sent when no
+# other is in flight.
+#
+# The stages of a pipeline work on several micro-batches: for each the same rules hold, with one Decode in flight.
+#
+# Newcomers join the running batch in one of two ways. Chunking: their Prefill names the running batch and computes its
+# next tokens too. Otherwise they are prefilled alone, and the next Decode names both batches.
 
 from __future__ import annotations
 
@@ -29,11 +28,7 @@ from router.shards.interface import PROBE_ID, DecodeCall, NewBatch, NewRequest, 
 
 
 class Sender:
-    """The rules by which calls about the batches follow each other.
-
-    grower: gets blocks for requests that hold fewer than they can come to need; None where all is reserved at
-    admission.
-    """
+    """The rules by which calls follow; `grower` is None if all is reserved."""
 
     def __init__(
         self,
@@ -61,14 +56,14 @@ class Sender:
         self._out_of_blocks: MicroBatch | None = None  # nothing is sent for the others until it has got some
 
     def send_calls(self) -> None:
-        """Send whatever the rules allow at this boundary: after an answer, or when something arrived while idle."""
+        """Send all that may be, after an answer or arrival."""
         self._batches.discard_left()
         self._look_into_queue = True
         while self._send_one():
             pass
 
     def _send_one(self) -> bool:
-        """Send the most urgent call; False if nothing may be sent before another answer or event."""
+        """Send the most urgent call, if any."""
         batches = self._batches
         if (failed_id := batches.next_to_clear()) is not None:
             self._send_clear(failed_id)
@@ -96,7 +91,7 @@ class Sender:
         return self._send_step(micro_batch, micro_batch.running)
 
     def _send_step(self, micro_batch: MicroBatch, running: RunningBatch) -> bool:
-        """The next step of the running batch, with newcomers or without."""
+        """Send the running batch's next step, perhaps with newcomers."""
         in_flight = running.num_decodes
         if in_flight >= self._most_decodes() or (in_flight and not running.may_run_ahead):
             return False
@@ -115,16 +110,14 @@ class Sender:
         return True
 
     def _most_decodes(self) -> int:
-        """Of one batch in flight: while other micro-batches run, one. More would be in their way."""
+        """Return a batch's decodes in flight: one beside others."""
         return self._pipeline_depth if len(self._batches.in_use) < 2 else 1
 
     def _follow(self, micro_batch: MicroBatch) -> bool:
-        """Send the Decode after a Prefill in flight, where the numbers say who is in the batch then.
-
-        Requests in the queue go first where the device gains nothing from a call that comes early: one Prefill follows
-        the other as soon as it is answered. A GPU would be idle until then, and with requests that keep arriving some
-        wait at nearly every step: they join after the Decode.
-        """
+        """Send the Decode after a Prefill in flight."""
+        # Requests in the queue go first where the device gains nothing from a call that comes early: one Prefill
+        # follows the other. A GPU would be idle until then, and with requests that keep arriving some wait at nearly
+        # every step: they join after the Decode.
         joining = micro_batch.joining
         assert joining is not None
         batch = joining.into or joining
@@ -140,7 +133,7 @@ class Sender:
         return True
 
     def _admit(self, micro_batch: MicroBatch) -> bool:
-        """Prefill the heads of the queue that fit."""
+        """Prefill the heads that fit."""
         batches, running = self._batches, micro_batch.running
         room = batches.room(micro_batch, self._admission.num_waiting)
         if not self._look_into_queue or room == 0:
@@ -187,10 +180,8 @@ class Sender:
         self._pipeline.append(Call("prefill", reply, batch, ids, of_steps.num_steps))
 
     def _send_merged(self, micro_batch: MicroBatch) -> bool:
-        """The new batch joins the running one, once everything about both is settled.
-
-        A FilterBatch of the running batch that is still under way will answer with its old members alone: merged
-        before that answer, the newcomers would look lost.
+        """Merge the new batch, once all about both is settled: a FilterBatch in flight answers with old
+        members alone.
         """
         joining, running = micro_batch.joining, micro_batch.running
         assert joining is not None
@@ -215,12 +206,11 @@ class Sender:
         self._pipeline.append(Call("decode", reply, batch, ids, batch.num_steps))
 
     def _chunk_tokens(self, num_rows: int) -> int | None:
-        """What the step after the next one may compute of prompts."""
+        """Return the prompt tokens of the step after next."""
         return self._admission.chunk_tokens(num_rows, self._batches.last_end_at)
 
     def _send_filters(self) -> bool:
-        """Send the shards the batch without the rows that are no longer wanted. A batch whose newcomers are just being
-        prefilled waits: its members are not settled."""
+        """Filter unwanted rows, except of batches being joined."""
         for one in self._batches.micro_batches:
             if one.joining is not None and one.joining.into is not None:
                 continue
@@ -231,7 +221,7 @@ class Sender:
         return False
 
     def _send_filter(self, batch: RunningBatch) -> None:
-        """Tell the shards which rows are still wanted; forget the batch if none is."""
+        """Filter a batch, or forget it if empty."""
         batch.filter_sent()
         if not batch.entries:
             self._batches.end(batch)
@@ -245,7 +235,7 @@ class Sender:
 
 
 def _new_batch(found: NextBatch) -> NewBatch:
-    """The requests that the queue gave out, as the shards get them."""
+    """Return the shards' form of new requests."""
     requests = [_new_request(entry) for entry in found.entries]
     return NewBatch(found.batch_id, requests)
 

@@ -1,4 +1,4 @@
-"""What the scheduler counts by TGI's names, and how fast requests leave."""
+"""What the scheduler counts, and how fast requests leave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wire.step_phases import PHASES
 
 
 class StepMetrics:
-    """The metrics of queue, batches and steps; `method` is prefill or decode."""
+    """Metrics of queue, batches and steps, by `method`."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -26,7 +26,7 @@ class StepMetrics:
         self._metrics.count("tgi_request_failure", err=err)
 
     def admitted(self, size: int, concat_reason: str) -> None:
-        """A new batch; `concat_reason` is empty when nothing was running."""
+        """Count a new batch; an empty `concat_reason`: none ran."""
         self._metrics.observe("tgi_batch_next_size", size)
         if concat_reason:
             self._metrics.count("tgi_batch_concat", reason=concat_reason)
@@ -61,7 +61,7 @@ class StepMetrics:
         self._metrics.observe("tgi_batch_filter_duration", seconds, method="decode")
 
     def answered(self, method: str, reply: StepReply, step_s: float, delivery_s: float) -> None:
-        """`step_s`: since the call was sent, or, when it ran ahead, since the call before it was answered."""
+        """Count a step; `step_s` since it was sent, or the last answer."""
         observe = self._metrics.observe
         timings = reply.timings
         observe("tgi_batch_forward_duration", timings.forward_s, method=method)
@@ -110,7 +110,7 @@ class DrainRate:
         self._ends.append(time.monotonic())
 
     def wait_s(self, num_requests: int) -> float:
-        """How long until `num_requests` more have ended, at the observed rate. One second if nothing was observed."""
+        """Estimate the seconds until `num_requests` end; 1 unobserved."""
         now = time.monotonic()
         while self._ends and now - self._ends[0] > self._WINDOW_S:
             self._ends.popleft()

@@ -1,5 +1,4 @@
-"""What every request body shares: strict JSON types, `null` read as absent, unknown fields ignored or, where misspelt,
-gathered in the validation's context."""
+"""What request bodies share: strict types, null as absent, unknown fields ignored, misspelt ones gathered."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ _FLOAT32_TINY = 2.0**-149
 
 
 def _within_float32(value: float) -> float:
-    """Parameters travel as float32 on the wire: too large a number would arrive as infinity, too small a one as 0."""
+    """Refuse what float32 on the wire makes infinite or 0."""
     if not -FLOAT32_MAX <= value <= FLOAT32_MAX:
         raise ValueError("number out of the range of a 32 bit float")
     return value if abs(value) >= _FLOAT32_TINY else 0.0
@@ -97,7 +96,7 @@ class Body(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The document says of every field that may be left out that it may be null as well."""
+        """Document that optional fields may be null."""
         schema = handler(core_schema)
         fields = handler.resolve_ref_schema(schema)
         if required := fields.get("required"):  # what must be given comes first, also before inherited fields

@@ -14,7 +14,7 @@ from router.schemas.parameters import MostTokens, OpenAIMaxTokens, TopLogprobs
 
 
 class ImageUrl(Body):
-    """Where an image is."""
+    """The address of an image."""
 
     url: str = Field(description="An address or a data URL.", examples=["data:image/png;base64,iVBORw0KGgo="])
     detail: Literal["auto", "high", "low"] | None = Field(
@@ -39,7 +39,7 @@ class RefusalPart(Body):
 
     @property
     def text(self) -> str:
-        """As of a text."""
+        """Return the refusal as text."""
         return self.refusal
 
 
@@ -116,7 +116,7 @@ class FunctionDefinition(Body):
 
     @property
     def schema_of_parameters(self) -> Any:
-        """None: the function takes none."""
+        """Return the parameters' schema, if any."""
         return self.arguments if self.parameters is None else self.parameters
 
 

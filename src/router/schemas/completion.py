@@ -26,7 +26,7 @@ _PROMPT_SCHEMA = {
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
-    """By hand: a union would try, and report, every form for each of what may be a million ids."""
+    """Read prompts by hand: a union would try each form of a million ids."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:

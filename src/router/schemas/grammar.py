@@ -48,7 +48,7 @@ class Grammar(Body):
 
     @property
     def asked(self) -> AskedGrammar:
-        """The same in the words of validation: whatever the form, one value."""
+        """Return the constraint in validation's words."""
         given = (self.json_schema, self.value, self.schema_)
         value = next((one for one in given if one is not None), None)
         if self.type == "json_schema" and self.json_schema is None and self.value is None and value is not None:

@@ -1,4 +1,4 @@
-"""Constraints on the output as OpenAI's routes take them: `response_format`, and the words of vLLM and SGLang."""
+"""Output constraints of OpenAI's routes, vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StructuredOutputs(Body):
 
 
 def guided(schema: Any, regex: str | None, choice: list[str] | None, grammar: str | None) -> list[AskedGrammar]:
-    """Those that are given."""
+    """Return the given constraints."""
     asked = [] if schema is None else [AskedGrammar("json", schema)]
     asked += [] if regex is None else [AskedGrammar("regex", regex)]
     asked += [] if grammar is None else [AskedGrammar("grammar", grammar)]
@@ -97,7 +97,7 @@ class Constrained(Body):
 
     @property
     def constraint(self) -> AskedGrammar | None:
-        """What the answer must be, in whichever field that is said."""
+        """Return the answer's constraint, in whichever field."""
         return next(iter(self._constraints()), None)
 
     def _constraints(self) -> list[AskedGrammar]:

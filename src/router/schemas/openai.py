@@ -1,4 +1,4 @@
-"""What the bodies of the OpenAI routes share: their parameters, and the refusal of what is not served."""
+"""What OpenAI bodies share, and refuse."""
 
 from __future__ import annotations
 
@@ -170,12 +170,12 @@ class TemplateBody(OpenAIBody):
 
     @property
     def effort(self) -> str | None:
-        """The effort of reasoning, in whichever field it is said."""
+        """Return the reasoning effort, in whichever field."""
         return _one_of("reasoning_effort", self.reasoning_effort, self._options.effort)
 
     @property
     def thinking_budget(self) -> int | None:
-        """The most tokens of reasoning, in whichever field they are said."""
+        """Return the most reasoning tokens, in whichever field."""
         asked = (self.thinking_token_budget, self.thinking_budget_tokens, self._options.max_tokens)
         return _one_of("thinking_token_budget", *asked)
 
@@ -191,13 +191,13 @@ class TemplateBody(OpenAIBody):
 
     @model_validator(mode="after")
     def _says_things_once(self) -> TemplateBody:
-        """Reads what may be said in several fields, which refuses two values."""
+        """Read what several fields may say, refusing two values."""
         _ = self.effort, self.thinking_budget
         return self
 
 
 def _one_of(name: str, *asked: T | None) -> T | None:
-    """The value that several fields give. Raises FieldError for two."""
+    """Return the one value of several fields."""
     given = [value for value in asked if value is not None]
     if any(value != given[0] for value in given):
         raise FieldError(f"`{name}` is given twice, with two values", param=name, reason="conflict")

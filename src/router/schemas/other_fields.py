@@ -1,7 +1,6 @@
-"""Fields of other servers and APIs, for each family of routes: served under our name, harmless, or refused by name.
+"""Fields of other servers by family of routes: served under our name, harmless, or refused; others are ignored.
 
-The fields that a body has are served. All others that people are known to send are in one table here, from which come
-the check of bodies and the table in docs/compatibility.md. A name in neither is ignored, unless it is a misspelt one.
+The table checks bodies and makes docs/compatibility.md's.
 """
 
 from __future__ import annotations
@@ -19,14 +18,11 @@ FAMILIES: tuple[Family, ...] = ("chat", "completions", "responses", "messages")
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A field that would change the answer.
+    """A field that would change the answer."""
 
-    Attributes:
-        neutral: Values that ask for nothing, beside null.
-        remedy: What to do instead.
-    """
-
+    # Values that ask for nothing, beside null.
     neutral: tuple[object, ...]
+    # What to do instead.
     remedy: str
 
     def is_asked(self, value: object) -> bool:
@@ -185,15 +181,14 @@ HARMLESS: Mapping[Family, frozenset[str]] = {family: _harmless(_LETTERS[family])
 
 @lru_cache(maxsize=64)
 def served_as(known: frozenset[str]) -> dict[str, str]:
-    """Other names of the fields of a body: the other name, and its own."""
+    """Map other names to a body's own."""
     names = {theirs: ours for theirs, ours in _SERVED_AS.items() if ours in known and theirs not in known}
     names |= {name: _VARIABLES for name in _SWITCHES if _VARIABLES in known}
     return names | ({_THINKING: _BUDGET} if _BUDGET in known and _THINKING not in known else {})
 
 
 def in_our_words(data: dict[str, Any], family: Family, known: frozenset[str]) -> dict[str, Any]:
-    """A body with other names of its fields, which are `known`, replaced by them. Raises FieldError for what is not
-    served."""
+    """Replace other names, refusing unserved fields."""
     for name in data.keys() & REFUSED[family].keys() - known:
         refused = REFUSED[family][name]
         if refused.is_asked(data[name]):
@@ -225,7 +220,7 @@ def _put(data: dict[str, Any], ours: str, theirs: str, value: Any) -> None:
 
 
 def _read_thinking(value: Any) -> tuple[Any, Any]:
-    """Anthropic's object: whether to think, None where the model decides, and for how many tokens."""
+    """Read Anthropic's object: whether, and how many tokens; None: the model decides."""
     kinds = {"enabled": True, "disabled": False, "adaptive": None}
     if not isinstance(value, dict) or value.get("type") not in kinds:
         text = '`thinking` must be {"type": "enabled"}, {"type": "disabled"} or {"type": "adaptive"}'
@@ -244,7 +239,7 @@ def _think(data: dict[str, Any], name: str, switch: Any, budget: Any) -> None:
 
 
 def _is_same(value: object, neutral: object) -> bool:
-    """1 and 1.0 are the same, and neither is true."""
+    """Compare values; 1 is 1.0, but not true."""
     numbers = isinstance(value, int | float) and isinstance(neutral, int | float)
     are_alike = isinstance(value, bool) == isinstance(neutral, bool) if numbers else type(value) is type(neutral)
     return are_alike and value == neutral

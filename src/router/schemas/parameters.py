@@ -1,8 +1,6 @@
-"""Parameters that several bodies have, and what the OpenAPI document says of them.
+"""Parameters that several bodies share, typed and documented; bounds are enforced by `router.generation.validation`.
 
-Here only the type is checked. Bounds are enforced by `router.generation.validation`, in TGI's order and words; the
-document names the same bounds, and a test holds one to the other. `x-limits` names bounds that the operator sets:
-the document of a running server has their values.
+`x-limits` names operators' bounds, filled in by a running server.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from router.schemas.generate import NO_PARAMETERS, GenerateBody, GenerateParamet
 
 
 def _kind(instance: Any) -> str:
-    """As TGI, which tries a body of `/generate` first."""
+    """Tell the kind, trying `/generate`'s body first, as TGI."""
     has_inputs = isinstance(instance, GenerateBody) or (isinstance(instance, dict) and "inputs" in instance)
     return "generate" if has_inputs else "chat"
 

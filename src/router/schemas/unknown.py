@@ -1,4 +1,4 @@
-"""Names in a body that no field of it has: misspelt ones are found, all others are ignored and logged once."""
+"""Names that no field has: misspelt ones are found, others ignored, logged once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _logged: set[str] = set()
 
 
 class UnknownNames:
-    """Those of one body, gathered while it is validated."""
+    """One body's unknown names."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[frozenset[str], str]] = set()
@@ -34,7 +34,7 @@ class UnknownNames:
         """What is wrong with the first misspelt name."""
 
     def found(self, names: Iterable[str], known: frozenset[str], elsewhere: frozenset[str] = frozenset()) -> None:
-        """`names` are in an object whose fields are `known`; those `elsewhere` belong into its object `parameters`."""
+        """Gather an object's names outside of `known`; `elsewhere` belong in `parameters`."""
         for name in names:
             if len(self._seen) >= _MOST_COMPARED or self.fault is not None:
                 return

@@ -1,1 +1,1 @@
-"""The HTTP server: start-up, sockets, the application, a stop that loses nothing."""
+"""The HTTP server: start, sockets, application, lossless stop."""

@@ -55,7 +55,7 @@ def create_app(
     allow_origins: Sequence[str] = (),
     tracing: Tracing | None = None,
 ) -> FastAPI:
-    """The application; without `state` only its OpenAPI document is of use."""
+    """Make the application; without `state` only for its document."""
     app = Application(
         title="Text Generation Inference", docs_url=None, redoc_url=None, openapi_url="/api-doc/openapi.json",
         redirect_slashes=False, telemetry=NO_TELEMETRY,
@@ -100,7 +100,7 @@ def add_middleware(
     allow_methods: Sequence[str],
     tracing: Tracing | None = None,
 ) -> None:
-    """Put the key, the origins and the request's id around all routes. `answer`: to a request without the key."""
+    """Put key, origins and request id around all routes; `answer` refuses."""
     # The last one added is the outermost.
     if api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key, answer=answer)
@@ -115,7 +115,7 @@ def add_middleware(
 
 
 def _add_optional_routes(app: FastAPI, config: RouterConfig) -> None:
-    """Routes that options switch on; they win where a path is taken already."""
+    """Add optional routes, which win over others."""
     if config.aip_predict_route is not None:
         app.add_api_route(config.aip_predict_route, cloud.vertex, methods=["POST"], include_in_schema=False)
     if config.aip_health_route is not None:
@@ -129,10 +129,7 @@ def _add_optional_routes(app: FastAPI, config: RouterConfig) -> None:
 
 
 class RequestIdMiddleware:
-    """`x-request-id` in and out; a request without one gets one. Around all that belongs to the request: its span.
-
-    A server that drains ends every connection with the answer that it gives on it.
-    """
+    """`x-request-id` in and out, and the span; a draining server closes connections."""
 
     def __init__(
         self, app: ASGIApp, *, tracing: Tracing | None = None, state: AppState | PooledState | None = None
@@ -174,14 +171,9 @@ def _header(scope: Scope, name: bytes) -> bytes:
 
 
 class ApiKeyMiddleware:
-    """Every POST needs the key, on known and unknown paths alike, and so do stored responses; what describes the server
-    stays open."""
+    """Demands the key of every POST and stored responses; descriptions stay open."""
 
     def __init__(self, app: ASGIApp, *, api_key: str, answer: Callable[[RouterError, Scope], Response]) -> None:
-        """
-        Args:
-            answer: Makes the answer to a request that is refused.
-        """
         self._app = app
         self._key = api_key.encode()
         self._answer = answer

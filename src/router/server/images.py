@@ -32,10 +32,7 @@ _SOURCES = {
 async def image_prompts(
     config: RouterConfig, files: ModelFiles, tokenizer: PromptTokenizer, info: ShardInfo, metrics: Metrics
 ) -> ImagePrompts | None:
-    """None where the model, or the shards that run it, read text only; images are then refused.
-
-    The caller closes the `reader` of what is returned.
-    """
+    """Return what reads images, if model and shards do; its `reader` is to be closed."""
     model_config = read_optional_object(files.folder / "config.json", StartupError)
     name = family_name(model_config)
     if name is None or not info.images:

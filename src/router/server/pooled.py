@@ -1,4 +1,4 @@
-"""A server for vectors and scores: the order in which its parts start and end, and its exit status."""
+"""A server for vectors and scores: start, end, exit status."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def serve_pooled(
     listener: socket.socket,
     metrics_listener: socket.socket | None,
 ) -> int:
-    """Runs the router; returns the exit status. Raises StartupError before anything listens."""
+    """Run the router; return the exit status."""
     fields = read_optional_object(files.folder / "config.json", StartupError)
     sentence = read(files.folder, fields, StartupError)
     _refuse(config, task)
@@ -106,7 +106,7 @@ def _refuse(config: RouterConfig, task: FoundTask) -> None:
 
 
 def _prompts(config: RouterConfig, sentence: SentenceFiles) -> Prompts:
-    """Raises ArgumentValidation for a name that the model's files do not have."""
+    """Return the named prompts, if known."""
     if config.default_prompt is not None:
         return Prompts(sentence.prompts, config.default_prompt)
     name = config.default_prompt_name or sentence.default_prompt_name

@@ -1,4 +1,4 @@
-"""Builds the HTTP application of a server for vectors and scores: routes, error answers, middleware. Starts nothing."""
+"""The HTTP application for vectors and scores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FAMILIES = (tei.routes, openai.routes, ranking.routes, service.routes)
 def create_pooled_app(
     state: PooledState | None = None, *, api_key: str | None = None, allow_origins: Sequence[str] = ()
 ) -> FastAPI:
-    """The application; without `state` only its OpenAPI document is of use."""
+    """Make the application; without `state` only for its document."""
     app = Application(
         title="Text Embeddings Inference", docs_url=None, redoc_url=None, openapi_url="/api-doc/openapi.json",
         redirect_slashes=False, telemetry=NO_TELEMETRY,

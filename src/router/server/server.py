@@ -1,4 +1,4 @@
-"""From a config to a server that answers: the order in which its parts start and end, and its exit status."""
+"""From a config to a server: start, end, exit status."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 async def serve(config: RouterConfig) -> int:
-    """Runs the router; returns the exit status. Raises StartupError before anything listens."""
+    """Run the router; return the exit status."""
     loop = asyncio.get_running_loop()
     me = asyncio.current_task()
     assert me is not None
@@ -134,7 +134,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
 
 
 async def _adapters(config: RouterConfig, metrics: Metrics, started: Started) -> AdapterRegistry:
-    """Those of the shards, and those of --lora-root. Raises StartupError."""
+    """Return the shards' adapters, and those of --lora-root."""
     if config.lora_root is None:
         return AdapterRegistry(started.info.adapters, metrics)
     if not started.info.loads_adapters:

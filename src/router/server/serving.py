@@ -1,4 +1,4 @@
-"""Answers requests until the end: the application on its sockets, beside what computes."""
+"""Answers requests until the end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def serve_application(
     metrics_listener: socket.socket | None,
     metrics: Metrics,
 ) -> int:
-    """Serves until a signal or the scheduler's end. Raises StartupError if another process listens on a port by now."""
+    """Serve until a signal or the scheduler's end."""
     phases.enter(phases.BINDING)
     for each in filter(None, (listener, metrics_listener)):
         listen(each)
@@ -104,11 +104,7 @@ def _uvicorn_config(
 
 
 def _slow_down_garbage_collector() -> None:
-    """Looks for cycles less often, and never again in what exists by now.
-
-    With thousands of requests under way the collector's default pace costs more than the requests themselves: a full
-    pass walks every module and every waiting request.
-    """
+    """Collect less often, and never what exists: full passes cost more than thousands of requests."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)

@@ -1,4 +1,4 @@
-"""Listening sockets, and what the limit of open files allows: connections, and large images."""
+"""Listening sockets, and the limit of open files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SEND_BUFFER_BYTES = 128 * 1024
 
 
 def bind(hostname: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises StartupError that names the port."""
+    """Return a bound socket that does not listen yet."""
     try:
         address = ipaddress.ip_address(hostname)
     except ValueError:
@@ -44,8 +44,7 @@ def bind(hostname: str, port: int) -> socket.socket:
 
 
 def listen(listener: socket.socket) -> None:
-    """Two sockets may be bound to one port until one of them listens; asyncio's loop would say nothing of the other's
-    failure. Raises StartupError that names the port."""
+    """Listen, raising what asyncio's loop would hide if another socket on the port does."""
     try:
         listener.listen(_BACKLOG)
     except OSError as error:
@@ -54,7 +53,7 @@ def listen(listener: socket.socket) -> None:
 
 
 def warn_without_key(listener: socket.socket) -> None:
-    """Says, where no API key is demanded, who will be served, unless that is this machine alone."""
+    """Warn of whom a server without a key serves, unless local."""
     address, port = listener.getsockname()[:2]
     if not ipaddress.ip_address(address).is_loopback:
         logger.warning(
@@ -70,10 +69,7 @@ def _cannot_listen(address: object, port: int, error: OSError) -> StartupError:
 
 
 def allow_connections(num_connections: int) -> int:
-    """Raises this process' limit of open files for this many connections; returns how many there may be.
-
-    Every connection is an open file, and the usual limit of a login shell is 1024.
-    """
+    """Raise the limit of open files (usually 1024) for connections; return how many."""
     limit = _limit(num_connections)
     allowed = num_connections if limit is None else limit - _reserved(limit)
     if allowed >= num_connections:
@@ -85,8 +81,7 @@ def allow_connections(num_connections: int) -> int:
 
 
 def allow_images(num_connections: int) -> int:
-    """How many large images may be in memory that is shared with the shards, each an open file, beside so many
-    connections. Where these alone reach the limit of open files, a few: not all of them are ever there."""
+    """Return how many large images may share memory beside connections, a few at the limit."""
     limit = _limit(num_connections)
     if limit is None:
         return FILES_OF_IMAGES
@@ -107,5 +102,5 @@ def _limit(num_connections: int) -> int | None:
 
 
 def _reserved(limit: int) -> int:
-    """Less where the limit is very low: some 30 files are always open."""
+    """Return the files always open, about 30."""
     return min(RESERVED_FILES, limit * 5 // 8)

@@ -1,4 +1,4 @@
-"""From a socket path to a scheduler that may serve: finds the shards, warms them up, resolves the limits."""
+"""From a socket path to a scheduler: discovery, warm-up, limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPU_STEP_TOKENS, GPU_DEFAULT_STEP_TOKENS = 4096, 2048
 
 @dataclass(frozen=True)
 class Started:
-    """A server that is ready to serve; its owner runs `scheduler.run()` and closes `shards` at the end."""
+    """A server ready for `scheduler.run()`; `shards` are to be closed."""
 
     info: ShardInfo
     limits: ServingLimits
@@ -49,10 +49,7 @@ async def connect_and_warm_up(
     tokenizer_max_length: int | None,
     tracing: Tracing | None = None,
 ) -> Started:
-    """ServiceDiscovery, ClearCache, Info, Warmup, limits. Raises a `StartupError` that names the cause or the flag.
-
-    max_positions and tokenizer_max_length are the model's own limits of a sequence, where known.
-    """
+    """Discover, clear, inform, warm up, and resolve limits."""
     shards, info = await connected(config, tracing)
     try:
         if info.task != "generate":
@@ -97,7 +94,7 @@ async def connect_and_warm_up(
 
 
 async def connected(config: RouterConfig, tracing: Tracing | None) -> tuple[ShardPool, ShardInfo]:
-    """All shards, which have forgotten every earlier router, and what they say. Raises BackendError."""
+    """Return cleared shards, and their facts."""
     lease_s = config.lease_seconds
     connect = functools.partial(_connect, config, tracing)
     health_timeout_s = HEALTH_TIMEOUT_S if lease_s is None else lease_s / 2
@@ -118,10 +115,7 @@ def _connect(config: RouterConfig, tracing: Tracing | None, url: str) -> Client:
 
 
 async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> tuple[int, Capacity]:
-    """The prefill budget for which the shards have memory, and what they can do with it.
-
-    Where they say that memory is short, half the budget is tried, down to the least that `config` allows.
-    """
+    """Return the prefill budget that fits, halved down to `config`'s least, and capacity."""
     least = config.min_batch_prefill_tokens
     if least is not None and not info.chunks:
         least = max(least, config.max_input_tokens or 1)  # a prompt is computed in one prefill
@@ -153,13 +147,11 @@ async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> 
 
 
 def tokens_of_a_step(max_batch_prefill_tokens: int, asked: int | None, info: ShardInfo) -> tuple[int, int]:
-    """How many tokens a step with prompts may compute, and how many it computes unless there is a backlog.
-
-    Where prompts are computed whole: `max_batch_prefill_tokens`. In chunks at most what was asked for, else the bounds
-    of the device. A step's time grows with its tokens, and running requests wait for it: TGI's formula gives a large
-    GPU steps of more than a second. Matrix products of more rows are hardly more efficient (on a CPU 256 to 4096 rows
-    gain nothing), so throughput stays. Raises BackendError for `asked` where prompts are computed whole.
-    """
+    """Return a step's most prompt tokens, and the usual ones."""
+    # Where prompts are computed whole: `max_batch_prefill_tokens`. In chunks at most what was asked for, else the
+    # bounds of the device. A step's time grows with its tokens, and running requests wait for it: TGI's formula gives a
+    # large GPU steps of more than a second. Matrix products of more rows are hardly more efficient (on a CPU 256 to
+    # 4096 rows gain nothing), so throughput stays.
     if not info.chunks:
         if asked is not None:
             raise BackendError(
@@ -184,9 +176,10 @@ def resolve_limits(
     tokenizer_max_length: int | None,
     prefill_tokens: int | None = None,
 ) -> ServingLimits:
-    """What was asked for, bounded by what the shards can do. Raises a `StartupError` for what cannot be honoured.
+    """Bound what was asked for by the shards.
 
-    prefill_tokens: the prefill budget, where it is not the one that was asked for.
+    Args:
+        prefill_tokens: The budget, if not the one asked for.
     """
     prefill = config.max_batch_prefill_tokens if prefill_tokens is None else prefill_tokens
     _check_echo("max_input_tokens", config.max_input_tokens, capacity.max_input_tokens)
@@ -229,7 +222,7 @@ def resolve_limits(
 
 
 def _batch_total(config: RouterConfig, capacity: Capacity) -> int:
-    """Return the KV tokens to hand out: the shards' capacity, and never more than the user allows."""
+    """Return the KV tokens to hand out, within the user's bound."""
     asked = config.max_batch_total_tokens
     if asked is not None and asked > capacity.total_tokens:
         logger.warning("--max-batch-total-tokens %d: the shards can hold %d tokens", asked, capacity.total_tokens)

@@ -1,4 +1,4 @@
-"""The end of the server: signals, a drain of the running requests, the scheduler's failure."""
+"""The server's end: signals, drain, scheduler's failure."""
 
 from __future__ import annotations
 
@@ -35,10 +35,8 @@ _POLL_EVERY_S = 0.05
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, which raise the signal again after an orderly stop.
-
-    It ends after the requests that it cancels, which may log and use what is closed next. TLS connections are counted
-    before their handshake.
+    """uvicorn's server without signal handlers, which raise again. Ends after cancelled requests, which may use what is
+    closed next.
     """
 
     def __init__(self, config: uvicorn.Config, bounds: Bounds) -> None:
@@ -71,7 +69,7 @@ class Server(uvicorn.Server):
 
 
 class Serving(Protocol):
-    """What takes requests; its permits are held by those that run."""
+    """Takes requests; running ones hold permits."""
 
     is_draining: bool
     permit_pool: PermitPool
@@ -91,7 +89,7 @@ class Computing(Protocol):
 
 
 class Drain:
-    """The end of a server that serves: new requests are refused, those that run get until a deadline."""
+    """The end: new requests are refused, running ones have a deadline."""
 
     def __init__(self, server: Server, inference: Serving, scheduler: Computing, timeout_s: int) -> None:
         self.timeout_s = timeout_s
@@ -101,7 +99,7 @@ class Drain:
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """New requests are answered with 503, which says more than a refused connection; then the server closes."""
+        """Answer new requests with 503, then close."""
         self._inference.is_draining = True
         self._tasks.append(asyncio.ensure_future(self._wait_for_requests()))
 
@@ -111,7 +109,7 @@ class Drain:
         self._tasks.append(asyncio.ensure_future(self._scheduler.close()))
 
     def end_without_scheduler(self) -> None:
-        """Every request has its answer or its failure: only clients that have not read it are waited for."""
+        """Wait only for clients that have not read."""
         self._inference.end()
         self._server.config.timeout_graceful_shutdown = FLUSH_TIMEOUT_S
         self._server.should_exit = True
@@ -139,7 +137,7 @@ class Drain:
 
 
 class Stop:
-    """Decides when the server ends: at the first signal with a drain, at the second one at once, with its scheduler."""
+    """Decides the end: first signal drains, second ends, as does the scheduler."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -149,7 +147,7 @@ class Stop:
         self._drain: Drain | None = None
 
     def attach(self, drain: Drain) -> None:
-        """From now on there is something to drain."""
+        """Set what is to be drained."""
         self._drain = drain
         if self.requested:
             drain.begin()
@@ -171,7 +169,7 @@ class Stop:
             self._drain.end_at_once()
 
     def scheduler_ended(self, failure: BaseException | None) -> None:
-        """A server that cannot generate must not stay up."""
+        """End a server that cannot generate."""
         if self._is_over:
             return
         if self.requested:

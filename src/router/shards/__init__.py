@@ -1,1 +1,1 @@
-"""The router's gRPC client; the only package of the router that knows the wire format."""
+"""The router's gRPC client; alone knows the wire format."""

@@ -34,23 +34,22 @@ _GONE = {
 
 
 class Client(Protocol):
-    """What the pool needs of a shard: send now, answer later."""
+    """A shard for the pool: send now, answer later."""
 
     def send(self, rpc: Rpc, request: Any, timeout_s: float | None = None) -> Awaitable[Any]:
-        """The call is on its way when this returns. The awaitable raises `ShardError`."""
+        """Send at once; the awaitable raises `ShardError`."""
         ...
 
     async def close(self) -> None: ...
 
 
 class ShardClient:
-    """A gRPC channel to one shard, or to the endpoint of a node, which answers for all its ranks."""
+    """A channel to a shard, or a node's endpoint."""
 
     def __init__(
         self, url: str, token: str | None = None, *, tls: MutualTls | None = None, lease_s: float = LEASE_S
     ) -> None:
-        """`url` is `unix://<path>`, a bare path, or `tcp://<address>:<port>`. token, tls: of the group of nodes.
-        lease_s: how long another node may be silent."""
+        """Take `unix://<path>`, a path, or `tcp://<address>:<port>`, and how long a node may be silent."""
         is_remote = url.startswith(remote_grpc.TCP)
         self.address = url.removeprefix(remote_grpc.TCP).removeprefix(remote_grpc.UNIX)
         tuned = remote_grpc.pinging(lease_s) if is_remote else local_grpc.CHANNEL_OPTIONS
@@ -77,7 +76,7 @@ class ShardClient:
 
 
 class _Answer:
-    """Awaits a gRPC call; a failure is raised as `ShardError`. Not a coroutine, so it may be left unawaited."""
+    """Awaits a call, or not at all; failures are `ShardError`."""
 
     __slots__ = ("_call", "_rpc")
 

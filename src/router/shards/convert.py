@@ -1,4 +1,4 @@
-"""Domain to protobuf and back; the only file of the router that fills or reads generation messages."""
+"""Domain to protobuf and back."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _fill_batch(message: pb.Batch, batch: NewBatch) -> None:
 
 
 def _add_images(message: pb.Batch, requests: Sequence[NewRequest]) -> None:
-    """Each image once: its arrays only if tokens of it are still to be computed, its grid in any case."""
+    """Add each image once, arrays only for uncomputed tokens."""
     needed: dict[bytes, tuple[PreparedImage, bool]] = {}
     for new in requests:
         for one in new.request.images:
@@ -114,7 +114,7 @@ def _new_blocks_to(new_blocks: Sequence[BlockGrowth]) -> list[pb.BlockGrowth]:
 
 
 def probe_to() -> pb.PrefillRequest:
-    """Make the one-token generation that TGI's health check runs, in the reserved block 0."""
+    """Make TGI's one-token health probe, in block 0."""
     request = pb.Request(
         id=PROBE_ID,
         input_ids=[0],
@@ -150,7 +150,7 @@ def _request_to(new: NewRequest) -> pb.Request:
 
 
 def _sampling_to(sampling: SamplingParameters) -> pb.NextTokenChooserParameters:
-    """Zero needs no field: it is what a shard reads where there is none."""
+    """Convert; zero needs no field."""
     values = {name: value for name in _SAMPLING_NAMES if (value := getattr(sampling, name))}
     biases = values.pop("logit_bias", ())
     return pb.NextTokenChooserParameters(
@@ -175,7 +175,7 @@ def _stopping_to(request: ValidRequest) -> pb.StoppingCriteriaParameters:
 
 
 def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
-    """Read what all ranks say. Raises ValueError where they differ, and for shards of another release."""
+    """Read what all ranks agree on, of this release."""
     for message in messages:
         if message.protocol != PROTOCOL:
             raise ValueError(
@@ -219,7 +219,7 @@ def cached_batch_from(message: pb.CachedBatch) -> CachedBatch:
 
 
 def step_from(messages: Sequence[StepMessage]) -> StepReply:
-    """One step of all ranks: rows of all, the batch of the last, timings of the slowest."""
+    """Join a step's ranks: all rows, last batch, slowest timings."""
     reply = StepReply()
     reply.drafted = _drafted_from([message.speculation for message in messages if message.HasField("speculation")])
     reply.adapter_slots = _slots_from(messages[0])
@@ -244,7 +244,7 @@ def step_from(messages: Sequence[StepMessage]) -> StepReply:
 
 
 def _drafted_from(messages: Sequence[pb.Speculation]) -> Drafted | None:
-    """Of all ranks, each of which counts its own requests."""
+    """Sum the ranks' own requests."""
     if not messages:
         return None
     ranks = [zip(m.drafted_by_kind, m.accepted_by_kind, strict=False) for m in messages]
@@ -265,7 +265,7 @@ def _slots_from(message: StepMessage) -> SlotUse | None:
 
 
 def _images_from(messages: Sequence[pb.EncodedImages]) -> EncodedImages | None:
-    """Every rank encodes all images: the slowest one's time."""
+    """Return the slowest rank's time: all encode all."""
     if not messages:
         return None
     first = messages[0]
@@ -283,12 +283,12 @@ def _columns_from(message: pb.Columns) -> Columns:
 
 
 def _float32s(values: Sequence[float]) -> list[np.float32]:
-    """As they are on the wire. One by one numpy would need seven times as long."""
+    """Convert one by one, seven times as fast as numpy."""
     return list(np.array(values, np.float32))
 
 
 def _rows_of_several(columns: pb.Columns) -> Iterator[Row]:
-    """Columns whose rows have as many tokens as `counts` says."""
+    """Split columns by `counts`."""
     tokens = map(Token, columns.ids, columns.texts, _float32s(columns.logprobs), columns.is_special)
     for request_id, count in zip(columns.request_ids, columns.counts, strict=True):
         row = Row(request_id)

@@ -1,8 +1,4 @@
-"""What the scheduler sends to the shards and what they answer, in the router's own types.
-
-Knows neither gRPC nor protobuf, so that the scheduler (and its tests) need neither. `pool.ShardPool` is the real
-implementation of `Shards`.
-"""
+"""What the scheduler sends to shards and gets, without gRPC; `pool.ShardPool` implements `Shards`."""
 
 from __future__ import annotations
 
@@ -19,27 +15,25 @@ from wire.step_phases import DRAFT_KINDS, OTHER_DRAFTS
 
 
 class ShardError(Exception):
-    """A call failed on at least one rank. `str(error)` is the shard's message, which clients may see.
-
-    fatal: the shard cannot be reached or its state is unknown, so no further call makes sense. Otherwise the shard
-    lives on without the batches that the call named. detail: what the operator should read, with addresses.
-    """
+    """A call failed on a rank; `str(error)` is public."""
 
     def __init__(self, message: str, *, fatal: bool = False, detail: str = "") -> None:
         super().__init__(message)
+        # No further call makes sense; else shards live without the named batches.
         self.fatal = fatal
+        # For the operator, with addresses.
         self.detail = detail or message
 
 
 class StalledError(ShardError):
-    """The shards have work and answer nothing for too long: it will not get better."""
+    """The shards stopped answering."""
 
     def __init__(self, message: str, *, detail: str) -> None:
         super().__init__(message, fatal=True, detail=detail)
 
 
 class UnsendableError(Exception):
-    """Requests that cannot be put on the wire: id -> why."""
+    """Requests that cannot be sent: id -> why."""
 
     def __init__(self, reasons: dict[int, Exception]) -> None:
         super().__init__(f"{len(reasons)} requests cannot be sent to the shards")
@@ -48,23 +42,22 @@ class UnsendableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request with its place in the KV cache.
-
-    cache_len: leading prompt tokens whose KV is present. chunk_len: prompt tokens to run first, None for all.
-    resume_ids: tokens generated before the request was preempted.
-    """
+    """A request with its KV place."""
 
     request_id: int
     request: ValidRequest
     blocks: Sequence[int] = ()
+    # Leading tokens with KV.
     cache_len: int = 0
+    # To run first; None: all.
     chunk_len: int | None = None
+    # Generated before a preemption.
     resume_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGrowth:
-    """More blocks for a running request, appended to its table before the step runs."""
+    """Blocks appended to a running request before the step."""
 
     request_id: int
     blocks: Sequence[int]
@@ -80,26 +73,21 @@ class NewBatch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillCall:
-    """Run the prompts of a new batch; with `cached_id` in one step with that running batch, which it joins.
-
-    new_blocks: for requests of the running batch. chunk_tokens: the most that the step after this one computes of
-    prompts; None: what the warm-up allows. unanswered: calls in flight, whose ends of requests the caller does not
-    know.
-    """
+    """A new batch's prompts, perhaps joining running `cached_id`."""
 
     batch: NewBatch
     cached_id: int | None = None
+    # Of the running batch's requests.
     new_blocks: Sequence[BlockGrowth] = ()
+    # The next step's most prompt tokens; None: by warm-up.
     chunk_tokens: int | None = None
+    # Calls whose ends are unknown.
     unanswered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCall:
-    """One step of the named batches, which become one batch under the first id. Runs the next chunk of prompts.
-
-    new_blocks, chunk_tokens, unanswered: as in `PrefillCall`.
-    """
+    """A step of the named batches, merged under the first id, with chunks; fields as `PrefillCall`."""
 
     batch_ids: Sequence[int]
     new_blocks: Sequence[BlockGrowth] = ()
@@ -109,7 +97,7 @@ class DecodeCall:
 
 @dataclass(frozen=True, slots=True)
 class CachedBatch:
-    """What the shards keep after a call: which requests continue, in batch order."""
+    """Which requests continue, in order."""
 
     batch_id: int
     request_ids: Sequence[int]
@@ -119,7 +107,7 @@ class CachedBatch:
 
 @dataclass(slots=True)
 class Row:
-    """One request's share of a step: an error, or at least one token and perhaps the end."""
+    """A request's share: an error, or tokens and perhaps the end."""
 
     request_id: int
     tokens: Sequence[Token] = ()
@@ -132,7 +120,7 @@ class Row:
 
 @dataclass(slots=True)
 class Ended:
-    """The request ended with the row's last token."""
+    """The end with the row's last token."""
 
     text: str
     generated_tokens: int
@@ -142,7 +130,7 @@ class Ended:
 
 @dataclass(slots=True)
 class Columns:
-    """Rows with one plain token each, as parallel lists."""
+    """Plain rows as parallel lists."""
 
     request_ids: list[int]
     ids: list[int]
@@ -153,7 +141,7 @@ class Columns:
 
 @dataclass(slots=True)
 class Timings:
-    """Of the slowest rank, in seconds. `concat_s` is None when nothing was merged."""
+    """The slowest rank's seconds; `concat_s` None: nothing merged."""
 
     forward_s: float = 0.0
     decode_s: float = 0.0
@@ -163,18 +151,19 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What a step drafted (speculation). num_right: of `num_tokens`; longest: the longest draft; by_kind: drafted and
-    right tokens by the place of a `DraftKind`, predicted: by
-    request id, of those whose prediction guessed some of it, how many of these tokens were right and how many not."""
+    """What a step drafted."""
 
     num_tokens: int
+    # Of `num_tokens`.
     num_right: int
     longest: int
+    # Drafted and right tokens by `DraftKind`.
     by_kind: tuple[tuple[int, int], ...] = ()
+    # By request id, a prediction's right and wrong tokens.
     predicted: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def labelled(self) -> dict[str, tuple[int, int]]:
-        """Drafted and right tokens by the label of what guessed them."""
+        """Return drafted and right tokens by label."""
         known = dict(zip(DRAFT_KINDS, self.by_kind, strict=False))
         num_tokens, num_right = (sum(counts) for counts in zip((0, 0), *known.values(), strict=True))
         return known | {OTHER_DRAFTS: (self.num_tokens - num_tokens, self.num_right - num_right)}
@@ -182,7 +171,7 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
-    """The images that the prompts of a step needed: hits were encoded before, misses for this step."""
+    """A step's images: hits before, misses now."""
 
     hits: int
     misses: int
@@ -191,7 +180,7 @@ class EncodedImages:
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
-    """Slots for adapters: copies into them since the shards' start, and how many have one."""
+    """Adapter slots: copies since the start, and used ones."""
 
     loads: int
     held: int
@@ -199,7 +188,7 @@ class SlotUse:
 
 @dataclass(slots=True)
 class StepReply:
-    """Answer of a Prefill or Decode, merged over the ranks. `batch` is None when nothing continues."""
+    """A step's answer over all ranks; `batch` None: nothing continues."""
 
     rows: list[Row] = field(default_factory=list)
     columns: list[Columns] = field(default_factory=list)
@@ -211,30 +200,28 @@ class StepReply:
 
 
 class Shards(Protocol):
-    """All shards as one.
-
-    Every method but `health` sends at once and in order: when it returns, the call has its number, and the future will
-    hold the answer of all ranks or a `ShardError`. Cancelling a future cancels no work on a device.
+    """All shards as one; methods except `health` send at once in order, and return futures whose cancelling stops no
+    device.
     """
 
     def prefill(self, call: PrefillCall) -> asyncio.Future[StepReply]:
-        """Raises `UnsendableError`, with nothing sent, if some of the requests cannot be put on the wire."""
+        """Send a Prefill, or raise `UnsendableError`."""
         ...
 
     def probe(self) -> asyncio.Future[StepReply]:
-        """A generation of one token in the reserved block 0, under the batch id `PROBE_ID`."""
+        """Generate one token in block 0, as `PROBE_ID`."""
         ...
 
     def decode(self, call: DecodeCall) -> asyncio.Future[StepReply]: ...
 
     def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> asyncio.Future[CachedBatch | None]:
-        """Keep only `request_ids`; None if none of them is left."""
+        """Keep only `request_ids`."""
         ...
 
     def clear_cache(self, batch_id: int) -> asyncio.Future[None]: ...
 
     async def health(self) -> None:
-        """Ask every rank for its device, outside the order. Raises `ShardError`."""
+        """Ask every rank's device, outside of the order."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""All shards as one: every call goes to every rank, and the answers must agree."""
+"""All shards as one: every call to every rank, with equal answers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ _START_TIMEOUT_S = 60.0
 
 
 class ShardPool:
-    """The ranks of one model; implements `router.shards.interface.Shards`.
-
-    Calls that run the model or change a batch are numbered in the order in which these methods are called.
-    """
+    """One model's ranks as `Shards`; calls are numbered in order."""
 
     def __init__(self, clients: Sequence[Client], *, health_timeout_s: float = HEALTH_TIMEOUT_S) -> None:
         self._clients = list(clients)
@@ -45,7 +42,7 @@ class ShardPool:
         *,
         health_timeout_s: float = HEALTH_TIMEOUT_S,
     ) -> ShardPool:
-        """Ask rank 0 for all addresses and `connect` to each. Raises `ShardError`."""
+        """Ask rank 0 for addresses, and `connect`."""
         master = connect(master_uds_path)
         try:
             answer = await master.send("ServiceDiscovery", pb.ServiceDiscoveryRequest(), _START_TIMEOUT_S)
@@ -62,16 +59,15 @@ class ShardPool:
     # At start.
 
     async def clear_all(self) -> None:
-        """Forget every batch of an earlier router, and begin to count calls."""
+        """Forget an earlier router's batches."""
         self._next_sequence = 0
         await self._to_all("ClearCache", pb.ClearCacheRequest(sequence=self._number()), _START_TIMEOUT_S)
 
     async def info(self) -> ShardInfo:
-        """Return the facts on which all ranks agree. Raises ValueError."""
         return convert.info_from(_of_all_ranks(await self._to_all("Info", pb.InfoRequest(), _START_TIMEOUT_S)))
 
     async def warm_up(self, plan: WarmUpPlan) -> Capacity:
-        """Run the largest prefill on all ranks at once; the smallest answer counts."""
+        """Run the largest prefill on all ranks; the smallest answer counts."""
         request = warm_up.request_to(plan)
         request.sequence = self._number()
         return warm_up.capacity_from(_of_all_ranks(await self._to_all("Warmup", request)))
@@ -100,7 +96,6 @@ class ShardPool:
     # Shards that give vectors and scores.
 
     async def warm_up_pooling(self, max_batch_tokens: int, max_input_tokens: int | None) -> PooledCapacity:
-        """Run the largest step on all ranks at once."""
         request = pooling.warm_up_to(max_batch_tokens, max_input_tokens)
         request.sequence = self._number()
         return pooling.capacity_from(_of_all_ranks(await self._to_all("WarmUpPooling", request)))
@@ -118,7 +113,7 @@ class ShardPool:
         return sizes[0]
 
     async def load_adapter(self, load_id: int, name: str, path: str) -> AdapterSize:
-        """Beside the order: it takes longer than a step. On all ranks or on none."""
+        """Load on all ranks or none, beside the order."""
         try:
             sizes = await self._sizes_of(lora_pb.LoadRequest(id=load_id, name=name, path=path))
             if _are_different(sizes):  # only now are all numbers read
@@ -130,7 +125,7 @@ class ShardPool:
         return AdapterSize(max(size.num_bytes for size in sizes), max(size.rank for size in sizes))
 
     async def drop_adapter(self, load_id: int) -> None:
-        """In the order of the numbered calls: all ranks drop it between the same two steps."""
+        """Drop between the same two steps on all ranks."""
         try:
             await _gather(self._send("DropAdapter", lora_pb.DropRequest(id=load_id)))
         except ShardError as error:
@@ -153,7 +148,7 @@ class ShardPool:
         return _soon(_step(rpc, self._send(rpc, request)))
 
     def _send(self, rpc: Rpc, request: Any) -> list[Awaitable[Any]]:
-        """Number the call and put it on its way to every rank."""
+        """Number a call, and send it to all."""
         request.sequence = self._number()
         return [client.send(rpc, request) for client in self._clients]
 
@@ -167,7 +162,7 @@ class ShardPool:
 
 
 def _are_different(sizes: Sequence[AdapterSize]) -> bool:
-    """Whether ranks have read different adapters, of which each has its part."""
+    """Whether ranks read different adapters."""
     return len({size.rank for size in sizes}) > 1 or len({size.digest for size in sizes if size.digest}) > 1
 
 
@@ -180,8 +175,7 @@ def _soon(answer: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
 
 
 async def _step(rpc: Rpc, answers: list[Awaitable[Any]], kept: PrefillCall | None = None) -> StepReply:
-    """kept: stays until all have answered. They open arrays of its images in this process' memory, all or none, also
-    where its clients have disconnected."""
+    """Await a step; `kept` stays for ranks that open its images' memory, all or none."""
     messages = _of_all_ranks(await _gather(answers))
     _demand_agreement(rpc, messages)
     return convert.step_from(messages)
@@ -196,7 +190,7 @@ async def _gather(answers: list[Awaitable[Any]]) -> list[Any]:
 
 
 def _of_all_ranks(answers: list[Any]) -> list[Any]:
-    """The answers in rank order: each is a rank's own, or an endpoint's with those of its node's other ranks."""
+    """Return answers by rank, an endpoint's split."""
     return [one for answer in answers for one in (answer, *answer.other_ranks)]
 
 
@@ -212,7 +206,7 @@ async def _cleared(answers: list[Awaitable[Any]]) -> None:
 
 
 def _demand_agreement(rpc: Rpc, messages: list[Any]) -> None:
-    """All ranks compute the same tokens, so they must keep the same requests."""
+    """Demand that ranks keep the same requests."""
     first = messages[0]
     for message in messages[1:]:
         same = message.HasField("batch") == first.HasField("batch") and (

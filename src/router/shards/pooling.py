@@ -1,4 +1,4 @@
-"""Steps over texts, and their vectors and scores, between the router's types and the messages of pooling.v1."""
+"""Steps over texts, and their results, to and from pooling.v1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TextItem:
-    """One text of a step; see `Item` of the protocol."""
+    """One text of a step."""
 
     id: int
     ids: Sequence[int]
@@ -30,7 +30,7 @@ class TextItem:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """values: [columns], or of each token [rows, columns], or those at `indices`. error: why there are none."""
+    """Values [columns], [rows, columns], or at `indices`, or an error."""
 
     values: Floats
     indices: Sequence[int] = ()
@@ -39,7 +39,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """numbers: by the ids of the items. forward_s, phases_s: of the slowest rank."""
+    """Numbers by item id; times of the slowest rank."""
 
     numbers: dict[int, Numbers]
     forward_s: float
@@ -48,8 +48,7 @@ class StepAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PooledCapacity:
-    """What the shards say at the warm-up: tokens of the longest text, numbers of a vector or of scores, and how tokens
-    become a vector."""
+    """The warm-up's longest text, width, and pooling."""
 
     max_input_tokens: int
     dimensions: int
@@ -74,7 +73,7 @@ def run_to(items: Sequence[TextItem]) -> pb.RunRequest:
 
 
 def step_from(messages: Sequence[Any]) -> StepAnswer:
-    """Of all ranks; the first one has the numbers."""
+    """Join the ranks; the first has numbers."""
     phases = [message.phases_ns for message in messages]
     return StepAnswer(
         numbers={one.id: _numbers(one) for one in messages[0].results},
@@ -97,7 +96,7 @@ def warm_up_to(max_batch_tokens: int, max_input_tokens: int | None) -> pb.WarmUp
 
 
 def capacity_from(messages: Sequence[Any]) -> PooledCapacity:
-    """Of all ranks; the smallest counts."""
+    """Return the smallest capacity."""
     return PooledCapacity(
         max_input_tokens=min(message.max_input_tokens for message in messages),
         dimensions=messages[0].dimensions,

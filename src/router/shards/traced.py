@@ -1,9 +1,6 @@
-"""The shards as the scheduler sees them, with spans: a `batch` for each step, below it the step and its gRPC calls.
+"""The shards with spans, if there is a collector: a `batch` per step, the step and calls below it.
 
-A `batch` is linked to the `infer` of each request that takes part. One that serves a single request also belongs to
-that request's trace; one that serves several is the root of a trace of its own.
-
-Put around a client and a pool only when there is a collector; without one neither knows of any of this.
+A `batch` links to its requests' `infer`; one with a single request belongs to its trace.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ _SERVICE = "generate.v3.TextGenerationService"
 
 
 class TracedClient:
-    """A `Client` with one client span for each call, whose context the call carries as metadata `traceparent`."""
+    """A `Client` with a span per call, carried as `traceparent`."""
 
     def __init__(self, client: ShardClient, tracing: Tracing) -> None:
         self._client = client
@@ -66,7 +63,7 @@ class _Answer:
 
 
 class TracedShards:
-    """Implements `Shards` over another: each step has a span `batch`, linked to the requests that take part."""
+    """`Shards` with a linked `batch` span per step."""
 
     def __init__(self, shards: Shards, tracing: Tracing) -> None:
         self._shards = shards
@@ -140,7 +137,7 @@ class TracedShards:
 
 
 class _Step:
-    """The spans `batch` and `prefill` or `decode` below it. What is sent in the block belongs to them."""
+    """The spans of a step, around what is sent."""
 
     def __init__(self, tracing: Tracing, name: str, requests: Iterable[Span]) -> None:
         linked = list(requests)

@@ -1,4 +1,4 @@
-"""The warm-up call: the largest prefill that the limits allow, with every sampling step switched on."""
+"""The warm-up call: the largest prefill, with all sampling on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wire.v3 import generate_pb2 as pb
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUpPlan:
-    """What the router asks for; None: the user did not set it."""
+    """What the router asks; None: unset."""
 
     max_input_tokens: int | None
     max_prefill_tokens: int
@@ -19,7 +19,7 @@ class WarmUpPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What the shards can do. `total_tokens` is the KV capacity."""
+    """What shards can do; `total_tokens` of KV."""
 
     total_tokens: int
     max_input_tokens: int
@@ -27,7 +27,7 @@ class Capacity:
 
 
 def request_to(plan: WarmUpPlan) -> pb.WarmupRequest:
-    """Prompts that together fill one Prefill (fewer if the batch size is limited)."""
+    """Make prompts that fill one Prefill."""
     requests: list[pb.Request] = []
     covered = 0
     while covered < plan.max_prefill_tokens and len(requests) != plan.max_batch_size:
@@ -47,7 +47,7 @@ def request_to(plan: WarmUpPlan) -> pb.WarmupRequest:
 
 
 def capacity_from(messages: list[pb.WarmupResponse]) -> Capacity:
-    """Return the smallest answer, compared as a whole."""
+    """Return the smallest answer."""
     total, max_input_tokens, max_total_tokens = min(map(_as_tuple, messages))
     return Capacity(total_tokens=total, max_input_tokens=max_input_tokens, max_total_tokens=max_total_tokens)
 

@@ -1,7 +1,5 @@
-"""The model's small files that the router reads: tokenizer, chat template, and a few facts of its configs.
-
-Never weights, never the network: a directory is used as it is, `demo` is the model that ships with us, and a hub id is
-looked up in the local cache, where the launcher's download step has put it. An adapter has the files of its base model.
+"""The model's small files: tokenizer, template, config facts; of an adapter its base model's. Never weights or
+network.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _PATTERNS = ["*.json", "*.jinja", "additional_chat_templates/*"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFiles:
-    """What was found. `templates` maps names to sources; `default` is the one without a name."""
+    """What was found; `templates` by name, one `default`."""
 
     model_id: str
     folder: Path
@@ -40,7 +38,7 @@ class ModelFiles:
 def load(
     model_id: str, *, revision: str | None, tokenizer_config_path: str | None = None, chat_template: str | None = None
 ) -> ModelFiles:
-    """Finds and reads the files. Raises StartupError with the cause."""
+    """Find and read the files."""
     found = locate(model_id, revision)
     folder, _ = with_base(
         found,
@@ -114,7 +112,7 @@ def _gguf_folder(model_id: str, revision: str | None) -> Path:
 
 
 def _templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Where transformers and TGI look, first find wins per name; the default and the named ones."""
+    """Look where transformers and TGI do, first find wins."""
     found: dict[str, str] = {}
     jinja = folder / "chat_template.jinja"
     if jinja.exists():

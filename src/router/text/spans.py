@@ -10,7 +10,7 @@ from tokenizers import Encoding
 
 
 class TokenSpan(NamedTuple):
-    """A token and the bytes of the UTF-8 text that it stands for."""
+    """A token and its UTF-8 bytes."""
 
     id: int
     text: str
@@ -19,7 +19,7 @@ class TokenSpan(NamedTuple):
 
 
 class TokenSpans:
-    """All tokens of a text. Kept as numbers: as objects they would take fifty times the text."""
+    """A text's tokens as numbers; objects would take fifty times the text."""
 
     def __init__(self, text: str, encoding: Encoding) -> None:
         self._text = text
@@ -41,7 +41,7 @@ class TokenSpans:
 
 
 class _BytePlace:
-    """From characters, which the library counts, to bytes, which TGI's answer counts: counted from the last place."""
+    """Converts the library's characters to TGI's bytes, incrementally."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,8 +1,4 @@
-"""The smallest number of tokens that a text of so many bytes can have: refuses prompts that cannot fit early.
-
-A token stands for at most as many bytes as the longest one of the vocabulary has. That is a bound only for tokenizers
-that lose nothing on the way from the text to the tokens: all others get none, and their prompts are cut first.
-"""
+"""The fewest tokens of so many bytes, by the longest token, to refuse prompts early; only for lossless tokenizers."""
 
 from __future__ import annotations
 
@@ -25,20 +21,19 @@ _NUM_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class TokenBound:
-    """`most_bytes`: of one token. `shrinks`: bytes of a text that is not ASCII per byte of its normalised form."""
+    """Bytes of a token (`most_bytes`), and how normalising shrinks."""
 
     most_bytes: int
     shrinks: int
 
     def fewest_tokens(self, text: str) -> int:
-        """The text has at least this many tokens."""
         if text.isascii():
             return -(-len(text) // self.most_bytes)
         return -(-len(text.encode()) // (self.most_bytes * self.shrinks))
 
 
 def token_bound(tokenizer: Tokenizer) -> TokenBound | None:
-    """None: the tokenizer may drop parts of a text or cover any length of it with one token."""
+    """Return the bound, unless the tokenizer may drop or merge any text."""
     state = json.loads(tokenizer.to_str())
     shrinks = _shrinkage(state["normalizer"])
     kept = _pre_tokenizer_keeps(state["pre_tokenizer"])
@@ -63,7 +58,7 @@ def _utf8_length(token: str) -> int:
 
 
 def _shrinkage(normalizer: dict[str, Any] | None) -> int | None:
-    """None: it may remove anything."""
+    """Return the normalizer's shrinkage, if bounded."""
     if normalizer is None:
         return 1
     kind = normalizer["type"]
@@ -86,7 +81,7 @@ def _shrinkage(normalizer: dict[str, Any] | None) -> int | None:
 
 
 def _pre_tokenizer_keeps(pre_tokenizer: dict[str, Any] | None) -> bool:
-    """Whether every byte is part of some piece."""
+    """Whether every byte is in a piece."""
     if pre_tokenizer is None:
         return True
     kind = pre_tokenizer["type"]
@@ -98,7 +93,7 @@ def _pre_tokenizer_keeps(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 
 def _has_all_bytes(state: dict[str, Any], tokenizer: Tokenizer) -> bool:
-    """Whether what has no token of its own is spelled in bytes; else one "unknown" may stand for anything."""
+    """Whether unknown text is spelled in bytes."""
     model = state["model"]
     if model["type"] == "BPE" and not model.get("byte_fallback"):
         alphabet = ByteLevel.alphabet() if _spells_bytes(state) else None
@@ -110,7 +105,7 @@ def _has_all_bytes(state: dict[str, Any], tokenizer: Tokenizer) -> bool:
 
 
 def _spells_bytes(state: dict[str, Any]) -> bool:
-    """Whether every piece is spelled in the byte-level alphabet before it is cut into tokens."""
+    """Whether pieces are byte-level before tokenizing."""
     return _is_byte_level(state["normalizer"]) or _is_byte_level(state["pre_tokenizer"])
 
 

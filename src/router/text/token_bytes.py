@@ -1,4 +1,4 @@
-"""The bytes of each token of a vocabulary, for clients who put characters together from tokens."""
+"""Bytes of each token, for clients that join characters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPACE = "▁"
 
 
 class TokenBytes(dict[int, bytes]):
-    """Per id its bytes; empty for ids that no token has. Filled on first use."""
+    """Each id's bytes, filled on first use."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()

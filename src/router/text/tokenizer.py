@@ -1,8 +1,4 @@
-"""Counts, truncates and shows tokens, in worker threads. Knows neither requests nor HTTP.
-
-The shard tokenizes the same text again, so the ids here must be the ids there: the file is the model's own
-tokenizer.json, and truncation is the tokenizer's own, from the left, special tokens kept.
-"""
+"""Counts, truncates and shows tokens in worker threads, by the shard's own tokenizer.json and truncation."""
 
 from __future__ import annotations
 
@@ -35,14 +31,7 @@ _MOST_UNFINISHED = 8
 
 
 def load_tokenizer(path: Path, folder: Path | None) -> Tokenizer:
-    """Read a tokenizer.json.
-
-    Args:
-        folder: Of the model, whose other files may name further tokens; None: that of the file.
-
-    Raises:
-        StartupError: The file is not a tokenizer.
-    """
+    """Read a tokenizer.json, with further tokens of the model in `folder`."""
     try:
         tokenizer = Tokenizer.from_str(read_tokenizer(path, StartupError))
         add_tokens(tokenizer, path.parent if folder is None else folder, StartupError)
@@ -54,15 +43,9 @@ def load_tokenizer(path: Path, folder: Path | None) -> Tokenizer:
 
 
 class PromptTokenizer:
-    """The model's tokenizer with one instance per worker, because truncation is a setting of the instance.
-
-    `num_workers` threads for texts up to LONG_CHARACTERS, and one for those that are longer.
-    All methods that wait raise OverloadedError while too much text waits, and ValidationError where the library fails
-    on a text.
-    """
+    """The tokenizer, one per worker for its truncation setting, one for texts beyond LONG_CHARACTERS."""
 
     def __init__(self, tokenizer: Tokenizer, *, num_workers: int) -> None:
-        """Raises StartupError for ids that no vocabulary has."""
         # There are gaps in some vocabularies. Looked at first: what follows takes time and memory for each id.
         ids = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
         self.vocab_size = num_ids(ids, StartupError)
@@ -83,42 +66,38 @@ class PromptTokenizer:
 
     @classmethod
     def from_file(cls, path: Path, *, num_workers: int, folder: Path | None = None) -> PromptTokenizer:
-        """folder: of the model, whose other files may name further tokens; None: that of the file.
-
-        Raises StartupError if the file is not a tokenizer.
-        """
+        """Load a tokenizer of the model in `folder`."""
         return cls(load_tokenizer(path, folder), num_workers=num_workers)
 
     async def encode(self, text: str, *, add_special_tokens: bool, truncate: int | None) -> list[int]:
-        """The ids of a prompt, at most the last `truncate` of them."""
+        """Return a prompt's last `truncate` ids."""
         if len(text) <= _INLINE_CHARACTERS:
             return _ids(self._on_loop, text, add_special_tokens, truncate)
         return await self._lanes.run(len(text), partial(self._encode, text, add_special_tokens, truncate))
 
     def fewest_tokens(self, text: str) -> int:
-        """A text has at least this many tokens; 0 where that cannot be known without cutting it."""
+        """Bound a text's tokens from below; 0: unknown."""
         return self._bound.fewest_tokens(text) if self._bound is not None else 0
 
     def first_unknown(self, ids: Sequence[int]) -> int | None:
-        """The first id that no token of the vocabulary has."""
+        """Return the first unknown id."""
         if self._ids_with_gaps is None:
             return next((i for i in ids if not 0 <= i < self.vocab_size), None)
         return next((i for i in ids if i not in self._ids_with_gaps), None)
 
     async def spans(self, text: str, *, add_special_tokens: bool) -> TokenSpans:
-        """Every token of a text with its place."""
         return await self._lanes.run(len(text), partial(self._spans, text, add_special_tokens))
 
     async def offsets(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Where each token of a text begins, in characters; added special tokens are at 0."""
+        """Return where tokens begin, in characters; special ones at 0."""
         return await self._lanes.run(len(text), partial(self._offsets, text, add_special_tokens))
 
     async def text_of(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens included."""
+        """Return ids' text, special tokens included."""
         return await self._lanes.run(_CHARACTERS_OF_AN_ID * len(ids), partial(self._decode, list(ids)))
 
     async def offsets_of_ids(self, ids: Sequence[int]) -> list[int]:
-        """Where each of the tokens begins in `text_of(ids)`, in characters."""
+        """Return where tokens begin in `text_of(ids)`."""
         return await self._lanes.run(_CHARACTERS_OF_AN_ID * len(ids), partial(self._offsets_of_ids, list(ids)))
 
     def close(self) -> None:
@@ -126,7 +105,6 @@ class PromptTokenizer:
 
     @property
     def _tokenizer(self) -> Tokenizer:
-        """Of the thread that asks."""
         try:
             tokenizer: Tokenizer = self._per_thread.tokenizer
         except AttributeError:
@@ -145,7 +123,7 @@ class PromptTokenizer:
         return [start for start, _ in self._encoding(text, add_special_tokens).offsets]
 
     def _offsets_of_ids(self, ids: list[int]) -> list[int]:
-        """By decoding a few tokens at a time: what a token adds to a text depends on those before it."""
+        """Decode a few tokens at a time, since texts depend on those before."""
         offsets: list[int] = []
         position = first = shown = 0
         for number in range(1, len(ids) + 1):

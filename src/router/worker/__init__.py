@@ -1,1 +1,1 @@
-"""Queues of work for threads and for processes of `wire.worker`, and memory given back."""
+"""Queues for threads and `wire.worker` processes, and freed memory."""

@@ -1,6 +1,5 @@
-"""A queue of blocking jobs with threads of its own: cheap jobs first, and none for callers that disconnected.
-
-Jobs that may take long get another lane than the short ones: a job that runs is never interrupted by the queue.
+"""A queue of blocking jobs with threads: cheap ones first, disconnected callers' none. Running jobs are not
+interrupted.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ RETRY_AFTER_S = 10
 
 
 class _Job:
-    """`work` is None as soon as it has begun, or its caller has disconnected."""
+    """A job; `work` None once begun or disconnected."""
 
     __slots__ = ("cost", "settle", "work")
 
     def __init__(
         self, cost: int, work: Callable[[], Any], settle: Callable[[Any, BaseException | None], object]
     ) -> None:
-        """`settle`: called once with the result or what was raised."""
+        """Take work; `settle` gets its result once."""
         self.cost = cost
         self.work: Callable[[], Any] | None = work
         self.settle = settle
 
 
 class Lane:
-    """Runs jobs in `num_threads` threads, which are started when they are needed."""
+    """Runs jobs in `num_threads`, started when needed."""
 
     def __init__(
         self,
@@ -50,10 +49,7 @@ class Lane:
         max_waiting_cost: int = MAX_WAITING_COST,
         after_each: Callable[[], None] | None = None,
     ) -> None:
-        """`max_waiting_cost`: of all jobs that have not begun; one job may always wait.
-
-        `after_each`: called in the job's thread when its caller has the outcome.
-        """
+        """Bound waiting jobs' cost; `after_each` runs behind each outcome."""
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._max_waiting_cost = max_waiting_cost
         self._after_each = after_each
@@ -63,11 +59,10 @@ class Lane:
         self._waiting_cost = 0
 
     async def run(self, cost: int, work: Callable[[], T]) -> T:
-        """The result of `work`, or what it raises. A caller that is cancelled before it has begun takes it along.
+        """Run `work`; cancelling drops it unbegun. Cheap jobs first, but overtaking is bounded by cost.
 
-        The cheapest waiting job comes first, but no job is overtaken for longer than its own cost is worth.
-
-        Raises OverloadedError for what would wait behind too much, and RuntimeError after `close`.
+        Raises:
+            OverloadedError: Too much waits; RuntimeError after `close`.
         """
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
@@ -83,11 +78,11 @@ class Lane:
             del outcome, job
 
     def submit(self, cost: int, work: Callable[[], object]) -> None:
-        """As `run`, for callers that want no outcome."""
+        """Run without an outcome."""
         self._queue(_Job(cost, work, lambda result, error: None))
 
     def close(self, *, wait: bool = False) -> None:
-        """Jobs that run continue; those that wait are cancelled. `wait`: for those that run."""
+        """Cancel waiting jobs; `wait` for running ones."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for _, _, job in waiting:
@@ -122,12 +117,12 @@ class Lane:
             self._after_each()
 
     def _forget(self, job: _Job) -> None:
-        """Lets go of what a job that will not begin works on; its place in the queue is skipped."""
+        """Drop an unbegun job's work; its place is skipped."""
         with self._lock:
             self._take(job)
 
     def _take(self, job: _Job) -> Callable[[], Any] | None:
-        """The work of a job that has not begun, for the first thread that is free."""
+        """Take a job's work for a free thread."""
         work, job.work = job.work, None
         if work is not None:
             self._waiting_cost -= job.cost
@@ -153,12 +148,11 @@ def _settle(outcome: asyncio.Future[Any], result: Any, error: BaseException | No
 
 
 class Lanes:
-    """A lane for ordinary jobs and one for those that cost more than `large_from`, in a thread of its own."""
+    """One lane for ordinary jobs, one for those over `large_from`."""
 
     def __init__(
         self, name: str, *, large_from: int, num_threads: int = 1, after_large: Callable[[], None] | None = None
     ) -> None:
-        """`num_threads`: for ordinary jobs. `after_large`: see `after_each` of Lane."""
         self.ordinary = Lane(name, num_threads=num_threads)
         self.large = Lane(f"{name}-large", after_each=after_large)
         self._large_from = large_from

@@ -1,7 +1,5 @@
-"""Two worker processes of a kind, so that what takes long does not hold up what does not.
-
-How long a job takes is often not known before: a grammar of forty characters may take seconds. Each is tried in the
-quick process, with little time; what is not done by then starts again in the slow one. Large jobs begin there.
+"""Two worker processes of a kind: each job is tried in the quick one, then again in the slow one; large ones begin
+there.
 """
 
 from __future__ import annotations
@@ -30,19 +28,20 @@ _INTERRUPT_EVERY_S = 0.1
 
 
 class WorkerPair:
-    """The processes are started when they are needed; the quick one before by `warm_up`."""
+    """Processes started when needed, the quick one by `warm_up`."""
 
     def __init__(self, module: str, *, limit_s: float, max_waiting_cost: int = MAX_WAITING_COST) -> None:
-        """`limit_s`: of one job. `max_waiting_cost`: of jobs for the slow process, each of LARGE_BYTES at least."""
+        """Bound a job's time, and the slow one's waiting cost."""
         self._limit_s = limit_s
         self.quick = QueuedWorker(module, Lane(f"{module}-quick"))
         self.slow = QueuedWorker(module, Lane(f"{module}-slow", max_waiting_cost=max_waiting_cost))
 
     async def ask(self, data: bytes) -> bytes:
-        """The answer. A caller that is cancelled takes its job along, whether it has begun or not.
+        """Return the answer; cancelling drops the job, begun or not.
 
-        Raises TimeoutError, WorkerEndedError if the job ends every process that gets it, another OSError if there is
-        no process, RuntimeError after `close`, OverloadedError.
+        Raises:
+            TimeoutError, WorkerEndedError, OSError: The job or process failed.
+            OverloadedError: Too much waits; RuntimeError after `close`.
         """
         if len(data) < LARGE_BYTES:
             try:
@@ -52,7 +51,7 @@ class WorkerPair:
         return await self.slow.ask(max(len(data), LARGE_BYTES), lambda: data, self._limit_s)
 
     def warm_up(self) -> None:
-        """Starts the quick process; does not wait for it."""
+        """Start the quick process, without waiting."""
         self.quick.warm_up()
 
     def close(self) -> None:
@@ -62,7 +61,7 @@ class WorkerPair:
 
 
 class QueuedWorker:
-    """One process and the jobs that wait for it."""
+    """One process and its waiting jobs."""
 
     def __init__(self, module: str, lane: Lane, arguments: Sequence[str] = ()) -> None:
         self.process = WorkerProcess(module, arguments)
@@ -73,7 +72,7 @@ class QueuedWorker:
         """The job that the process has."""
 
     async def ask(self, cost: int, make: Callable[[], bytes], limit_s: float) -> bytes:
-        """See WorkerPair. make: the frame, in the thread of the lane; kept until the process has answered."""
+        """Ask as WorkerPair; `make` frames in the lane's thread, kept until answered."""
         job = object()
         try:
             return await self._lane.run(cost, partial(self._exchange, job, make, limit_s))
@@ -113,7 +112,7 @@ class QueuedWorker:
             logger.error("%s cannot be started: %s", self._module, error)
 
     def _interrupt(self, job: object) -> None:
-        """Until the process has no longer the job."""
+        """Interrupt until the process has dropped the job."""
         with self._lock:
             if self.current is not job:
                 return

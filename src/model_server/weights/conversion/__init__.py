@@ -1,1 +1,1 @@
-"""Files in older formats made into safetensors and tokenizer.json, in processes of their own."""
+"""Older formats made into safetensors and tokenizer.json, in separate processes."""

@@ -1,9 +1,7 @@
-"""One model's tokenizer → tokenizer.json: `python -P -m model_server.weights.conversion.build_tokenizer FOLDER TARGET`.
+"""Makes tokenizer.json: `python -P -m model_server.weights.conversion.build_tokenizer FOLDER TARGET`.
 
-The only place where transformers reads a tokenizer, and a process of its own: started only by `conversion.tokenizer`,
-without the environment's secrets, without a network, and without the code that a repository may hold.
-
-Prints one line if it refuses, and ends with 1.
+The only place where transformers reads a tokenizer, without the environment's secrets, network, or the repository's
+code. Prints one line if it refuses.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ def main(folder: Path, target: Path) -> int:
 
 
 def convert(folder: Path, target: Path) -> None:
-    """Write `target`. Raises Refused if transformers cannot load the tokenizer, or if ids would differ."""
+    """Write `target`, if transformers loads the tokenizer and ids agree."""
     _check_files(folder)
     _check_packages(folder)
     try:
@@ -71,14 +69,14 @@ def convert(folder: Path, target: Path) -> None:
 
 
 def _check_files(folder: Path) -> None:
-    """The library reads whatever it finds, at any length."""
+    """Bound the files, which the library reads at any length."""
     for path in sorted(folder.glob("*")):
         if path.suffix in _SMALL_FILES and not path.is_dir():
             check_small_file(path, Refused)
 
 
 def _check_packages(folder: Path) -> None:
-    """transformers' own message for a missing package names whatever it has tried last."""
+    """Name missing packages, which transformers' message may not."""
     for path in sorted(folder.glob("*.model")):
         with path.open("rb") as file:
             package = "tiktoken" if _TIKTOKEN_LINE.match(file.read(4096)) else "sentencepiece"
@@ -105,13 +103,13 @@ def _backend_of(tokenizer: Any) -> Any:
 
 
 def _has_vocabulary(tokenizer: Any) -> bool:
-    """Whether some sample has a token other than the unknown one: made of the wrong file, all are that one."""
+    """Whether some sample has a known token: a wrong file gives none."""
     unknown = tokenizer.unk_token_id
     return any(set(tokenizer(text, add_special_tokens=False).input_ids) - {unknown} for text in SAMPLES)
 
 
 def _differing(reference: Any, target: Path) -> str | None:
-    """The first sample that the file does not turn into the ids of `reference`."""
+    """Return the first sample whose ids differ, if any."""
     from tokenizers import Tokenizer
 
     written = Tokenizer.from_file(str(target))
@@ -133,7 +131,7 @@ def _explained(folder: Path, error: Exception) -> str:
 
 
 def _hide_torch() -> None:
-    """transformers makes tokenizers without torch as well, and is imported in less than half the time."""
+    """Hide torch, without which transformers' import takes half the time."""
     find_spec = importlib.util.find_spec
 
     def without_torch(name: str, package: str | None = None) -> ModuleSpec | None:

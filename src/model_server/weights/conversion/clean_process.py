@@ -1,4 +1,4 @@
-"""A separate process for untrusted files: it lacks this process's secrets, and ends when this process ends."""
+"""A process for untrusted files, without secrets, ending with this one."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ def run(
     passed_on: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """`python -P -m module source target`, in no folder of the user's, waited for.
+    """Wait for `python -P -m module source target`.
 
-    passed_on: variables that this child needs as well. environment: variables that are set for it.
+    Args:
+        subject: What is converted, to begin a sentence.
+        passed_on: Variables that it needs.
+        environment: Variables set for it.
 
-    Raises StartupError, one line, with the child's own last one if it ends otherwise than with 0. subject: what was to
-    be converted, as the beginning of a sentence.
+    Raises:
+        StartupError: It ended otherwise than with 0; its last line.
     """
     names = {*_PASSED_ON, *passed_on}
     inherited = {name: value for name, value in child_environment().items() if name in names}
@@ -54,7 +57,7 @@ def run(
 
 
 def die_with_parent() -> None:
-    """For the child: it is killed when its parent ends in any way."""
+    """End this child when its parent ends."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

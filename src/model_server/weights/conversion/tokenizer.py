@@ -1,7 +1,5 @@
-"""A tokenizer.json for models that come without one: made once by transformers, in a process of its own.
-
-Router and shard read nothing else, so both see the same ids. The file is written beside the model, or, where that
-cannot be, into the hub cache (see `wire.tokenizer_file`).
+"""A tokenizer.json made once by transformers, for models without one, beside them or in the hub cache
+(`wire.tokenizer_file`).
 """
 
 from __future__ import annotations
@@ -24,17 +22,14 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "critical", "TOKENI
 
 
 def has_tokenizer(directory: Path) -> bool:
-    """Whether there is a tokenizer.json, or something to make one of."""
+    """Whether there is a tokenizer.json, or its material."""
     if tokenizer_file.find(directory) is not None:
         return True
     return bool(tokenizer_file.sources(path.name for path in directory.iterdir()))
 
 
 def ensure_tokenizer(directory: Path) -> Path:
-    """The tokenizer.json of the model in `directory`, made now if there is none.
-
-    Raises StartupError, one line: nothing to make one of, or transformers cannot.
-    """
+    """Return the model's tokenizer.json, made if absent."""
     found = tokenizer_file.find(directory)
     if found is not None:
         return found

@@ -1,10 +1,7 @@
-"""One file of pickled weights → safetensors: `python -P -m model_server.weights.conversion.unpickle SOURCE TARGET`.
+"""Pickled weights to safetensors: `python -P -m model_server.weights.conversion.unpickle SOURCE TARGET`.
 
-The only place that unpickles, and a process of its own: started only by `convert`, without the
-environment's secrets. Only tensors are let in: torch's restricted unpickler, from the version on in which it has
-no known way around, only on torch's zip format. Tensors are mapped and written one by one; memory stays small.
-
-Prints one line if it refuses, and ends with 1.
+The only place that unpickles, without secrets, only tensors: torch's restricted unpickler, of a safe version, on its
+zip format. Prints one line if it refuses.
 """
 
 from __future__ import annotations
@@ -62,13 +59,13 @@ def main(source: Path, target: Path) -> int:
 
 
 def _confine() -> None:
-    """Die with the parent, and leave no core file: it would hold the weights."""
+    """End with the parent, without a core file of the weights."""
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def convert_file(source: Path, target: Path) -> None:
-    """Write the tensors of `source` to `target`, which must not exist, and read it back. Raises Refused, OSError."""
+    """Write the tensors to the new `target`, and verify it."""
     check_torch(torch.__version__)
     _check_format(source)
     tensors = _tensors_of(source, _load(source))
@@ -81,14 +78,14 @@ def convert_file(source: Path, target: Path) -> None:
 
 
 def check_torch(version: str) -> None:
-    """Refuses a torch whose restricted unpickler is known to be open."""
+    """Refuse a torch with an unsafe unpickler."""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None or (int(match[1]), int(match[2])) < OLDEST_TORCH:
         raise Refused(f"torch {version} cannot read pickled weights safely; install torch >= 2.6")
 
 
 def _check_format(source: Path) -> None:
-    """Only what torch.save has written since 1.6 (2020): a zip of plain, uncompressed entries with one pickle."""
+    """Accept only torch.save's format since 1.6: an uncompressed zip with one pickle."""
     with open_regular(source, Refused) as file:
         if file.read(4) != _ZIP_MAGIC:
             raise Refused(
@@ -124,7 +121,7 @@ def _load(source: Path) -> Any:
 
 
 def _tensors_of(source: Path, value: Any) -> dict[str, Tensor]:
-    """The state dict in what was loaded; checkpoints of trainers wrap it once."""
+    """Return the state dict, perhaps wrapped once."""
     for name in _WRAPPERS:
         if isinstance(value, Mapping) and isinstance(value.get(name), Mapping):
             value = value[name]
@@ -143,10 +140,7 @@ def _tensors_of(source: Path, value: Any) -> dict[str, Tensor]:
 
 
 def without_duplicates(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors without those that are another one under a second name, and what each of these is in truth.
-
-    Kept is what a model can tie the others to: `shared`, then anything that is not a head, then the first name.
-    """
+    """Drop tensors that are others, and map them: kept are `shared`, what is no head, the first."""
     groups: dict[object, list[str]] = {}
     for name, tensor in tensors.items():
         place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype)
@@ -168,7 +162,7 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def write(target: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file, one tensor at a time: the library's own writer holds all of them twice."""
+    """Write tensor by tensor; the library would hold all twice."""
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     position = 0
@@ -192,7 +186,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _verify(source: Path, target: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read back through the library that will serve it, and compare every byte (NaN equals NaN)."""
+    """Compare every byte through the serving library (NaN equals NaN)."""
     header = read_header(target)
     with safe_open(target, framework="pt", device="cpu") as file:
         if set(header.tensors) != set(tensors):

@@ -1,7 +1,6 @@
-"""Pickled weights → safetensors beside them: only where the user asked for it, never while serving.
+"""Pickled weights to safetensors beside them, if the user asks, never while serving.
 
-Each file is read by `unpickle` in a process of its own. What it writes appears in the directory only when all of it is
-there and has been verified: the index first, then the files, so that half a conversion is never taken for a model.
+A process reads each file (`unpickle`); verified results appear together, the index first.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _UNPICKLE = "model_server.weights.conversion.unpickle"
 
 
 def is_pickled_weights(name: str) -> bool:
-    """Whether a file of this name may hold pickled weights."""
+    """Whether a name may be of pickled weights."""
     return name.endswith((".bin", ".pt", ".pth")) and not any(word in name for word in _NO_WEIGHTS)
 
 
 def pickled_names(names: Sequence[str]) -> list[str]:
-    """The files of a directory to convert: `.bin`, else `.pt`, else `.pth`."""
+    """List the files to convert: `.bin`, else `.pt`, else `.pth`."""
     for suffix in (".bin", ".pt", ".pth"):
         found = sorted(name for name in names if name.endswith(suffix) and is_pickled_weights(name))
         if found:
@@ -48,7 +47,7 @@ def has_pickled_weights(directory: Path) -> bool:
 
 
 def pickled_files(directory: Path) -> list[Path]:
-    """The pickled weights in `directory`: those of their index, else by name. Raises StartupError if it has none."""
+    """Return the pickled weights of an index, else by name."""
     index = directory / PICKLE_INDEX
     if index.is_file():
         return indexed_files(directory, index, (".bin",))
@@ -64,18 +63,14 @@ def safetensors_name(pickled: str) -> str:
 
 
 def convert_adapter(directory: Path) -> None:
-    """The same of a LoRA adapter that is pickled as PEFT did it; nothing where it is not."""
+    """Convert an adapter pickled by PEFT, if it is."""
     source = directory / _ADAPTER
     if source.is_file() and not any(directory.glob("*.safetensors")):
         convert(directory, [source])
 
 
 def convert(directory: Path, sources: Sequence[Path] | None = None) -> list[Path]:
-    """Convert all pickled weights of `directory`, or `sources` in it; the new files are put beside them.
-
-    Raises StartupError, one line: nothing to convert, a file that holds more than tensors, an old format, damage, no
-    room or right to write. The directory is then as it was.
-    """
+    """Convert pickled weights beside them, leaving the directory as it was on failure."""
     sources = pickled_files(directory) if sources is None else sources
     targets = {safetensors_name(source.name): source for source in sources}
     if len(targets) < len(sources):

@@ -1,7 +1,4 @@
-"""`--lora-adapters` of the hub: each adapter's config and safetensors, brought into the local cache.
-
-Nothing else of a repository is fetched. An adapter that is in the cache is served even if the hub cannot be reached.
-"""
+"""`--lora-adapters` of the hub: configs and safetensors, brought into the cache, which serves alone too."""
 
 from __future__ import annotations
 
@@ -30,12 +27,13 @@ def download_adapters(
     with_bars: bool = False,
     auto_convert: bool = False,
 ) -> None:
-    """Make the adapters of `--lora-adapters` present on this machine; folders are there already.
+    """Make the adapters present; folders are already.
 
-    auto_convert: of a folder whose tensors are pickled alone, write safetensors beside them.
+    Args:
+        auto_convert: Convert folders with pickled tensors only.
 
-    Raises StartupError, one line that names the adapter: unknown or gated repository, no network and nothing cached, no
-    room or right to write, or a repository without an adapter's config or safetensors.
+    Raises:
+        StartupError: One line that names the adapter.
     """
     stop = threading.Event()
     for source in adapter_sources(value, StartupError):

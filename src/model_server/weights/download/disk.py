@@ -1,4 +1,4 @@
-"""The folder of the cache: whether a download fits and may be written, and what an error of the disk means."""
+"""Whether a download fits and may be written, and what disk errors mean."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class NotWritable(StartupError):
-    """Nothing can be added to the cache; what is there may do."""
+    """Nothing can be added to the cache, which may do as it is."""
 
 
 def check_writable(folder: Path) -> None:
-    """Raises NotWritable unless files can be made in `folder`, which need not exist yet."""
+    """Raise NotWritable unless files can be made in `folder`, present or not."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -29,7 +29,7 @@ def check_writable(folder: Path) -> None:
 
 
 def check_room(folder: Path, needed: int) -> None:
-    """Raises StartupError unless `needed` more bytes fit into the file system of `folder`."""
+    """Refuse unless `needed` more bytes fit."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise StartupError(
@@ -39,7 +39,7 @@ def check_room(folder: Path, needed: int) -> None:
 
 
 def explained(error: OSError, folder: Path) -> StartupError:
-    """What to do about an error of the file system under the cache."""
+    """Say what to do about an error of the cache's file system."""
     if error.errno in _FULL:
         return StartupError(
             f"the disk of the cache {folder} is full; whole files are kept: make room and start again, or "

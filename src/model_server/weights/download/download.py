@@ -1,8 +1,7 @@
-"""`model-server download-weights`: bring what serving needs of a hub model into the local cache.
+"""`model-server download-weights`: bring configs, tokenizer, templates and safetensors into the cache.
 
-That is: configs, tokenizer, chat templates, safetensors. Code files are fetched only with `trust_remote_code`, pickled
-weights only to convert them at once, with `auto_convert` and where there are no safetensors. A complete snapshot in the
-cache is served even if the hub cannot be reached or refuses: the hub is asked only what is new.
+Code needs `trust_remote_code`, pickled weights `auto_convert`. A complete snapshot serves even if the hub does not
+answer.
 """
 
 from __future__ import annotations
@@ -72,16 +71,15 @@ def download(
     with_bars: bool = False,
     check: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Make `model_id` present on this machine and return its directory; of an adapter also its base model, whose
-    directory is returned.
+    """Make `model_id` (of an adapter its base model, too) present; return its directory.
 
-    auto_convert: where there are only pickled weights, write safetensors beside them (see `convert`).
+    Args:
+        auto_convert: Convert pickled weights where there are no others.
+        with_bars: Progress moves every second.
+        check: Refuses a model by its configs before weights are fetched.
 
-    with_bars: progress is watched as bars, which move every second. check: refuses a model of the hub by its configs,
-    which are in the directory that it gets, before weights are fetched.
-
-    Raises StartupError, one line: unknown or gated repository, no network and nothing cached, no room or right to
-    write, an adapter of another adapter, pickled weights only, or weights or a tokenizer that cannot be converted.
+    Raises:
+        StartupError: One line on what is missing or cannot be converted.
     """
     if gguf.names_file(model_id) and gguf.in_repository(model_id) is None:
         return _prepared(model_id, revision)
@@ -128,7 +126,7 @@ def download(
 
 
 def _base_of(adapter: Path, fetch: Callable[[str, str | None], Path], *, is_local: bool) -> Path:
-    """The directory of the base model of an adapter, which is fetched too."""
+    """Fetch an adapter's base model."""
 
     def found(base: BaseModel) -> Path:
         logger.info("%s is an adapter of %s, which is needed too", adapter, base.model_id)
@@ -186,7 +184,7 @@ class HubDownload:
             ) from error
 
     def _cached(self) -> Path | None:
-        """The snapshot that needs no network: all weights, whole, and a tokenizer. Converts what can be converted."""
+        """Return a whole snapshot, converting what can be, if there is one."""
         if (adapter := self._cached_adapter()) is not None and is_adapter(_names(adapter)):
             return adapter
         try:
@@ -244,7 +242,7 @@ class HubDownload:
         return directory
 
     def _wanted(self, found: Repository, directory: Path) -> list[str]:
-        """Names of all files; the index is fetched first, because it says which."""
+        """List files, by the index fetched first."""
         names = found.sizes
         side = side_files(names, code=self._code)
         indices: dict[str, Path] = {}
@@ -261,7 +259,7 @@ class HubDownload:
         return [*side, *(name for name in picked if name not in side)]
 
     def _holds_heads(self, found: Repository) -> bool:
-        """Whether it drafts for another model, whose tokenizer it has."""
+        """Whether it drafts for another model, whose tokenizer serves."""
         return has_no_text(self._fetch(found, "config.json", _Nobody()).parent, StartupError)
 
     def _check_configs(self, found: Repository, directory: Path) -> None:
@@ -274,7 +272,6 @@ class HubDownload:
         self._check(directory)
 
     def _fetch_adapter(self, found: Repository) -> Path:
-        """The config and the safetensors of an adapter, and nothing else."""
         top = [name for name in found.sizes if "/" not in name]
         safetensors = sorted(name for name in top if name.endswith(".safetensors"))
         if ADAPTER_CONFIG not in top:
@@ -322,7 +319,7 @@ class HubDownload:
         return self._patiently(name, lambda: self._hub.fetch(self._model_id, name, found.commit, meter))
 
     def _patiently(self, what: str, call: Callable[[], _T]) -> _T:
-        """`call`, again while the network fails, at most `TRIES` times in all."""
+        """Call again while the network fails, `TRIES` times in all."""
         wait_s = self._wait_s
         for num_failed in range(1, TRIES):
             try:
@@ -348,7 +345,6 @@ class _GgufDownload(HubDownload):
         self._file = asked[1]
 
     def _cached(self) -> Path | None:
-        """The snapshot, if the file is in it."""
         file = gguf.file_of(f"{self._model_id}/{self._file}", self._revision, cache())
         return None if file is None else file.parents[self._file.count("/")]
 
@@ -366,7 +362,7 @@ class _GgufDownload(HubDownload):
 
 
 def _prepared(model_id: str, revision: str | None) -> Path:
-    """The folder with the config and tokenizer of a GGUF file on this machine. Raises StartupError."""
+    """Return the folder of a local GGUF file's config and tokenizer."""
     file = gguf.file_of(model_id, revision, cache())
     if file is None:
         folder = Path(model_id).expanduser().parent
@@ -381,14 +377,14 @@ def _listed(names: Iterable[str]) -> str:
 
 
 class _Nobody:
-    """Meter of files that are too small to speak of."""
+    """Meter of small files."""
 
     def received(self, num_bytes: int) -> None: ...
     def found(self, num_bytes: int) -> None: ...
 
 
 def _is_there(path: Path, num_bytes: int | None) -> bool:
-    """Whether a file of the snapshot is whole, as far as its size says."""
+    """Whether a snapshot's file has its size."""
     try:
         there = path.stat().st_size
     except OSError:

@@ -1,7 +1,6 @@
-"""The hub: with `hub_cache` and `hub_errors` the only files that speak to huggingface_hub.
+"""The hub; with `hub_cache` and `hub_errors` all that speaks to huggingface_hub.
 
-The library resolves names, fetches files (by Xet where the hub offers it) and lays out the cache. It does not compare
-checksums over plain HTTP, and takes any ETag for the name of a file: both are checked here.
+The library fetches and lays out the cache; checksums over plain HTTP and false ETags are checked here.
 """
 
 from __future__ import annotations
@@ -25,53 +24,56 @@ _LOCK_WAIT_S = 0.01
 
 
 class Stopped(Exception):
-    """The process is about to end, or another file has failed."""
+    """The process ends, or another file failed."""
 
 
 class Meter(Protocol):
-    """Told what becomes of a file's bytes, from the thread that fetches it."""
+    """Counts a file's bytes, on its thread."""
 
     def received(self, num_bytes: int) -> None:
         """They came over the network."""
 
     def found(self, num_bytes: int) -> None:
-        """They were there; negative: they had to be thrown away."""
+        """Count bytes already there, or negative, thrown away."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """A model repository at one commit. `sizes`: bytes of each file, by its path; None where the hub does not say."""
+    """A repository at one commit; `sizes` None where unknown."""
 
     commit: str
     sizes: Mapping[str, int | None]
 
 
 class Hub(Protocol):
-    """What the download needs of a model repository. `model_id` and `revision` are the hub's words."""
+    """What the download needs of a repository."""
 
     @property
-    def is_offline(self) -> bool:
-        """Whether the user asked never to use the network (HF_HUB_OFFLINE)."""
-        ...
+    def is_offline(self) -> bool: ...
 
     def repository(self, model_id: str, revision: str | None) -> Repository:
-        """What is there at `revision`. Raises Unreachable, or Refused for what no retry fixes."""
+        """Return what is at `revision`.
+
+        Raises:
+            Unreachable, Refused: No answer, or a final one.
+        """
         ...
 
     def remove_partial_files(self, model_id: str) -> None:
-        """Removes what killed downloads of the model have left in the cache."""
+        """Remove remains of killed downloads."""
         ...
 
     def fetch(self, model_id: str, file: str, commit: str, meter: Meter) -> Path:
-        """Bring one file into the cache and return its path there.
+        """Bring a file into the cache.
 
-        Raises as `repository`, OSError for what is wrong with the disk, and Stopped.
+        Raises:
+            Unreachable, Refused, Stopped, OSError: The hub, the process, or the disk.
         """
         ...
 
 
 class HuggingFaceHub:
-    """The real one. `stop`: when set, transfers end at the next byte; files that are whole are kept."""
+    """The real one; `stop` ends transfers, keeping whole files."""
 
     def __init__(self, stop: threading.Event | None = None) -> None:
         self._stop = stop or threading.Event()
@@ -139,7 +141,7 @@ class HuggingFaceHub:
 
 
 class _Count:
-    """The bytes of one file, as its thread reports them to a meter."""
+    """A file's bytes, for a meter."""
 
     def __init__(self, meter: Meter, stop: threading.Event) -> None:
         self._meter, self._stop = meter, stop
@@ -174,10 +176,7 @@ def _reporting_to(count: _Count) -> type:
 
 
 def _is_intact(path: Path, etag: str, stop: threading.Event) -> bool:
-    """Whether the file is the one that the ETag names: the sha256 of files in LFS, git's name of all others.
-
-    Raises Stopped.
-    """
+    """Whether the file is the ETag's: sha256 in LFS, else git's name."""
     digests = _digests(etag, path.stat().st_size)
     with path.open("rb") as file:
         while digests and (piece := file.read(_READ_BYTES)):
@@ -189,7 +188,7 @@ def _is_intact(path: Path, etag: str, stop: threading.Event) -> bool:
 
 
 def _digests(etag: str, size: int) -> list[Any]:
-    """What the ETag may be of a file of `size` bytes; none for mirrors that make up their own."""
+    """Return what an ETag may be; none for mirrors' own."""
     if re.fullmatch(r"[0-9a-f]{64}", etag):
         return [hashlib.sha256()]
     if re.fullmatch(r"[0-9a-f]{40}", etag):

@@ -1,7 +1,4 @@
-"""Calls on a few threads, for as long as all is well. The first failure is raised at once.
-
-Threads are daemons: a process that has to exit does not wait for what they wait for.
-"""
+"""Calls on a few daemon threads; the first failure is raised at once."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ _GOODBYE_S = 0.3
 
 
 def in_parallel(jobs: Iterable[Callable[[], None]], num_threads: int, stop: threading.Event) -> None:
-    """Runs all jobs. `stop` is set when one fails or the caller is interrupted; no other is begun then."""
+    """Run all jobs; `stop` is set, and no more begun, on a failure or interrupt."""
     waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     num_jobs = 0

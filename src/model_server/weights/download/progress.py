@@ -1,5 +1,4 @@
-"""How far a download is: a bar that moves every second where there is a terminal, a record every 10 s where there is
-none, and a record for each file."""
+"""How far a download is: a bar every second on a terminal, else a record every 10 s, and one a file."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def interval(with_bars: bool) -> float:
-    """Seconds between two records of how far a download is: bars move more often."""
+    """Return seconds between records; bars move more often."""
     return BAR_EVERY_S if with_bars else RECORD_EVERY_S
 
 
 class DownloadProgress:
-    """A context manager; inside it records are written. The other methods may be called from any thread."""
+    """Writes records inside its context; methods are for any thread."""
 
     def __init__(self, num_files: int, total_bytes: int, *, every_s: float = RECORD_EVERY_S) -> None:
         self._num_files, self._total = num_files, total_bytes

@@ -1,4 +1,4 @@
-"""Which files of a repository serving needs: by their names, and by the index if there is one."""
+"""Which files serving needs, by name and index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEMPLATES = "additional_chat_templates/"
 
 
 def side_files(names: Collection[str], *, code: bool) -> list[str]:
-    """Configs, tokenizer, chat templates; with `code` also the modules of the repository."""
+    """List configs, tokenizer, templates, and `code` modules."""
     suffixes = _SIDE_SUFFIXES + (_CODE_SUFFIXES if code else ())
     top = [name for name in names if "/" not in name and name.endswith(suffixes)]
     templates = [name for name in names if name.startswith(_TEMPLATES) and name.count("/") == 1]
@@ -25,10 +25,7 @@ def side_files(names: Collection[str], *, code: bool) -> list[str]:
 def weights(
     model_id: str, names: Collection[str], index: Path | None, pickle_index: Path | None, *, pickled_allowed: bool
 ) -> list[str]:
-    """The weight files to fetch: those of the index, or all that TGI would take; pickled ones for lack of any other.
-
-    Raises StartupError if there are none, or pickled ones that are not allowed.
-    """
+    """List weight files by the index, or all TGI would take; pickled ones if allowed and alone."""
     safe = _listed(names, index) or _safetensors(names)
     if safe:
         return safe
@@ -51,10 +48,7 @@ def _safetensors(names: Collection[str]) -> list[str]:
 
 
 def _listed(names: Collection[str], index: Path | None) -> list[str]:
-    """The files that an index lists and the repository has; none of one that is left from other files, see `index_of`.
-
-    There the whole model is one file.
-    """
+    """List an index's files, unless it is left from others (`index_of`)."""
     listed = set() if index is None else set(weight_map(index).values())
     if listed and WHOLE in names and WHOLE not in listed:
         return [WHOLE]

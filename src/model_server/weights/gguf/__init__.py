@@ -1,1 +1,1 @@
-"""GGUF files, llama.cpp's: what they hold, under the names and in the order of rows that transformers uses."""
+"""GGUF files under transformers' names and order of rows."""

@@ -1,4 +1,4 @@
-"""config.json of a GGUF file, from its metadata: the fields that the families read, under transformers' names."""
+"""config.json from GGUF metadata, under transformers' names."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _LLAMA3_ORIGINALS = (8192, 4096, 2048, 16384, 32768)
 
 
 def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
-    """Raises StartupError, one line: for metadata that is missing, and for scaling of rotations that is not served."""
+    """Return the fields, if metadata is complete and served."""
     architecture = architecture_of(header.metadata, path)
     name = header.metadata["general.architecture"]
     given = {key.removeprefix(f"{name}."): value for key, value in header.metadata.items()}
@@ -109,7 +109,7 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
 
 
 def _check(value: Any, is_number: bool, what: str) -> None:
-    """Raises StartupError for what is no positive number, or not a whole one where it must be."""
+    """Refuse what is no positive (whole) number."""
     is_right = type(value) in ((int, float) if is_number else (int,)) and 0 < value < _LARGEST
     if not is_right:
         raise StartupError(
@@ -118,7 +118,7 @@ def _check(value: Any, is_number: bool, what: str) -> None:
 
 
 def generation_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """generation_config.json: how to sample, and the ids that end a text, among them those that end a turn."""
+    """Return generation_config.json: sampling, and ids that end a text or turn."""
     ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens = metadata.get("tokenizer.ggml.tokens")
     # llama.cpp ends at these, whatever else a file names.
@@ -135,13 +135,12 @@ def generation_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shortest(value: Any) -> Any:
-    """A number of 32 bits as its author wrote it: 0.6 and not 0.6000000238418579."""
+    """Return a 32-bit number as its author wrote it, such as 0.6."""
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _file_type(header: GgufHeader) -> str:
-    """Return the name by which people know such a file, as `Q4_K_M`: the type of most of its weights, and the mixture
-    that the file says it is."""
+    """Return the file's usual name, as `Q4_K_M`."""
     sizes = Counter[str]()
     for stored in header.tensors.values():
         sizes[stored.dtype] += math.prod(stored.shape)
@@ -176,7 +175,7 @@ def _gemma(name: str, fields: Mapping[str, Any], given: Mapping[str, Any]) -> di
 
 
 def _rotation(given: Mapping[str, Any], fields: Mapping[str, Any], header: GgufHeader, path: Path) -> dict[str, Any]:
-    """What scales the rotations. Raises StartupError for what transformers' parameters cannot say."""
+    """Return the scaling of rotations, if transformers' parameters can say it."""
     found: dict[str, Any] = {}
     for name in _SCALES:
         if name in given:
@@ -212,13 +211,13 @@ def _rotation(given: Mapping[str, Any], fields: Mapping[str, Any], header: GgufH
 
 
 def _yarn(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the rotations that YaRN stretches begin and end, if a file says it."""
+    """Return YaRN's bounds, if given."""
     keys = {name: f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
     return {name: float(given[key]) for name, key in keys.items() if key in given}
 
 
 def _check_neutral(name: str, fields: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> None:
-    """Raises StartupError for metadata that changes what a model computes, and that is not read."""
+    """Refuse unread metadata that changes the model."""
     neutral = {**_NEUTRAL, "attention.value_length": (fields["head_dim"],)}
     for key, values in neutral.items():
         if key in given and given[key] not in values:
@@ -228,7 +227,7 @@ def _check_neutral(name: str, fields: Mapping[str, Any], given: Mapping[str, Any
 
 
 def _llama3(factors: Sequence[float], fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The parameters that lead to these factors of the rotations' periods; StartupError if there are none."""
+    """Return the parameters of these factors, if there are any."""
     factor = round(max(factors))
     for original in _LLAMA3_ORIGINALS:
         parameters = {"rope_type": "llama3", "factor": float(factor), **_LLAMA3}
@@ -240,7 +239,7 @@ def _llama3(factors: Sequence[float], fields: Mapping[str, Any], path: Path) -> 
 
 
 def _llama3_factors(factor: float, original: int, theta: float, dim: int) -> list[float]:
-    """As llama.cpp's converter has them."""
+    """Compute factors as llama.cpp's converter."""
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
     found = []
     for k in range(0, dim, 2):

@@ -1,7 +1,5 @@
-"""The header of a GGUF file: metadata and the list of tensors, checked before anything is mapped or allocated.
-
-A file that someone else wrote may claim any length and any count. Each is compared with what the file has left, so that
-no claim makes this process allocate more than the file's own size.
+"""The GGUF header, checked before mapping: lengths and counts are compared with the file's rest, so that claims
+allocate no more.
 """
 
 from __future__ import annotations
@@ -50,8 +48,7 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """metadata: by its keys; arrays are lists. tensors: by their names in the file, shapes [out, in], offsets from the
-    start of the file."""
+    """Metadata by key, and tensors [out, in] with offsets from the start."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Stored]
@@ -66,10 +63,10 @@ class _Unserved(Exception):
 
 
 def read_gguf(path: Path) -> GgufHeader:
-    """The checked header of a GGUF file of version 2 or 3.
+    """Read the header of GGUF version 2 or 3.
 
-    Raises StartupError, one line, naming the file: for one that is damaged or cut short, that is big-endian, of another
-    version or split into several, and for a tensor of a type that is not served, by the type's name.
+    Raises:
+        StartupError: One line on damage, a version, parts, or an unserved type.
     """
     try:
         with open_regular(path, StartupError) as file:
@@ -83,7 +80,7 @@ def read_gguf(path: Path) -> GgufHeader:
 
 
 class _Parser:
-    """Reads on from the start of `file`, which has `size` bytes."""
+    """Reads `file`, of `size` bytes, in order."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
@@ -109,7 +106,6 @@ class _Parser:
         return GgufHeader(metadata, self._tensors(entries, start, alignment))
 
     def _counts(self) -> tuple[int, int]:
-        """Of tensors and of metadata."""
         if self._bytes(4) != _MAGIC:
             raise _Unserved("is not a GGUF file")
         version = self._number("I")
@@ -161,7 +157,7 @@ class _Parser:
         return list(struct.unpack(f"<{count}{code}", self._bytes(count * struct.calcsize("<" + code))))
 
     def _entry(self) -> tuple[str, str, tuple[int, ...], int]:
-        """Name, type, shape and offset from the start of the tensors."""
+        """Return name, type, shape, and offset from the tensors' start."""
         name, dimensions = self._text(_MOST_NAME_BYTES), self._number("I")
         if dimensions > _MOST_DIMENSIONS:
             raise _Fault(f"tensor {name!r:.200} has {dimensions} dimensions")

@@ -1,4 +1,4 @@
-"""From the names of tensors in GGUF files to those of transformers, and what the rows and numbers of some need."""
+"""From GGUF names to transformers', and what some rows and numbers need."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)")
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one of llama.cpp's architectures differs from transformers' family `model_type`.
-
-    adjacent: rows of q and k are in pairs that rotate together. added: what norms hold beside the family's numbers.
-    """
+    """How llama.cpp's architecture differs from family `model_type`."""
 
     model_type: str
     layer: Mapping[str, str]
+    # Rows of q and k are in rotated pairs.
     adjacent: bool = False
+    # What norms hold beside the family's numbers.
     added: float = 0.0
 
 
@@ -57,7 +56,7 @@ ARCHITECTURES = {
 
 
 def architecture_of(metadata: Mapping[str, Any], path: Path) -> Architecture:
-    """Raises StartupError for an architecture that is not served from GGUF files, by its name."""
+    """Return a served architecture."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise StartupError(f"{path} lacks the metadata `general.architecture`, a text")
@@ -72,14 +71,13 @@ def architecture_of(metadata: Mapping[str, Any], path: Path) -> Architecture:
 
 
 def read_named(path: Path) -> Header:
-    """The tensors of a GGUF file by transformers' names. Raises StartupError, as `read_gguf` does, and for a tensor
-    that the architecture does not have."""
+    """Read tensors by transformers' names."""
     header = read_gguf(path)
     return Header(named_tensors(header, path))
 
 
 def named_tensors(header: GgufHeader, path: Path) -> dict[str, Stored]:
-    """Without the factors of rotations. Raises StartupError for a tensor that the architecture does not have."""
+    """Rename tensors, without factors of rotations."""
     layer = architecture_of(header.metadata, path).layer
     found: dict[str, Stored] = {}
     for name, stored in header.tensors.items():

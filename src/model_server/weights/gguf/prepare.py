@@ -1,4 +1,4 @@
-"""The folder of a GGUF file: config and tokenizer as JSON, and a link to the file; see `wire.quantization.gguf`."""
+"""The folder of a GGUF file: JSON configs, and a link (`wire.quantization.gguf`)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _CONTRADICTIONS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def prepare(file: Path, cache: Path) -> Path:
-    """The folder in the hub cache for `file`, made now if it is not there.
+    """Return the folder in the hub cache, made if absent.
 
-    Raises StartupError, one line: a file that is damaged or not served, or a cache that cannot be written. Raises
-    OSError if there is no such file.
+    Raises:
+        StartupError: The file is not served, or the cache not writable.
+        OSError: There is no file.
     """
     target = folder_of(file, cache)
     if (target / _TOKENIZER).is_file():

@@ -1,7 +1,4 @@
-"""The tensors of a GGUF file as the reader of weights cuts them: mapped, by transformers' names, in its order of rows.
-
-Rows of blocks stay bytes; what they stand for, `quantization` knows.
-"""
+"""GGUF tensors for the weight reader: mapped, in transformers' order; blocks stay bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class GgufTensors:
-    """One file, mapped as long as this or a tensor of it lives. Raises StartupError for a file that has changed."""
+    """One file, mapped while this or a tensor lives; must not change."""
 
     def __init__(self, path: Path, header: Header) -> None:
         """header: of `read_named`."""
@@ -41,7 +38,7 @@ class GgufTensors:
             raise StartupError(f"{path} has become shorter while it was read")
 
     def get_slice(self, name: str) -> Tensor:
-        """Floating point numbers in their shape, or rows of blocks [rows, bytes of a row] uint8. May share the map."""
+        """Return floating numbers, or rows of blocks [rows, bytes] uint8, perhaps mapped."""
         stored = self._header.tensors[name]
         tensor = self._view(stored)
         module, _, _ = name.rpartition(".")
@@ -64,7 +61,7 @@ class GgufTensors:
         return taken.view(math.prod(stored.shape[:-1]), stored.shape[-1] // length * size)
 
     def _halves(self, tensor: Tensor, heads: object, name: str) -> Tensor:
-        """Rows of heads whose rotated pairs are adjacent, as transformers has them: half a head apart."""
+        """Move adjacent rotated pairs half a head apart."""
         if type(heads) is not int or heads < 1 or len(tensor) % (2 * heads):
             raise StartupError(f"{self._path}: {name} has {len(tensor)} rows, which are not {heads!r:.80} heads")
         pairs = tensor.view(heads, len(tensor) // heads // 2, 2, *tensor.shape[1:])

@@ -1,7 +1,5 @@
-"""tokenizer.json and tokenizer_config.json of a GGUF file, from the vocabulary in its metadata.
-
-Two kinds: byte pairs with merges (`gpt2`), whose words a pattern divides that the file only names, and pieces with
-scores and bytes for what they lack (`llama`), as sentencepiece has them.
+"""tokenizer.json and its config from GGUF metadata: byte pairs with named patterns (`gpt2`), or scored pieces
+(`llama`).
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
 
 
 def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
-    """Raises StartupError, one line: no vocabulary, or one of a kind or pattern that is not served, by its name."""
+    """Make the tokenizer, if its kind and pattern are served."""
     kind = metadata.get(_KEY + "model")
     tokens = _list(metadata, "tokens", str, path)
     if kind == "gpt2":
@@ -130,7 +128,7 @@ def _pieces(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) -> T
 
 
 def _merges(vocabulary: Mapping[str, int], scores: Sequence[float], kinds: Sequence[int]) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, the best piece first, as sentencepiece merges them."""
+    """Return pairs that make a piece, the best first, as sentencepiece."""
     merges = []
     for piece, number in vocabulary.items():
         if kinds[number] in _WHOLE:
@@ -172,8 +170,7 @@ def _add_ends(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: Sequenc
 
 
 def _vocabulary(tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
-    """Of two tokens of one text the first, as llama.cpp finds it. Without the texts that the converter makes up for ids
-    of the embedding that the model's tokenizer does not have."""
+    """Map the first of equal tokens, without texts that the converter made up."""
     found: dict[str, int] = {}
     for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         if kind != _UNUSED or token != f"[PAD{number}]":

@@ -1,1 +1,1 @@
-"""Routes of other chat APIs. Each body becomes a chat, whose deltas a writer turns into that API's answer."""
+"""Other chat APIs: bodies become chats, whose deltas writers turn back."""

@@ -1,4 +1,4 @@
-"""Answers a chat in the words of another API: whole or as a stream of named events."""
+"""Answers a chat in another API's words, whole or as named events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class Writer(Protocol):
-    """Turns the deltas of one chat into events of its API, and keeps what they add up to."""
+    """Turns a chat's deltas into an API's events, and their sum."""
 
     @property
     def whole(self) -> dict[str, Any]: ...
@@ -50,17 +50,16 @@ class Writer(Protocol):
 
 
 async def as_chat(state: AppState, num_items: int, make: Callable[[], T], *, num_bytes: int = 0) -> T:
-    """What `make` returns; off the event loop where it has many items to go through, or bytes of stored ones. Raises
-    RouterError."""
+    """Run `make`, off the event loop for many items or stored bytes."""
     cost = num_items * _BYTES_OF_AN_ITEM + num_bytes
     return make() if cost <= _MANY_ITEMS * _BYTES_OF_AN_ITEM else await state.bodies.run(cost, make)
 
 
 async def answer(request: Request, state: AppState, body: ChatBody, writer: Writer, api: ApiRules) -> Response:
-    """The answer to `body`, a stream if it asks for one. Raises RouterError and ClientDisconnect.
+    """Answer `body`, as a stream if asked.
 
     Args:
-        api: The rules of the API that the body came by.
+        api: The rules of the API it came by.
     """
     chat = Chat(state, body, api)
     with state.inference.take_permits(1, request_id=request_id_of(request)) as permits:
@@ -99,7 +98,7 @@ async def _stream(
 
 
 async def _events(chat: Chat, running: Run, writer: Writer) -> AsyncGenerator[list[Event], None]:
-    """What each token brings, if anything; raises what ends the generation."""
+    """Yield each token's events; raise what ends the generation."""
     yield writer.begin(running.request.input_length)
     choice: AnyStream | None = None
     head = ChatHead.new("chatcmpl", "")

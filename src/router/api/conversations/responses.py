@@ -1,4 +1,4 @@
-"""`/v1/responses`, OpenAI's Responses API. Each request brings its whole conversation, or continues a stored one."""
+"""`/v1/responses`, OpenAI's Responses API, with whole or stored conversations."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _read(body: ResponsesBody, tools: ServedTools, history: History) -> tuple[Ch
 
 
 def _keep(state: AppState, body: ResponsesBody, conversation: Conversation) -> Keep | None:
-    """What stores the response when it has ended; None: nothing does."""
+    """Return what stores the ended response, if anything."""
     store = state.responses
     if store is None or not body.store:
         return None

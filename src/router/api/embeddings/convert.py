@@ -38,7 +38,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 async def listed(items: Sequence[Any], sizes: Iterable[int], before: bytes = b"[", after: bytes = b"]") -> bytes:
-    """`items` as a JSON list between `before` and `after`, a piece at a time. sizes: how many numbers each one has."""
+    """Yield `items` as a JSON list in pieces, by `sizes` numbers each."""
     pieces: list[bytes] = [before]
     waiting: list[Any] = []
     size = 0
@@ -65,7 +65,7 @@ async def vectors(computed: Computed, head: Mapping[str, str]) -> Response:
 
 
 async def sparse_vectors(computed: Computed, head: Mapping[str, str]) -> Response:
-    """A list of each text's numbers that are not 0."""
+    """List each text's non-zero numbers."""
     found = [_sparse(one) for one in computed.numbers]
     body = await listed(found, [len(one) for one in found])
     return Response(body, media_type="application/json", headers=dict(head))
@@ -77,19 +77,19 @@ def _sparse(numbers: Numbers) -> list[dict[str, Any]]:
 
 
 def token_vectors(numbers: Numbers) -> Floats:
-    """[tokens, hidden], also of a text of one token."""
+    """Return [tokens, hidden], also of one token."""
     return np.atleast_2d(numbers.values)
 
 
 async def all_tokens(computed: Computed, head: Mapping[str, str]) -> Response:
-    """A list of each text's vectors of its tokens."""
+    """List each text's token vectors."""
     numbers = [token_vectors(one) for one in computed.numbers]
     body = await listed(numbers, [one.size for one in numbers])
     return Response(body, media_type="application/json", headers=dict(head))
 
 
 async def openai_embeddings(computed: Computed, model: str, head: Mapping[str, str], *, as_text: bool) -> Response:
-    """OpenAI's object. as_text: each vector is the base64 of its bytes."""
+    """Return OpenAI's object; `as_text`: base64 of bytes."""
     total = sum(computed.num_tokens)
     items = [
         {
@@ -120,7 +120,7 @@ def softmax(values: Floats) -> Floats:
 
 
 def probabilities(values: Floats, *, raw: bool) -> Floats:
-    """TEI's rule: one label by itself, several against each other. raw: as they are."""
+    """Apply TEI's rule, one label alone, several together, unless `raw`."""
     if raw:
         return values
     if len(values) == 1:
@@ -136,7 +136,7 @@ def predictions(numbers: Numbers, labels: Mapping[int, str], *, raw: bool) -> li
 
 
 def ranking(scores: Sequence[np.float32]) -> list[int]:
-    """Places of the scores, the best first; of equal ones the first of the request."""
+    """Return places of scores, the best first, equals in order."""
     return sorted(range(len(scores)), key=lambda place: -scores[place])
 
 

@@ -1,4 +1,4 @@
-"""Errors of the routes for vectors and scores: TEI's form on its routes, OpenAI's object on all others."""
+"""Errors in TEI's form on its routes, else OpenAI's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_openai(path: str) -> bool:
 
 
 def error_answer(error: RouterError, path: str) -> Response:
-    """The refusal of a request, in the form of the API that `path` belongs to."""
+    """Answer a refusal in the form of `path`'s API."""
     if is_openai(path):
         response = JsonResponse({"error": _object(error)}, status_code=_openai_status(error))
     else:
@@ -41,7 +41,7 @@ def error_answer(error: RouterError, path: str) -> Response:
 
 
 def framework_answer(status: int, detail: str, path: str, headers: dict[str, str] | None = None) -> Response:
-    """For what the framework refuses: an unknown path, a wrong method."""
+    """Answer unknown paths and wrong methods."""
     error = BodyError(status, "not_found", detail)
     response = error_answer(error, path)
     for name, value in (headers or {}).items():
@@ -64,7 +64,7 @@ def _kind(error: RouterError) -> str:
 
 
 def _openai_status(error: RouterError) -> int:
-    """What the request does wrong is 400, a failure 500; a model of another kind is the request's mistake."""
+    """Return 400 for the request's faults, also another kind of model, 500 for failures."""
     if not isinstance(error, PoolingError):
         return status_of(error, "openai")
     if error.failure == "model_type":

@@ -37,7 +37,7 @@ async def rerank_v2(request: Request) -> Response:
 async def rank_documents(
     request: Request, state: PooledState, body: DocumentsBody | RerankBody, documents: Sequence[Any]
 ) -> Response:
-    """The answer to a request with `documents`. Raises PoolingError."""
+    """Answer a request with `documents`."""
     if state.task != "rerank":
         raise wrong_task("model is not a re-ranker model")
     if not documents:

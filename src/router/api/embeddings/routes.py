@@ -42,7 +42,6 @@ routes = Routes("Text Embeddings Inference", is_fast=True)
 def asked_texts(
     state: PooledState, inputs: Inputs, prompt: str, kind: Kind, body: TokensBody | None = None, **more: Any
 ) -> Asked:
-    """The texts of a body with their prompt."""
     if not inputs.texts:
         raise empty(more.get("name", "inputs"))
     cut = more.pop("cut", None) or state.cut(
@@ -157,7 +156,7 @@ async def rerank(request: Request) -> Response:
 
 
 def _asked_rerank(state: PooledState, body: RerankBody, texts: Sequence[str]) -> Asked:
-    """What the shards are asked for the texts of a query. Raises PoolingError."""
+    """Ask shards for the texts of a query."""
     if state.task != "rerank":
         raise wrong_task("model is not a re-ranker model")
     pairs = [state.pair(body.query, text) for text in texts]
@@ -195,7 +194,7 @@ def _tokens(text: str, encoding: Any) -> list[dict[str, Any]]:
 
 
 def _byte_places(text: str) -> Any:
-    """From characters to bytes of the text's UTF-8."""
+    """Map characters to UTF-8 bytes."""
     if text.isascii():
         return lambda place: place
     places = np.zeros(len(text) + 1, dtype=np.int64)

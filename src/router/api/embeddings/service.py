@@ -1,4 +1,4 @@
-"""The routes that describe a server for vectors or scores: health, info, metrics, models; and those of platforms."""
+"""Health, info, metrics and models of servers for vectors or scores."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def info(request: Request) -> Response:
 
 
 def _kind(state: PooledState) -> dict[str, Any]:
-    """TEI's word for the kind of model, and what belongs to it."""
+    """Return TEI's word for the model, and its facts."""
     if state.task == "embed":
         return {"embedding": {"pooling": state.pooling}}
     labels = {

@@ -1,4 +1,4 @@
-"""What every endpoint for vectors and scores needs, in one object that the app carries."""
+"""What every endpoint for vectors and scores needs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ from wire.pooling.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class PooledState:
-    """The model that is served, and the parts of the router that answer for it.
-
-    pooling: as TEI names it; labels: of a classifier or reranker, by their places. squashes: scores of a reranker are
-    brought between 0 and 1.
-    """
+    """The served model, and the router's parts."""
 
     config: RouterConfig
     task: Task
@@ -39,8 +35,11 @@ class PooledState:
     inference: PooledInference
     prompts: Prompts
     model_id: str
+    # TEI's name.
     pooling: str = ""
+    # Of a classifier or reranker.
     labels: Mapping[int, str] = field(default_factory=dict)
+    # Reranker scores are brought between 0 and 1.
     squashes: bool = True
     is_sparse: bool = False
     matryoshka: tuple[int, ...] = ()
@@ -53,21 +52,21 @@ class PooledState:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """In OpenAI's API, the one for answers first."""
+        """Return names in OpenAI's API, the first for answers."""
         return self.config.served_model_name or (self.model_id,)
 
     async def read(self, request: Request, body_type: type[BodyType]) -> BodyType:
-        """The checked body, within `--payload-limit`. Raises BodyError and ClientDisconnect."""
+        """Read and check the body, within `--payload-limit`."""
         large = LargeBodies(self.bodies.large, self.parsed_bodies)
         return await read_body(request, body_type, limit=self.config.payload_limit, large=large)
 
     async def compute(self, request: Request, asked: Asked) -> Computed:
-        """The numbers of all texts; ends with the client's connection. Raises PoolingError and ClientDisconnect."""
+        """Compute all texts, until the client disconnects."""
         parsed_bodies.leave()
         return await cancel_on_disconnect(request.receive, self.inference.compute(asked))
 
     def cut(self, truncate: bool | None, direction: Direction = "right", at: int | None = None) -> Cut:
-        """What is done with texts that are too long. at: -1 is the most that the model reads."""
+        """Decide on long texts; -1: the model's most."""
         limit = None if at == -1 else at
         return Cut(self.inference.limits.auto_truncate if truncate is None else truncate, direction, limit)
 
@@ -86,17 +85,16 @@ class PooledState:
         return asked
 
     def pair(self, query: str, text: str, instruction: str | None = None) -> Text:
-        """A query and a text as the model reads them. Raises PoolingError."""
+        """Return a query and text as the model reads them."""
         if instruction is not None:
             raise invalid("this model reads no `instruction`", param="instruction")
         return Text(query, text)
 
     def relevance(self, scores: Floats) -> np.float32:
-        """Of a reranker's score."""
         return sigmoid(float(scores[0])) if self.squashes else scores[0]
 
     def demand_embeddings(self) -> None:
-        """Raises PoolingError if the model gives no dense vectors."""
+        """Refuse models without dense vectors."""
         if self.task != "embed":
             raise wrong_task("Model is not an embedding model")
         if self.is_sparse:

@@ -1,1 +1,1 @@
-"""HTTP beneath the routes: bodies, events, connections, clients that disconnect."""
+"""HTTP beneath the routes: bodies, events, connections."""

@@ -1,7 +1,6 @@
-"""Files in base64 within a JSON body: set apart before it is parsed.
+"""Files in base64, set apart before JSON is parsed.
 
-A JSON parser goes through a string of megabytes in one go, ten milliseconds in which no other thread runs, that of the
-event loop among them. Here that is done in pieces.
+A parser holds the interpreter for ten milliseconds at megabytes; here it goes in pieces.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ _RUN = re.compile(rb"[A-Za-z0-9+/=]*")
 
 
 class Base64Runs:
-    """What was set apart, and what stands for it: words that no client can guess."""
+    """Runs set apart, with unguessable words instead."""
 
     def __init__(self, raw: bytes) -> None:
-        """raw: UTF-8 with strings of JSON in it; `rest` is what remains of it."""
+        """Split raw UTF-8 with JSON strings into runs and `rest`."""
         self._word = secrets.token_hex(16)
         self._runs: list[str] = []
         parts: list[bytes] = []
@@ -35,7 +34,7 @@ class Base64Runs:
         self.rest = b"".join((*parts, raw[done:])) if self._runs else raw
 
     def put_back(self, value: Any) -> Any:
-        """The parsed `rest` with the files in its strings, also in names of members."""
+        """Put runs back into parsed strings and names."""
         if not self._runs:
             return value
         if isinstance(value, str):

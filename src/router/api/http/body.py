@@ -1,7 +1,7 @@
-"""Reads and checks a request body: content type, size, JSON syntax, shape; in that order.
+"""Reads and checks bodies: content type, size, JSON, shape, in that order.
 
-JSON here is stricter than Python's: no NaN or Infinity, no key twice, no number outside of 64 bits, no lone surrogate,
-no nesting beyond 128 levels (serde's limit, which TGI has), not more than 200,000 objects and arrays.
+Stricter than Python's JSON: no NaN, duplicate keys, numbers beyond 64 bits, lone surrogates, over 128 levels (TGI's
+limit) or 200,000 objects.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 
 
 class _ShapeError(ValueError):
-    """Valid syntax that no body can have; answered with 422."""
+    """Valid syntax that no body can have: 422."""
 
 
 class _NumberError(_ShapeError):
@@ -55,13 +55,13 @@ class _NumberError(_ShapeError):
 
 @dataclass(frozen=True)
 class LargeBodies:
-    """Where bodies above LARGE_BODY are parsed, and what those with many objects wait for before."""
+    """Parses bodies above LARGE_BODY, and queues those of many objects."""
 
     lane: Lane
     parsed: ParsedBodies
 
     async def parse(self, request: Request, raw: bytes, work: Callable[[], T]) -> T:
-        """What `work` makes of a body. Raises ClientDisconnect if the client disconnects first."""
+        """Run `work` on a body, unless the client disconnects."""
         if len(raw) <= LARGE_BODY:
             return work()
         return await cancel_on_disconnect(request.receive, self._parse(raw, work))
@@ -73,25 +73,23 @@ class LargeBodies:
 
 
 def _num_brackets(raw: bytes) -> int:
-    """At least as many as there are objects and arrays. Takes a millisecond for some megabytes."""
+    """Bound objects and arrays, in about a millisecond."""
     return raw.count(b"{") + raw.count(b"[")
 
 
 async def read_body(request: Request, body_type: type[BodyType], *, limit: int, large: LargeBodies) -> BodyType:
-    """The checked body.
+    """Read and check a body.
 
-    Raises BodyError, OverloadedError while too many large ones wait, or ClientDisconnect if the client disconnected
-    before it was complete.
+    Raises:
+        BodyError: It is wrong; OverloadedError while too many large ones wait.
+        ClientDisconnect: It did not come whole.
     """
     raw = await _read_json(request, limit)
     return await large.parse(request, raw, partial(_checked, raw, body_type))
 
 
 async def read_one_of(request: Request, *body_types: type[Body], limit: int, large: LargeBodies) -> Body:
-    """As `read_body`, the first of several types that fits. Each is known by its one required member.
-
-    Raises BodyError with the fault of the first type whose required member is there.
-    """
+    """Read the first fitting type, each known by its required member."""
     raw = await _read_json(request, limit)
     return await large.parse(request, raw, partial(_checked_one_of, raw, body_types))
 
@@ -177,7 +175,11 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Raises BodyError 400 for wrong syntax, 422 for what JSON allows and no request may hold."""
+    """Parse JSON.
+
+    Raises:
+        BodyError: 400 for syntax, 422 for what no request may hold.
+    """
     files = Base64Runs(raw)
     raw = files.rest
     prefix = "Failed to parse the request body as JSON: "

@@ -1,7 +1,4 @@
-"""One HTTP connection: uvicorn's protocol with bounds on what a client may send and how long it may take.
-
-uvicorn has neither: half a head stays open forever, a header may have megabytes.
-"""
+"""One HTTP connection: uvicorn's protocol, with bounds on clients' size and time that it lacks."""
 
 from __future__ import annotations
 
@@ -39,12 +36,12 @@ class Bounds:
 
     @property
     def most_held(self) -> int:
-        """With the connections that are being refused; beyond them the server hangs up without a word."""
+        """Count connections with those being refused; beyond, hang up."""
         return self.max_connections + MAX_REFUSED
 
 
 class _Answering:
-    """The transport as an answer sees it: closing is the connection's business."""
+    """The transport for an answer, which does not close it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -56,7 +53,7 @@ class _Answering:
 
 
 class Connection(HttpToolsProtocol):
-    """Answers 408, 431 or 503 and closes where a bound is passed; hangs up on a client that reads nothing."""
+    """Answers 408, 431 or 503 beyond bounds; hangs up on clients that do not read."""
 
     def __init__(self, *arguments: Any, bounds: Bounds, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -146,9 +143,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._refusal)
 
     def _head_without_upgrade(self) -> bytes:
-        """Java's HTTP client offers HTTP/2 with every request. The parser hands over the connection at the end of such
-        a head, body and all; a server that stays with HTTP/1.1 is to ignore the offer, so the head is parsed again
-        without it."""
+        """Parse the head again without Java's HTTP/2 offer, which HTTP/1.1 ignores, but the parser does not."""
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         lines += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
@@ -191,14 +186,14 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _disconnect(self) -> None:
-        """Tells the handlers of all open requests that their client has disconnected."""
+        """Tell all handlers that the client disconnected."""
         for cycle in self._open:
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
 
     def close_after_answer(self) -> None:
-        """The last answer is written. Its request may still be arriving: a body that was too large, for one."""
+        """Close after the last answer, whose request may still arrive."""
         if self.cycle.more_body and not self.transport.is_closing():
             self._linger()
         else:
@@ -216,8 +211,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(408)
 
     def _watch_idle(self) -> None:
-        """uvicorn takes any byte for a request and stops its clock: also the body of one that is answered already, and
-        the empty line that may precede the next. Without a clock such a connection would stay open forever."""
+        """Watch idle connections: uvicorn's clock stops at any byte, such as a late body's."""
         is_idle = self.cycle is not None and self.cycle.response_complete and not self._in_message and not self.pipeline
         has_clock = self._timer is not None or self.timeout_keep_alive_task is not None
         if is_idle and not has_clock and not self._is_refused and not self.transport.is_closing():
@@ -226,7 +220,7 @@ class Connection(HttpToolsProtocol):
             )
 
     def _close(self) -> None:
-        """When the client has read what is written, or reads no more."""
+        """Close once the client has read, or does not."""
         if not self.transport.is_closing():
             self.transport.close()
             self._demand_reading()
@@ -237,7 +231,7 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _demand_reading(self) -> None:
-        """Closing waits for the client to read what is written, which it may never do."""
+        """Bound the wait for the client's reading."""
         unread = self.transport.get_write_buffer_size()
         if unread and self._reading_timer is None:
             self._reading_timer = self.loop.call_later(self._bounds.stalled_s, self._look_at_reading, unread)
@@ -255,7 +249,7 @@ class Connection(HttpToolsProtocol):
             self._reading_timer = None
 
     def _refuse(self, status: int) -> None:
-        """Says why, unless an answer has begun, and closes; what still arrives is thrown away."""
+        """Answer why, if nothing was, and close."""
         self._stop_timer()
         if self._is_refused or self.transport.is_closing():
             return
@@ -275,7 +269,7 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Closing at once, with input unread, would reset the connection and take the answer with it."""
+        """Read on before closing: a reset would lose the answer."""
         self._is_refused = True
         self.flow.resume_reading()
         if self.transport.can_write_eof():  # not with TLS

@@ -1,4 +1,4 @@
-"""Notices that the client has disconnected. The framework does so only for streams."""
+"""Notices disconnected clients, which the framework does for streams only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 async def left(receive: Receive) -> None:
-    """Returns when the client has closed the connection. Only after the body was read to its end."""
+    """Return when the client has disconnected, after the whole body."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client disconnects first; then raises ClientDisconnect."""
+    """Return `work`'s result, or cancel it and raise ClientDisconnect."""
     me = asyncio.current_task()
     assert me is not None
     is_over = has_left = False

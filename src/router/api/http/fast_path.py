@@ -1,8 +1,6 @@
-"""Busy routes, found without the framework's routing.
+"""Busy routes found in a dictionary, past FastAPI's quarter millisecond of routing.
 
-FastAPI finds a route by trying them all and prepares dependencies, exit stacks and telemetry for it: a quarter of a
-millisecond, for endpoints that take the bare request. Here they are found in a dictionary. Middleware and error
-handlers are the application's own, in the same order; whatever is not in the dictionary goes the usual way.
+Middleware and error handlers are the same; other paths go the usual way.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ SEND_BODY = "tercet.send_body"
 
 
 def endpoints_of(routers: Iterable[APIRouter], *, without: Iterable[str | None]) -> dict[tuple[str, str], Endpoint]:
-    """(method, path) → endpoint of all fixed paths but those in `without`."""
+    """Map (method, path) to endpoints of fixed paths."""
     taken = set(without)
     return {
         (method, route.path): route.endpoint
@@ -36,7 +34,7 @@ def endpoints_of(routers: Iterable[APIRouter], *, without: Iterable[str | None])
 
 
 class Application(FastAPI):
-    """Answers the endpoints in `fast_path` itself. They take the bare request and nothing else."""
+    """Answers `fast_path` endpoints, which take the bare request."""
 
     fast_path: Mapping[tuple[str, str], Endpoint]
     _fast_stack: ASGIApp | None = None
@@ -52,7 +50,7 @@ class Application(FastAPI):
         await self._fast_stack(scope, receive, send)
 
     def _build_fast_stack(self) -> ASGIApp:
-        """The framework's order: server errors, our middleware, handled errors, the endpoint."""
+        """Stack as the framework: server errors, middleware, handled errors, endpoint."""
         handled = {kind: handler for kind, handler in self.exception_handlers.items() if kind is not Exception}
         stack: ASGIApp = ExceptionMiddleware(self._answer, handlers=handled)
         for middleware in reversed(self.user_middleware):

@@ -1,4 +1,4 @@
-"""What is wrong with a body: the field in the client's words, and what it must be."""
+"""A body's fault: the client's field, and what it must be."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OUT_OF_RANGE = object()
 
 
 def first_fault(error: pydantic.ValidationError, value: Any) -> FieldError:
-    """The first fault of a body, `value` as it was parsed; without the value at fault."""
+    """Return a body's first fault, without the value."""
     fault = error.errors(include_url=False, include_input=False)[0]
     place = _place(fault, value)
     raised = fault.get("ctx", {}).get("error")
@@ -52,7 +52,7 @@ def _code(fault: ErrorDetails, value: Any) -> str | None:
 
 
 def _place(fault: ErrorDetails, value: Any) -> str:
-    """The path to the field, as `messages[0].content`: only what is in the body, none of pydantic's own steps."""
+    """Return the field's path as in the body, `messages[0].content`."""
     place = ""
     for step in fault["loc"]:
         if isinstance(value, list) and isinstance(step, int) and step < len(value):
@@ -65,7 +65,7 @@ def _place(fault: ErrorDetails, value: Any) -> str:
 
 
 def integer(digits: str) -> int | None:
-    """The number; None for one that 64 bits cannot hold."""
+    """Return a 64-bit number, if it is."""
     if len(digits) > _MAX_DIGITS:
         return None
     value = int(digits)
@@ -73,7 +73,7 @@ def integer(digits: str) -> int | None:
 
 
 def number_out_of_range(text: str) -> str | None:
-    """The path to the first number of a JSON text that no field can hold."""
+    """Return the path of the first number no field can hold."""
 
     def read(digits: str) -> object:
         return _OUT_OF_RANGE if integer(digits) is None else 0

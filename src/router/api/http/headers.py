@@ -1,4 +1,4 @@
-"""Response headers of the generation routes. Times in whole milliseconds, except x-compute-time (seconds)."""
+"""Headers of generation routes, in whole milliseconds, except x-compute-time in seconds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def json_headers(generation: GenerationResult, compute_type: str) -> dict[str, s
 
 
 def summed_headers(groups: Sequence[Sequence[GenerationResult]], compute_type: str) -> dict[str, str]:
-    """Headers for the generations of several prompts; a prompt counts once. As TGI's, they lack x-compute-time."""
+    """Sum several prompts' headers, each once, without x-compute-time, as TGI."""
     prompts = [json_headers(group[0], compute_type) for group in groups]
     all_headers = [json_headers(generation, compute_type) for group in groups for generation in group]
     return {"x-compute-type": compute_type} | {

@@ -1,6 +1,6 @@
-"""Server-sent events: framing, the response that writes them, keep-alive, readers that disconnected or stopped reading.
+"""Server-sent events: framing, writing, keep-alive, absent readers.
 
-Bytes are framed by hand and written once per event; the framework's helpers cost six times as much.
+Framed by hand: the framework's helpers cost six times as much.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEEP_ALIVE = b":\n\n"
 
 
 def frame(data: bytes) -> bytes:
-    """One event. The single space after the colon is required: clients compare `data: [DONE]` literally."""
+    """Frame an event; clients compare `data: [DONE]` with its single space."""
     return b"data: " + data + b"\n\n"
 
 
@@ -35,7 +35,7 @@ def event(value: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Writes the pieces of `events` as they come. `close` is called exactly once, however the stream ends."""
+    """Writes `events` as they come, and calls `close` exactly once."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _watch(self, writer: asyncio.Future[None], send: Send) -> None:
-        """One timer per stream: a comment after a silence, an end to a client that does not read."""
+        """Send a comment after silence, and end streams not read, by one timer."""
         now = time.monotonic()
         if self._writing_since is not None:
             due = self._writing_since + self._stalled_s

@@ -1,8 +1,4 @@
-"""Accepts TLS connections: counted from that moment on, with the time of a head for their handshake.
-
-asyncio's own server tells a protocol of a connection only after its handshake: clients that never begin it would be
-held for a minute each, in any number.
-"""
+"""Accepts TLS connections, counted and timed from before their handshake, unlike asyncio's."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ class TlsListener:
         bounds: Bounds,
         connections: set[Any],
     ) -> None:
-        """connections: those that the server shuts down when it ends."""
+        """Take a listener, and the connections that the server ends."""
         self._listener = listener
         self._make = make
         self._context = context
@@ -47,7 +43,7 @@ class TlsListener:
             self._pause.cancel()
 
     async def wait_closed(self) -> None:
-        """As asyncio's; the connections are the server's."""
+        """Wait, as asyncio's; connections are the server's."""
 
     def _start(self) -> None:
         self._pause = None
@@ -70,7 +66,7 @@ class TlsListener:
 
 
 class _Handshake:
-    """A connection until its client has shaken hands."""
+    """A connection before its handshake."""
 
     def __init__(
         self,
@@ -91,7 +87,7 @@ class _Handshake:
         self._task.add_done_callback(self._ended)
 
     def shutdown(self) -> None:
-        """The server ends, and does not wait for handshakes."""
+        """End without waiting for handshakes."""
         self._task.cancel()
 
     def _connection(self) -> Connection:

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of answers: refusals, headers, the key."""
+"""Refusals, headers and key in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _header(description: str, kind: str = "integer") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A status, the `error_type`s that it comes with and an example text of each."""
+    """A status, its `error_type`s, and an example of each."""
 
     description: str
     texts: dict[str, str]

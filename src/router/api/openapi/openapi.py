@@ -1,4 +1,4 @@
-"""The OpenAPI document. Handlers read their bodies themselves, so each route says what its body is."""
+"""The OpenAPI document; routes declare their bodies, which handlers read themselves."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def documented(
     generates: bool,
     family: Family,
 ) -> dict[str, Any]:
-    """Options of FastAPI's `add_api_route` for a route that `router.api.routes.Routes.answers` declares."""
+    """Return `add_api_route`'s options for `Routes.answers`."""
     answers: dict[int | str, dict[str, Any]] = {200: _ok(response, event, headers, family)}
     statuses = [status for status in ERRORS if generates or status not in GENERATING]
     if family != "tgi":
@@ -82,7 +82,7 @@ def documented(
 
 
 def document(app: FastAPI, models: Sequence[type[BaseModel]], limits: object) -> dict[str, Any]:
-    """The document with the schemas of `models`, the bodies and events, and with the numbers of `limits`."""
+    """Make the document of schemas, bodies, events, and `limits`."""
     if app.openapi_schema is None:
         schema = get_openapi(
             title="Text Generation Inference",
@@ -122,7 +122,7 @@ def _finished(schema: dict[str, Any], limits: object) -> dict[str, Any]:
 
 
 def _limited(value: Any, limits: object) -> Any:
-    """With the numbers that `x-limits` names; a limit that only a running server knows is left out."""
+    """Fill in `x-limits`, or leave unknown ones out."""
     if isinstance(value, list):
         return [_limited(one, limits) for one in value]
     if not isinstance(value, dict):

@@ -1,7 +1,5 @@
-"""The static pages: the playground at `/`, Swagger UI at `/docs`. Nothing on them comes from another address.
-
-The files are in `static`; Swagger UI itself is in the package `fastapi_offline`, of which nothing else is used. Every
-address on the pages is relative, so that they work behind a proxy that adds a prefix.
+"""Static pages: the playground at `/`, Swagger UI (of `fastapi_offline`) at `/docs`; all local, with relative
+addresses.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _HEADERS = {"cache-control": "no-cache", "referrer-policy": "no-referrer", "x-co
 
 
 class _Assets(StaticFiles):
-    """Scripts and style sheets; a request that names the current version is answered with 304."""
+    """Scripts and styles; the current version is 304."""
 
     def file_response(self, *arguments: Any, **options: Any) -> Response:
         response = super().file_response(*arguments, **options)
@@ -45,7 +43,7 @@ class _Assets(StaticFiles):
 
 
 def add_pages(app: FastAPI, *, playground: bool) -> None:
-    """The pages' routes, which the API's document does not name. GET `/` is TGI's route: `router.api.service`."""
+    """Add the pages' undocumented routes; GET `/` is TGI's (`router.api.service`)."""
     app.add_api_route("/docs", _docs, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/docs/", _docs_without_slash, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/favicon.ico", _icon, methods=["GET", "HEAD"], include_in_schema=False)
@@ -57,7 +55,7 @@ def add_pages(app: FastAPI, *, playground: bool) -> None:
 
 
 def asks_for_page(request: Request) -> bool:
-    """Whether the client names HTML among what it accepts, as browsers do; curl, probes and client libraries do not."""
+    """Whether the client accepts HTML by name, as browsers do."""
     accepted = ",".join(request.headers.getlist("accept")).lower()
     return any(_HTML.fullmatch(one.strip()) for one in accepted.split(","))
 
@@ -74,7 +72,7 @@ async def _docs(request: Request) -> Response:
 
 
 async def _docs_without_slash(request: Request) -> Response:
-    """TGI's form; below it the page's relative addresses would miss."""
+    """Redirect TGI's form, whose relative addresses would miss."""
     return RedirectResponse("../docs")
 
 

@@ -1,1 +1,1 @@
-"""Routes of hosted platforms: SageMaker, Vertex AI, KServe."""
+"""Routes of SageMaker, Vertex AI and KServe."""

@@ -1,4 +1,4 @@
-"""Several independent generations in one HTTP request, answered with their texts: what Vertex AI and KServe send."""
+"""Several generations of one request, as Vertex AI and KServe send."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from router.generation.running import Run
 
 @dataclass(frozen=True)
 class BatchItem:
-    """A generation, run `number` times, and how the text of the best becomes an answer. Nothing runs before `start`."""
+    """A generation, `number` times, and the text of the best; nothing runs before `start`."""
 
     start: Callable[[HeldPermits], Awaitable[Run]]
     text_of: Callable[[GenerationResult], str]
@@ -33,7 +33,7 @@ def item_of(inference: Inference, request: GenerateRequest, text_of: Callable[[G
 
 
 async def texts_of(request: Request, state: AppState, items: Sequence[BatchItem]) -> list[str]:
-    """The answers in the order of the items, which run side by side; the first failure ends them all."""
+    """Return the items' answers in order; the first failure ends all."""
     inference = state.inference
     for item in items:
         check_best_of(item.number, inference.limits)
@@ -43,6 +43,6 @@ async def texts_of(request: Request, state: AppState, items: Sequence[BatchItem]
 
 
 async def _generate(items: Sequence[BatchItem], permits: HeldPermits) -> list[GenerationResult]:
-    """All generations of all items, in order; queues all or none."""
+    """Queue and run all generations, or none."""
     starts = (partial(item.start, permits) for item in items for _ in range(item.number))
     return await collect_all(await start_all(starts))

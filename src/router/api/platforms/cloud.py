@@ -1,4 +1,4 @@
-"""The routes that SageMaker (`/invocations`) and Vertex AI (`/vertex`) call."""
+"""SageMaker's `/invocations` and Vertex AI's `/vertex`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def vertex(request: Request) -> Response:
 
 
 def _text_item(state: AppState, instance: GenerateBody) -> BatchItem:
-    """TGI always samples here; so do we, unless `do_sample` is false by name."""
+    """Make a generation that samples, as TGI, unless `do_sample` is false."""
     samples = instance.parameters.do_sample or "do_sample" not in instance.parameters.model_fields_set
     asked = generate.request_of(instance)
     sampling = replace(asked.sampling, do_sample=samples)
@@ -81,5 +81,5 @@ def _chat_item(state: AppState, instance: ChatBody) -> BatchItem:
 
 
 def _chat_text(generation: GenerationResult) -> str:
-    """A tool call comes as the model has written it, as in TGI."""
+    """Return the text, with tool calls as written, as TGI."""
     return without_stop(generation.text, generation.request.stopping.stop_sequences, generation.finish_reason)

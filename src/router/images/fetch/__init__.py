@@ -1,1 +1,1 @@
-"""Files of images from URLs that clients give: only hosts that are allowed are reached."""
+"""Images from clients' URLs, of allowed hosts only."""

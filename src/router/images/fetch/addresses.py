@@ -1,4 +1,4 @@
-"""Which addresses clients may have the router connect to, and the connection to one that has been checked."""
+"""Which addresses may be connected to, and the checked connection."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _ISATAP = (0x0000_5EFE, 0x0200_5EFE)  # before the IPv4 address in the last 64 b
 
 
 class NotAllowedError(Exception):
-    """The host has an address that may not be connected to."""
+    """The host's address is forbidden."""
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether an address is one host's on the internet, also the IPv4 address that an IPv6 address stands for."""
+    """Whether an address is public, also an embedded IPv4."""
     if isinstance(address, ipaddress.IPv6Address):
         inside = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if address.ipv4_mapped is not None or address in _NAT64:
@@ -58,10 +58,10 @@ def is_public(address: IPAddress) -> bool:
 
 
 class CheckedBackend(httpcore2.AsyncNetworkBackend):
-    """Resolves a host once, checks every address, and connects to one of those: never to another answer of DNS."""
+    """Resolves once, checks all addresses, connects to those only."""
 
     def __init__(self, may_be_private: Callable[[str, int], bool], resolve: Resolve) -> None:
-        """may_be_private: whether a host and port may have addresses that are not public."""
+        """Take which hosts may be private."""
         self._may_be_private = may_be_private
         self._resolve = resolve
         self._connect = httpcore2.AnyIOBackend()

@@ -1,4 +1,4 @@
-"""A connection of which so many bytes are read at most: what a server sends besides the file costs time, too."""
+"""A connection with bounded reading, whatever the server sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TooLongError(Exception):
 
 
 class BoundedStream(httpcore2.AsyncNetworkStream):
-    """HEAD_BYTES may be read, and more once they are allowed."""
+    """Reads HEAD_BYTES, and what is allowed later."""
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
         self._stream = stream
@@ -24,7 +24,6 @@ class BoundedStream(httpcore2.AsyncNetworkStream):
         self._most = _READ_BYTES
 
     def allow(self, num_bytes: int) -> None:
-        """So many more, as many at once as are asked for."""
         self._left += num_bytes
         self._most = self._left
 

@@ -1,7 +1,4 @@
-"""GETs the file of an image. Redirects are followed by hand, each checked as the first address was.
-
-Clients learn a reason from a fixed list, never an address or what a server answered.
-"""
+"""GETs images, checking each redirect; clients learn only fixed reasons."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class _FetchError(Exception):
 
 
 class UrlFetcher:
-    """Fetches files of http and https URLs: no cookies, no proxy, no credentials."""
+    """Fetches http and https URLs, without cookies, proxy or credentials."""
 
     def __init__(
         self,
@@ -54,8 +51,12 @@ class UrlFetcher:
         ssl_context: ssl.SSLContext | None = None,
         wait_s: float | None = None,
     ) -> None:
-        """limit_s: seconds of a fetch in all, and of its wait for a place. hosts: `HOST` or `HOST:PORT`, the only ones
-        if there are any; they may be private. resolve, ssl_context, wait_s (for a place): for tests."""
+        """Take the rules of fetching.
+
+        Args:
+            limit_s: Of a fetch in all, and of its wait.
+            hosts: `HOST` or `HOST:PORT`, perhaps private; empty: any public.
+        """
         self._mode = mode
         self._limit_s = limit_s
         self._hosts = frozenset(map(_listed, hosts))
@@ -70,7 +71,7 @@ class UrlFetcher:
         )
 
     async def fetch(self, url: str, max_bytes: int) -> bytes:
-        """The file. Raises ValidationError, and OverloadedError while too many others are fetched."""
+        """Fetch a file, within `max_bytes`."""
         host, left_s = "?", self._limit_s
         try:
             for _ in range(MAX_REDIRECTS + 1):
@@ -119,7 +120,7 @@ class UrlFetcher:
             return await _read(response, max_bytes)
 
     def _checked_host(self, url: str) -> str:
-        """Raises _FetchError for URLs with more than a host, a port and a path, and for hosts that are not listed."""
+        """Return a plain URL's allowed host."""
         if len(url) > _MAX_URL or not url.isascii() or not url.isprintable() or "\\" in url or " " in url:
             raise _FetchError("the URL is not valid")
         try:
@@ -142,8 +143,7 @@ class UrlFetcher:
 
 
 async def _read(response: httpcore2.Response, max_bytes: int) -> bytes:
-    """The file. Every piece costs time, whatever its size, and hundreds of them may have come at once: other work is
-    done in between."""
+    """Read the file, yielding between its pieces, which may be hundreds at once."""
     data = bytearray()
     num_pieces = 0
     try:
@@ -161,12 +161,12 @@ async def _read(response: httpcore2.Response, max_bytes: int) -> bytes:
 
 
 def _without_dot(host: str) -> str:
-    """A name that ends with a dot is the same host."""
+    """Drop a host's final dot."""
     return host.removesuffix(".")
 
 
 def _listed(asked: str) -> str:
-    """`HOST` or `HOST:PORT` of the option, as hosts of URLs are compared with it."""
+    """Spell the option's host as in URLs."""
     return _without_dot(asked.lower()).replace(".:", ":")
 
 

@@ -1,4 +1,4 @@
-"""How many files are fetched at once: of all hosts, and of each, so that a slow one holds up only its own."""
+"""Bounds fetches in all and by host, so that slow hosts hold up only their own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _RETRY_AFTER_S = 5
 
 
 class FetchPlaces:
-    """Places for fetches, with a line for those that find none."""
+    """Places for fetches, with lines."""
 
     def __init__(self, *, in_all: int, of_a_host: int, wait_s: float) -> None:
-        """wait_s: the longest wait in line, in seconds."""
         self._all = asyncio.Semaphore(in_all)
         self._of_a_host = of_a_host
         self._wait_s = wait_s
@@ -23,7 +22,7 @@ class FetchPlaces:
 
     @asynccontextmanager
     async def of(self, host: str) -> AsyncIterator[None]:
-        """Holds a place for a fetch from a host. Raises OverloadedError where none gets free in time."""
+        """Hold a place for a host's fetch, if free in time."""
         line = self._hosts.get(host) or self._hosts.setdefault(host, _Line(self._of_a_host))
         line.num_users += 1
         try:
@@ -43,7 +42,7 @@ class FetchPlaces:
 
 
 class _Line:
-    """Of one host."""
+    """A host's line."""
 
     __slots__ = ("num_users", "places")
 

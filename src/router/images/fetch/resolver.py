@@ -1,8 +1,4 @@
-"""Addresses of hosts from the system's resolver, in threads of its own.
-
-A lookup cannot be interrupted, and a name server may take half a minute for it: in the threads that everything else
-shares, some names of a hostile one would hold up the decoding of all images.
-"""
+"""The system's resolver in own threads: an uninterruptible lookup may take half a minute."""
 
 from __future__ import annotations
 
@@ -21,17 +17,20 @@ _Outcome = list[str] | Exception
 
 
 class Resolver:
-    """One lookup of a host at a time, which all that wait for it share. Nothing is kept after it."""
+    """Shares one lookup of a host at a time, without a cache."""
 
     def __init__(self, *, limit_s: float = LIMIT_S, max_at_once: int = _MAX_AT_ONCE) -> None:
-        """limit_s: seconds that a caller waits. max_at_once: lookups, abandoned ones included."""
+        """Bound a caller's wait, and lookups, abandoned included."""
         self._limit_s = limit_s
         self._max_at_once = max_at_once
         self._running: dict[tuple[str, int], asyncio.Future[_Outcome]] = {}
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """All addresses. Raises OSError, TimeoutError, UnicodeError, and OverloadedError while too many are looked
-        up, or there is no thread for it."""
+        """Return all addresses.
+
+        Raises:
+            OSError, TimeoutError, UnicodeError: It failed; OverloadedError with too many.
+        """
         key = host, port
         running = self._running.get(key)
         if running is None:

@@ -1,1 +1,1 @@
-"""OpenAI's chat API on top of generation: template, prompt, chunks. Pure; knows no HTTP."""
+"""OpenAI's chat API on top of generation. Pure."""

@@ -1,4 +1,4 @@
-"""OpenAI's chat answer as one JSON object: reasoning, text and tool calls of each choice."""
+"""OpenAI's chat answer as JSON."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def completion(
     tools: OfferedTools | None = None,
     keeps_stop: bool = False,
 ) -> dict[str, Any]:
-    """The JSON answer; the prompt counts once however many choices there are. `keeps_stop`: with the stop text that
-    ended an answer. Raises ToolError."""
+    """Return the answer; the prompt counts once; `keeps_stop` shows stop texts."""
     prompt_tokens = prompt_tokens_of([generation.request for generation in generations])
     completion_tokens = sum(generation.generated_tokens for generation in generations)
     readings = [reading_of(generation.request) for generation in generations]
@@ -47,12 +46,12 @@ def completion(
 
 
 def reasoning_tokens_of(readers: Sequence[ChoiceReader]) -> int | None:
-    """The sum of all choices; None where none is read."""
+    """Sum all choices, if read."""
     return sum(reader.reasoning_tokens for reader in readers) if readers else None
 
 
 def prompt_tokens_of(requests: Sequence[ValidRequest]) -> int:
-    """The sum of all choices; with tools their prompts may differ, and the longest counts for all."""
+    """Return the longest prompt, which counts for all choices."""
     return max(request.input_length for request in requests)
 
 

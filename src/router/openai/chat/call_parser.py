@@ -1,7 +1,6 @@
-"""Reads a tool call while it is being generated: `{"function": {"_name": NAME, ...arguments}}`.
+"""Reads a tool call as generated: `{"function": {"_name": NAME, ...arguments}}`.
 
-The tool grammar guarantees the form and its order, so a few states are enough. White space between the tokens of the
-JSON text is dropped: the arguments are compact however the model writes them, and whatever pieces they come in.
+The grammar fixes form and order; white space between tokens is dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class _State(Enum):
 
 
 class ToolCallParser:
-    """Feed it the text piece by piece; it returns the arguments as far as they are there."""
+    """Takes text, and returns the arguments so far."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -42,11 +41,10 @@ class ToolCallParser:
 
     @property
     def is_malformed(self) -> bool:
-        """Whether something came that no tool call has."""
         return self._state is _State.MALFORMED
 
     def feed(self, text: str) -> str:
-        """The next part of the arguments' JSON text. All parts together are one object once the call is complete."""
+        """Return the next part of the arguments' one JSON object."""
         return "".join([self._take(character) for character in text])
 
     def _take(self, character: str) -> str:

@@ -1,4 +1,4 @@
-"""From the events of a generation under the tool grammar to OpenAI's tool calls, at once and in chunks."""
+"""From generations under the tool grammar to OpenAI's calls."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _MAX_QUOTED = 200
 
 
 def call_message(text: str, reason: FinishReason, only_name: str | None) -> tuple[dict[str, Any], str]:
-    """The message and its finish reason. A call that was cut has the arguments as far as they came.
+    """Return the message and finish reason; a cut call has its arguments so far.
 
-    `only_name`: the function, where the model had no choice. Raises ToolError for a text that is not a call.
+    Args:
+        only_name: The function, if without choice.
     """
     parser = ToolCallParser()
     arguments = parser.feed(text)
@@ -45,7 +46,7 @@ def _new_id() -> str:
 
 
 class CallStream:
-    """One choice of a chat stream that calls a tool: id and name once, then the arguments, then the finish reason."""
+    """A choice that calls: id and name, arguments, finish reason."""
 
     def __init__(
         self, head: ChatHead, index: int, stops: Sequence[str], *, logprobs: TokenNames | None, only_name: str | None
@@ -63,7 +64,7 @@ class CallStream:
         self._has_begun = False
 
     def chunks(self, event: TokenGenerated | Finished) -> list[dict[str, Any]]:
-        """The chunks that one token brings about: none, or several. Raises ToolError."""
+        """Return a token's chunks."""
         token, is_last = event.token, isinstance(event, Finished)
         if self._names is not None:
             self._logprobs.append(chat_logprob(self._names, token, event.top_tokens))

@@ -1,7 +1,4 @@
-"""From the events of a generation to the chunks of OpenAI's chat streams: text without the stop, usage, logprobs.
-
-Dictionaries with the key order of TGI; `router.api.json_out` writes them.
-"""
+"""From events to chunks of OpenAI's streams, in TGI's key order."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop
 
 
 class ChatHead(AnswerHead):
-    """Of a chat, in TGI's key order."""
+    """A chat's head, in TGI's key order."""
 
     def fields(self, kind: str) -> dict[str, Any]:
         return {
@@ -28,7 +25,7 @@ class ChatHead(AnswerHead):
 
 
 class ChoiceStream:
-    """One choice of a chat stream: one chunk per token, the role in the first only."""
+    """One choice: a chunk a token, the role first only."""
 
     def __init__(self, head: ChatHead, index: int, stops: Sequence[str], *, logprobs: TokenNames | None) -> None:
         self._head = head.fields("chat.completion.chunk")
@@ -39,7 +36,7 @@ class ChoiceStream:
         self._is_first = True
 
     def chunks(self, event: TokenGenerated | Finished) -> list[dict[str, Any]]:
-        """One chunk for one token; special tokens say nothing."""
+        """Return a token's chunk; special ones say nothing."""
         token = event.token
         text = "" if token.special else token.text
         reason = None
@@ -69,6 +66,5 @@ def usage_chunk(
     cached_tokens: int,
     predicted: Sequence[Predicted | None],
 ) -> dict[str, Any]:
-    """The chunk that `include_usage` adds before the end."""
     used = usage(prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens=cached_tokens, predicted=predicted)
     return head.fields("chat.completion.chunk") | {"choices": [], "usage": used}

@@ -1,4 +1,4 @@
-"""From an OpenAI chat body to the turns of a template and a generate request."""
+"""From a chat body to template turns and a request."""
 
 from __future__ import annotations
 
@@ -37,21 +37,17 @@ _CARRIED = frozenset({*OpenAIParameters.model_fields, *Constrained.model_fields}
 
 
 def turns_of(body: ChatBody, images: ImagePrompts | None, field: str) -> list[Turn]:
-    """The messages as the template module takes them.
+    """Return the template's turns.
 
     Args:
-        images: None where the model reads text only.
-        field: What the client calls the messages.
-
-    Raises:
-        ValidationError: For images that it cannot read, and for texts that would stand for one.
+        images: None: text only.
+        field: The client's name of the messages.
     """
     return [_turn(message, images, field) for message in body.messages]
 
 
 def with_counted_ids(turns: list[Turn]) -> list[Turn]:
-    """Calls and their results with ids that have the name in them, for models that find it there: an id of another form
-    becomes one, by the number of the call in the chat."""
+    """Put names into call ids, numbered in the chat, for models that expect it."""
     renamed: dict[str, str] = {}
     number, found = 0, []
     for turn in turns:
@@ -70,7 +66,7 @@ def with_counted_ids(turns: list[Turn]) -> list[Turn]:
 
 
 def with_marked_images(body: ChatBody, most: int) -> ChatBody:
-    """The body with images as parts where its texts have markers, as TGI reads them. `most`: images of a request."""
+    """Turn TGI's markers in texts into image parts, at most `most`."""
     messages = [_with_marked_images(message, most) for message in body.messages]
     return body.model_copy(update={"messages": messages})
 
@@ -108,7 +104,7 @@ def images_of(body: ChatBody) -> tuple[AskedImage, ...]:
 def request_of(
     body: ChatBody, prompt: str, grammar: AskedGrammar | None, images: tuple[AskedImage, ...], api: ApiRules
 ) -> GenerateRequest:
-    """The generation that a chat body asks for. Raises ValidationError."""
+    """Return a chat's generation."""
     if api is CHAT and body.max_completion_tokens is not None:
         api = replace(api, max_new_tokens="max_completion_tokens")
     return parameters.request_of(
@@ -126,7 +122,7 @@ def request_of(
 
 
 def variables_of(body: ChatBody) -> dict[str, Any]:
-    """What the client gives the template by name. Raises ValidationError for names that are not its to give."""
+    """Return the client's template variables, if allowed."""
     variables = dict(body.chat_template_kwargs)
     if taken := variables.keys() & TAKEN_NAMES:
         text = f"`chat_template_kwargs` cannot set `{min(taken)}`"
@@ -140,7 +136,7 @@ def variables_of(body: ChatBody) -> dict[str, Any]:
 
 
 def default_variables(text: str | None) -> dict[str, Any]:
-    """What `--default-chat-template-kwargs` gives the template of every chat. Raises StartupError."""
+    """Read `--default-chat-template-kwargs`."""
     variables = chat_options.default_variables(text, StartupError)
     if taken := variables.keys() & TAKEN_NAMES:
         raise StartupError(f"{chat_options.DEFAULT_VARIABLES} cannot set `{min(taken)}`")
@@ -148,7 +144,7 @@ def default_variables(text: str | None) -> dict[str, Any]:
 
 
 def _with_switches(variables: dict[str, Any], *, enabled: bool | None) -> dict[str, Any]:
-    """With what templates call the switch of thinking, where an effort or `enabled` says whether it thinks."""
+    """Set templates' thinking switches by effort or `enabled`."""
     is_on = False if variables.get("reasoning_effort") == "none" else enabled
     if is_on is not None:
         for switch in ("enable_thinking", "thinking"):
@@ -166,7 +162,7 @@ def ending_of(body: ChatBody) -> PromptEnding:
 
 
 def model_name(asked: str | None, served: str) -> str:
-    """The `model` of an answer: what the client asked for, unless it meant the base model."""
+    """Return an answer's `model`: as asked, unless the base model."""
     return served if asked is None or asked == BASE_MODEL else asked
 
 
@@ -206,7 +202,7 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _arguments(given: Any) -> Any:
-    """Arguments as an object: that is what templates print as JSON. Text that holds none stays text."""
+    """Return arguments as an object, which templates print; other text stays."""
     if given is None:
         return {}
     if not isinstance(given, str):
@@ -219,19 +215,19 @@ def _arguments(given: Any) -> Any:
 
 
 def carried(body: OpenAIParameters) -> dict[str, Any]:
-    """The fields of a chat that a body of another API has under the same names."""
+    """Copy another API's equally named fields."""
     return {name: getattr(body, name) for name in body.model_fields_set & _CARRIED}
 
 
 def check_one_form(fields: Mapping[str, Any], name: str) -> None:
-    """Refuses a `response_format` beside `name`, the word of its API for the same. Raises ValidationError."""
+    """Refuse `response_format` beside its synonym `name`."""
     if fields.get("response_format") is not None:
         text = f"`response_format` and `{name}` are two names of one field: give one of them"
         raise ValidationError(text, param="response_format", reason="conflict")
 
 
 def chat_body(fields: dict[str, Any]) -> ChatBody:
-    """A chat body that was made from another API's. Raises ValidationError for what a chat cannot have."""
+    """Validate another API's body as a chat."""
     try:
         return ChatBody.model_validate(fields)
     except pydantic.ValidationError as error:

@@ -1,4 +1,4 @@
-"""One choice of a chat stream whose answer may hold reasoning and calls: from its events to chunks."""
+"""A choice's stream with reasoning and calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.openai.logprobs import TokenNames, chat_logprob
 
 
 class ReadStream:
-    """A delta has reasoning, content or part of a call. The logprobs of tokens that bring no delta go with the next."""
+    """Makes deltas; logprobs of tokens without one go with the next."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class ReadStream:
         self._is_first = True
 
     def chunks(self, event: TokenGenerated | Finished) -> list[dict[str, Any]]:
-        """The chunks that one token brings about: none, or several."""
+        """Return a token's chunks."""
         if self._names is not None:
             self._logprobs.append(chat_logprob(self._names, event.token, event.top_tokens))
         if not isinstance(event, Finished):

@@ -1,4 +1,4 @@
-"""One choice of a chat whose answer may hold reasoning and calls, from its tokens to messages and deltas."""
+"""From a choice's tokens to messages and deltas, with reasoning and calls."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from router.openai.stops import FINISH_REASONS, StopSearch
 
 
 class ChoiceReader:
-    """Reads the tokens of one choice; counts those of its reasoning.
-
-    Stop texts are looked for in what the client gets of the answer: in its text and in arguments, not in reasoning.
-    """
+    """Reads a choice, counting reasoning; stop texts are sought in text and arguments."""
 
     def __init__(
         self,
@@ -31,12 +28,10 @@ class ChoiceReader:
         """Start with nothing read.
 
         Args:
-            reader: Of the tokens' text.
-            stops: Texts that end the answer.
             keeps_stop: The answer ends behind the stop text.
-            min_tokens: A stop text counts if it ends behind so many tokens.
-            max_calls: Calls behind so many are left out.
-            hides_reasoning: It is counted, not told.
+            min_tokens: Before which stop texts do not count.
+            max_calls: Further ones are left out.
+            hides_reasoning: It is only counted.
         """
         self.reasoning_tokens = 0
         self._reader = reader
@@ -50,11 +45,11 @@ class ChoiceReader:
 
     @property
     def stop(self) -> str | None:
-        """The stop text that has ended the answer."""
+        """Return the stop text that ended it."""
         return self._stops.found
 
     def push(self, token: Token) -> list[ChatEvent]:
-        """What a token brings that is not the last."""
+        """Read a token that is not the last."""
         was_reasoning = self._reader.is_reasoning
         self._num_tokens += 1
         events = self._reader.read(self._reader.text_of(token))
@@ -69,7 +64,7 @@ class ChoiceReader:
         return merged(events)
 
     def finish_reason(self, reason: FinishReason) -> str:
-        """In OpenAI's terms: calls are the reason where the model ended its answer itself."""
+        """Return OpenAI's reason: calls, if the model ended itself."""
         if reason == "eos_token" and self._reader.num_complete_calls:
             return "tool_calls"
         return FINISH_REASONS[reason]
@@ -87,7 +82,7 @@ class ChoiceReader:
         return allowed
 
     def _searched_for_stops(self, events: list[ChatEvent]) -> list[ChatEvent]:
-        """The events up to a stop text, without the end of a text that may become one."""
+        """Return events up to a stop text, holding possible beginnings."""
         passed: list[ChatEvent] = []
         counts = self._num_tokens > self._min_tokens
         for event in events:
@@ -109,10 +104,9 @@ class ChoiceReader:
 
 
 class CallIds:
-    """The ids of an answer's calls, in the form that the model's template accepts."""
+    """Call ids that the model's template accepts."""
 
     def __init__(self, kind: IdKind, num_earlier: int) -> None:
-        """`num_earlier`: calls of the chat before this answer."""
         self._kind = kind
         self._number = num_earlier
 
@@ -123,14 +117,14 @@ class CallIds:
 
 
 class Joints:
-    """Text behind something else, a call or reasoning, begins in a line of its own."""
+    """Puts text behind calls or reasoning on a new line."""
 
     def __init__(self) -> None:
         self._ends: dict[type[ChatEvent], str] = {}  # the last character of each kind of text
         self._last: type[ChatEvent] | None = None
 
     def text_of(self, event: Content | Reasoning) -> str:
-        """What is added to the texts of its kind that came before."""
+        """Return the text with its joint."""
         kind = type(event)
         end = self._ends.get(kind, "\n")
         is_apart = self._last is kind or end.isspace() or event.text[:1].isspace()
@@ -143,7 +137,7 @@ class Joints:
 
 
 def message(events: Sequence[ChatEvent], ids: CallIds) -> dict[str, Any]:
-    """The message of a whole answer. `content` is null where there is only something else."""
+    """Return a whole answer's message; `content` null if only others."""
     content, reasoning = "", ""
     calls: list[dict[str, Any]] = []
     joints = Joints()
@@ -169,10 +163,10 @@ def message(events: Sequence[ChatEvent], ids: CallIds) -> dict[str, Any]:
 
 
 class Deltas:
-    """The deltas of a stream. Neighbouring events of one kind are one delta."""
+    """A stream's deltas, joining adjacent events of one kind."""
 
     def __init__(self, ids: CallIds, *, are_joined: bool = True) -> None:
-        """`are_joined`: the client joins all texts of one kind, whatever was between them."""
+        """Take whether the client joins all texts of a kind."""
         self._ids = ids
         self._index = -1
         self._joints = Joints() if are_joined else None

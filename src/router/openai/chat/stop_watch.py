@@ -1,4 +1,4 @@
-"""Ends a generation at a stop text that only the reader of its answer can tell from reasoning and marks."""
+"""Ends a generation at stop texts only its reader recognizes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from router.request import ValidRequest
 
 
 class StopWatch:
-    """Reads like `Running`. The model server does not know the stop texts: a token or two that it has computed behind
-    one are dropped."""
+    """Reads like `Running`; later computed tokens are dropped."""
 
     def __init__(self, running: Running, reader: ChoiceReader) -> None:
         """`reader`: of this answer, for nothing else."""
@@ -31,7 +30,6 @@ class StopWatch:
         return self._running.timings
 
     async def next_event(self) -> Item:
-        """As `Running.next_event`."""
         event = await self._running.next_event()
         if isinstance(event, Prefilled | Finished):
             return event
@@ -40,5 +38,4 @@ class StopWatch:
         return event if self._reader.stop is None else self._running.stop(event, self._num_tokens)
 
     def close(self) -> None:
-        """As `Running.close`."""
         self._running.close()

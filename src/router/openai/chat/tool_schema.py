@@ -1,7 +1,6 @@
-"""The JSON schema that makes a model call a tool: TGI's form, one branch for each function.
+"""TGI's schema of tool calls, a branch per function: `{"function": {"_name": NAME, ...arguments}}`.
 
-`{"function": {"_name": NAME, ...arguments}}`, `_name` first, then the tool's own properties in their order. A tool's
-whole schema is also among the definitions, so that its local references find what they point to.
+Whole tool schemas are definitions, too, for their local references.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ _MAX_DEPTH = 16
 
 
 def call_schema(functions: Sequence[tuple[str, Any]], *, or_none: bool) -> Schema:
-    """The schema of a call to one of `functions` (name, parameters). Raises ToolError.
-
-    `or_none` adds the alternative to call nothing.
-    """
+    """Return the schema of a call, or of none with `or_none`."""
     branches: list[Schema] = []
     definitions: Schema = {}
     for index, (name, parameters) in enumerate(functions):
@@ -51,7 +47,7 @@ def call_schema(functions: Sequence[tuple[str, Any]], *, or_none: bool) -> Schem
 
 
 class _Tool:
-    """One function's parameters, with references that count from `place` in the schema of all."""
+    """A function's parameters, with references from `place`."""
 
     def __init__(self, name: str, parameters: Any, *, place: str) -> None:
         self._name = name
@@ -75,7 +71,7 @@ class _Tool:
         return [_call(self._name, one) for one in objects]
 
     def _alternatives(self, schema: Any, depth: int) -> list[Schema]:
-        """The objects a schema stands for, where it is only a reference or a choice."""
+        """Return objects that a reference or choice stands for."""
         if not isinstance(schema, dict):
             raise self._error("must be a JSON schema of an object")
         if depth > _MAX_DEPTH:
@@ -124,7 +120,7 @@ class _Tool:
 
 
 def _call(name: str, parameters: Schema) -> Schema:
-    """The object of one call: the name, then the arguments; closed unless the tool says otherwise."""
+    """Return a call's object, closed by default."""
     rest = {
         keyword: value
         for keyword, value in parameters.items()
@@ -149,7 +145,6 @@ def _call(name: str, parameters: Schema) -> Schema:
 
 
 def _relocated(schema: Any, place: str) -> Any:
-    """A copy whose local references count from `place`."""
     if isinstance(schema, list):
         return [_relocated(one, place) for one in schema]
     if not isinstance(schema, dict):

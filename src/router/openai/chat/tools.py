@@ -1,4 +1,4 @@
-"""Which tools a chat may use, and what follows from that: the grammar, the template's list, the text of a prompt."""
+"""A chat's tools: grammar, template's list, prompt's text."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ _ALLOWED = "allowed_tools"
 
 @dataclass(frozen=True)
 class OfferedTools:
-    """The functions that the answer may call, one at least. `or_none`: it may also be text.
-
-    `listed`: those that the template shows, where they are more.
-    """
+    """Functions to call; `or_none`: or text; `listed`: shown."""
 
     functions: tuple[FunctionDefinition, ...]
     or_none: bool
@@ -28,12 +25,12 @@ class OfferedTools:
 
     @property
     def only_name(self) -> str | None:
-        """The function that is called whatever the model writes, if there is no choice."""
+        """Return the one function without choice."""
         return self.functions[0].name if len(self.functions) == 1 and not self.or_none else None
 
     @property
     def schemas(self) -> dict[str, Any]:
-        """Of the functions' parameters, by their names; None: it takes none."""
+        """Return parameters by name; None: none."""
         return {function.name: function.schema_of_parameters for function in self.functions}
 
     @property
@@ -42,23 +39,22 @@ class OfferedTools:
 
     @property
     def loose(self) -> tuple[str, ...]:
-        """Names that grammars in a model's own format give to the schemas that need not be enforced as they are."""
+        """Return schemas that native grammars need not enforce."""
         return tuple(f"tool_{number}" for number, function in enumerate(self.functions) if not function.strict)
 
     def grammar(self) -> AskedGrammar:
-        """Raises ToolError for parameters that no call can have."""
+        """Return TGI's grammar of calls."""
         functions = [(function.name, function.schema_of_parameters) for function in self.functions]
         return AskedGrammar("json", call_schema(functions, or_none=self.or_none))
 
     def for_template(self, *, describes: bool = False) -> list[dict[str, Any]]:
-        """OpenAI's form, keys in the order that models were trained with. `describes`: with an empty description where
-        there is none."""
+        """Return OpenAI's form in trained key order; `describes` fills descriptions."""
         functions = self.listed or self.functions
         return [{"type": "function", "function": _described(function, describes=describes)} for function in functions]
 
 
 def offered_tools(body: ChatBody) -> OfferedTools | None:
-    """The tools that the answer may use; None: it is plain text. Raises ToolError."""
+    """Return the answer's tools, if it may use any."""
     functions = tuple(tool.function for tool in body.tools or ())
     _check(body, functions)
     if isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == _ALLOWED:
@@ -85,7 +81,7 @@ def offered_tools(body: ChatBody) -> OfferedTools | None:
 
 
 def _allowed(given: Any, functions: tuple[FunctionDefinition, ...]) -> OfferedTools:
-    """OpenAI's `allowed_tools`: the template shows all tools, and only those of its list may be called."""
+    """Apply OpenAI's `allowed_tools`: all shown, some callable."""
     mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (None, None)
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         raise ToolError(
@@ -133,7 +129,7 @@ def _check_parameters(name: str, schema: Any) -> None:
 
 
 def _choice(given: str | dict[str, Any] | None) -> str | tuple[str]:
-    """`auto`, `none`, `required`, another function's name, or the name in a tuple: then it is not a keyword."""
+    """Return `auto`, `none`, `required`, a name, or a tuple's name, not a keyword."""
     if given is None:
         return "auto"
     if isinstance(given, str):

@@ -1,8 +1,4 @@
-"""A chat that may call a tool or answer with text: first the model decides, then, if it calls nothing, it answers.
-
-TGI's way. Both passes run under one permit, and what comes out is the one that the client gets: a caller reads it like
-any other generation.
-"""
+"""TGI's two passes: the model decides on a call, else answers; under one permit, read as one generation."""
 
 from __future__ import annotations
 
@@ -20,10 +16,10 @@ Start = Callable[[HeldPermits], Awaitable[Run]]
 
 
 class TwoPasses:
-    """Reads like `Running`. Nothing comes out before the decision; it holds one permit throughout."""
+    """Reads like `Running`, from the decision on."""
 
     def __init__(self, decision: Running, answer: Start, permits: HeldPermits) -> None:
-        """`decision` is under the tool grammar, started with `permits_of_one_pass`; `answer` starts the other."""
+        """Take the decision under the tool grammar, and what starts the answer."""
         self._running: Run = decision
         self._answer = answer
         self._parser = ToolCallParser()
@@ -35,7 +31,7 @@ class TwoPasses:
 
     @property
     def request(self) -> ValidRequest:
-        """Of the generation that the client gets, as far as that is known."""
+        """Return the request the client gets, as known."""
         return self._running.request
 
     @property
@@ -47,7 +43,6 @@ class TwoPasses:
         return self._running.timings
 
     async def next_event(self) -> Item:
-        """As `Running.next_event`."""
         try:
             while not self._is_decided:
                 await self._decide()
@@ -60,7 +55,7 @@ class TwoPasses:
         return event
 
     def close(self) -> None:
-        """As `Running.close`; there will be no second pass."""
+        """Close; no second pass follows."""
         if not self._closed:
             self._closed = True
             self._running.close()
@@ -84,7 +79,7 @@ class TwoPasses:
 
 
 def permits_of_one_pass(permits: HeldPermits) -> HeldPermits:
-    """A permit of its own pool: the permit that counts is held until the last pass has ended."""
+    """Return a private permit; the counted one is held to the end."""
     pool = PermitPool(1)
     pool.take(1)
     one = HeldPermits(pool, 1, permits.request_id, permits.request_span)

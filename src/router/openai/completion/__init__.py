@@ -1,1 +1,1 @@
-"""OpenAI's completions API: from its body to generate requests, and from events to its answers."""
+"""OpenAI's completions: bodies to requests, events to answers."""

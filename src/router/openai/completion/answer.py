@@ -1,7 +1,4 @@
-"""From the events of a generation to OpenAI's completion answers: choices, chunks, usage, logprobs.
-
-Dictionaries with the key order of TGI; `router.api.json_out` writes them.
-"""
+"""From events to completion answers, in TGI's key order."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ from router.schemas.completion import CompletionBody
 
 
 class CompletionHead(AnswerHead):
-    """Of a completion, in TGI's key orders."""
+    """A completion's head, in TGI's key order."""
 
     def answer(self, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
-        """The order of keys of an answer, of the last chunk of a prompt and of the usage chunk."""
+        """Order keys of answers, last chunks and usage."""
         return {
             **self._start(),
             "model": self.model,
@@ -33,7 +30,7 @@ class CompletionHead(AnswerHead):
         }
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """The order of keys of a chunk that is not the last."""
+        """Order keys of other chunks."""
         return {
             **self._start(),
             "choices": [choice],
@@ -46,7 +43,7 @@ class CompletionHead(AnswerHead):
 
 
 class Logprobs:
-    """OpenAI's parallel lists for the tokens of one choice, or of one chunk."""
+    """OpenAI's parallel lists of a choice or chunk."""
 
     def __init__(self, names: TokenNames, *, with_top: bool) -> None:
         self._names = names
@@ -57,7 +54,7 @@ class Logprobs:
         self._offsets: list[int] = []
 
     def add(self, token: Token, top_tokens: Sequence[Token], offset: int) -> None:
-        """A generated token; its alternatives name it too, as OpenAI's do."""
+        """Add a token, also among its alternatives."""
         chosen = self._names.chosen(token)
         self._append(_key(chosen), token, _by_name([*self._names.listed(top_tokens, token), chosen]), offset)
 
@@ -91,7 +88,7 @@ def _by_name(names: Sequence[Named]) -> dict[str, Any]:
 
 
 def _key(one: Named) -> str:
-    """As OpenAI names a token without text where there is no other place for its bytes."""
+    """Name a token without text by bytes, as OpenAI."""
     return one.name if one.is_text else f"bytes:{one.name}"
 
 
@@ -102,7 +99,7 @@ def completion(
     offsets: Sequence[Sequence[int]],
     names: TokenNames,
 ) -> dict[str, Any]:
-    """The JSON answer. `groups` holds the generations of each prompt, `offsets` the places of its tokens if needed."""
+    """Return the answer of each prompt's generations."""
     number = body.n or 1
     choices: list[dict[str, Any]] = []
     for index, group in enumerate(groups):
@@ -120,12 +117,12 @@ def completion(
 
 
 def _best(group: Sequence[GenerationResult], number: int) -> Sequence[GenerationResult]:
-    """The `number` generations with the highest mean logprob, the best first; in order of asking if all are wanted."""
+    """Return the `number` highest mean logprobs, or all in order."""
     return group if len(group) == number else sorted(group, key=mean_logprob, reverse=True)[:number]
 
 
 def echoed(body: CompletionBody, index: int, request: ValidRequest) -> str:
-    """What an answer repeats of the prompt with this index: the client's text, or that of its token ids."""
+    """Return a prompt's repeated text."""
     if not body.echo:
         return ""
     prompt = body.prompt[index]
@@ -153,7 +150,7 @@ def _logprobs(
     places: Sequence[int],
     names: TokenNames,
 ) -> dict[str, Any]:
-    """position: where in `text` the generated one begins."""
+    """Return the lists; `position`: of the generated text."""
     logprobs = Logprobs(names, with_top=bool(body.logprobs))
     if body.echo:
         if len(generation.prefill) != len(places):
@@ -171,7 +168,7 @@ def _logprobs(
 
 
 class ChoiceStream:
-    """One choice of a completion stream: one chunk per token; special tokens say nothing."""
+    """A choice's stream: a chunk a token; special ones say nothing."""
 
     def __init__(
         self,

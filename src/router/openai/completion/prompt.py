@@ -1,4 +1,4 @@
-"""From an OpenAI completion body to generate requests: how many, of what prompts, and what is refused first."""
+"""From a completion body to requests, refusals first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.schemas.completion import CompletionBody
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many generations a body asks for: `best_of` per prompt, of which `n` are answered."""
+    """`best_of` generations a prompt, `n` answered."""
 
     prompts: int
     n: int
@@ -26,7 +26,7 @@ class Counts:
 
 
 def counts_of(body: CompletionBody, limits: ServingLimits) -> Counts:
-    """Refuses more generations than one client may ask for. Raises BatchSizeError or ValidationError."""
+    """Refuse too many generations."""
     most, prompts, limit = limits.max_client_batch_size, len(body.prompt), limits.max_choices
     if prompts > most:
         text = f"`prompt` supports up to {most} prompts. Given: {prompts}"
@@ -51,7 +51,7 @@ def counts_of(body: CompletionBody, limits: ServingLimits) -> Counts:
 
 
 def check_served(body: CompletionBody, counts: Counts, *, prompt_logprobs: bool) -> None:
-    """Refuses what cannot be honoured. `prompt_logprobs`: whether the model server computes them."""
+    """Refuse what cannot be honoured, such as `prompt_logprobs`."""
     if body.suffix is not None:
         text = "`suffix` is not supported: put the text around the gap into the prompt in the model's form"
         raise SuffixError(text, param="suffix")
@@ -71,7 +71,7 @@ def check_served(body: CompletionBody, counts: Counts, *, prompt_logprobs: bool)
 
 
 def requests_of(body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
-    """`best_of` requests for each prompt, in the order of the prompts. Raises ValidationError."""
+    """Return `best_of` requests a prompt, in order."""
     return [request for prompt in body.prompt for request in choices_of(_request_of(body, prompt), counts.best_of)]
 
 

@@ -1,1 +1,1 @@
-"""The forms in which models write tool calls and reasoning, and one reader of all of them. Pure; knows no HTTP."""
+"""How models write calls and reasoning, and their one reader. Pure."""

@@ -1,4 +1,4 @@
-"""Which format of calls and which style of reasoning a model has: what the operator says, or its template shows."""
+"""A model's formats of calls and reasoning, by option or template."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFormat:
-    """What is read in the answers of a model. `format` is None where calls are forced into TGI's form."""
+    """What is read in answers; `format` None: TGI's form."""
 
     format: Format | None = None
     style: ReasoningStyle | None = None
@@ -53,7 +53,7 @@ class ModelFormat:
 
     @property
     def has_one_call(self) -> bool:
-        """Whether the template takes answers with one call at most."""
+        """Whether the template takes one call at most."""
         return self.format is not None and self.format.is_one
 
     @property
@@ -62,21 +62,21 @@ class ModelFormat:
 
     @property
     def describes(self) -> bool:
-        """Whether the template fails where a function has no description."""
+        """Whether the template needs descriptions."""
         return self.format is not None and self.format.describes
 
     def can_force(self, schemas: Mapping[str, Any]) -> bool:
-        """Whether a grammar can hold an answer to calls of these functions, in the model's own format."""
+        """Whether a grammar can force calls in the model's format."""
         return self.format is not None and has_rules(self.format, self.markers, schemas)
 
     @property
     def has_json_arguments(self) -> bool:
-        """Whether the arguments of a call are one JSON object."""
+        """Whether arguments are one JSON object."""
         return self.format is not None and self.format.form is not None and self.format.form.arguments is None
 
     @property
     def takes_forms(self) -> bool:
-        """Whether a grammar can tell the beginning of a call from that of an answer that is JSON."""
+        """Whether grammars tell calls from JSON answers."""
         if self.format is None or (form := self.format.form) is None:
             return False
         return (form.begin + form.before_name).lstrip(SPACE)[:1] not in ("", "{", "[")
@@ -84,7 +84,7 @@ class ModelFormat:
     def calls_or_answer(
         self, schemas: Mapping[str, Any], asked: AskedGrammar, prompt: str, *, is_one: bool, budget: int | None
     ) -> AskedGrammar:
-        """Calls, or an answer of a form, behind the thinking. Raises ValidationError."""
+        """Return a grammar of calls, or a formed answer, behind thinking."""
         assert self.format is not None
         read = read_grammar(asked)
         assert read is not None
@@ -103,14 +103,13 @@ class ModelFormat:
         return AskedGrammar("lark", text)
 
     def free(self, schemas: Mapping[str, Any], *, is_one: bool, is_strict: bool) -> AskedGrammar | None:
-        """Text, calls or both; None where no token opens a call. `is_strict`: schemas that cannot be compiled are
-        refused, and not only left unenforced."""
+        """Return a grammar of text and calls, if a token opens them; `is_strict` refuses uncompilable schemas."""
         assert self.format is not None
         text = free_calls(self.format, self.markers, schemas, is_one=is_one)
         return None if text is None else AskedGrammar("lark", text, is_optional=not is_strict)
 
     def behind_thinking(self, asked: AskedGrammar, prompt: str, budget: int | None) -> AskedGrammar:
-        """A grammar of the answer that begins where the thinking ends. Raises ValidationError."""
+        """Return a grammar of the answer behind thinking."""
         thinking, read = self._thinking(prompt, budget), read_grammar(asked)
         answers = self._answers
         if read is None or not thinking.opens or (thinking.is_over and not answers):
@@ -131,15 +130,12 @@ class ModelFormat:
         return self.format.form.answers if self.format is not None and self.format.form is not None else ""
 
     def may_think(self, prompt: str) -> bool:
-        """Whether an answer to this prompt may begin with reasoning."""
+        """Whether the answer may begin with reasoning."""
         thinking = self._thinking(prompt, None)
         return bool(thinking.opens) and not thinking.is_over
 
     def limited(self, schemas: Mapping[str, Any], prompt: str, *, is_one: bool, budget: int) -> AskedGrammar:
-        """An answer whose thinking has at most `budget` tokens.
-
-        Raises ValidationError where no token of its own ends the thinking.
-        """
+        """Bound thinking to `budget` tokens, if a token ends it."""
         thinking = replace(self._thinking(prompt, budget), space=False)  # anything may follow
         if not isinstance(self.markers.pieces(thinking.closes)[0], int):
             raise ValidationError(
@@ -165,8 +161,12 @@ class ModelFormat:
         )
 
     def reader(self, schemas: Mapping[str, Any] | None, prompt: str, *, begun: str = "") -> AnswerReader | None:
-        """Of one answer; None where there is only content. `schemas`: of the functions that it may call, by name; None
-        where it calls none. `begun`: as in `ReasoningStyle.is_open_in`."""
+        """Return an answer's reader, unless only content.
+
+        Args:
+            schemas: Of callable functions; None: no calls.
+            begun: See `ReasoningStyle.is_open_in`.
+        """
         format = self.format
         if format is not None and format.turn is None and schemas is None:
             format = None
@@ -192,10 +192,7 @@ async def choose(
     tool_call_parser: str,
     reasoning_parser: str,
 ) -> ModelFormat:
-    """`special_tokens`: those of `added_tokens` that texts never show.
-
-    Raises StartupError for names that are not in the tables.
-    """
+    """Choose formats by option or template, with never shown `special_tokens`."""
     source = "\n".join(template.sources.values())
     format = _format(source, tool_call_parser)
     style = _style(source, reasoning_parser)

@@ -1,4 +1,4 @@
-"""What an answer turns out to say, in the order of the answer: reasoning, content, calls."""
+"""What an answer says, in order: reasoning, content, calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Reasoning:
-    """More of the text behind which the answer begins."""
+    """More reasoning text."""
 
     text: str
 
@@ -21,7 +21,7 @@ class Content:
 
 @dataclass(slots=True)
 class CallStarted:
-    """The name is complete. `own_id`: the id that the model wrote, if its format has one."""
+    """The name is complete, with the model's `own_id`, if any."""
 
     name: str
     own_id: str | None = None
@@ -29,14 +29,14 @@ class CallStarted:
 
 @dataclass(slots=True)
 class Arguments:
-    """More of the JSON text of the call that started last."""
+    """More JSON of the last call."""
 
     text: str
 
 
 @dataclass(slots=True)
 class CallEnded:
-    """`is_complete`: its arguments are a whole JSON value."""
+    """`is_complete`: the arguments are whole."""
 
     is_complete: bool
 

@@ -1,4 +1,4 @@
-"""What a format is, and what its reader works with."""
+"""A format, and its reader's tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.openai.formats.source import Source, Steps
 
 
 class CallReader:
-    """The text that is read, the calls that come out, and what is known of the model and the functions."""
+    """The text read, calls out, and model's and functions' facts."""
 
     def __init__(self, markers: Markers, types: ArgumentTypes) -> None:
         self.source = Source()
@@ -28,17 +28,14 @@ class CallReader:
         self._markers = markers
 
     def mark(self, text: str) -> str:
-        """A text of the format, encoded like the source."""
+        """Encode a format's text like the source."""
         return self._markers.encoded(text)
 
     def visible(self, text: str) -> str:
         return self._markers.visible(text)
 
     def space_and(self, *marks: str) -> Steps[str]:
-        """Skips white space, then reads one of the marks if it comes next. Returns the mark as it was given.
-
-        Half of a mark at the end of the text is skipped.
-        """
+        """Skip white space, and read a mark if next; half marks at the end are skipped."""
         yield from self.source.space()
         encoded = {self.mark(mark): mark for mark in marks}
         found = yield from self.source.literal(*encoded)
@@ -47,7 +44,7 @@ class CallReader:
         return encoded.get(found, "")
 
     def attempt(self, call: Steps[bool]) -> Steps[bool]:
-        """Reads a call. If it breaks before its name is complete, nothing is read and False is returned."""
+        """Read a call, or nothing if it breaks before its name."""
         position, before = self.source.hold(), self.num_started
         is_complete = yield from call
         if self.num_started == before:
@@ -69,13 +66,13 @@ class CallReader:
             self.events.append(kind(text))
 
     def argue(self, text: str) -> None:
-        """Passes on more of the arguments' JSON text."""
+        """Pass on arguments' JSON."""
         if text := self._markers.shown(text):
             self.events.append(Arguments(text))
 
 
 class ObjectWriter:
-    """Arguments that are written key by key, as the JSON text of an object."""
+    """Writes arguments key by key as JSON."""
 
     def __init__(self, reader: CallReader) -> None:
         self._reader = reader
@@ -94,27 +91,27 @@ class ObjectWriter:
 
 
 class IdKind(Enum):
-    """Which ids a template accepts for its calls."""
+    """Which call ids a template accepts."""
 
     RANDOM = "random"
     SHORT = "short"  # nine letters and digits
     COUNTED = "counted"  # functions.NAME:NUMBER, counted through the chat
 
     def new(self, name: str, number: int) -> str:
-        """`number`: of calls before it in the chat."""
+        """Make the id of a call, `number` before it."""
         if self is IdKind.COUNTED:
             return f"functions.{name}:{number}"
         return uuid.uuid4().hex[:9] if self is IdKind.SHORT else f"call_{uuid.uuid4().hex[:24]}"
 
     def accepts(self, own_id: str) -> bool:
-        """Whether an id that the model wrote can be the call's."""
+        """Whether the model's own id serves."""
         if self is IdKind.SHORT:
             return re.fullmatch(r"[A-Za-z0-9]{9}", own_id) is not None
         return self is IdKind.COUNTED and re.fullmatch(r"functions\..+:\d+", own_id, re.DOTALL) is not None
 
 
 class Values(Enum):
-    """How the values of arguments are written that are not members of one JSON object."""
+    """How arguments are written outside of JSON objects."""
 
     TAGGED = "tagged"  # a text as it is, others as JSON
     PYTHON = "python words"  # JSON, and Python's words for true and false
@@ -139,9 +136,11 @@ class ArgumentsForm:
 
 @dataclass(frozen=True, kw_only=True)
 class CallForm:
-    """How calls are written where a grammar forces them. INDEX stands for a number, SPACE for white space and LINE_END
-    for a line end that may be there, SEPARATOR for a semicolon or a line end with white space around it, OWN_ID for
-    Mistral's mark of an id and the id, which may be there."""
+    """How a grammar forces calls.
+
+    INDEX: a number; SPACE: optional white space; LINE_END: an optional one; SEPARATOR: semicolon or line end; OWN_ID:
+    Mistral's optional id.
+    """
 
     before_name: str
     behind_name: str
@@ -166,10 +165,7 @@ Read = Callable[[CallReader, str], Steps[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A form of tool calls. `read` is called behind an opener or in front of a start, which is its second argument.
-
-    It reads calls by `CallReader.attempt` until something else comes.
-    """
+    """A form of tool calls; `read` begins behind an opener or before a start."""
 
     name: str
     read: Read

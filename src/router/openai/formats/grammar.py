@@ -1,7 +1,6 @@
-"""Grammars that hold an answer to a model's own format of calls: llguidance's list of a frame and the schemas.
+"""Grammars of the model's own calls: a frame with token ids, and schemas apart.
 
-Only the frame names tokens, by their ids; clients' schemas are never part of its text, and names of functions only as
-literals.
+Clients' schemas are never part of the frame's text, and names only as literals.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ _META = re.compile(r"[\\/.+*?()|\[\]{}^$#&~-]")
 
 @dataclass(frozen=True, kw_only=True)
 class Thinking:
-    """What may come before the rest of an answer. `is_open`: the prompt has begun it; `is_over`: it has ended it.
-    `space`: white space behind it belongs to its mark."""
+    """What may come first."""
 
     opens: str = ""  # no thinking
     closes: str = ""
+    # Belongs to its mark.
     space: bool = False
+    # The prompt has begun it; `is_over`: ended it.
     is_open: bool = False
     is_over: bool = False
     budget: int | None = None  # tokens
 
     def rules(self, markers: Markers) -> tuple[str, str]:
-        """The symbol at the beginning of the frame, and its rules; both empty where nothing comes first."""
+        """Return first symbol and rules; empty without thinking."""
         if not self.opens or self.is_over:
             return "", ""
         space = SPACE if self.space else ""
@@ -58,19 +58,19 @@ class Thinking:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Rules of calls, and the schemas that they refer to by their places."""
+    """Rules of calls, and their schemas."""
 
     rules: str
     schemas: Sequence[Any]
 
 
 def is_suitable(names: Iterable[str]) -> bool:
-    """Whether functions of these names can be called under a grammar."""
+    """Whether a grammar can call such names."""
     return all(_NAME.fullmatch(name) for name in names)
 
 
 def has_rules(format: Format, markers: Markers, schemas: Mapping[str, Any]) -> bool:
-    """Whether a grammar can hold calls of these functions to their schemas, in this format."""
+    """Whether a grammar can hold calls to these schemas."""
     if format.form is None or not is_suitable(schemas):
         return False
     try:
@@ -83,7 +83,7 @@ def has_rules(format: Format, markers: Markers, schemas: Mapping[str, Any]) -> b
 def forced_calls(
     format: Format, markers: Markers, schemas: Mapping[str, Any], thinking: Thinking, *, is_one: bool
 ) -> str:
-    """One call at least, and nothing else behind the thinking. `schemas`: of parameters, by the functions' names."""
+    """Require calls alone behind thinking."""
     assert format.form is not None
     first, rules = thinking.rules(markers)
     calls = _calls(format.form, markers, schemas, is_one)
@@ -91,7 +91,7 @@ def forced_calls(
 
 
 def free_calls(format: Format, markers: Markers, schemas: Mapping[str, Any], *, is_one: bool) -> str | None:
-    """Any text, and calls from the token or the text on that opens one; None where neither does. Text may follow."""
+    """Allow any text, and calls from their opener on, if one opens them."""
     return _behind_token(format, markers, schemas, is_one) or _behind_text(format, markers, schemas, is_one)
 
 
@@ -109,7 +109,7 @@ def _behind_token(format: Format, markers: Markers, schemas: Mapping[str, Any], 
 
 
 def _behind_text(format: Format, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> str | None:
-    """Each function's name opens a call, with all that the format writes around it."""
+    """Open calls by each function's name and what surrounds it."""
     form = format.form
     if form is None or any(place in form.begin + form.before_name + form.behind_name for place in PLACES):
         return None
@@ -123,12 +123,12 @@ def _behind_text(format: Format, markers: Markers, schemas: Mapping[str, Any], i
 
 
 def _space_behind(format: Format) -> str:
-    """Symbols of white space, where calls end without a token that ends the answer."""
+    """Allow white space where no token ends calls."""
     return "" if format.turn is not None else PLACES[SPACE]
 
 
 def _rest(form: CallForm, markers: Markers, stops_at: int | str) -> tuple[str, str]:
-    """The symbols of what may follow calls, tokens up to one that is excepted, and their rules."""
+    """Return what may follow calls, up to an excepted token."""
     last = markers.pieces(form.end or form.behind_arguments or "}")[-1]
     # The last token of a call may hold text behind it, which cannot be the beginning of the next call.
     behind = "" if isinstance(last, int) else "TEXT? "
@@ -143,7 +143,7 @@ def _opening(form: CallForm, name: str) -> str:
 def limited_thinking(
     thinking: Thinking, format: Format | None, markers: Markers, schemas: Mapping[str, Any], *, is_one: bool
 ) -> str:
-    """Thinking within its budget, then any text, and calls where a token opens them."""
+    """Bound thinking, then allow text and opened calls."""
     first, rules = thinking.rules(markers)
     free = None if format is None or not schemas else _behind_token(format, markers, schemas, is_one)
     if free is not None:
@@ -154,7 +154,7 @@ def limited_thinking(
 
 
 def answer_behind(thinking: Thinking, markers: Markers, form: Mapping[str, Any], answers: str = "") -> str:
-    """An answer of a form, behind the thinking. `form`: as in `listed`; `answers`: what comes before it."""
+    """Require an answer of a form behind thinking."""
     first, rules = thinking.rules(markers)
     frame = f"start: {first}{symbols(answers, markers)} @answer\n{rules}"
     return listed(frame, {"name": "answer", **form})
@@ -163,7 +163,7 @@ def answer_behind(thinking: Thinking, markers: Markers, form: Mapping[str, Any],
 def calls_or_answer(
     format: Format, markers: Markers, schemas: Mapping[str, Any], thinking: Thinking, schema: Any, *, is_one: bool
 ) -> str:
-    """Calls, or an answer that fits a schema, behind the thinking."""
+    """Require calls, or an answer by schema, behind thinking."""
     assert format.form is not None
     first, rules = thinking.rules(markers)
     calls = _calls(format.form, markers, schemas, is_one)
@@ -181,11 +181,11 @@ def _calls(
     is_begun: bool = False,
     begins_at: int | None = None,
 ) -> _Frame:
-    """Rules of calls.
+    """Return rules of calls.
 
     Args:
-        is_begun: The first call begins with any text that ends with its name, in tokens that hold other text too.
-        begins_at: The token with which the calls begin; what comes before it does not belong to them.
+        is_begun: The first begins with any text that ends with its name.
+        begins_at: The token that begins them; text before is not theirs.
     """
 
     def of(text: str) -> str:
@@ -211,24 +211,24 @@ def _calls(
 
 
 def _from(token: int | None, text: str) -> str:
-    """Symbols from this token on, if they have it."""
+    """Return symbols from this token on."""
     _, mark, behind = text.partition(f"<[{token}]>")
     return mark + behind if mark else text
 
 
 def _head(number: int, opening: str, markers: Markers) -> str:
-    """The rule of what begins a call; its first token may hold other text before it."""
+    """Return a call's beginning, whose first token may hold other text before."""
     if isinstance(markers.pieces(opening)[0], int):
         return f"head_{number}: {symbols(opening, markers)}\n"
     return f"head_{number}[lazy]: /(.|\\n)*{_literal(opening)}/\n"
 
 
 def _literal(text: str) -> str:
-    """A text within a regular expression between slashes."""
+    """Escape text for a regex between slashes."""
     return _META.sub(lambda found: chr(92) + found[0], text).replace("\n", "\\n")
 
 
 def _listed(frame: str, schemas: Sequence[Any], trigger: Mapping[str, Any] | None = None) -> str:
-    """`trigger`: that before which anything may come; the text begins with it (`wire.grammar`)."""
+    """List the frame; before `trigger` anything may come (`wire.grammar`)."""
     tools = [{"name": f"tool_{number}", "json_schema": schema} for number, schema in enumerate(schemas)]
     return listed(frame, *tools, **(trigger or {}))

@@ -1,8 +1,4 @@
-"""From tokens to text in which each marker that is a token of its own is one character.
-
-The characters are lone surrogates, which no decoded text has: a marker is known by its token's id, and the same letters
-in ordinary tokens are only text.
-"""
+"""From tokens to text with each marker token as one character, a lone surrogate, unlike the same letters."""
 
 from __future__ import annotations
 
@@ -17,8 +13,7 @@ class Markers:
     """The markers of one model."""
 
     def __init__(self, marks: Iterable[str], added_tokens: Mapping[str, int], special: Collection[str] = ()) -> None:
-        """`added_tokens`: the tokenizer's, by their text. Any other mark is known by its letters. `special`: those that
-        texts never show."""
+        """Map marks that are tokens; others stay letters."""
         tokens = sorted({mark for mark in marks if mark in added_tokens}, key=lambda mark: (-len(mark), mark))
         self._characters = {text: chr(_FIRST + number) for number, text in enumerate(tokens)}
         self._texts = {ord(character): text for text, character in self._characters.items()}
@@ -27,7 +22,7 @@ class Markers:
         self._by_id = {number: text for text, number in self._ids.items()}
 
     def encoded(self, text: str) -> str:
-        """A text of a format, with a character for each token in it."""
+        """Encode a format's text, a character per token."""
         for mark, character in self._characters.items():
             text = text.replace(mark, character)
         return text
@@ -37,7 +32,7 @@ class Markers:
         return text.translate(self._texts)
 
     def shown(self, text: str) -> str:
-        """As `visible`, without special tokens."""
+        """Return the visible text without special tokens."""
         return text.translate(self._shown)
 
     def is_token(self, mark: str) -> bool:
@@ -45,11 +40,10 @@ class Markers:
 
     @property
     def ids(self) -> list[int]:
-        """Of the marks that are tokens."""
         return sorted(self._by_id)
 
     def pieces(self, text: str) -> list[str | int]:
-        """A text of a format as ids of tokens and the texts between them."""
+        """Split a format's text into token ids and texts."""
         pieces: list[str | int] = []
         for character in self.encoded(text):
             mark = self._texts.get(ord(character))
@@ -62,7 +56,7 @@ class Markers:
         return pieces
 
     def text_of(self, token: Token) -> str:
-        """What a token adds. Other special tokens add nothing."""
+        """Return a token's text; other special ones add none."""
         mark = self._by_id.get(token.id)
         if mark is None:
             return "" if token.special else token.text

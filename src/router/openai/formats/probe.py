@@ -1,7 +1,4 @@
-"""Whether a chat template writes calls in the format that it seems to have: it renders some, and they are read.
-
-Each answer is found by comparing the prompt that it answers with a later one that contains it.
-"""
+"""Tests a template's format: renders calls, and reads them, comparing prompts."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _QUESTION = Turn(role="user", parts="Which weather?")
 async def calls_in_an_answer(
     template: ChatTemplate, format: Format, style: ReasoningStyle | None, markers: Markers
 ) -> int:
-    """How many calls of one answer are read as they were rendered: 2, 1 or none."""
+    """Return how many of two calls are read as rendered."""
     marks = [*format.marks, *format.starts, *(style.marks if style else ())]
     for count in (1,) if format.is_one else (2, 1):
         expected = _CALLS[:count]
@@ -50,7 +47,7 @@ async def calls_in_an_answer(
 async def _answer(
     template: ChatTemplate, calls: list[tuple[str, Any]], format: Format, content: str | None, marks: Iterable[str]
 ) -> str:
-    """What follows the prompt in the chat that contains the answer. Raises TemplateError."""
+    """Return an answer between its prompt and the later chat."""
     ids = [format.ids.new(name, number) for number, (name, _) in enumerate(calls)]
     tool_calls = [
         {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -68,7 +65,7 @@ async def _answer(
 
 
 def _outside_marks(text: str, place: int, marks: Iterable[str]) -> int:
-    """A place in a text, or the beginning of the mark around it: prompts may end in a mark that begins like another."""
+    """Move a place before a mark around it, since prompts may end in a similar one."""
     around = [
         start
         for mark in marks
@@ -78,7 +75,7 @@ def _outside_marks(text: str, place: int, marks: Iterable[str]) -> int:
 
 
 def _read(events: list[ChatEvent]) -> list[tuple[str, Any]]:
-    """The calls that are complete, with their arguments."""
+    """Return complete calls with arguments."""
     calls: list[tuple[str, Any]] = []
     name = text = ""
     for event in events:

@@ -1,4 +1,4 @@
-"""Reads the tokens of an answer into reasoning, content and calls; the same for streams and whole answers."""
+"""Reads answers' tokens into reasoning, content and calls, streamed or whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST_CITATION = 256
 
 
 class AnswerReader:
-    """One answer. Each visible character comes out in an event, is part of a mark, or is white space next to one."""
+    """One answer; visible characters become events, marks, or space beside these."""
 
     def __init__(
         self,
@@ -26,8 +26,12 @@ class AnswerReader:
         is_open: bool = False,
         is_begun: bool = False,
     ) -> None:
-        """`format`: None where no calls are read. `is_open`: the prompt ends inside of the reasoning; `is_begun`: and
-        not at its opening mark."""
+        """Take the formats.
+
+        Args:
+            format: None: no calls.
+            is_open: The prompt ends within reasoning; `is_begun`: past its mark.
+        """
         self.text_of = markers.text_of
         """What `read` takes for a token."""
         self._calls = CallReader(markers, types)
@@ -51,18 +55,18 @@ class AnswerReader:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether what has come so far ends inside of reasoning."""
+        """Whether the text so far ends in reasoning."""
         return self._calls.is_reasoning
 
     def read(self, text: str) -> list[ChatEvent]:
-        """What more text brings, as `text_of` makes it from tokens."""
+        """Read more of `text_of`'s text."""
         if not text:
             return []
         self._calls.source.push(text)
         return self._resume()
 
     def end(self) -> list[ChatEvent]:
-        """What is left at the end of the answer."""
+        """Return what is left."""
         self._calls.source.is_complete = True
         return self._resume()
 
@@ -102,7 +106,7 @@ class AnswerReader:
                 say(space)  # the mark closes nothing
 
     def _expected(self) -> tuple[str, ...]:
-        """The marks that mean something where the answer is."""
+        """Return the marks that count here."""
         marks = self._marks
         if self._calls.is_reasoning:
             again = (marks.opens,) if self._trims else ()
@@ -119,7 +123,7 @@ class AnswerReader:
         return tuple(filter(None, found))
 
     def _start(self, format: Format) -> Steps[None]:
-        """A call that begins the answer without a mark."""
+        """Read a first call without a mark."""
         if not format.starts:
             return
         source = self._calls.source
@@ -153,10 +157,7 @@ class AnswerReader:
         self._calls.is_reasoning, self._is_fresh, self._trims, self._is_behind_call = False, False, True, True
 
     def _text(self, say: Say) -> Steps[tuple[str, str]]:
-        """Passes on text up to the first mark, which is read; returns the white space before it and it, "" at the end.
-
-        White space stays unread until it is known not to be next to a mark.
-        """
+        """Pass text up to a mark; return space before it, and it, "" at the end."""
         source = self._calls.source
         while True:
             if self._trims:
@@ -184,7 +185,7 @@ class AnswerReader:
             yield
 
     def _is_only_first(self, mark: str) -> bool:
-        """Whether the mark means something at the beginning of a text only."""
+        """Whether the mark counts only first."""
         marks = self._marks
         if mark == marks.opens:
             return self._calls.is_reasoning or not marks.may_come_again
@@ -205,7 +206,7 @@ class AnswerReader:
 
 
 class _Marks:
-    """Of a style of reasoning, encoded like the text; empty ones never come."""
+    """A style's encoded marks; empty ones never come."""
 
     def __init__(self, style: ReasoningStyle, markers: Markers) -> None:
         self.opens, self.closes = markers.encoded(style.opens), markers.encoded(style.closes)

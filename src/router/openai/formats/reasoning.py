@@ -1,4 +1,4 @@
-"""The marks between which models write their reasoning, one row for each style."""
+"""Marks of reasoning, a row per style."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningStyle:
-    """`opens` and `closes` are single tokens or texts."""
-
     name: str
     opens: str
     closes: str
@@ -24,21 +22,17 @@ class ReasoningStyle:
         return tuple(filter(None, (*(self.tokens or (self.opens, self.closes)), *self.around_answer, *self.inline)))
 
     def is_open_in(self, prompt: str, begun: str = "") -> bool:
-        """Whether a prompt ends inside of the reasoning of the answer that is to come.
-
-        `begun`: what the client has written of the answer, which is at the end of the prompt.
-        """
+        """Whether a prompt ends within the coming answer's reasoning; `begun`: the client's beginning of it."""
         # An opening mark in an earlier message is text; the one of the answer is followed by white space alone.
         return prompt.rfind(self.opens) > prompt.rfind(self.closes) and (
             self.ends_with_mark(prompt) or self.opens in begun
         )
 
     def ends_with_mark(self, prompt: str) -> bool:
-        """Whether white space alone follows the last opening mark."""
+        """Whether only space follows the last opening mark."""
         return not prompt[prompt.rfind(self.opens) + len(self.opens) :].strip()
 
     def is_in(self, template: str) -> bool:
-        """Whether a template is written for this style."""
         # Some templates name only the closing mark, which they cut off earlier answers with.
         return all(mark in template for mark in (self.closes, *self.also))
 
@@ -103,10 +97,9 @@ STYLES = (
 
 
 def named(name: str) -> ReasoningStyle | None:
-    """The style of that name, or that another server knows under it."""
+    """Return a style by its name, ours or another server's."""
     return next((style for style in STYLES if name in (style.name, *style.aliases)), None)
 
 
 def style_in(template: str) -> ReasoningStyle | None:
-    """The style that a template is written for."""
     return next((style for style in STYLES if style.is_in(template)), None)

@@ -1,4 +1,4 @@
-"""Which JSON types a function's schema allows for an argument: it decides how text without quotes is understood."""
+"""JSON types of arguments, which decide unquoted text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_DEPTH = 16
 
 
 class ArgumentTypes:
-    """Of the functions that an answer may call. Arguments of others, or without a schema, may have any type."""
+    """An answer's functions; unknown arguments may be of any type."""
 
     def __init__(self, schemas: Mapping[str, Any]) -> None:
         self._schemas = schemas
@@ -22,7 +22,6 @@ class ArgumentTypes:
 
     @property
     def only_name(self) -> str | None:
-        """Of the one function that there is."""
         return next(iter(self._schemas)) if len(self._schemas) == 1 else None
 
     def of(self, name: str, key: str) -> frozenset[str]:
@@ -31,7 +30,7 @@ class ArgumentTypes:
         return _types(properties.get(key), root, 0) if isinstance(properties, dict) else _ALL
 
     def json_of(self, text: str, types: frozenset[str]) -> str:
-        """The JSON text of an argument that is written without quotes: itself if its type is right, else a string."""
+        """Return unquoted text as JSON: itself if of a right type, else a string."""
         if types != {"string"}:
             try:
                 value = json.loads(text, parse_constant=_refuse)
@@ -46,7 +45,7 @@ class ArgumentTypes:
 
 
 def _of_python(text: str, types: frozenset[str]) -> str | None:
-    """The JSON text of a literal as Python writes it; None: it is none, or may be meant as text."""
+    """Return a Python literal's JSON, unless it may be text."""
     try:
         value = ast.literal_eval(text.strip())
         if ("string" in types and (value is not None or types == _ALL)) or not _type_of(value) & types:
@@ -77,7 +76,7 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """What a schema that is only a reference refers to; others as they are."""
+    """Follow a schema that is only a reference."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(schema, dict) or not isinstance(reference := schema.get("$ref"), str) or len(schema) > 1:
             return schema

@@ -1,8 +1,4 @@
-"""The text of an answer as far as it has come, for readers that wait for more of it.
-
-A reader is a generator: it yields where it needs text that has not come yet. After the end of the text it is resumed
-with `is_complete` set, and must come to its own end.
-"""
+"""An answer's text so far, for generators that yield where more is needed, and end once it `is_complete`."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ _SCALAR = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRST
 
 
 class Source:
-    """Text and a position in it. `hold` keeps what is read from then on, so that `rewind` can go back to it."""
+    """Text and a position; `hold` allows `rewind`."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -29,7 +25,6 @@ class Source:
 
     @property
     def rest(self) -> str:
-        """What has come and has not been read."""
         return self._text[self._position :]
 
     def push(self, text: str) -> None:
@@ -67,7 +62,7 @@ class Source:
             self._position += 1
 
     def literal(self, *options: str) -> Steps[str]:
-        """Reads the first of the options that comes next, and returns it; "": none does."""
+        """Read the first next option; "": none."""
         while True:
             rest = self.rest[: max(map(len, options))]
             for option in options:
@@ -79,8 +74,7 @@ class Source:
             yield
 
     def until(self, *marks: str, limit: int = 256) -> Steps[tuple[str, str] | None]:
-        """The text before the mark that comes first, and that mark, which is read too. None: it does not come
-        within `limit` characters, and nothing is read."""
+        """Read to the first mark within `limit`; else None, unread."""
         seen = self._position
         longest = max(map(len, marks))
         while True:
@@ -100,7 +94,7 @@ class Source:
             seen -= start - self._position  # what was read before may have been dropped
 
     def text_until(self, marks: tuple[str, ...], say: Say) -> Steps[str]:
-        """Passes on the text before the mark that comes first and reads that mark, which it returns; "" at the end."""
+        """Pass text to the first mark, which is returned; "" at the end."""
         while True:
             rest = self.rest
             found = [(place, mark) for mark in marks if (place := rest.find(mark)) >= 0]
@@ -113,7 +107,7 @@ class Source:
             yield
 
     def json_string(self) -> Steps[str | None]:
-        """The value of a JSON string; None: there is none."""
+        """Read a JSON string, if there is one."""
         pieces: list[str] = []
         if (yield from self.peek()) != '"' or not (yield from self.json_value(pieces.append)):
             return None
@@ -124,7 +118,7 @@ class Source:
         return value
 
     def json_value(self, say: Say) -> Steps[bool]:
-        """Passes on one JSON value as it is written. False: it is cut off or malformed, and what came is passed on."""
+        """Pass on a JSON value; False: cut or malformed."""
         first = yield from self.peek()
         if first == '"':
             return (yield from self._json_string(say))
@@ -189,7 +183,7 @@ class Source:
 
 
 def overlap(text: str, marks: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that is a proper beginning of one of the marks."""
+    """Return the longest end of `text` that begins a mark."""
     longest = 0
     for mark in marks:
         for length in range(min(len(text), len(mark) - 1), longest, -1):

@@ -1,4 +1,4 @@
-"""The formats that are known, and how a model's is found: by signs in its chat template."""
+"""Known formats, found by signs in templates."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FORMATS: dict[str, Format] = {
 
 
 def named(name: str, template: str = "") -> Format | None:
-    """The format of that name, or that another server knows under it: of several the one that the template shows."""
+    """Return a format by name, of several the template's."""
     known = [row for row in FORMATS.values() if name in row.aliases]
     shown = (row for row in known if row.signs(template))
     return FORMATS.get(name) or next(shown, known[-1] if known else None)
 
 
 def format_in(template: str) -> Format | None:
-    """The format that a chat template is written for, as far as its text shows."""
+    """Return the template's format, as far as it shows."""
     return next((row for row in FORMATS.values() if row.signs(template)), None)

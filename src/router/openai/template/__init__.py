@@ -1,1 +1,1 @@
-"""Chat templates, rendered in a bounded process of its own."""
+"""Chat templates, rendered in bounded processes."""

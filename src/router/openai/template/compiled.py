@@ -1,4 +1,4 @@
-"""One chat template, compiled, and how it is filled in. Runs in `router.openai.template.worker`."""
+"""A compiled chat template, in `router.openai.template.worker`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _END_MARK = "End-Of-The-Last-Turn"
 
 
 class CompiledTemplate:
-    """One template and what its source says about the messages that it expects."""
+    """A template, and what it expects of messages."""
 
     def __init__(self, environment: ChatEnvironment, source: str) -> None:
         self._template: Template = environment.from_string(source)
@@ -32,7 +32,7 @@ class CompiledTemplate:
         ending: PromptEnding = "usual",
         documents: list[dict[str, Any]] | None = None,
     ) -> str:
-        """The prompt. `tools` in OpenAI's form; whatever is raised is the template's or its variables' fault."""
+        """Render the prompt; raises the template's faults."""
         if documents and not self._traits.reads_documents:
             raise TemplateError("it does not read `documents`: put them into the messages")
         if documents:
@@ -47,7 +47,7 @@ class CompiledTemplate:
         return self._render(turns, tools, {**variables, "add_generation_prompt": ending != "closed"})
 
     def _render(self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]) -> str:
-        """Raises what the template does, for a chat that it takes in no form."""
+        """Render a chat in any form the template takes."""
         try:
             return self._render_as(turns, tools, variables)
         except (MemoryError, SecurityError):
@@ -70,10 +70,8 @@ class CompiledTemplate:
     def _continued(
         self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
     ) -> str | None:
-        """Up to the end of the last turn's text, so that the model continues it; None if it is not in the text.
-
-        A mark shows where it ends, as in transformers: the text itself may occur after it again. White space at its
-        end is cut off, as in TGI.
+        """Render up to the end of the last turn, to be continued, found by a mark, as transformers; trailing space is
+        cut, as TGI.
         """
         text = self._render([*turns[:-1], turns[-1].followed_by(_END_MARK)], tools, variables)
         position = text.rfind(_END_MARK)

@@ -1,7 +1,5 @@
-"""Other forms of a chat, for a template that refuses the form which transformers would give it.
-
-transformers refuses such chats, too. Clients of OpenAI's API send them everywhere: `content: null` beside calls, system
-messages in the middle, two of them.
+"""Other forms of chats that templates (and transformers) refuse, but clients send: null content, late or double system
+messages.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ _INSTRUCTIONS = frozenset({"system", "developer"})
 
 
 def other_forms(turns: Sequence[Turn]) -> Iterator[list[Turn]]:
-    """The forms to try, those with the fewest changes first."""
+    """Yield forms, fewest changes first."""
     possible = [change for change in (_with_texts, _with_written_arguments) if change(turns) is not None]
     systems: list[_Change | None] = [None, *(one for one in _SYSTEMS if one(turns) is not None)]
     for move in systems:
@@ -35,7 +33,7 @@ def other_forms(turns: Sequence[Turn]) -> Iterator[list[Turn]]:
 
 
 def fault_in(turns: Sequence[Turn]) -> str | None:
-    """What no form changes: arguments of an earlier call that are not an object."""
+    """Return what no form changes: arguments that are not an object."""
     for index, turn in enumerate(turns):
         for number, call in enumerate(turn.tool_calls or ()):
             if not isinstance(call["function"]["arguments"], dict):
@@ -45,14 +43,14 @@ def fault_in(turns: Sequence[Turn]) -> str | None:
 
 
 def _with_texts(turns: Sequence[Turn]) -> list[Turn] | None:
-    """An empty text beside calls where there is none."""
+    """Put empty texts beside calls."""
     if not any(turn.parts is None and turn.tool_calls for turn in turns):
         return None
     return [replace(turn, parts="") if turn.parts is None and turn.tool_calls else turn for turn in turns]
 
 
 def _with_written_arguments(turns: Sequence[Turn]) -> list[Turn] | None:
-    """Arguments as the text that OpenAI's API has, for templates that join it to other text."""
+    """Write arguments as OpenAI's text."""
     if not any(turn.tool_calls for turn in turns):
         return None
     return [replace(turn, tool_calls=[_written(call) for call in turn.tool_calls or ()] or None) for turn in turns]
@@ -72,7 +70,7 @@ def _merged(turns: Sequence[Turn]) -> list[Turn] | None:
 
 
 def _hoisted(turns: Sequence[Turn]) -> list[Turn] | None:
-    """All system messages as one, at the beginning."""
+    """Join system messages at the beginning."""
     found = [turn for turn in turns if _instructs(turn)]
     num_leading = len(list(takewhile(_instructs, turns)))
     if len(found) == num_leading or len(found) == len(turns):
@@ -81,7 +79,7 @@ def _hoisted(turns: Sequence[Turn]) -> list[Turn] | None:
 
 
 def _in_a_question(turns: Sequence[Turn]) -> list[Turn] | None:
-    """System messages as the beginning of the first question, for templates without that role."""
+    """Put system messages before the first question."""
     found = [turn for turn in turns if _instructs(turn)]
     others = [turn for turn in turns if not _instructs(turn)]
     if not found:
@@ -99,7 +97,6 @@ def _instructs(turn: Turn) -> bool:
 
 
 def _joined(turns: Sequence[Turn]) -> Turn:
-    """One message with an empty line between the texts."""
     if not any(isinstance(turn.parts, list) for turn in turns):
         return replace(turns[0], parts="\n\n".join(filter(None, (turn.text for turn in turns))))
     parts: list[dict[str, Any]] = []

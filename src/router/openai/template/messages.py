@@ -1,8 +1,6 @@
-"""From the turns of a chat to the messages that a template sees: the one normalisation before rendering.
+"""From turns to a template's messages, normalised once: parts flattened, calls as objects or text, known roles.
 
-Parts are flattened unless the template iterates content, tool calls are objects where the template shows them and text
-where it does not, roles that the template does not know are mapped. What is absent stays absent: that is how
-transformers passes null.
+What is absent stays absent, as transformers passes null.
 """
 
 from __future__ import annotations
@@ -31,10 +29,7 @@ _ID_LENGTH = 9
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A message. `parts` is the content as sent: None, a text, or the dictionaries of a list of parts.
-
-    A part is a text, or an image: `{"type": "image", "marker": what stands for it in a text}`.
-    """
+    """A message; `parts` is the content as sent, texts or `{"type": "image", "marker": ...}`."""
 
     role: str
     parts: str | list[dict[str, Any]] | None = None
@@ -45,14 +40,14 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """The content as one text; an image becomes its marker."""
+        """Return one text, with images' markers."""
         if self.parts is None or isinstance(self.parts, str):
             return self.parts or ""
         return "".join(_part_text(part) for part in self.parts)
 
     @property
     def is_open(self) -> bool:
-        """Whether, as the last one, it is an answer that is to be continued."""
+        """Whether it is a last answer to be continued."""
         return self.role == "assistant" and not self.tool_calls and bool(self.text.strip())
 
     def followed_by(self, text: str) -> Turn:
@@ -68,13 +63,13 @@ def _part_text(part: dict[str, Any]) -> str:
 
 
 def _shown_part(part: dict[str, Any] | str) -> dict[str, Any] | str:
-    """Templates see that there is an image, never where it is from."""
+    """Show that there is an image, not its address."""
     return {"type": "image"} if isinstance(part, dict) and part["type"] == "image" else part
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a template's source says about the messages that it expects."""
+    """What a template expects of messages."""
 
     iterates_content: bool
     knows_tool_calls: bool
@@ -100,7 +95,7 @@ class Traits:
 def with_tools(
     turns: Sequence[Turn], tools: list[dict[str, Any]], tool_prompt: str | None, traits: Traits
 ) -> list[Turn]:
-    """Adds the tools to the last turn if the template does not show them, and the client's text about them."""
+    """Add unshown tools, and the client's text, to the last turn."""
     added = "" if traits.reads_tools else f"{orjson.dumps(tools).decode()}\n{tool_prompt or TOOL_PROMPT}"
     added = added or tool_prompt or ""
     return [*turns[:-1], turns[-1].followed_by(f"\n---\n{added}")] if added else list(turns)
@@ -133,13 +128,13 @@ def _with_short_id(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short_id(identifier: str) -> str:
-    """The end of an id is what differs between two."""
+    """Return an id's distinguishing end."""
     letters = "".join(letter for letter in identifier if letter.isascii() and letter.isalnum())
     return letters[-_ID_LENGTH:].zfill(_ID_LENGTH)
 
 
 def iterates_content(tree: nodes.Template) -> bool:
-    """Whether a template reads parts of `content`: loops over it, or indexes into it."""
+    """Whether a template loops over or indexes `content`."""
     aliases = {
         target.name
         for assign in tree.find_all(nodes.Assign)
@@ -154,7 +149,7 @@ def iterates_content(tree: nodes.Template) -> bool:
 
 
 def _is_content(node: nodes.Node | None, aliases: set[str]) -> bool:
-    """Whether an expression is some message's content, through filters too."""
+    """Whether an expression is a message's content."""
     while isinstance(node, nodes.Filter):
         node = node.node
     if isinstance(node, nodes.Name):

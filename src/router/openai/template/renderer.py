@@ -18,13 +18,13 @@ TIME_LIMIT_S = 1.0
 
 
 class Renderer:
-    """Renders quick jobs one at a time, and others one at a time. `warm_up` starts a process before the first."""
+    """Renders quick and slow jobs, one each at a time."""
 
     def __init__(self) -> None:
         self.workers = WorkerPair("router.openai.template.worker", limit_s=TIME_LIMIT_S)
 
     async def render(self, job: Mapping[str, Any]) -> str:
-        """The prompt. Raises TemplateError, and OverloadedError while too much waits."""
+        """Render, unless too much waits."""
         try:
             data = orjson.dumps(job)
         except TypeError:
@@ -45,7 +45,7 @@ class Renderer:
         return text
 
     def warm_up(self) -> None:
-        """Starts the process for quick jobs; does not wait for it."""
+        """Start the quick process, without waiting."""
         self.workers.warm_up()
 
     def close(self) -> None:

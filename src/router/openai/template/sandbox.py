@@ -1,8 +1,6 @@
-"""The environment that chat templates run in: transformers' own set-up, and a bound on the size of what is printed.
+"""The templates' environment: transformers' set-up, with bounded output.
 
-A template comes from the model or the operator, what it renders comes from clients. Jinja's sandbox keeps it away from
-Python; it does not keep it from `'a' * 10**9`: the process that this runs in (`router.openai.template.worker`) has
-bounds on memory and time.
+Jinja's sandbox keeps templates from Python, but not from `'a' * 10**9`; the process has bounds too.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ MAX_RENDERED_CHARACTERS = 16 * 2**20
 
 
 def _concat(pieces: Iterable[str]) -> str:
-    """Joins what a template, a macro or a block printed."""
+    """Join what a template, macro or block printed."""
     parts: list[str] = []
     size = 0
     for piece in pieces:
@@ -36,7 +34,7 @@ def _concat(pieces: Iterable[str]) -> str:
 
 
 class _Generator(CodeGenerator):
-    """Compiles without computing anything: the router compiles a template, too, and has no bounds of its own."""
+    """Compiles without computing: the router compiles too, unbounded."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         raise nodes.Impossible
@@ -60,7 +58,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training; while serving it prints its content."""
+    """`{% generation %}` prints its content, marked for training."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
 
@@ -84,7 +82,7 @@ class _TemplateDict:
 
 
 class _TemplateNamespace(Namespace):
-    """A namespace that refuses names with a leading underscore."""
+    """Refuses names with leading underscores."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args
@@ -114,5 +112,5 @@ def _strftime_now(format: str) -> str:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Plain JSON; Jinja's own filter escapes for HTML."""
+    """Write plain JSON, unescaped for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,4 +1,4 @@
-"""The model's chat templates, rendered exactly as transformers renders them, in a process of their own."""
+"""The model's chat templates, rendered as by transformers, elsewhere."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from router.openai.template.sandbox import ChatEnvironment
 
 
 class ChatTemplate:
-    """The templates of a model. `render` may be called from the event loop."""
+    """A model's templates; `render` is for the event loop."""
 
     def __init__(
         self, sources: Mapping[str, str], variables: Mapping[str, str], *, renderer: Renderer | None = None
     ) -> None:
-        """`variables`: the model's named tokens. A `renderer` that is given is not closed here.
-
-        Raises StartupError if a template does not compile.
-        """
+        """Compile the sources; `variables` are named tokens; a given `renderer` stays open."""
         environment = ChatEnvironment()
         self._variables = dict(variables)
         self.sources = dict(sources)
@@ -49,7 +46,7 @@ class ChatTemplate:
         ending: PromptEnding = "usual",
         documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt. `tools` in OpenAI's form; `variables` besides the model's own. Raises TemplateError."""
+        """Render, with `variables` besides the model's."""
         source = self.sources.get("tool_use") if tools else None
         source = self.sources.get("default") if source is None else source
         if source is None:

@@ -1,8 +1,4 @@
-"""The process that renders chat templates on behalf of the router: `python -m router.openai.template.worker`.
-
-A template may loop forever or build what no memory holds, and Python cannot interrupt every such step from within.
-Here it takes 512 MiB at most, is interrupted after its limit, and is killed by the router where that does not help.
-"""
+"""Renders chat templates for the router: `python -m router.openai.template.worker`, in 512 MiB and limited time."""
 
 from __future__ import annotations
 
@@ -31,11 +27,11 @@ _LONGEST_FAULT = 1000
 
 
 class TemplateTimeoutError(BaseException):
-    """Raised inside of a template that runs too long. Not an Exception, so that no `except` there can keep it."""
+    """A template runs too long; no Exception, so that it cannot catch it."""
 
 
 class Worker:
-    """Answers one job after the other; remembers compiled templates by their source."""
+    """Answers jobs, remembering compiled templates."""
 
     def __init__(self) -> None:
         self._environment = ChatEnvironment()
@@ -44,7 +40,7 @@ class Worker:
         signal.signal(signal.SIGALRM, self._alarm)
 
     def answer(self, asked: bytes, limit_s: float) -> bytes:
-        """`{"text": prompt}` or `{"fault": sentence}`; LATE after `limit_s`, or COMPILE_LIMIT_S for a new template."""
+        """Return `{"text": prompt}`, `{"fault": sentence}`, or LATE; new templates have COMPILE_LIMIT_S."""
         job = orjson.loads(asked)
         try:
             # Once for a template: never cut short for the sake of other jobs.
@@ -84,7 +80,7 @@ class Worker:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _alarm(self, number: int, frame: FrameType | None) -> None:
-        """Its own timer, or the router whose client has disconnected."""
+        """Interrupt by timer, or for a disconnected client."""
         if self._is_running:
             self._is_running = False
             raise TemplateTimeoutError

@@ -1,1 +1,1 @@
-"""KV blocks and the prefix cache: which request holds which block."""
+"""KV blocks and the prefix cache."""

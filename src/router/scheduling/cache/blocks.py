@@ -1,16 +1,15 @@
-"""KV blocks: which request holds which part of the shards' cache.
+"""KV blocks: which request holds which part of the shards' cache."""
 
-Who owns a block:
-| block                       | owner                                                                    |
-|-----------------------------|--------------------------------------------------------------------------|
-| 0                           | no request; the health probe and padding rows write there                |
-| of a queued entry           | none is held; allocation happens when the entry is taken into a batch    |
-| of a running entry          | the entry's `Allocation`                                                 |
-| of an entry that has ended  | `pipeline.Pipeline`, until every call in flight at its end is answered       |
-| all others                  | the allocator: free, or (`prefix_cache.PrefixCache`) cached for prompts   |
-
-A block of a running entry that has become shareable belongs to the prefix cache; the entry's `Allocation` holds it.
-"""
+# Who owns a block:
+# | block                       | owner                                                                    |
+# |-----------------------------|--------------------------------------------------------------------------|
+# | 0                           | no request; the health probe and padding rows write there                |
+# | of a queued entry           | none is held; allocation happens when the entry is taken into a batch    |
+# | of a running entry          | the entry's `Allocation`                                                 |
+# | of an entry that has ended  | `pipeline.Pipeline`, until every call in flight at its end is answered       |
+# | all others                  | the allocator: free, or (`prefix_cache.PrefixCache`) cached for prompts   |
+#
+# A block of a running entry that has become shareable belongs to the prefix cache; the entry's `Allocation` holds it.
 
 from __future__ import annotations
 
@@ -24,11 +23,7 @@ from router.scheduling.cache.radix import RadixNode
 
 @dataclass(slots=True)
 class Allocation:
-    """Blocks for `num_tokens` token positions; the first `prefix_length` of them already hold the prompt's KV.
-
-    `blocks` is the request's table in logical order, shared blocks included. `prefix_length` is a multiple of
-    `block_size` as allocated. The fields below it are the prefix cache's own.
-    """
+    """Blocks for `num_tokens` positions, of which `prefix_length` (whole blocks) hold KV; `blocks` in logical order."""
 
     blocks: list[int]
     num_tokens: int
@@ -42,28 +37,28 @@ class Allocation:
     duplicates: list[int] = field(default_factory=list, repr=False, compare=False)
 
     def append(self, blocks: list[int]) -> None:
-        """The table grows by `blocks`, the positions to the end of the last one."""
+        """Append blocks, and count positions to their end."""
         self.blocks += blocks
         self.num_tokens = max(self.num_tokens, len(self.blocks) * self.block_size)
 
     def forget(self) -> None:
-        """Everything has been given back: freeing it once more gives back nothing."""
+        """Forget what was given back."""
         self.blocks = []
         self.duplicates = []
         self.num_in_trie = 0
 
 
 class BlockAllocator(Protocol):
-    """What the scheduler needs: `FreeList` below, or `prefix_cache.PrefixCache`."""
+    """What the scheduler needs of `FreeList` or `PrefixCache`."""
 
     @property
     def num_free(self) -> int:
-        """Blocks that an allocation could get now: free ones, and cached ones that no request holds."""
+        """Count allocatable blocks: free, and cached without holders."""
         ...
 
     @property
     def num_cached(self) -> int:
-        """Those of the free blocks that hold known KV."""
+        """Count free blocks with known KV."""
         ...
 
     @property
@@ -73,7 +68,7 @@ class BlockAllocator(Protocol):
 
     @property
     def version(self) -> int:
-        """Changes whenever something happened that could let a failed `allocate` succeed."""
+        """Change when a failed `allocate` might succeed."""
         ...
 
     def allocate(
@@ -83,40 +78,32 @@ class BlockAllocator(Protocol):
         namespace: str = "",
         content: Sequence[ContentRange] = (),
     ) -> Allocation | None:
-        """Blocks for `num_tokens` positions, or None. `prompt_ids` is None for a request that must not be shared.
+        """Allocate `num_tokens` positions, if possible.
 
-        Only requests of one namespace share blocks: the KV of a prompt differs from one adapter to the next. content:
-        where the prompt's ids are placeholders; it holds for the `token_ids` of `commit` and `free` too.
+        Args:
+            prompt_ids: None: not shared.
+            namespace: Within which blocks are shared.
+            content: Where ids are placeholders; holds for `commit` and `free` too.
         """
         ...
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
-        """`num_blocks` more for a running request, appended to its table; its positions then fill whole blocks.
-
-        Returns the new blocks, or None, with nothing changed, if there are fewer.
-        """
+        """Append `num_blocks`, and return them, or None, unchanged."""
         ...
 
     def commit(self, allocation: Allocation, token_ids: Sequence[int]) -> None:
-        """Share the full blocks of `token_ids` from now on, while the request runs on.
-
-        `token_ids` are the request's first tokens, all of whose KV has been written. Without effect on an allocation
-        whose `prompt_ids` were None.
-        """
+        """Share full blocks of the first `token_ids`, whose KV is written, while the request runs."""
         ...
 
     def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
-        """Share the full blocks of `token_ids` as `commit` does, then give everything back.
-
-        A second free of the same allocation changes nothing.
-        """
+        """Share full blocks as `commit`, then give all back, once."""
         ...
 
 
 class BlockStack:
-    """Free blocks 1..num_blocks-1; block 0 is reserved. The most recently returned leave first.
+    """Free blocks from 1 on, the last returned first.
 
-    The stack is 1, 2, ..., `_num_untouched`, then `_returned`: so a pool of a million blocks costs nothing to set up.
+    Untouched ones are only counted, so that a pool of millions costs nothing.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -127,7 +114,7 @@ class BlockStack:
         return self._num_untouched + len(self._returned)
 
     def take(self, num_blocks: int) -> list[int]:
-        """The last `num_blocks`, in stack order. There must be as many."""
+        """Take the last blocks, which must be there."""
         assert 0 <= num_blocks <= len(self)
         cut = len(self._returned) - num_blocks
         if cut >= 0:
@@ -145,7 +132,7 @@ class BlockStack:
 
 
 class FreeList:
-    """Blocks in a stack, without sharing. Hands out the most recently freed first, like TGI's simple allocator."""
+    """A stack without sharing, like TGI's simple allocator."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._free = BlockStack(num_blocks)

@@ -1,4 +1,4 @@
-"""What a prompt's tokens are compared by when KV is shared: their ids, or what takes their place."""
+"""What prompts are compared by: ids, or what replaces them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ContentRange:
-    """The tokens `start` to `stop` of a request are placeholders: their KV follows from `digest`, not from their ids.
-
-    digest: of all that determines their KV, their number included (for an image its pixels and its size).
-    """
+    """Placeholders from `start` to `stop`, whose KV follows from `digest` (an image's pixels and size)."""
 
     start: int
     stop: int
@@ -19,10 +16,7 @@ class ContentRange:
 
 
 def cache_keys(token_ids: Sequence[int], ranges: Sequence[ContentRange] = ()) -> list[int]:
-    """One key for each token: its id, within `ranges` (which do not overlap) a negative number made of the digest.
-
-    Ranges may reach beyond `token_ids`. The argument itself is returned if it is a list already and has no ranges.
-    """
+    """Return a key per token: its id, or a negative one by digest within `ranges`."""
     keys = token_ids if isinstance(token_ids, list) else list(token_ids)
     for one in ranges:
         if one.start < len(keys):

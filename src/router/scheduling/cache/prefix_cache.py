@@ -1,16 +1,15 @@
-"""KV blocks shared between requests of one namespace whose tokens begin alike.
+"""KV blocks shared between requests of one namespace whose tokens begin alike."""
 
-| block                                         | state                                                          |
-|-----------------------------------------------|----------------------------------------------------------------|
-| on the stack                                  | free; its content is worthless                                 |
-| in the trie, its node protected               | shared by the live allocations that hold the node or one below |
-| in the trie, not protected                    | cached: it can be shared again, or evicted when blocks run out |
-| in an allocation's table, not in the trie     | private: written by that request alone                         |
-
-Blocks enter the trie only through `commit` and `free`, with tokens whose KV has been written; an allocation that is
-dropped before that leaves no trace. A block in the trie is never written with other values: it holds full blocks only,
-and a request writes after its prefix (or the last token of its prompt once more, with the same values).
-"""
+# | block                                         | state                                                          |
+# |-----------------------------------------------|----------------------------------------------------------------|
+# | on the stack                                  | free; its content is worthless                                 |
+# | in the trie, its node protected               | shared by the live allocations that hold the node or one below |
+# | in the trie, not protected                    | cached: it can be shared again, or evicted when blocks run out |
+# | in an allocation's table, not in the trie     | private: written by that request alone                         |
+#
+# Blocks enter the trie only through `commit` and `free`, with tokens whose KV has been written; an allocation that is
+# dropped before that leaves no trace. A block in the trie is never written with other values: it holds full blocks
+# only, and a request writes after its prefix (or the last token of its prompt once more, with the same values).
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from router.scheduling.cache.radix import RadixTrie
 
 
 class PrefixCache:
-    """A `BlockAllocator` that shares. Hands out the most recently freed blocks first and evicts only for success."""
+    """A `BlockAllocator` that shares, and evicts only for success."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._free = BlockStack(num_blocks)
@@ -41,7 +40,7 @@ class PrefixCache:
 
     @property
     def num_cached(self) -> int:
-        """Blocks with known KV that no request holds; they are counted in `num_free` too."""
+        """Count blocks with KV and no holder, included in `num_free`."""
         return self._trie.num_evictable
 
     def allocate(
@@ -68,16 +67,17 @@ class PrefixCache:
         return Allocation(shared, num_tokens, size, num_shared * size, node, num_shared, content)
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
-        """What the request itself shares is held, so it is not evicted."""
+        """Extend; what the request shares is held."""
         taken = self._take(num_blocks)
         if taken is not None:
             allocation.append(taken)
         return taken
 
     def commit(self, allocation: Allocation, token_ids: Sequence[int]) -> None:
-        """A partly filled last block and tokens beyond the table are not shared.
+        """Share full blocks.
 
-        A ValueError if `token_ids` are not those that the request has shared before.
+        Raises:
+            ValueError: `token_ids` are not those shared before.
         """
         start, depth = allocation.trie_node, allocation.num_in_trie
         num_full = min(len(token_ids) // self._block_size, len(allocation.blocks))

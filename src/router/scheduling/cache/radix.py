@@ -1,15 +1,14 @@
-"""Radix tries from tokens to KV blocks: one for each namespace, all of one pool and one order of eviction.
+"""Radix tries from tokens to KV blocks, by namespace, of one pool and order of eviction."""
 
-An edge carries whole blocks: a node's key has `block_size` numbers for each of its blocks, one per token (`keys.py`).
-Children are found by the keys of their first block (the number itself when blocks hold one token), so no two different
-blocks can be confused.
-
-| term      | meaning                                                                                           |
-|-----------|---------------------------------------------------------------------------------------------------|
-| hold      | a user of the path from the root to a node's end; `hold` takes it, `release` gives it back        |
-| protected | a node that is held itself or has a protected child; it is never evicted                          |
-| evictable | all other nodes; least recently used leaves go first, so every one of them can be evicted in turn |
-"""
+# An edge carries whole blocks: a node's key has `block_size` numbers for each of its blocks, one per token (`keys.py`).
+# Children are found by the keys of their first block (the number itself when blocks hold one token), so no two
+# different blocks can be confused.
+#
+# | term      | meaning                                                                                           |
+# |-----------|---------------------------------------------------------------------------------------------------|
+# | hold      | a user of the path from the root to a node's end; `hold` takes it, `release` gives it back        |
+# | protected | a node that is held itself or has a protected child; it is never evicted                          |
+# | evictable | all other nodes; least recently used leaves go first, so every one of them can be evicted in turn |
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _SPARE_ROOTS = 64
 
 
 class RadixNode:
-    """A run of blocks below `parent`. A root has no parent and no blocks, and is never counted or evicted."""
+    """A run of blocks below `parent`; a root has neither."""
 
     __slots__ = ("blocks", "children", "is_queued", "key", "last_access", "num_protectors", "parent")
 
@@ -40,7 +39,7 @@ class RadixNode:
 
 
 class RadixTrie:
-    """Blocks whose KV is known. Which blocks exist besides, and who writes them, is the caller's business."""
+    """Blocks whose KV is known."""
 
     def __init__(self, block_size: int) -> None:
         self.roots: dict[str, RadixNode] = {}
@@ -56,7 +55,7 @@ class RadixTrie:
         self._serial = count()
 
     def root_of(self, namespace: str) -> RadixNode:
-        """Where the paths of a namespace begin. What is known in one namespace is found in no other."""
+        """Return a namespace's root."""
         root = self.roots.get(namespace)
         if root is None:
             if len(self.roots) >= self._most_roots:
@@ -65,17 +64,14 @@ class RadixTrie:
         return root
 
     def _forget_roots(self) -> None:
-        """Those below which nothing is, and which no request holds: adapters come and go."""
+        """Drop empty, unheld roots: adapters come and go."""
         self.roots = {name: root for name, root in self.roots.items() if root.children or root.num_protectors}
         self._most_roots = 2 * len(self.roots) + _SPARE_ROOTS
 
     def find(
         self, tokens: list[int], max_blocks: int | None = None, namespace: str = ""
     ) -> tuple[RadixNode, list[int]]:
-        """The longest known prefix of `tokens`, in whole blocks and at most `max_blocks`: its last node, its blocks.
-
-        A node that agrees in part only is split, so that a hold of the answer protects no more than the prefix.
-        """
+        """Find the longest known prefix in whole blocks: last node, blocks. A partly matching node is split."""
         limit = len(tokens) // self._block_size
         if max_blocks is not None:
             limit = min(limit, max_blocks)
@@ -87,11 +83,10 @@ class RadixTrie:
     def insert(
         self, tokens: list[int], blocks: list[int], start: RadixNode | None = None, depth: int = 0
     ) -> tuple[RadixNode, int]:
-        """Make `blocks` known for the first `len(blocks) * block_size` of `tokens`.
+        """Make `blocks` known; return their last node, and how many were known.
 
-        Returns the node where they end and how many of the blocks were known already; for these the known ones stay.
-        `start` is a node that the caller holds and whose path covers the first `depth` blocks; None: the
-        root of the namespace "".
+        Args:
+            start: A held node covering `depth` blocks; None: the root of "".
         """
         self._time += 1
         held = self.root_of("") if start is None else start
@@ -114,7 +109,7 @@ class RadixTrie:
         return leaf, present
 
     def hold(self, node: RadixNode) -> None:
-        """Protect the path from the root to the end of `node`."""
+        """Protect the path to a node."""
         while node.parent is not None:
             node.num_protectors += 1
             if node.num_protectors > 1:
@@ -124,7 +119,7 @@ class RadixTrie:
         node.num_protectors += 1
 
     def release(self, node: RadixNode) -> None:
-        """Undo one `hold`; the node counts as used until now."""
+        """Undo a `hold`; the node was used until now."""
         self._time += 1
         node.last_access = self._time
         while node.parent is not None:
@@ -138,7 +133,7 @@ class RadixTrie:
         node.num_protectors -= 1
 
     def evict(self, num_blocks: int) -> list[int]:
-        """Forget least recently used blocks: exactly `num_blocks`, or all evictable ones if they are fewer."""
+        """Forget `num_blocks` least recently used blocks, or all evictable."""
         evicted: list[int] = []
         queue = self._queue
         while queue and (missing := num_blocks - len(evicted)) > 0:
@@ -163,10 +158,7 @@ class RadixTrie:
     def _descend(
         self, node: RadixNode, tokens: list[int], depth: int, limit: int, found: list[int] | None
     ) -> tuple[RadixNode, int]:
-        """Follow `tokens` from block `depth` to at most block `limit`, below `node`, whose path covers `depth` blocks.
-
-        Returns where it ends and how many blocks the path covers there; their ids are appended to `found`.
-        """
+        """Follow `tokens` below `node` up to block `limit`; return the end, and blocks covered."""
         size = self._block_size
         while depth < limit:
             child = node.children.get(self._edge(tokens, depth * size))
@@ -188,8 +180,7 @@ class RadixTrie:
         return tokens[start] if size == 1 else tuple(tokens[start : start + size])
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
-        """Put the first blocks of `node` into a new node above it. `node` itself stays the lower part: so it keeps
-        its holds, and these keep protecting the whole path."""
+        """Put the first blocks of `node` above it, so that its holds protect the path."""
         assert node.parent is not None
         cut = num_blocks * self._block_size
         upper = RadixNode(node.key[:cut], node.blocks[:num_blocks], node.parent, node.last_access)
@@ -217,7 +208,7 @@ class RadixTrie:
 
 
 def _common_length(key: list[int], tokens: list[int], start: int, end: int) -> int:
-    """How many numbers `key` and `tokens[start:end]` have in common at their beginning."""
+    """Count equal numbers at the beginning."""
     length = min(len(key), end - start)
     for piece in range(0, length, _PIECE):
         stop = min(piece + _PIECE, length)

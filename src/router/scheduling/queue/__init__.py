@@ -1,1 +1,1 @@
-"""Waiting requests, and how many of them the next Prefill takes."""
+"""Waiting requests, and how many join."""

@@ -1,4 +1,4 @@
-"""Who may join where the batches can have only so many LoRA adapters at once: the shards' slots."""
+"""Who may join within the shards' slots for LoRA adapters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from router.scheduling.entry import Entry
 
 
 class Verdict(Enum):
-    """JOINS: there is a slot for its adapter, or it needs none. WAITS: there is none; others may pass it.
-    BLOCKS: no entry behind it joins."""
+    """JOINS: there is a slot, or none needed. WAITS: others may pass. BLOCKS: none behind joins."""
 
     JOINS = auto()
     WAITS = auto()
@@ -18,9 +17,9 @@ class Verdict(Enum):
 
 
 class AdapterSlots:
-    """At most `num_slots` different adapters are in all batches. Without a free slot a request waits, and later ones
-    pass it whose adapter runs, or who have none. Of those that wait the first is passed during `patience` answered
-    steps: from then on none passes, so that a slot gets free.
+    """Bounds different adapters in all batches to `num_slots`.
+
+    Requests with running adapters pass the first that waits, for `patience` steps.
     """
 
     def __init__(self, num_slots: int, patience: int) -> None:
@@ -33,14 +32,13 @@ class AdapterSlots:
         self._has_passed_first = False
 
     def begin(self, running: Iterable[Entry], num_steps: int) -> None:
-        """The queue is looked through from its head. running: requests of which shards have rows.
-        num_steps: answered so far."""
+        """Begin a look at the queue, after `num_steps` answers."""
         self._in_use = {entry.request.namespace for entry in running if entry.request.namespace}
         self._num_steps = num_steps
         self._has_passed_first = False
 
     def verdict(self, entry: Entry) -> Verdict:
-        """On the next entry of the queue. One that joins and then does not fit ends the look."""
+        """Judge the next entry; one that does not fit ends the look."""
         if self._takes(entry, self._in_use):
             return Verdict.JOINS
         if self._has_passed_first:
@@ -51,10 +49,7 @@ class AdapterSlots:
         return Verdict.BLOCKS if self._is_impatient else Verdict.WAITS
 
     def joinable(self, waiting: Iterable[Entry], most_passed: int) -> Iterator[Entry]:
-        """Those that would join if there were room for all, beside those that run and that have joined since `begin`.
-
-        waiting: in their order. most_passed: so many without a slot are passed in one look.
-        """
+        """Yield who would join with room for all, passing at most `most_passed`."""
         in_use = set(self._in_use)
         for entry in waiting:
             if self._takes(entry, in_use):
@@ -65,7 +60,7 @@ class AdapterSlots:
                 return
 
     def _takes(self, entry: Entry, in_use: set[str]) -> bool:
-        """Whether it has a slot beside those of `in_use`, among which its adapter is then."""
+        """Whether it has a slot beside `in_use`, which it then joins."""
         adapter = entry.request.namespace
         if not adapter or adapter in in_use:
             return True

@@ -1,4 +1,4 @@
-"""Takes requests from the queue for the next Prefill, as the budgets allow."""
+"""Takes requests for the next Prefill, within budgets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from router.scheduling.step_metrics import StepMetrics
 
 
 class Admission:
-    """How many of those who wait join those who run.
-
-    last_end_at: when a request ended last, `time.monotonic`. waiting_tokens: see `budget.while_running`.
-    """
+    """How many waiting requests join."""
 
     def __init__(self, info: ShardInfo, limits: ServingLimits, queue: RequestQueue, metrics: StepMetrics) -> None:
         self._chunking = info.chunks
@@ -43,10 +40,11 @@ class Admission:
         most: int | None = None,
         num_steps: int = 0,
     ) -> NextBatch | None:
-        """The heads of the queue that fit beside the running batch; None if none does.
+        """Return the heads that fit, if any.
 
-        elsewhere: batches of other micro-batches, which share cache and adapter slots. most: of the heads; None: any
-        number. num_steps: answered so far.
+        Args:
+            elsewhere: Other micro-batches, sharing cache and slots.
+            most: Heads; None: any number.
         """
         if not self._queue:
             return None
@@ -65,10 +63,7 @@ class Admission:
         return found
 
     def chunk_tokens(self, num_rows: int, last_end_at: float) -> int | None:
-        """The `chunk_tokens` that a step of `num_rows` requests with prompts sends for the step after it.
-
-        Never more than the shards can do beside a token of each other request, so that it says what they will do.
-        """
+        """Return the next step's `chunk_tokens`, as many as shards can do beside other rows."""
         if not self._chunking:
             return None
         prompts = budget.prompts_of_a_step(self._limits, backlog=self._is_backlog(last_end_at))
@@ -89,9 +84,6 @@ class Admission:
         return budget.while_running(self._limits, len(running.entries), waiting_tokens)
 
     def _is_backlog(self, last_end_at: float) -> bool:
-        """Many prompts that slots for adapters let in, and a request has ended since the first of them was queued.
-
-        A burst on its own is none: while no request ends, longer steps only make its first ones wait for each other.
-        """
+        """Whether many prompts wait, and one has ended since: in a mere burst, longer steps only delay first tokens."""
         many = budget.backlog_tokens(self._limits)
         return many is not None and self._queue.waits_since_before(last_end_at) and self._queue.holds_tokens(many)

@@ -1,4 +1,4 @@
-"""When newcomers may join a running batch, and how much their Prefill may take. Pure arithmetic."""
+"""When newcomers join, and how much their Prefill takes. Pure."""
 
 from __future__ import annotations
 
@@ -13,25 +13,19 @@ BACKLOG_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the next Prefill may take from the queue: `min_size` to `max_size` requests (None: no such bound), prompts
-    of `prefill_tokens` tokens to compute.
-
-    `image_rows`: that the shards may encode for it where prompts are split, but always one image if it is
-    `takes_any_image`; None: any number.
-
-    `reason` labels `tgi_batch_concat` if something is found.
-    """
+    """What the next Prefill may take: `min_size` to `max_size` requests, `prefill_tokens`."""
 
     min_size: int | None
     max_size: int | None
     prefill_tokens: int
+    # Labels `tgi_batch_concat`.
     reason: str = ""
+    # To encode for split prompts, one image anyway if `takes_any_image`; None: any.
     image_rows: int | None = None
     takes_any_image: bool = True
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple that is not below `value`."""
     return -(-value // multiple) * multiple
 
 
@@ -46,11 +40,7 @@ def when_idle(limits: ServingLimits) -> Budget:
 
 
 def while_running(limits: ServingLimits, num_running: int, waiting_tokens: int) -> Budget:
-    """A batch of `num_running` requests is running.
-
-    waiting_tokens: 1 after a Prefill, one more
-    for each answered Decode since; at `max_waiting_tokens` the minimum is dropped.
-    """
+    """Budget beside `num_running` requests; at `max_waiting_tokens` the minimum is dropped."""
     impatient = waiting_tokens >= limits.max_waiting_tokens
     # Rounded down: a ratio that comes to less than one request is no minimum at all (TGI's rule).
     min_size = None if impatient else math.floor(num_running * limits.waiting_served_ratio + 1e-6)
@@ -64,27 +54,25 @@ def while_running(limits: ServingLimits, num_running: int, waiting_tokens: int) 
 
 
 def backlog_tokens(limits: ServingLimits) -> int | None:
-    """How many waiting tokens of prompts are a backlog; None: all steps have one budget, however many wait."""
+    """Return a backlog's tokens; None: one budget always."""
     if limits.default_prefill_tokens == limits.max_batch_prefill_tokens:
         return None
     return BACKLOG_STEPS * limits.default_prefill_tokens
 
 
 def prompts_of_a_step(limits: ServingLimits, *, backlog: bool) -> int:
-    """How many tokens of prompts a step may compute. backlog: see `while_running_in_chunks`."""
     return limits.max_batch_prefill_tokens if backlog else limits.default_prefill_tokens
 
 
 def while_running_in_chunks(
     limits: ServingLimits, num_running: int, current_tokens: int, prompt_tokens: int, *, backlog: bool
 ) -> Budget:
-    """As `while_running` where newcomers share a step with the running requests: none is interrupted.
+    """Budget a step shared with running requests: short, but longer with a backlog, which else would wait while a few
+    run fast.
 
-    What is left to weigh is how long that step may get: as a rule it is short, for those who run and for the first of
-    those who wait; with a backlog it is longer, or most would wait for their first token while a few run fast.
-
-    current_tokens: what the running requests will compute in that step, prompt_tokens: how much of it is prompts.
-    backlog: at least `backlog_tokens` wait, and requests have ended while they do.
+    Args:
+        current_tokens: The running requests' in that step, `prompt_tokens` of them of prompts.
+        backlog: `backlog_tokens` wait, and requests ended meanwhile.
     """
     left = limits.max_batch_prefill_tokens - current_tokens
     max_size = None if limits.max_batch_size is None else max(limits.max_batch_size - num_running, 0)

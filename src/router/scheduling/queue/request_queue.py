@@ -1,9 +1,4 @@
-"""The queue: first come, first served, and which of its heads fit into the next Prefill. Only a request that waits
-for a slot for its LoRA adapter is passed.
-
-Plain synchronous code, used by the scheduler's task only. Takes what TGI's queue takes (its backends/v3/src/queue.rs),
-but frees without side effects when an entry is put back.
-"""
+"""The queue, first come first served, as TGI's (backends/v3/src/queue.rs); only waits for adapter slots are passed."""
 
 from __future__ import annotations
 
@@ -35,10 +30,7 @@ _MOST_PASSED = 1024
 
 @dataclass(frozen=True, slots=True)
 class NextBatch:
-    """What the queue gives out: entries with `started_at` and `allocation` set, in queue order.
-
-    At most one of them, the last, has a `chunk_len`: the budget ends within its prompt.
-    """
+    """Entries with `started_at` and `allocation`, in order; only the last may have a `chunk_len`."""
 
     batch_id: int
     entries: list[Entry]
@@ -46,10 +38,10 @@ class NextBatch:
 
 @dataclass(slots=True)
 class _Scan:
-    """What one scan of the queue has found. passed: those that wait for an adapter slot, each with the number of those
-    picked before it."""
+    """A scan's findings."""
 
     picked: list[Entry] = field(default_factory=list)
+    # Waiting for a slot, with how many were picked before.
     passed: list[tuple[int, Entry]] = field(default_factory=list)
     prefill_tokens: int = 0
     image_rows: int = 0  # that shards may have to encode
@@ -58,14 +50,7 @@ class _Scan:
 
 
 class RequestQueue:
-    """Waiting entries and the rules by which they are taken.
-
-    chunking: the last prompt of a batch may be split at the budget. can_grow: the shards take more blocks for a running
-    request, so it need not hold all it can come to need. may_share: whether a request's tokens may be looked up among
-    those of others. adapters: None: any number of them may run. image_reserve: positions for each image of a request
-    besides those of its tokens. `on_dropped` is called for every entry that is dropped
-    because its caller has disconnected.
-    """
+    """Waiting entries, and the rules of taking them."""
 
     def __init__(
         self,
@@ -84,10 +69,14 @@ class RequestQueue:
         self._next_batch_id = 0
         self._block_size = max(block_size, 1)
         self._allocator = allocator
+        # The last prompt may be split.
         self._chunking = chunking
+        # Running requests get blocks later.
         self._can_grow = can_grow
+        # Whose tokens are shared.
         self._may_share = may_share
         self._adapters = adapters
+        # Positions per image beside its tokens.
         self._image_reserve = image_reserve
         self._on_dropped = on_dropped
         self._num_left = 0
@@ -102,8 +91,7 @@ class RequestQueue:
         return iter(self._entries)
 
     def holds_tokens(self, count: int) -> bool:
-        """Whether at least `count` tokens of prompts wait, but for those that wait for an adapter slot. Looks no
-        further than it must."""
+        """Whether `count` prompt tokens wait, without those for slots."""
         for entry in self._joinable():
             count -= entry.num_tokens
             if count <= 0:
@@ -111,13 +99,11 @@ class RequestQueue:
         return False
 
     def waits_since_before(self, moment: float) -> bool:
-        """Whether the first that has never run was queued before `moment`, as `time.monotonic` counts. Those that wait
-        for an adapter slot are left out."""
+        """Whether the first unrun one was queued before `moment`."""
         new = (entry.queued_at for entry in self._joinable() if entry.started_at is None)
         return next(new, moment) < moment
 
     def begin(self, running: Iterable[Entry], num_steps: int) -> None:
-        """A look at the queue begins, see `AdapterSlots.begin`."""
         if self._adapters is not None:
             self._adapters.begin(running, num_steps)
 
@@ -127,7 +113,7 @@ class RequestQueue:
         self._entries.append(entry)
 
     def put_first(self, entry: Entry) -> None:
-        """Back to the front, with its id and its age: it was admitted before every request that waits."""
+        """Put back first, with id and age."""
         self._entries.appendleft(entry)
         self._num_left += entry.closed
 
@@ -143,25 +129,23 @@ class RequestQueue:
             self._num_left = 0
 
     def drain(self) -> list[Entry]:
-        """Take everything out; for when the server gives up."""
+        """Take everything out."""
         entries = list(self._entries)
         self._entries.clear()
         self._num_left = 0
         return entries
 
     def most_new_tokens(self, input_length: int, prefill_budget: int, *, num_images: int = 0) -> int:
-        """How many tokens a request may generate to be taken if nothing else were there; below 0: it never is."""
+        """Return an empty server's most tokens; below 0: none."""
         if not self._chunking and input_length > round_up(prefill_budget, self._block_size):
             return -1
         num_positions = self._allocator.num_usable * self._block_size
         return num_positions - self._num_positions(input_length, 0, num_images)
 
     def next_batch(self, budget: Budget, spare_blocks: int = 0) -> NextBatch | None:
-        """The longest run of heads that fits the budget, or None.
+        """Return the longest run of heads within the budget, if `min_size` fit.
 
-        None also when fewer than `min_size` fit; all are put back in their old order then. The first entry that does
-        not fit ends the scan: no request overtakes another, but for one that waits for an adapter slot. The budget of
-        prompts is rounded up to whole blocks. `spare_blocks` stay free for those that run already.
+        None overtakes, except slots' waiters. Prompts are rounded up to blocks; `spare_blocks` stay free.
         """
         if budget.prefill_tokens <= 0 or budget.max_size == 0 or not self._entries:
             return None
@@ -190,7 +174,7 @@ class RequestQueue:
         return entries if self._adapters is None else self._adapters.joinable(entries, _MOST_PASSED)
 
     def _is_blocked(self, entry: Entry, spare_blocks: int) -> bool:
-        """Whether it would find as few blocks as the last time."""
+        """Whether it would find as few blocks again."""
         if self._blocked is None:
             return False
         blocked, version, spare = self._blocked
@@ -260,7 +244,7 @@ class RequestQueue:
         return True
 
     def _num_reserved(self, entry: Entry) -> int:
-        """KV positions that it gets at first: what it can come to need, or, if it can grow, whole blocks for less."""
+        """Return its first positions: all, or whole blocks for less."""
         num_images = len(entry.request.images)
         needed = self._num_positions(entry.num_tokens, entry.num_remaining, num_images)
         if not self._can_grow or entry.num_preemptions >= _MAX_PREEMPTIONS:
@@ -295,7 +279,7 @@ class RequestQueue:
 
 
 def _first_chunk(entry: Entry, prefix_length: int, most: int, scan: _Scan, budget: Budget) -> tuple[int, int]:
-    """How many tokens of its prompt come first, of `most`, and the rows of their images that are to be encoded."""
+    """Return the first chunk's tokens, and image rows to encode."""
     images = entry.request.images
     if not images:
         return most, 0

@@ -22,7 +22,7 @@ class TextBlock(Body):
 
 
 class ImageSource(Body):
-    """Where an image is."""
+    """The address or data of an image."""
 
     type: Literal["base64", "url"] = Field(description="`base64` with `data`, or `url`.", examples=["url"])
     media_type: str = Field(default="image/png", description="Of `data`.", examples=["image/png"])

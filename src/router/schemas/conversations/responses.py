@@ -101,7 +101,7 @@ class ItemReference(Body):
 
 
 def _kind(value: Any) -> Any:
-    """A message may leave its type out, and so may a reference."""
+    """Return an item's type; messages and references may lack it."""
     if isinstance(value, dict) and value.keys() == {"id"}:
         return "item_reference"
     kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)

@@ -1,7 +1,6 @@
-"""Rules of a grammar for arguments that are not written as one JSON object, made from a function's JSON schema.
+"""Grammar rules of arguments that are not one JSON object, by schema.
 
-Each property is a rule, in the order of the schema. Values whose reading depends on more than these rules can say make
-the whole schema unsuitable: such calls are forced into TGI's form instead.
+Properties are rules in order; what rules cannot say makes calls fall back to TGI's form.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ _LARGEST_COUNT = 1_000_000
 
 
 class UnsuitableError(Exception):
-    """A schema has what the rules cannot say."""
+    """Rules cannot say a schema."""
 
 
 def symbols(text: str, markers: Markers) -> str:
-    """A text of a format as symbols: tokens by their ids, numbers, and literals."""
+    """Return a format's text as symbols: tokens, numbers, literals."""
     found = []
     for piece in markers.pieces(text):
         if isinstance(piece, int):
@@ -58,7 +57,7 @@ def symbols(text: str, markers: Markers) -> str:
 
 
 class ArgumentRules:
-    """The rules of all functions of one grammar, and the schemas of the values that are JSON."""
+    """A grammar's rules of all functions, and JSON values' schemas."""
 
     def __init__(self, form: ArgumentsForm, markers: Markers) -> None:
         self.rules: list[str] = []
@@ -70,7 +69,7 @@ class ArgumentRules:
         self._root: dict[str, Any] = {}
 
     def of(self, name: str, schema: Any) -> str:
-        """The symbols of one function's arguments. Raises UnsuitableError."""
+        """Return a function's argument symbols."""
         if not re.fullmatch(self._form.names, name):
             raise UnsuitableError(name)
         root = {"properties": {}} if schema is None else schema
@@ -111,7 +110,7 @@ class ArgumentRules:
         return f"{self._json(schema)} {self._symbols(end)}"
 
     def _members(self, schema: dict[str, Any], member: Callable[[str, Any], str], depth: int) -> str:
-        """The properties, each once at most and in their order, with what is between two."""
+        """Allow each property once, in order, with separators."""
         if "properties" not in schema and schema.get("additionalProperties") is not False:
             raise UnsuitableError("any keys")
         properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -135,7 +134,6 @@ class ArgumentRules:
         return first
 
     def _text(self, schema: Any, end: str) -> str:
-        """A text as it is, and what ends it."""
         schema = self._local(schema)
         if schema.keys() - _OF_TEXT:
             raise UnsuitableError("text")
@@ -154,7 +152,7 @@ class ArgumentRules:
         return f"{self._rule(body, is_terminal=True)} {self._symbols(rest)}"
 
     def _bare(self, schema: Any, depth: int) -> str:
-        """A value of Gemma's form: texts between quotes of their own, keys without."""
+        """Write Gemma's values: own quotes, bare keys."""
         schema = self._local(schema)
         if (parts := self._alternatives(schema, depth, self._bare)) is not None:
             return parts
@@ -173,7 +171,7 @@ class ArgumentRules:
         raise UnsuitableError("value")
 
     def _python(self, schema: Any, depth: int) -> str:
-        """A literal of Python. What these rules cannot say of a value is JSON, which is read, too."""
+        """Write Python literals, or JSON, which is read too."""
         try:
             return self._python_literal(self._local(schema), depth)
         except UnsuitableError:
@@ -202,7 +200,7 @@ class ArgumentRules:
         return self._json(schema)
 
     def _alternatives(self, schema: dict[str, Any], depth: int, value: Callable[[Any, int], str]) -> str | None:
-        """A value that has one of several schemas or types; None: it has one."""
+        """Write one of several schemas or types, if it has them."""
         if depth > _MAX_DEPTH:
             raise UnsuitableError("depth")
         for keyword in ("anyOf", "oneOf"):
@@ -239,7 +237,7 @@ class ArgumentRules:
         return f"@tool_{len(self.schemas) - 1}"
 
     def _is_plain(self, schema: Any) -> bool:
-        """Whether every value of its types fits it, and they are scalars."""
+        """Whether its scalars fit by type alone."""
         schema = self._local(schema)
         kinds = schema.get("anyOf")
         if isinstance(kinds, list) and not schema.keys() - _NOTES - {"anyOf"}:
@@ -287,8 +285,7 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _count(schema: dict[str, Any], keyword: str) -> int | None:
-    """A number that is written into a rule as it is. Raises UnsuitableError for what is no number of characters or
-    items."""
+    """Return a number of characters or items for a rule."""
     number = schema.get(keyword)
     if number is not None and (type(number) is not int or not 0 <= number <= _LARGEST_COUNT):
         raise UnsuitableError(keyword)
@@ -296,13 +293,13 @@ def _count(schema: dict[str, Any], keyword: str) -> int | None:
 
 
 def _bounds(schema: dict[str, Any]) -> str:
-    """Of the characters of a text, as in a regular expression."""
+    """Return a regex' bounds of a text's length."""
     most = _count(schema, "maxLength")
     return f"{{{_count(schema, 'minLength') or 0},{'' if most is None else most}}}"
 
 
 def _spelled(choice: Any) -> list[str]:
-    """A literal as Python writes it, with either kind of quotes."""
+    """Spell a literal as Python, in both quotes."""
     if isinstance(choice, list | dict):
         raise UnsuitableError("choice")
     if not isinstance(choice, str):
@@ -316,6 +313,6 @@ def _literal(text: str) -> str:
 
 
 def _pattern(text: str) -> str:
-    """A text of a format as a regular expression between slashes."""
+    """Return a format's text as a regex between slashes."""
     escaped = re.sub(r"[\\/.+*?()|\[\]{}^$#&~-]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
     return escaped.replace(SPACE, "[ \\n\\t]*")

@@ -1,4 +1,4 @@
-"""Gemma's calls: `call:NAME{key:value,...}` with keys without quotes and strings between marks of their own."""
+"""Gemma's calls: `call:NAME{key:value,...}`, bare keys, own string marks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNFINISHED_NUMBER = re.compile(r"^(-?\d+)\.$")
 
 
 def bare_keys_call(reader: CallReader, quote: str, close: str, *, typed: bool) -> Steps[bool]:
-    """Reads one call to its `close`. `typed`: text between marks is JSON where the schema does not say string."""
+    """Read a call; `typed`: marked text is JSON unless a string."""
     if not (yield from reader.space_and("call:")):
         return False
     name, mark = yield from name_before(reader, "{")
@@ -101,7 +101,7 @@ class _Values:
         self._reader.argue(json.dumps(self._reader.visible(text), ensure_ascii=False)[1:-1])
 
     def _scalar(self, begin: str) -> Steps[bool]:
-        """A number or a word. `begin`: a quotation mark that has been read, where the model wrote plain JSON."""
+        """Read a number or word; `begin`: a quote of plain JSON."""
         text = begin
         while (character := (yield from self._source.peek())) and (begin or character not in ",}]"):
             self._source.skip(1)

@@ -1,4 +1,4 @@
-"""Calls that are JSON objects: a name, and the arguments as an object."""
+"""Calls as JSON objects of name and arguments."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 def json_call(reader: CallReader, *, name_key: str = "name", only_offered: bool = False) -> Steps[bool]:
-    """Reads one object. `only_offered`: it is text, not a call, if it names a function that is not offered.
-
-    The arguments are passed on as they are written. Other keys say nothing: ids and types.
-    """
+    """Read an object, passing arguments as written; `only_offered`: other names are text."""
     source, name = reader.source, ""
     own_id: str | None = None
     early: list[str] = []  # arguments that come before the name
@@ -53,7 +50,7 @@ def json_call(reader: CallReader, *, name_key: str = "name", only_offered: bool 
 
 
 def _arguments(reader: CallReader, say: Say) -> Steps[bool]:
-    """An object, or its JSON text as a string."""
+    """Read an object, or its JSON as a string."""
     if (yield from reader.source.peek()) != '"':
         return (yield from reader.source.json_value(say))
     text = yield from reader.source.json_string()
@@ -70,7 +67,7 @@ def _arguments(reader: CallReader, say: Say) -> Steps[bool]:
 def json_calls(
     reader: CallReader, end: str = "", *, name_key: str = "name", separators: Sequence[str] = (",",)
 ) -> Steps[None]:
-    """Reads a list of calls behind its `[`, to its `]` and `end`."""
+    """Read a list to its `]` and `end`."""
     while (yield from reader.attempt(_next(reader, name_key))):
         mark = yield from reader.space_and(*separators, "]")
         if mark not in separators:

@@ -11,7 +11,7 @@ _NAME = re.compile(r"""[^\s<>"'{}()\[\],\ud800-\udfff]+""")
 
 
 def name_before(reader: CallReader, *marks: str) -> Steps[tuple[str, str]]:
-    """The name and the mark behind it, which is read too; ("", ""): there is no name."""
+    """Read a name and its mark; ("", ""): none."""
     encoded = {reader.mark(mark): mark for mark in marks}
     found = yield from reader.source.until(*encoded)
     if found is None or not _NAME.fullmatch(name := found[0].strip()):

@@ -15,7 +15,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def python_call(reader: CallReader, *, only_offered: bool = False) -> Steps[bool]:
-    """Reads one call; a value is passed on when it is complete."""
+    """Read a call, passing complete values."""
     source = reader.source
     yield from source.space()
     found = yield from source.until("(")
@@ -48,7 +48,7 @@ def python_call(reader: CallReader, *, only_offered: bool = False) -> Steps[bool
 
 
 def _literal(source: Source) -> Steps[str]:
-    """The text up to the comma or bracket that ends a value."""
+    """Read up to a value's comma or bracket."""
     pieces: list[str] = []
     open_ones: list[str] = []
     while character := (yield from source.peek()):
@@ -79,7 +79,7 @@ def _quoted(source: Source, quote: str) -> Steps[str]:
 
 
 def _json_of(text: str) -> str:
-    """The JSON text of a Python literal; of what is none, of a string."""
+    """Return a literal's JSON; of others a string's."""
     text = text.strip()
     # JSON first: it knows escapes that mean something else in Python.
     try:

@@ -1,4 +1,4 @@
-"""Arguments between tags: raw text if the function's schema says string, else JSON."""
+"""Arguments between tags: raw strings, else JSON, by schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STRING = frozenset({"string"})
 
 
 def tagged_value(reader: CallReader, writer: ObjectWriter, types: frozenset[str], *ends: str) -> Steps[bool]:
-    """Reads a value to one of `ends`. Strings are passed on as they come, others whole. False: it is cut off."""
+    """Read a value to an end mark, strings as they come; False: cut."""
     marks = tuple(reader.mark(end) for end in ends)
     if types == STRING:
         writer.value('"')
@@ -30,7 +30,7 @@ def tagged_value(reader: CallReader, writer: ObjectWriter, types: frozenset[str]
 
 
 def _json_value(reader: CallReader, marks: tuple[str, ...], say: Say) -> Steps[bool]:
-    """A list, an object or a quoted text, which may hold the mark that ends it; nothing is read if that is not all."""
+    """Read a list, object or string, which may hold the end mark, if whole."""
     source = reader.source
     position = source.hold()
     yield from source.space()

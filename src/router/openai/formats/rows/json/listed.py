@@ -1,5 +1,6 @@
-"""`<TOOLCALL>[{"name": N, "arguments": JSON}]</TOOLCALL>`: Nemotron Nano 2; the same between `<tool_calls>`: Hunyuan
-A13B, Jamba, and MiniMax M1, which writes no brackets."""
+"""`<TOOLCALL>[{"name": N, "arguments": JSON}]</TOOLCALL>` (Nemotron Nano 2), `<tool_calls>` (Hunyuan A13B, Jamba,
+MiniMax M1 without brackets).
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _turn(reader: CallReader) -> Steps[None]:
 
 
 class _Headers:
-    """What is between the start of a message and its text: role, channel, recipient, form of what follows."""
+    """A message's start: role, channel, recipient, form."""
 
     def __init__(self, reader: CallReader) -> None:
         self._reader = reader
@@ -51,10 +51,7 @@ class _Headers:
         self._words = re.compile(rf"(\s*({words}))*\s*")
 
     def read(self, mark: str) -> Steps[tuple[_Kind, str]]:
-        """What kind of text the message has, and the function that it calls, if any.
-
-        Text where a header is due is content, and so is text behind a header without its end.
-        """
+        """Return the text's kind, and its function; misplaced text, or without its header's end, is content."""
         position = self._source.hold()
         found = yield from self._source.until(*self._ends, limit=_LONGEST_HEADER)
         if found is not None and found[1] == self._message:
@@ -80,7 +77,6 @@ class _Headers:
         return kind, recipient[1].removeprefix("functions.") if recipient else ""
 
     def _is_cut(self, text: str) -> bool:
-        """Whether the answer ends within a word of a header."""
         return any(word.startswith(text) for word in (_ROLE, *_CHANNELS))
 
 

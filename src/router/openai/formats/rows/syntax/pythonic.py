@@ -33,7 +33,7 @@ def _list(reader: CallReader, *, only_offered: bool) -> Steps[bool]:
 
 
 def _format(begin: str, end: str, **names: Any) -> Format:
-    """`begin`, `end`: around the list, where a grammar forces it."""
+    """Make a format with marks around a forced list."""
     return Format(
         form=CallForm(
             before_name="",
