@@ -20,7 +20,7 @@ _BASE = "tgi"
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """name: by which requests ask for it. place: a folder, or a hub id, of which `revision` says the commit."""
+    """An adapter's name for requests, and its folder, or hub id and `revision`."""
 
     name: str
     place: str
@@ -32,9 +32,11 @@ class AdapterSource:
 
 
 def adapter_sources(value: str | None, error: type[Exception], *, taken: Collection[str] = ()) -> list[AdapterSource]:
-    """`id`, `id@revision`, `name=path`, `name=id@revision` or `path`, separated by commas; blank entries are skipped.
+    """Read `id`, `id@revision`, `name=path`, `name=id@revision` or `path`, separated by commas.
 
-    taken: names of the base model. Raises `error` for what cannot be read so, and for a name that is invalid or taken.
+    Args:
+        error: Raised for what cannot be read, and invalid or taken names.
+        taken: Names of the base model.
     """
     found: dict[str, AdapterSource] = {}
     for entry in _entries(value):

@@ -1,4 +1,4 @@
-"""How a grammar becomes an automaton. The router's check and the shard must compile alike, so both ask here."""
+"""How a grammar becomes an automaton, alike for router and shard."""
 
 from __future__ import annotations
 
@@ -40,13 +40,10 @@ _TRIGGER = re.compile(r'\{"trigger": ?')
 
 @dataclass(frozen=True)
 class TextTrigger:
-    """Texts that begin what a `lark` grammar holds: `{"texts": [...], "behind": [...]}`.
-
-    `behind`: what may have been generated before, white space aside; None: anything. The grammar is given the tokens
-    from the one on in which a text begins.
-    """
+    """Texts that begin what a `lark` grammar holds: `{"texts": [...], "behind": [...]}`."""
 
     texts: tuple[str, ...]
+    # What may precede, besides white space; None: anything. The grammar gets the tokens from the text's first on.
     behind: tuple[str, ...] | None = None
 
 
@@ -63,11 +60,9 @@ def trigger_of(kind: GrammarKind, text: str) -> int | TextTrigger | None:
 
 
 def _limits() -> LLParserLimits:
-    """Bounds of one grammar: about 50 ms for its start, about 10 ms for the lexer in a step, 100 MB of automaton.
-
-    There is none on the time of a step: a row of the parser costs up to the cube of its items where a grammar is
-    ambiguous, and next to nothing where it is a list of a thousand members.
-    """
+    """Return a grammar's bounds: about 50 ms at its start, 10 ms for the lexer in a step, 100 MB."""
+    # There is none on the time of a step: a row of the parser costs up to the cube of its items where a grammar is
+    # ambiguous, and next to nothing where it is a list of a thousand members.
     return LLParserLimits(
         initial_lexer_fuel=100_000,
         step_lexer_fuel=100_000,
@@ -80,20 +75,17 @@ def _limits() -> LLParserLimits:
 
 
 def may_be_expensive(kind: GrammarKind, text: str) -> bool:
-    """Whether a mask may take long, as far as the text shows: it is large, or a client has written it."""
+    """Whether a mask may take long: the text is large, or a client's."""
     return len(text) > _LARGE_CHARACTERS or is_by_client(kind, text)
 
 
 def is_by_client(kind: GrammarKind, text: str) -> bool:
-    """Whether a part of it beside the frame may be no JSON schema, and so be ambiguous in any way."""
+    """Whether a part may be no JSON schema, and ambiguous."""
     return kind == "lark" and text.count('"lark_grammar"') > 1  # not parsed: it may have megabytes
 
 
 def compile_grammar(kind: GrammarKind, text: str, tokenizer: LLTokenizer, end_ids: Iterable[int]) -> LLMatcher:
-    """The automaton at its start; whatever is wrong with the grammar is found in `get_error()`.
-
-    `end_ids`: the model's end-of-sequence tokens, which a `lark` grammar calls END. Raises ValueError.
-    """
+    """Return the automaton, with faults in `get_error()`; `end_ids` are a `lark` grammar's END."""
     if kind == "lark":
         frame, *others = json.loads(text)["grammars"]
         frame["lark_grammar"] = frame["lark_grammar"].replace(END, ",".join(map(str, end_ids)))

@@ -1,4 +1,4 @@
-"""What launcher, router and shard read alike of a model's small files: regular files of bounded size, nothing else."""
+"""What all read alike of small model files: regular, of bounded size."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ _ABSENT = object()
 
 
 def most_stored(tensors: Iterable[tuple[str, int]]) -> str | None:
-    """Return the one of `FLOATS` in which most bytes are, or None if no tensor is of these types.
-
-    Args:
-        tensors: Type and bytes of each.
-    """
+    """Return the one of `FLOATS` with most bytes, if any."""
     sizes = dict.fromkeys(FLOATS, 0)
     for dtype, size in tensors:
         if dtype in sizes:
@@ -39,7 +35,7 @@ def most_stored(tensors: Iterable[tuple[str, int]]) -> str | None:
 
 
 def read_object(path: Path, error: type[Exception]) -> dict[str, Any]:
-    """The object in `path`. Raises `error`, one line, if the file is missing, too large, or not a JSON object."""
+    """Read the JSON object in `path`."""
     found = _read(path, error)
     if found is None:
         raise error(f"cannot read {path}: No such file or directory")
@@ -47,12 +43,12 @@ def read_object(path: Path, error: type[Exception]) -> dict[str, Any]:
 
 
 def read_optional_object(path: Path, error: type[Exception]) -> dict[str, Any]:
-    """As `read_object`; an absent file is an empty object."""
+    """Read an object; absent: empty."""
     return _read(path, error) or {}
 
 
 def read_optional_array(path: Path, error: type[Exception]) -> list[Any]:
-    """As `read_optional_object` for a file that holds an array; an absent file is an empty one."""
+    """Read an array; absent: empty."""
     found = _json(path, error)
     if found is _ABSENT:
         return []
@@ -62,7 +58,7 @@ def read_optional_array(path: Path, error: type[Exception]) -> list[Any]:
 
 
 def read_text(path: Path, error: type[Exception]) -> str:
-    """The UTF-8 text of a small file. Raises `error`, one line, if it is missing, too large, no file, or no text."""
+    """Read a small file's UTF-8 text."""
     found = _bytes(path, error, MAX_BYTES)
     if found is None:
         raise error(f"cannot read {path}: No such file or directory")
@@ -70,7 +66,7 @@ def read_text(path: Path, error: type[Exception]) -> str:
 
 
 def read_tokenizer(path: Path, error: type[Exception]) -> str:
-    """As `read_text`; a tokenizer.json may be larger."""
+    """Read a tokenizer.json, which may be larger."""
     found = _bytes(path, error, MAX_TOKENIZER_BYTES)
     if found is None:
         raise error(f"cannot read {path}: No such file or directory")
@@ -78,7 +74,7 @@ def read_tokenizer(path: Path, error: type[Exception]) -> str:
 
 
 def check_small_file(path: Path, error: type[Exception]) -> None:
-    """Before a library reads the file by itself: `error` unless it is absent, or a regular file of bounded size."""
+    """Check a file, absent or regular and small, before a library reads it."""
     try:
         with open_regular(path, error) as file:
             _check_size(path, file, error, MAX_BYTES)
@@ -89,9 +85,10 @@ def check_small_file(path: Path, error: type[Exception]) -> None:
 
 
 def open_regular(path: Path, error: type[Exception]) -> BinaryIO:
-    """The file, or what a link leads to, opened for reading; `error` if it is a device, a pipe or a socket.
+    """Open a regular file, also by a link.
 
-    Raises OSError as `open` does.
+    Raises:
+        OSError: As `open` does.
     """
     # Without O_NONBLOCK opening a pipe without a writer would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -105,7 +102,7 @@ def open_regular(path: Path, error: type[Exception]) -> BinaryIO:
 
 
 def _read(path: Path, error: type[Exception]) -> dict[str, Any] | None:
-    """None: there is no such file. One that may not be looked at is an error, not absent."""
+    """Read an object, or None if absent; unreadable is an error."""
     value = _json(path, error)
     if value is _ABSENT:
         return None

@@ -1,12 +1,11 @@
-"""What a starting process is busy with: records for its launcher only.
+"""What a starting process does: records for its launcher only."""
 
-| Process | Phases, in order                                                                                      |
-|---------|-------------------------------------------------------------------------------------------------------|
-| shard   | starting, checkpoint, importing, process group, loading, binding, serving; then warm-up, ready          |
-| router  | starting, importing, tokenizer, warm-up, binding, ready                                                 |
-
-`starting` is the launcher's own name for a process that has not logged a phase yet.
-"""
+# | Process | Phases, in order                                                                                      |
+# |---------|-------------------------------------------------------------------------------------------------------|
+# | shard   | starting, checkpoint, importing, process group, loading, binding, serving; then warm-up, ready          |
+# | router  | starting, importing, tokenizer, warm-up, binding, ready                                                 |
+#
+# `starting` is the launcher's own name for a process that has not logged a phase yet.
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What shards say of a step beside its tokens, in the order on the wire, and the labels of the metrics: where its time
-went (`phases_ns`) and what guessed the tokens that it checked (`drafted_by_kind`, `accepted_by_kind`)."""
+"""Order and labels of steps' phases (`phases_ns`) and drafts (`drafted_by_kind`, `accepted_by_kind`)."""
 
 from __future__ import annotations
 

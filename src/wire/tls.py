@@ -14,7 +14,7 @@ class TlsError(Exception):
 def check(
     certfile: Path | None, keyfile: Path | None, *, flags: tuple[str, str] = ("--ssl-certfile", "--ssl-keyfile")
 ) -> None:
-    """Raises TlsError unless both are None, or make a certificate with its key. The key may be in `certfile`."""
+    """Refuse certificate and key unless both are None or fit; the key may be in `certfile`."""
     if certfile is None:
         if keyfile is not None:
             raise TlsError(f"`{flags[1]}` needs `{flags[0]}`")

@@ -1,7 +1,5 @@
-"""Where a model's tokenizer.json is: router and shard must read the same one. Reads the disk only.
-
-It is in the model's folder; or, where the model came without one and its folder cannot be written, the converted copy
-is in the hub cache, under a name that changes with the files it was made from.
+"""Where a model's tokenizer.json is, for router and shard: its folder, or a converted copy in the hub cache, named by
+its sources.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", 
 
 
 def find(folder: Path) -> Path | None:
-    """The tokenizer.json of the model in `folder`, whatever kind of file it is; None if there is none, or none yet."""
+    """Return the model's tokenizer.json, if there yet."""
     own = folder / NAME
     if own.exists():
         return own
@@ -40,8 +38,7 @@ def find(folder: Path) -> Path | None:
 
 
 def num_ids(ids: Collection[int], error: type[Exception]) -> int:
-    """Of a vocabulary: its ids run from 0 to one less than this. Raises `error` where they are far more than there are
-    tokens, since what is kept for each id would be kept for all of them."""
+    """Return the ids' bound, if not far above the tokens."""
     largest = max(ids, default=-1)
     if largest >= max(_MOST_IDS_PER_TOKEN * len(ids), _FEW_IDS):
         raise error(f"the tokenizer has a token with the id {largest}, but only {len(ids)} tokens")
@@ -49,7 +46,7 @@ def num_ids(ids: Collection[int], error: type[Exception]) -> int:
 
 
 def sources(names: Iterable[str]) -> tuple[str, ...]:
-    """Of the files of a model those that a tokenizer.json could be made of; empty: there are none."""
+    """Return files that a tokenizer.json could be made of."""
     present = set(names)
     return next((group for group in _SOURCES if present.issuperset(group)), ())
 

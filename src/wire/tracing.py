@@ -1,7 +1,6 @@
-"""A small interface to OpenTelemetry, for the router and the model server. Imported at no cost: the packages (extra
-`trace`) are loaded by `Tracing.to_collector` only. A process that does not trace has no `Tracing` at all.
+"""A small interface to OpenTelemetry, loaded by `Tracing.to_collector` only.
 
-Spans are exported in batches by a thread of the SDK; a collector that is slow, down or absent costs spans, never time.
+Spans are exported in batches by a thread: a slow collector costs spans, never time.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def _address(endpoint: str) -> tuple[str, bool]:
 
 
 class Tracing:
-    """Makes spans and sends them. Every span is kept (TGI's sampler); the caller ends each span that it starts."""
+    """Makes and sends all spans, which callers end."""
 
     def __init__(self, processor: SpanProcessor, service_name: str) -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -155,7 +154,7 @@ def inside(span: Span) -> Iterator[None]:
 
 
 def end(span: Span, error: BaseException | None = None) -> None:
-    """Ends a span; with an error its status says so, only by the error's type (a text may quote a prompt)."""
+    """End a span, in an error's case with its type only."""
     if error is not None:
         from opentelemetry.trace import StatusCode
 

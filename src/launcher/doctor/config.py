@@ -10,7 +10,7 @@ from wire.cli.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig:
-    """Where a server would listen and keep its models."""
+    """The address of a server, and where it would keep its models."""
 
     hostname: str = option("0.0.0.0", help="Address that the server would listen on.")
     port: int = option(3000, minimum=1, maximum=65535, help="Port that the server would listen on.")

@@ -61,7 +61,7 @@ class ExpertParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlace:
-    """Where a tensor of the base model's files belongs in an `ExpertParameter`."""
+    """The place of a tensor of the base model's files in an `ExpertParameter`."""
 
     # Its name behind the module's.
     parameter: str

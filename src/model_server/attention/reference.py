@@ -46,7 +46,7 @@ class ReferenceBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Which keys a query sees; layers of equal reach share a plan."""
+    """The keys that a query sees; layers of equal reach share a plan."""
 
     window: int | None
     chunk: int | None

@@ -12,7 +12,7 @@ from model_server.distributed.layout import Ranks
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a rank computes, and how."""
+    """The place of a rank's computation, and its types."""
 
     device: torch.device
     # Of weights and activations.

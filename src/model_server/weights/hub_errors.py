@@ -30,7 +30,7 @@ class Refused(StartupError):
 
 
 class NotAnId(StartupError):
-    """It can name no model."""
+    """The given text can name no model."""
 
 
 class translated:

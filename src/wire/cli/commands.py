@@ -27,9 +27,10 @@ def run_command(
     description: str = "",
     commands: Commands | None = None,
 ) -> int:
-    """Parses and runs; returns the exit status. Help and version go to stdout (0), a usage error to stderr (2).
+    """Parse and run, and return the exit status; help goes to stdout, usage errors to stderr (2).
 
-    `commands`: what the help page lists beside the options.
+    Args:
+        commands: Listed beside the options.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     before_dashes = words[: words.index("--")] if "--" in words else words
@@ -56,10 +57,11 @@ def run_group(
     remedy: Callable[[str], str | None] = lambda word: None,
     values: Values | None = None,
 ) -> int:
-    """As `run_command`, the first word being the name of a command; without one the options are those of `default`.
+    """Run the command that the first word names, else `default`.
 
-    `remedy`: what to do if the first word is not a command, None if only the help page knows.
-    `values`: what the shell completes for some of the options.
+    Args:
+        remedy: What to do about a wrong first word, if anything.
+        values: Completed by shells for some options.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in commands:
@@ -86,12 +88,11 @@ def run_group(
 
 
 def _completion_variable(prog: str) -> str:
-    """As typer's scripts for the shells have it."""
+    """Return the variable of typer's shell scripts."""
     return f"_{prog.replace('-', '_').upper()}_COMPLETE"
 
 
 def installed_version() -> str:
-    """Of this distribution."""
     from importlib.metadata import version
 
     return version("tercet")

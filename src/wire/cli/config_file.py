@@ -1,8 +1,4 @@
-"""Options from a YAML file: a mapping of their names to their values.
-
-Values are taken as they are written and understood as those of the command line are: YAML would make the number 1.1 of
-the revision 1.10, and false of `usage_stats: off`.
-"""
+"""Options from a YAML file, taken as written: YAML would make 1.10 the number 1.1, and `off` false."""
 
 from __future__ import annotations
 
@@ -29,9 +25,10 @@ class Given:
 
 
 def read(path: Path, options: Sequence[Option]) -> Mapping[str, Given]:
-    """Field name → what is given for it; nothing of an option without a value. `-` and `_` are the same in a name.
+    """Return given options by field; `-` and `_` are the same.
 
-    Raises ValueError with one line that names the file.
+    Raises:
+        ValueError: One line that names the file.
     """
     # Imported here: only a start with such a file is worth the time.
     import yaml
@@ -73,7 +70,7 @@ def read(path: Path, options: Sequence[Option]) -> Mapping[str, Given]:
 
 
 def _texts(value: Any, yaml: Any) -> Iterator[str | None]:
-    """The text of a value or of each in a list, empty for null; None for what no option takes."""
+    """Yield a value's or list's texts, empty for null; None: no option takes it."""
     for node in value.value if isinstance(value, yaml.SequenceNode) else [value]:
         if isinstance(node, yaml.ScalarNode):
             yield "" if node.tag == _NULL else node.value

@@ -1,9 +1,7 @@
-"""How an option of a process is declared: config field ⇄ flag ⇄ environment variable, each option once.
+"""How an option is declared: config field ⇄ flag ⇄ environment variable, once.
 
-A process' config is a frozen, keyword-only dataclass whose fields are made with `option()` or `argument()`; from it
-come the parser (`wire.cli.parsing`), the `--help` page and the documentation. Knows no particular option.
-
-Annotations are resolved at run time: a config module must import the names it annotates with, outside TYPE_CHECKING.
+A config is a frozen, keyword-only dataclass of `option()` and `argument()`, from which parser, `--help` and documents
+come. Annotations are resolved at run time, so their names must be imported.
 """
 
 from __future__ import annotations
@@ -110,13 +108,19 @@ def option(
     unit: Unit | None = None,
     is_config_file: bool = False,
 ) -> Any:
-    """A config field that is an option: flag `--field-name`, variable `FIELD_NAME` unless `env` says otherwise.
+    """Declare an option: flag `--field-name`, variable `FIELD_NAME`.
 
-    `env=None`: no variable. `short`: one letter, with or without its dash. Annotations: `bool` (a switch; `--no-x`
-    exists if it is on by default or `negatable`), `bool | None` (takes true/false), `int`, `float`, `str`, `Path`,
-    `Literal[...]`, an Enum, each `| None`, or `list[...]` / `tuple[..., ...]` of them: repeatable, and cut at
-    `separator` if one is given. `header`: texts that no HTTP header can hold are refused. `unit`: an `int` that may be
-    written as 8k or 1.5GiB. `is_config_file`: a `Path` to a YAML file with values of the other options.
+    Types: `bool`, `bool | None` (true/false), `int`, `float`, `str`, `Path`, `Literal`, an Enum, `| None`, or
+    repeatable lists and tuples of them.
+
+    Args:
+        env: Another variable; None: none.
+        short: One letter.
+        separator: Cuts values of lists.
+        negatable: A switch with `--no-x`, as those that are on.
+        header: Only what an HTTP header can hold.
+        unit: An `int` such as 8k or 1.5GiB.
+        is_config_file: A YAML file with other options.
     """
     declared = _Declared(
         help=help, env=env, short=short, panel=panel, metavar=metavar, hidden=hidden,
@@ -134,9 +138,10 @@ def argument(
     metavar: str | None = None,
     has_flag: bool = False,
 ) -> Any:
-    """A config field that is a positional argument (or its variable, if one is named), required without a default.
+    """Declare a positional argument, required without a default; a list takes the rest.
 
-    `has_flag`: may also be given as `--field-name`. A list takes all words that are left, options after `--`.
+    Args:
+        has_flag: Also given as `--field-name`.
     """
     declared = _Declared(help=help, env=env, metavar=metavar, positional=True, has_flag=has_flag)
     return _field(default, declared)

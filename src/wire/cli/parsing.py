@@ -1,9 +1,7 @@
-"""From a command line and an environment to a config.
+"""From a command line and an environment to a config, by the rules of TGI's parser (clap).
 
-The rules are those of TGI's parser (clap): command line > environment > config file > default; exact long names; a
-single-valued option given twice is an error; switches take no value; integers are unsigned. Typer draws the help page
-but does not parse: it takes the last of two repeated options, reads the environment itself, and cannot name the
-variable that held a bad value.
+Command line > environment > config file > default; exact names; no repeated values; unsigned integers. Typer only draws
+the help: it keeps the last repetition, and cannot name a bad variable.
 """
 
 from __future__ import annotations
@@ -36,14 +34,13 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 class UsageError(Exception):
-    """The command line or the environment cannot be understood; the text names the value, the option and the reason."""
+    """The options cannot be understood: value, option and reason."""
 
 
 def parse(config_type: type[T], argv: Sequence[str], environ: Mapping[str, str]) -> T:
-    """The config that `argv` (without the program), `environ` and the config file that they may name ask for.
+    """Return the config of `argv` (without the program), `environ`, and their config file.
 
-    `handed_on` of the type names variables that it has no options for, and hands on to other programs that have.
-    Raises UsageError.
+    `handed_on` names variables for other programs.
     """
     options = options_of(config_type)
     given = _read_argv(options, argv, getattr(config_type, "handed_on", ()))

@@ -1,9 +1,4 @@
-"""How the name and the value of an option are spelled, as a flag and as an environment variable; and which known name a
-misspelt one was meant to be.
-
-Both directions need it: a process declares its options by these names, the launcher writes its children's command lines
-and environments from the same names.
-"""
+"""Options' names and values as flags and variables, both ways, and the nearest known name."""
 
 from __future__ import annotations
 
@@ -33,8 +28,7 @@ def spell(value: Any) -> str:
 
 
 def to_argv(values: Mapping[str, Any]) -> list[str]:
-    """Option name → value, as flags. None says nothing; a switch is given when True, and says nothing when False; the
-    items of a list or tuple repeat the flag."""
+    """Write options as flags: None and False as nothing, lists repeated."""
     argv: list[str] = []
     for name, value in values.items():
         flag = flag_of(name)
@@ -51,8 +45,7 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
 
 
 def to_environment(values: Mapping[str, Any]) -> dict[str, str]:
-    """Option name → value, as variables. None and False say nothing, True is `True` (which is what TGI's shards look
-    for), the items of a list or tuple are joined with commas."""
+    """Write options as variables: None and False as nothing, `True` as TGI's shards expect, lists with commas."""
     said = {name: value for name, value in values.items() if value is not None and value is not False}
     return {variable_of(name): _variable(value) for name, value in said.items()}
 
@@ -64,10 +57,10 @@ def _variable(value: Any) -> str:
 
 
 def closest(name: str, known: Iterable[str], *, letters_per_edit: int) -> str | None:
-    """The known name that `name` was probably meant to be, None if there is none.
+    """Return the known name probably meant, if any.
 
-    At most one letter wrong, missing, too many or swapped with the next for each `letters_per_edit` of the known
-    name. Case, dashes and underscores do not count. Takes time in proportion to the product of the lengths.
+    One letter may be wrong, missing, extra or swapped for each `letters_per_edit`; case, dashes and underscores do not
+    count.
     """
     given, best, fewest = _squashed(name), None, math.inf
     for one in known:

@@ -1,7 +1,4 @@
-"""The `--help` page and the shell completion of a config, by typer, which parses nothing else.
-
-typer is imported in the functions: only a help page is worth the time that it and rich take.
-"""
+"""`--help` and shell completion by typer, imported only for these."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ def print_help(config_type: type, prog: str, description: str, commands: Command
 
 
 def complete(config_type: type, prog: str, commands: Commands, words: Sequence[str], values: Values) -> int:
-    """Does what typer's completion asks for: by its variable, which the shell sets, or by its options in `words`.
-
-    Returns the exit status.
-    """
+    """Answer typer's completion by variable or `words`; return the exit status."""
     try:
         _app_of(config_type, "", commands, values)(args=list(words), prog_name=prog)
     except SystemExit as end:
@@ -115,7 +109,7 @@ def _function_of(config_type: type, description: str, values: Values) -> Callabl
 
 
 def _completion_of(choices: Sequence[str], find: Callable[[], Sequence[str]] | None) -> Callable[[str], list[str]]:
-    """Where it finds nothing, shells complete names of files."""
+    """Complete by `find`; without results shells complete file names."""
     return lambda incomplete: [one for one in (find() if find else choices) if one.startswith(incomplete)]
 
 

@@ -1,7 +1,4 @@
-"""The demo model that `--model-id demo` serves: weights, tokenizer and chat template, as files beside this one.
-
-It is trained by the scripts in the repository's `demo_model/` folder, whose README says what it can and cannot do.
-"""
+"""The files of `--model-id demo`, trained by the repository's `demo_model/` scripts."""
 
 from pathlib import Path
 

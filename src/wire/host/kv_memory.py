@@ -1,4 +1,4 @@
-"""How large the KV cache of a CPU is where no option says it: for the launcher, its estimates and the shards."""
+"""The KV cache's default size on a CPU, for launcher and shards."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ _STEP = 256
 
 
 def default_bytes(free: int) -> int:
-    """Return the bytes of the cache where `free` bytes are left beside the weights.
-
-    One of eight sizes between two powers of two: what is free differs a little from one look to the next, and the size
-    should not.
-    """
+    """Return the cache's bytes of `free` ones, in eight steps per power of two, to be stable."""
     share = max(0, int(free * SHARE))
     step = 1 << max(0, share.bit_length() - 4)
     return share // step * step
@@ -31,12 +27,10 @@ def tokens_in(num_bytes: int, token_bytes: int) -> int:
 
 
 def default_tokens(num_bytes: int, token_bytes: int, longest: int) -> int:
-    """Return the tokens of a cache whose size no option says.
+    """Return the default cache's tokens.
 
     Args:
-        num_bytes: Its share of the memory.
-        token_bytes: Of one token in it.
-        longest: Tokens of the longest request, which always fits, beside the block that is reserved.
+        longest: Tokens of the longest request, which always fits, beside the reserved block.
     """
     least = max(LEAST_TOKENS, (-(-longest // BLOCK) + 1) * BLOCK)
     return min(max(tokens_in(num_bytes, token_bytes), least), max(MOST_TOKENS, least))

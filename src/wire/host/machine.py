@@ -1,7 +1,4 @@
-"""What this machine offers its processes: memory, within the limits of containers, and products of bfloat16.
-
-Launcher and shards ask here, so that a plan says what a shard finds.
-"""
+"""What this machine offers: memory within containers' limits, and bfloat16 products."""
 
 from __future__ import annotations
 
@@ -14,9 +11,7 @@ _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def free_memory(root: Path = _ROOT) -> int | None:
-    """Return the bytes that processes may still take, or None if the kernel does not say.
-
-    What the kernel keeps of files counts as free, in a container too.
+    """Return the bytes that processes may still take, kept files included, if known.
 
     Args:
         root: Where `proc` and `sys` are mounted.
@@ -51,11 +46,9 @@ def _meminfo(root: Path) -> dict[str, int]:
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, bytes in use that cannot be reclaimed) of each control group above this process that has a limit.
-
-    A container often sees its own group as the topmost, whatever /proc/self/cgroup says: folders that are not there are
-    passed over, the topmost is always looked at.
-    """
+    """Yield (limit, bytes in use that cannot be reclaimed) of each control group."""
+    # A container often sees its own group as the topmost, whatever /proc/self/cgroup says: folders that are not there
+    # are passed over, the topmost is always looked at.
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

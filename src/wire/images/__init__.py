@@ -1,1 +1,1 @@
-"""Images in prompts: which models read them, what stands for one in a prompt, and what their towers are given."""
+"""Images in prompts: models, expansions, and towers' inputs."""

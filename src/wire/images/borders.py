@@ -6,11 +6,7 @@ from collections.abc import Iterable
 
 
 def chunk_end(start: int, end: int, whole: Iterable[tuple[int, int]]) -> int:
-    """The end of the chunk of a prompt that begins at token `start` and may reach token `end`.
-
-    whole: places `(start, stop)`, in order, within which no chunk may end. The chunk ends before one that does not fit,
-    unless it would then be empty: a place that is first in its step is computed whole, whatever the budget.
-    """
+    """End the chunk from `start` by `end` at the latest, outside of `whole` spans, which may exceed it if first."""
     for first, stop in whole:
         if first >= end:
             break
@@ -23,11 +19,11 @@ def chunk_end(start: int, end: int, whole: Iterable[tuple[int, int]]) -> int:
 def encoder_end(
     start: int, end: int, images: Iterable[tuple[int, int, int]], rows: int, *, takes_any: bool
 ) -> tuple[int, int]:
-    """Where the chunk from token `start` to at most `end` ends whose images to encode have at most `rows` rows, and how
-    many they have.
+    """End the chunk where unencoded images exceed `rows`; return its end and their rows.
 
-    images: of those that are not encoded, in order: first token, behind the last, rows. takes_any: the first image may
-    have more rows; one at `start` always may, so that the chunk has a token.
+    Args:
+        images: Unencoded ones in order: first token, end, rows.
+        takes_any: The first may have more rows, as one at `start` always.
     """
     taken = 0
     for first, stop, count in images:

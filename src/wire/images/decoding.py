@@ -1,4 +1,4 @@
-"""From the bytes of a file to pixels. Files are untrusted: their size is known before a pixel is decoded."""
+"""From files to pixels; untrusted, so sizes are known before decoding."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class ImageError(ValueError):
 
 
 def decode(data: bytes, *, max_pixels: int, detail: Detail = "auto", turns: bool = True) -> Image.Image:
-    """The first frame as RGB, turned as its EXIF says if it `turns`; with detail `low` at most 512 pixels a side.
+    """Return the first frame as RGB, turned by EXIF if it `turns`; detail `low`: at most 512 pixels a side.
 
-    Raises ImageError, and MemoryError.
+    Raises:
+        ImageError, MemoryError: It cannot be decoded.
     """
     Image.MAX_IMAGE_PIXELS = None  # `max_pixels` is the limit
     with warnings.catch_warnings():

@@ -1,7 +1,4 @@
-"""The text that takes an image's place in a prompt, by family.
-
-Each function gets the family's image token and the image's layout. The texts are those of transformers' processors.
-"""
+"""Texts of images in prompts by family, as of transformers' processors, from token and layout."""
 
 from __future__ import annotations
 
@@ -17,15 +14,13 @@ _FAKE_BEFORE_TEXT = re.compile(rf"{re.escape(FAKE_TOKEN)}(?=[^\s<])")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many image tokens an image has, and how they are ordered.
-
-    rows, columns: of tiles (0: it is not cut into tiles), or of image tokens for the families of Pixtral. per_tile:
-    image tokens of one tile, where it is cut.
-    """
+    """An image's tokens, and their order."""
 
     num_embeds: int
+    # Of tiles (0: uncut), or of tokens for Pixtral's families; as columns.
     rows: int = 0
     columns: int = 0
+    # Tokens of a tile.
     per_tile: int = 0
 
 
@@ -41,7 +36,7 @@ def between_fakes(token: str, layout: Layout) -> str:
 
 
 def numbered_tiles(token: str, layout: Layout) -> str:
-    """Idefics 3 and SmolVLM: tiles named by row and column, a line for each row, and the whole image at the end."""
+    """Write tiles by row and column, then the whole image (Idefics 3, SmolVLM)."""
     tile = token * layout.per_tile
     lines = [
         "".join(f"{FAKE_TOKEN}<row_{row + 1}_col_{column + 1}>{tile}" for column in range(layout.columns)) + "\n"

@@ -1,4 +1,4 @@
-"""The models that read images, and what stands for an image in their prompts. A row for each kind of model."""
+"""The models that read images, a row each, and what stands for one."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Positions = Literal["plain", "mrope"]
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFamily:
-    """What prompts of a kind of model have in place of an image.
+    """What prompts have in place of an image."""
 
-    image_token: the token whose embeddings the tower's rows replace. placeholder: one image in a prompt, before it is
-    replaced by the expansion; what the model's chat template writes. marker: what takes the place of a native prompt's
-    `![](url)`; it holds one placeholder. expand: the text of one image, from the image token and the layout. arrange:
-    the whole prompt, from the text with all images replaced and BOS. adds_special_tokens: False where `arrange` writes
-    those that there are. is_indivisible: tokens of an image see each other both ways, so no chunk may end within one.
-    positions: "mrope" if rotary positions follow the image's grid.
-    """
-
+    # Whose embeddings the tower's rows replace.
     image_token: str
+    # An image in a chat template's prompt.
     placeholder: str
+    # Replaces a native prompt's `![](url)`; holds one placeholder.
     marker: str
+    # Text of one image, by token and layout.
     expand: Callable[[str, Layout], str] = expansions.plain
+    # The whole prompt, of the expanded text and BOS.
     arrange: Callable[[str, str], str] = expansions.as_it_is
+    # False where `arrange` writes them.
     adds_special_tokens: bool = True
+    # Tokens see each other both ways, so no chunk ends within.
     is_indivisible: bool = False
+    # "mrope": rotary positions follow the grid.
     positions: Positions = "plain"
 
     def expansion(self, layout: Layout) -> str:

@@ -1,7 +1,4 @@
-"""What the router and the process that prepares images send each other: a header in JSON, then bytes as they are.
-
-Arrays that are large pass in memory that both share, where the router gives any: nothing copies them then.
-"""
+"""Frames of router and image processes: a JSON header, then bytes, large ones in shared memory."""
 
 from __future__ import annotations
 
@@ -22,15 +19,13 @@ SHARED_FROM = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A file to prepare. With an empty `data` only the process is asked whether it can.
-
-    memory: the name of shared memory for what is made of it; empty: there is none.
-    """
+    """A file to prepare; with empty `data` only whether it can be."""
 
     key: bytes
     data: bytes
     max_pixels: int
     detail: Detail = "auto"
+    # Shared memory for the result; empty: none.
     memory: str = ""
 
 
@@ -50,8 +45,7 @@ def fault_to(fault: str) -> bytes:
 
 
 def image_to(image: PreparedImage, memory: str = "") -> bytes:
-    """memory: of the job; where it cannot be opened, the arrays come with the answer. Raises OSError where it cannot be
-    written."""
+    """Frame an image, with arrays in `memory` if it opens."""
     arrays = [one.data for one in image.features.values() if isinstance(one.data, bytes)]
     shared = _opened(memory) if memory and sum(map(len, arrays)) >= SHARED_FROM else None
     features = [
@@ -77,7 +71,7 @@ def image_to(image: PreparedImage, memory: str = "") -> bytes:
 
 
 def _opened(memory: str) -> SharedMemory | None:
-    """None where one process may not open what another has, as in some sandboxes."""
+    """Open shared memory, unless a sandbox forbids it."""
     try:
         return SharedMemory.open(memory)
     except OSError:

@@ -1,7 +1,4 @@
-"""How many image tokens an image has: read from what the processor made of it and from the model's config.
-
-What is counted here is what the model's tower makes of the same arrays.
-"""
+"""An image's tokens by processor's arrays and config, as its tower makes them."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def llava_next(arrays: Arrays, config: Any, processor: Any) -> Layout:
 
 
 def llava_onevision(arrays: Arrays, config: Any, processor: Any) -> Layout:
-    """As LLaVA-NeXT; many tiles are scaled down to as many tokens as the config's `vision_aspect_ratio` names tiles."""
+    """Count as LLaVA-NeXT, with tiles scaled down to `vision_aspect_ratio`'s tokens."""
     lines, in_line, whole = _tiled(arrays, config, processor)
     most = int(config.vision_aspect_ratio.removeprefix("anyres_max_")) * whole
     ratio = math.sqrt(lines * in_line / most)
@@ -43,7 +40,7 @@ def llava_onevision(arrays: Arrays, config: Any, processor: Any) -> Layout:
 
 
 def _tiled(arrays: Arrays, config: Any, processor: Any) -> tuple[int, int, int]:
-    """Of the tiles, lines and tokens in one, without what only pads; and the tokens of the whole image."""
+    """Return tiles, lines and their tokens without padding, and the whole image's tokens."""
     from transformers.image_processing_utils import select_best_resolution
 
     height, width = (int(side) for side in arrays["image_sizes"][0])

@@ -1,8 +1,7 @@
-"""The image processor of Llama 4, for which transformers has none that runs without torchvision.
+"""Llama 4's image processor, without torchvision.
 
-An image is scaled to the canvas of whole tiles that loses least of it, padded with black at the right and below, and
-cut into its tiles; behind them comes all of it, squeezed into one tile. Numbers are rounded to bfloat16 at each step,
-as transformers' processor rounds them.
+An image is scaled to the canvas of tiles that loses least, padded with black, cut, and followed by itself in one tile;
+rounded to bfloat16 at each step, as transformers.
 """
 
 from __future__ import annotations
@@ -63,8 +62,11 @@ class Llama4Processor:
         return cls(settings)
 
     def __call__(self, images: Sequence[npt.NDArray[np.uint8]], **options: Any) -> dict[str, Any]:
-        """images: one, [height, width, 3]. Returns pixel_values [tiles, 3, side, side] float32, and aspect_ratios
-        [1, 2], rows and columns of tiles without the last one, which is of the whole image."""
+        """Process one image [height, width, 3].
+
+        Returns:
+            pixel_values [tiles, 3, side, side] float32, and aspect_ratios [1, 2] without the last tile.
+        """
         (pixels,) = images
         image = Image.fromarray(pixels)
         rows, columns = self.canvas(image.height, image.width)
@@ -79,10 +81,7 @@ class Llama4Processor:
         return {"pixel_values": self._normalized(tiles), "aspect_ratios": np.array([[rows, columns]])}
 
     def canvas(self, height: int, width: int) -> Canvas:
-        """The one that an image is shrunk least for, or, if it is smaller, enlarged least; of equal ones the smallest.
-
-        float32 as torch divides, because scales are compared.
-        """
+        """Return the canvas that shrinks least, or enlarges least; of equals the smallest, in torch's float32."""
         sides = np.asarray(self._canvases, np.float32) * self._side
         scales = (sides / np.asarray([height, width], np.float32)).min(1)
         enlarging = scales[scales >= 1]
@@ -93,7 +92,7 @@ class Llama4Processor:
         return min(fitting, key=lambda canvas: canvas[0] * canvas[1])
 
     def _scaled(self, height: int, width: int, canvas: Canvas) -> tuple[int, int]:
-        """Width and height on the canvas. An image is enlarged to one tile at most, unless it is to fill the canvas."""
+        """Return width and height, enlarged to one tile at most, unless it fills the canvas."""
         most_high, most_wide = self._bound(canvas[0], height), self._bound(canvas[1], width)
         by_width, by_height = most_wide / width, most_high / height
         if by_width < by_height:
@@ -101,8 +100,7 @@ class Llama4Processor:
         return max(1, min(int(width * by_height), int(most_wide))), int(most_high)
 
     def _bound(self, tiles: int, length: int) -> int | np.float32:
-        """Of one side. The canvas's own side is a float32, since with such ones transformers computes: a product that
-        is whole but for rounding is then the same."""
+        """Bound a side, in float32 for the canvas's own, as transformers."""
         most, side = tiles * self._side, max(length, self._side)
         return side if side <= most and not self._fills_canvas else np.float32(most)
 

@@ -20,9 +20,8 @@ Detail = Literal["auto", "high", "low"]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """An array, as it travels: `data` holds it in row-major order, little-endian. `dtype` is torch's name.
-
-    Not an array of numpy, which has no bfloat16. In memory that is shared where it is large and processes share any.
+    """An array as it travels: row-major, little-endian, torch's `dtype`, perhaps in shared memory; numpy lacks
+    bfloat16.
     """
 
     dtype: FeatureType
@@ -44,20 +43,19 @@ class Feature:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class PreparedImage:
-    """What the tower is given for one image, and what stands for it in the text.
+    """The tower's inputs for one image, and its text."""
 
-    key: SHA-256 of the processor's settings, of what the request asked of it and of the file: equal keys mean equal
-    images, counts and positions. expansion: the text that takes the place of the family's placeholder; empty on the
-    side of the shard. num_embeds: rows that the tower makes, and image tokens in the expansion. grid: merged patches
-    (frames, rows, columns), for families whose positions follow it. features: what the tower takes, by name; empty
-    where the KV of all its tokens is known. num_pixels: of the picture, before it is prepared.
-    """
-
+    # SHA-256 of settings, request and file: equal keys mean equal images.
     key: bytes
+    # Replaces the placeholder; empty on the shard.
     expansion: str
+    # The tower's rows, and image tokens.
     num_embeds: int
+    # Merged patches (frames, rows, columns), where positions follow.
     grid: tuple[int, int, int] | None = None
+    # Inputs by name; empty where all KV is known.
     features: Mapping[str, Feature] = field(default_factory=dict)
+    # Before preparing.
     num_pixels: int = 0
 
     @property
@@ -68,11 +66,7 @@ class PreparedImage:
 
 @dataclass(frozen=True, slots=True)
 class ImagePlace:
-    """The tokens of a prompt from the first image token of an image through its last: `start` and their number.
-
-    Tokens of the expansion before and behind those are outside: they may merge with text. Separators within the
-    expansion are inside, so `length` may be more than the image's rows.
-    """
+    """`length` tokens from `start`, from an image's first through last token, separators included."""
 
     key: bytes
     start: int
@@ -86,9 +80,10 @@ class ImagePlace:
 def places_of(
     ids: Sequence[int], image_token: int, token_text: str, images: Sequence[PreparedImage]
 ) -> list[ImagePlace]:
-    """Where the images of a prompt are in its tokens, whose image tokens, `token_text`, are theirs in their order.
+    """Find the images' places in a prompt's ids.
 
-    Raises ValueError where image tokens are missing or too many.
+    Raises:
+        ValueError: Image tokens are missing or too many.
     """
     found = [index for index, token in enumerate(ids) if token == image_token]
     wanted = sum(image.num_embeds for image in images)

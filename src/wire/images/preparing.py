@@ -1,7 +1,6 @@
-"""From a file to what a model's tower is given: transformers' image processors on Pillow and numpy, without torch.
+"""From a file to a tower's inputs, by transformers' processors without torch.
 
-transformers loads torch where it finds it: a process that is to stay small puts None for torch and torchvision into
-`sys.modules` before it imports this module.
+To stay small, a process puts None for torch and torchvision into `sys.modules` before importing this.
 """
 
 from __future__ import annotations
@@ -39,17 +38,16 @@ def _transformers_processor(folder: Path) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """How a family's processor is used.
-
-    features: what the tower takes of what it returns. nested: it takes a list of images for each prompt.
-    options: what its calls are given besides. load: reads the processor's settings from the model's folder.
-    """
+    """How a family's processor is used."""
 
     layout: LayoutOf
+    # What the tower takes of its results.
     features: tuple[str, ...] = ("pixel_values",)
+    # It takes lists of images.
     nested: bool = False
     has_grid: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    # Reads settings from the folder.
     load: Callable[[Path], Any] = _transformers_processor
 
 
@@ -149,7 +147,7 @@ class Preparer:
 
 
 def feature_of(array: Any, dtype: ModelType) -> Feature:
-    """Pixels in the model's dtype, to nearest even as torch rounds; masks as bool; other whole numbers as int64."""
+    """Convert pixels to the model's dtype, to nearest even; masks to bool; others to int64."""
     array = np.asarray(array)
     shape = tuple(array.shape)
     if array.dtype.kind == "f":

@@ -1,8 +1,4 @@
-"""The process that prepares images on behalf of the router: `python -m wire.images.worker FOLDER DTYPE`.
-
-A file may be built to take all memory or to run forever; here it takes 2 GiB at most, in a fork that is ended when it
-takes too long. Knows nothing of requests.
-"""
+"""Prepares images for the router: `python -m wire.images.worker FOLDER DTYPE`, in 2 GiB and a timed fork."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The log as a person at a terminal reads it: warnings, errors and finished requests, each in one short line.
+"""The log at a terminal: warnings, errors and finished requests in a short line each.
 
-Everything else is left out; `--verbose`, a pipe and JSON have it. A record with `extra={"on_console": True}` is shown
-whatever its level, one with False never.
+`extra={"on_console": True}` shows a record whatever its level, False never.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _WORDS = {"WARN": ("warning", "33"), "ERROR": ("error", "31")}
 
 
 class ConsoleFilter(logging.Filter):
-    """What is shown. Errors of children that start are not: the launch ends with the first of them as its own error."""
+    """Chooses records; a starting child's first error becomes the launch's own."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -39,10 +39,7 @@ def level_from_filter(text: str) -> str:
 
 
 def _directives(text: str) -> list[tuple[str, int | None]]:
-    """Target (empty: everything of ours) and level of each part; the level is None where there is no sense in it.
-
-    tracing's syntax: `level`, `target=level`, `target` alone (all of it). The `[span{field}]` of a part is passed over.
-    """
+    """Return each part's target (empty: ours) and level (None: senseless), in tracing's syntax without spans."""
     found: list[tuple[str, int | None]] = []
     for part in _SPAN_FILTER.sub("", text).split(","):
         target, equals, level = (word.strip() for word in part.rpartition("="))

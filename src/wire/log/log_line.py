@@ -1,13 +1,12 @@
-"""The log line: how a record is spelled, and how the launcher reads it back from a child.
+"""The log line: how a record is spelled, and read back from a child."""
 
-One line is one record: text for people, or one JSON object. No line is longer than 64 KiB; control characters are
-escaped, so that nothing a client sent can draw on a terminal or forge a record. Knows nothing of pipes or processes.
-
-JSON layouts (all three can be parsed back):
-- `flat`      `{timestamp, level, message, target, filename, line_number, ...}`: TGI's router
-- `launcher`  `{timestamp, level, fields: {message, ...}, target}`: TGI's launcher
-- `shard`     flat, plus `text` and `record.level.name`, the two things that TGI's launcher reads of its shards
-"""
+# One line is one record: text for people, or one JSON object. No line is longer than 64 KiB; control characters are
+# escaped, so that nothing a client sent can draw on a terminal or forge a record. Knows nothing of pipes or processes.
+#
+# JSON layouts (all three can be parsed back):
+# - `flat`      `{timestamp, level, message, target, filename, line_number, ...}`: TGI's router
+# - `launcher`  `{timestamp, level, fields: {message, ...}, target}`: TGI's launcher
+# - `shard`     flat, plus `text` and `record.level.name`, the two things that TGI's launcher reads of its shards
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ _COLOURS = {"TRACE": "35", "DEBUG": "34", "INFO": "32", "WARN": "33", "ERROR": "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """One record. `level` is TRACE, DEBUG, INFO, WARN or ERROR; `fields` is what a record carries beyond the rest."""
+    """One record; `fields` is what it carries beyond the rest."""
 
     level: str
     message: str
@@ -78,7 +77,7 @@ def _span_text(span: object) -> str:
 
 
 def to_json(line: LogLine, layout: Layout = "flat") -> str:
-    """One JSON object. A record that is too long for a line loses the ends of its texts, then its fields."""
+    """Write one JSON object, shortened by texts' ends, then fields."""
     most = MAX_LINE_BYTES
     for limit, fields in ((most * 3 // 4, line.fields), (most // 4, line.fields), (most // 16, {})):
         message, exception = shown(line.message, limit), shown(line.exception, limit)
@@ -114,7 +113,7 @@ def _record(line: LogLine, layout: Layout) -> dict[str, Any]:
 
 
 def parse(line: bytes | str) -> LogLine | None:
-    """The record of a child's line, in any layout above or loguru's; None if the line is not such a record."""
+    """Read a child's line in any layout, loguru's included, if it is a record."""
     text = line.decode("utf-8", "replace") if isinstance(line, bytes) else line
     if not text.lstrip().startswith("{"):
         return None

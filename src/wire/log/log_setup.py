@@ -32,15 +32,16 @@ def configure(
     stream: Stream | None = None,
     short: bool = False,
 ) -> Console | None:
-    """Sends this process' `logging` to `stream` (default: standard output), replacing whatever was set up before.
+    """Send this process' `logging` to `stream`, replacing earlier set-up.
 
-    `level` is a level name or a filter, a comma list of `level` and `logger=level` (`info,router=debug`; TGI's targets
-    are understood, what cannot be read is passed over). `rank` is written on every record. `layout` defaults to `shard`
-    with a rank, else to `flat`. A stream that breaks loses records, it never raises. Colours: only on a terminal, and
-    not with `LOG_COLORIZE` 0, false, no or off. A logger's `extra` becomes fields of the record; a record with
-    `extra={"log_line": LogLine, "log_layout": Layout | None}` is a child's, written as it is. On a terminal, records of
-    progress become bars (see `progress_bars`). `short`: a terminal gets what `wire.log.console` says, and the caller
-    the console to write on; anything else gets the whole log, and the caller None.
+    On a terminal progress becomes bars. A breaking stream loses records. `extra` becomes fields; `extra={"log_line":
+    LogLine, "log_layout": Layout | None}` is a child's, written as it is.
+
+    Args:
+        level: A name, or a filter such as `info,router=debug`.
+        rank: On every record.
+        layout: Default: `shard` with a rank, else `flat`.
+        short: A terminal gets `wire.log.console`'s lines, and the caller that console.
     """
     target: Stream = sys.stdout if stream is None else stream
     can_draw = not json_output and _is_terminal(target) and os.environ.get("TERM") != "dumb"
@@ -76,7 +77,7 @@ def configure(
 
 
 def name_node(rank: int) -> None:
-    """From now on every record of this process, and of its children, says on which node of a group it was written."""
+    """Add a group's node to every record, of children too."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, _Formatter):
             handler.formatter.node = rank
@@ -133,7 +134,7 @@ class _Formatter(logging.Formatter):
 
 
 def _message_of(record: logging.LogRecord) -> str:
-    """Of several lines only if its own format is: what an argument quotes begins no line."""
+    """Return the message, of several lines only if its own format is."""
     try:
         message = record.getMessage()
     except (TypeError, ValueError):  # A wrong format argument must not cost the record.

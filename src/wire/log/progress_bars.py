@@ -1,10 +1,7 @@
-"""Bars below the log of a terminal, one line for each rank that loads, drawn from the log records themselves.
+"""Bars below a terminal's log, a line for each loading rank, drawn from records.
 
-A record that carries `extra={"progress": "done/total"}` moves the bar of its rank instead of being written; the last
-one takes the bar away and is written. Where there is no terminal all of them are plain records, without the field.
-
-A second field, `bar`, is the text after the bar of a download. A writer that chooses how often it makes such records
-asks `are_drawn`.
+`extra={"progress": "done/total"}` moves a rank's bar; the last one is written. Elsewhere all are plain records. `bar`
+is a download's text. Frequent writers ask `are_drawn`.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ _VALUE = re.compile(r"(\d{1,9})/(\d{1,9})")
 
 
 class Stream(Protocol):
-    """Where lines go: any text stream will do."""
+    """Any text stream for lines."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
@@ -138,10 +135,7 @@ def _progress(stream: Stream) -> Progress:
 
 
 class ProgressFilter(logging.Filter):
-    """For the one handler of a process. `lines`: where bars are drawn, None: nowhere.
-
-    `downloads_only`: who draws the loading ranks otherwise gets no bars of them.
-    """
+    """Draws bars in a process' one handler."""
 
     def __init__(self, lines: StatusLines | None, rank: int | None = None, *, downloads_only: bool = False) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""LoRA adapters in place of a model, and the messages by which the router has shards load and drop adapters."""
+"""LoRA adapters as models, and messages that load and drop them."""

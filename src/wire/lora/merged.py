@@ -1,7 +1,4 @@
-"""A LoRA adapter in place of a model (`--model-id`): it is merged into the base model that its config names.
-
-Launcher, router and shards find that model alike: config, tokenizer and weights are the base model's.
-"""
+"""A LoRA adapter as `--model-id`: merged into its base model, whose files serve."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class BaseModel:
 
 
 def is_adapter(names: Collection[str]) -> bool:
-    """Whether a folder or repository with these files holds an adapter, and no model that it has been merged into."""
+    """Whether these files are an adapter without a merged model."""
     if ADAPTER_CONFIG not in names:
         return False
     weights = [name for name in names if name.endswith(".safetensors") or name.startswith("pytorch_model")]
@@ -35,10 +32,10 @@ def is_adapter(names: Collection[str]) -> bool:
 
 
 def base_model(directory: Path, error: type[Exception], *, is_local: bool) -> BaseModel | None:
-    """The base model of the adapter in `directory`; None: what is there is no adapter.
+    """Return the adapter's base model, if it is an adapter.
 
-    is_local: the adapter is a folder of this machine, which may name another one; a repository may name repositories.
-    Raises `error` if the adapter does not say what its base model is.
+    Args:
+        is_local: A folder of this machine, which may name folders.
     """
     try:
         if not is_adapter(os.listdir(directory)):
@@ -63,8 +60,7 @@ def base_model(directory: Path, error: type[Exception], *, is_local: bool) -> Ba
 def with_base(
     found: Path, error: type[Exception], *, is_local: bool, find: Callable[[BaseModel], Path]
 ) -> tuple[Path, Path | None]:
-    """The folder of the model, and of the adapter that is merged into it, if `found` is one. find: the folder of the
-    base model. Raises `error`."""
+    """Return the model's folder, and that of the adapter merged into it, if any."""
     base = base_model(found, error, is_local=is_local)
     if base is None:
         return found, None

@@ -57,10 +57,7 @@ class SentenceFiles:
 
 
 def read(folder: Path, config: Mapping[str, Any], error: type[Exception]) -> SentenceFiles:
-    """The files in `folder`. config: its config.json.
-
-    Raises `error`, one line, for a module of another kind, and for a file that cannot be read.
-    """
+    """Read the files in `folder`, if modules are served."""
     modules = _modules(folder, error)
     first = next((module for module in modules if module.kind == "Transformer"), None)
     of_transformer: Mapping[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What a model is for, by its files: to generate text, or to give vectors, relevance scores or labels."""
+"""A model's task by its files: text, vectors, scores or labels."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import resource
 
 
 def raise_open_files(wanted: int) -> int | None:
-    """Raises the limit to so many, as far as the system lets this process. Returns the limit; None: there is none."""
+    """Raise the limit as far as allowed; return it, None if there is none."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted and soft != hard:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -1,6 +1,5 @@
-"""How one of our processes starts another that is Python too.
-
-Nothing may be imported from the folder in which it is started: that may be a model's, and hold a `types.py`.
+"""How our processes start Python children: nothing is imported from their folder, which may be a model's with a
+`types.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,7 @@ NEUTRAL_FOLDER = "/"
 
 
 def module_command(module: str) -> tuple[str, ...]:
-    """`python -m module`, without the working folder on its import path.
-
-    This process' own interpreter, so that a stray PATH cannot mix installations.
-    """
+    """Return `python -m module` of this interpreter, without the working folder on its path."""
     return (sys.executable, "-P", "-m", module)
 
 
@@ -28,11 +24,9 @@ def script_command(script: Path) -> tuple[str, ...]:
 
 
 def child_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`environ` (None: this process') for a Python child, in whichever folder it works.
-
-    What the child's libraries start in their turn does not import from its working folder either. The entries of
-    PYTHONPATH stay the folders that they are here; an empty entry, which would be the working folder, goes.
-    """
+    """Return `environ` for a Python child in any folder, so that its children import nothing from theirs, either."""
+    # The entries of PYTHONPATH stay the folders that they are here; an empty entry, which would be the working folder,
+    # goes.
     env = {**(os.environ if environ is None else environ), "PYTHONSAFEPATH": "1"}
     if "PYTHONPATH" in env:
         entries = filter(None, env["PYTHONPATH"].split(os.pathsep))

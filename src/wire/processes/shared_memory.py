@@ -1,7 +1,4 @@
-"""Memory that processes of one machine share: one makes it, the others open it by its name.
-
-What is megabytes large then passes between processes without being copied, and without an event loop that waits for it.
-"""
+"""Memory shared by name between a machine's processes, for megabytes without copies or a waiting event loop."""
 
 from __future__ import annotations
 
@@ -17,16 +14,14 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SharedMemory:
-    """Bytes that no process has mapped. They go with the last object, of any process, that refers to them.
-
-    name: under which processes of the same user, in the same `process_namespace`, open it as long as its maker has it.
-    """
+    """Bytes that go with the last object, of any process, that refers to them."""
 
     __slots__ = ("__weakref__", "_descriptor", "name")
 
     def __init__(self, descriptor: int, name: str) -> None:
         """Takes over the descriptor. See `create` and `open`."""
         self._descriptor = descriptor
+        # For the same user's processes in the same `process_namespace`, while its maker has it.
         self.name = name
         weakref.finalize(self, os.close, descriptor).atexit = False
 
@@ -89,11 +84,7 @@ class SharedBytes:
 
 
 def process_namespace() -> str:
-    """Equal for processes that see each other, and may: those of one user on one machine since its start, in one
-    container.
-
-    Empty where the system does not tell.
-    """
+    """Return what is equal for processes of one user, machine start and container; empty if unknown."""
     try:
         spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "user")]
         return " ".join([_BOOT_ID.read_text().strip(), *spaces, f"uid:[{os.geteuid()}]"])

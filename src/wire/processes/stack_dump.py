@@ -1,7 +1,7 @@
-"""The stacks of all threads on standard error, on a signal: they show what a process that hangs is doing.
+"""All threads' stacks on standard error, on a signal.
 
-The dump is written in the signal handler itself, by C code that takes no locks: it works while the interpreter waits in
-a collective, in a driver or for its own lock. Not for a process that is stopped, or that the kernel holds in a call.
+Written in the handler by C code without locks, so also while the interpreter waits in a collective or driver; not for
+stopped processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIGNAL = signal.SIGUSR1
 
 
 def answer_requests() -> None:
-    """From now on SIGNAL prints all stacks, and so does a crash in native code before it ends the process."""
+    """Print all stacks on SIGNAL and native crashes from now on."""
     if sys.__stderr__ is None:
         return
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed

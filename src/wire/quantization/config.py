@@ -33,10 +33,7 @@ _RENAMED = {"w_bit": "bits", "q_group_size": "group_size"}
 
 
 def said_of(directory: Path, fields: Mapping[str, Any], error: type[Exception]) -> Mapping[str, Any] | None:
-    """The `quantization_config` of a model, with `quant_method`; None: neither config.json nor a file has one.
-
-    fields: config.json. Raises `error` for a file that cannot be read.
-    """
+    """Return the `quantization_config` with `quant_method` of config.json or a file, if any."""
     found = in_config(fields)
     if found is None:
         return _in_files(directory, error)
@@ -66,8 +63,7 @@ def in_config(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def by_tensors(shapes: Mapping[str, Sequence[int]]) -> Mapping[str, Any] | None:
-    """What the tensors of a model say by their names, for lack of a config; None: nothing. awq packs outputs into
-    words, gptq inputs."""
+    """Return what tensors' names say without a config: awq packs outputs, gptq inputs."""
     words = next((name for name in shapes if name.endswith(WORDS)), None)
     if words is None:
         named = (method for end, method in _OWN_NAMES.items() if any(name.endswith(end) for name in shapes))
@@ -104,7 +100,7 @@ def skipped(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_skipped(module: str, names: tuple[str, ...]) -> bool:
-    """Whether one of `names` names `module` or a module around it, in whole dotted parts: `gate` is no `gate_proj`."""
+    """Whether `names` has `module` or one around it, in whole parts."""
     return any(f".{name}." in f".{module}." for name in names)
 
 

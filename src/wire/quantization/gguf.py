@@ -1,7 +1,6 @@
-"""Where the config and tokenizer of a GGUF file are: in a folder of the hub cache, made once by `download-weights`.
+"""A GGUF file's config and tokenizer: a folder of the hub cache with a link to the file, made by `download-weights`.
 
-Launcher, router and shards see that folder instead of the file; a link in it leads to the weights. A file is named by
-its path, or as `org/name/FILE.gguf` in a repository of the hub.
+A file is named by path, or `org/name/FILE.gguf`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def names_file(model_id: str) -> bool:
 
 
 def in_repository(model_id: str) -> tuple[str, str] | None:
-    """The repository of the hub and the file in it; None: `model_id` names a file of this machine, or none at all."""
+    """Return the hub's repository and file, unless local."""
     parts = model_id.split("/")
     is_local = model_id.startswith(_LOCAL) or ".." in parts or os.path.exists(model_id)
     if len(parts) < 3 or is_local or not names_file(model_id):
@@ -34,7 +33,7 @@ def in_repository(model_id: str) -> tuple[str, str] | None:
 
 
 def file_of(model_id: str, revision: str | None, cache: Path) -> Path | None:
-    """The file that a model id names, if it is on this machine. cache: the folder of the hub cache."""
+    """Return the local file that a model id names, if there."""
     asked = in_repository(model_id)
     if asked is None:
         file = Path(os.path.expanduser(model_id))
@@ -49,8 +48,7 @@ def file_of(model_id: str, revision: str | None, cache: Path) -> Path | None:
 
 
 def folder_of(file: Path, cache: Path) -> Path:
-    """Where the files made of a GGUF file belong, which need not be there yet. Its name changes with the file's size
-    and time. Raises OSError."""
+    """Return the folder of a file's files, perhaps absent; changes with its size and time."""
     facts, path = file.stat(), file.resolve()
     key = f"{_VERSION}\0{path}\0{facts.st_size}\0{facts.st_mtime_ns}"
     digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()

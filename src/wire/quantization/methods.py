@@ -62,18 +62,22 @@ _AWQ_BITS, _OTHER_AWQ = (4,), ("gemv", "gemv_fast", "marlin")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """method: of the checkpoint or of the flag; None: the weights are plain and stay so. warning: for the operator."""
+    """How weights come into memory."""
 
+    # Of checkpoint or flag; None: plain.
     method: str | None = None
     on_load: bool = False
     warning: str | None = None
 
 
 def choose(flag: str | None, said: Mapping[str, Any] | None, model: str, error: type[Exception]) -> Choice:
-    """How the weights of a checkpoint come into memory.
+    """Choose how weights come into memory.
 
-    flag: `--quantize`. said: the checkpoint's `quantization_config`; None: its weights are plain. model: what messages
-    call it. Raises `error`, one line, for what is not served.
+    Args:
+        flag: `--quantize`.
+        said: `quantization_config`; None: plain.
+        model: In messages.
+        error: Raised, one line, for what is not served.
     """
     if said is None:
         return _of_plain(flag, model, error)
@@ -141,7 +145,7 @@ def refuse_gguf(names: Collection[str], model: str, error: type[Exception]) -> N
 
 
 def method_of(said: Mapping[str, Any]) -> str:
-    """`quant_method`, and where one method has several ways to store of which some are not served, which of them."""
+    """Return `quant_method`, and which way of storing, if some are not served."""
     method = str(said.get("quant_method") or "unknown")
     if method.startswith("modelopt"):
         return f"modelopt {_modelopt(said)}"
@@ -151,7 +155,7 @@ def method_of(said: Mapping[str, Any]) -> str:
 
 
 def _modelopt(said: Mapping[str, Any]) -> str | None:
-    """How its weights are stored; of several ways in one model the first that is not served, if there is one."""
+    """Return its way of storing, an unserved one first."""
     inner = said.get("quantization")
     places = (said, inner if isinstance(inner, Mapping) else {})
     named = next((str(name) for place in places if (name := place.get("quant_algo"))), None)
@@ -187,7 +191,7 @@ def _awq(said: Mapping[str, Any]) -> str | None:
 
 
 def _torchao(said: Mapping[str, Any]) -> str | None:
-    """`quant_type` is a configuration with its class as `_type`, one for each of several modules, or an older word."""
+    """Return `quant_type`'s class, one per module, or older word."""
     return next((kind for kind in _torchao_kinds(said.get("quant_type")) if kind not in _TORCHAO), None)
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 
 async def gathered(answers: Sequence[Awaitable[Any]], ends_at: Callable[[BaseException], bool]) -> list[Any]:
-    """The answers of all ranks in rank order.
+    """Return all ranks' answers in order.
 
-    A failure for which `ends_at` is true is raised at once: the rank is gone, and the others may wait for it inside a
-    collective. Any other failure is raised when all have answered, so that what follows finds every rank in a known
-    state.
+    A failure with `ends_at` is raised at once: others may wait for that rank. Others wait for all answers, so that
+    ranks are in a known state.
     """
     if len(answers) == 1:
         return [await answers[0]]

@@ -1,4 +1,4 @@
-"""TLS between the nodes of a group, in which each side shows a certificate that the group's own CA has signed."""
+"""TLS between a group's nodes, with certificates of its own CA."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MutualTls:
 
     @classmethod
     def of(cls, cert: Path | None, key: Path | None, ca: Path | None) -> MutualTls | None:
-        """None unless all are given."""
+        """Return the files, if all are given."""
         return None if cert is None or key is None or ca is None else cls(cert=cert, key=key, ca=ca)
 
     def of_server(self) -> Any:

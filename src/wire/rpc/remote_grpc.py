@@ -52,7 +52,7 @@ def is_allowed(metadata: Iterable[tuple[str, str | bytes]] | None, token: str | 
 
 
 def host_and_port(address: str, port: int) -> str:
-    """As gRPC and URLs spell it: an IPv6 address in brackets."""
+    """Spell for gRPC and URLs: IPv6 in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 

@@ -1,5 +1,4 @@
-"""Which folders and repositories hold heads that guess tokens for another model, told as TGI does by their config.json.
-The launcher and the model server agree on it here."""
+"""Which folders hold heads that draft for another model, by config.json, as TGI."""
 
 from __future__ import annotations
 
@@ -28,16 +27,16 @@ class SpeculatorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Heads on the hidden states of a model. base: of which model, as the config has it; None: it does not say.
-    number: how many tokens they guess."""
+    """Heads on a model's hidden states, guessing `number` tokens."""
 
     kind: SpeculatorKind
+    # The model, if the config says it.
     base: str | None
     number: int
 
 
 def heads_in(fields: Mapping[str, Any], error: type[Exception]) -> Heads | None:
-    """What a config.json says; None for an ordinary model. Raises `error` for a number of heads that cannot be."""
+    """Return the heads that a config.json describes, if any."""
     base = fields.get("base_model_name_or_path")
     base = base if isinstance(base, str) and base else None
     if "medusa_num_heads" in fields:
@@ -48,10 +47,7 @@ def heads_in(fields: Mapping[str, Any], error: type[Exception]) -> Heads | None:
 
 
 def is_eagle3(fields: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of EAGLE-3 heads, which only `--speculator` may name: it does not name their base.
-
-    Some have the config of an ordinary model; these are known by their tensors (`EAGLE3_TENSORS`).
-    """
+    """Whether a config.json is of EAGLE-3, for `--speculator` only; some are known by tensors (`EAGLE3_TENSORS`)."""
     named = fields.get("architectures")
     architectures = [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
     return fields.get("speculators_model_type") == "eagle3" or any("eagle3" in one.lower() for one in architectures)
@@ -73,8 +69,11 @@ def heads_of(folder: Path | None, error: type[Exception]) -> Heads | None:
 
 
 def base_of(heads: Heads, model_id: str, *, is_local: bool, error: type[Exception]) -> str:
-    """The model that `--model-id` means where it names heads. is_local: they are in a folder of this machine, whose
-    config may name another folder; what comes from the hub may not. Raises `error`."""
+    """Return the heads' base model.
+
+    Args:
+        is_local: Heads in a local folder, which may name folders.
+    """
     named = f"--model-id {model_id} holds {heads.kind.value.removesuffix('s')} heads"
     if heads.kind is SpeculatorKind.MLP:
         named = f"--model-id {model_id} holds an MLP speculator"
@@ -100,10 +99,7 @@ class ServedModel:
 def served_model(
     model_id: str, revision: str | None, folder: Path | None, speculator: str | None, error: type[Exception]
 ) -> ServedModel | None:
-    """The base of the heads in `folder`, which is that of `--model-id`; None where it holds an ordinary model.
-
-    speculator: `--speculator`, which then has no place. Raises `error`.
-    """
+    """Return the base of the heads in `folder`, if it holds any; `speculator` must not be given then."""
     heads = heads_of(folder, error)
     if heads is None:
         return None

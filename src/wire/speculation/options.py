@@ -18,8 +18,7 @@ def is_mtp(value: str) -> bool:
 
 
 def speculator_source(value: str, error: type[Exception]) -> tuple[str, str | None]:
-    """`--speculator` other than `mtp`: a folder, or a hub id that may have `@` and a revision behind it. Raises
-    `error`."""
+    """Split `--speculator` into folder or hub id, and `@` revision."""
     if is_folder(value):
         return value, None
     place, at, revision = value.partition("@")
@@ -45,7 +44,7 @@ def check_speculation(speculator: str | None, speculate: int | None, num_stages:
 
 
 def check_heads(heads: str, base: str, speculate: int | None, num_stages: int, error: type[Exception]) -> None:
-    """The same where `--model-id` names heads that were trained for `base`: the user gave no `--speculator`."""
+    """Check heads that `--model-id` names, without `--speculator`."""
     try:
         check_speculation(heads, speculate, num_stages, error)
     except error as refusal:
@@ -55,6 +54,6 @@ def check_heads(heads: str, base: str, speculate: int | None, num_stages: int, e
 
 
 def given(speculator: str | None, speculate: int | None) -> str:
-    """Which of the two options ask for drafts; one of them does."""
+    """Name the options that ask for drafts."""
     options = {f"`--speculator {speculator}`": speculator, f"`--speculate {speculate}`": speculate}
     return " and ".join(name for name, value in options.items() if value)

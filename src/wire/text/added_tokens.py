@@ -17,10 +17,8 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def add_tokens(tokenizer: Tokenizer, folder: Path, error: type[Exception]) -> None:
-    """Add what tokenizer_config.json, special_tokens_map.json and added_tokens.json of the model in `folder` name, and
-    `tokenizer` does not have. Their ids follow those that there are, whatever the files say.
-
-    A token that the model has no embedding for stays a text. Raises `error`, one line, for files that cannot be read.
+    """Add tokens that the model's configs name and `tokenizer` lacks, with the next ids; without an embedding they stay
+    text.
     """
     settings = read_optional_object(folder / CONFIG, error)
     if settings.get("split_special_tokens") is True:
@@ -86,7 +84,7 @@ def _lists(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _with_embedding(wanted: Sequence[AddedToken], tokenizer: Tokenizer, num_embeddings: int | None) -> list[AddedToken]:
-    """Those that are in the vocabulary, or get an id below the number of embeddings."""
+    """Return those in the vocabulary, or with ids below the embeddings."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     # As the library numbers them: behind the model's own tokens, or the last that was added.
     next_id = max([tokenizer.get_vocab_size(with_added_tokens=False) - 1, *tokenizer.get_added_tokens_decoder()]) + 1

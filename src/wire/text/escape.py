@@ -1,8 +1,4 @@
-"""Text from files, requests and the environment, made safe to show: on a terminal, in a log, in an error.
-
-Whatever leaves a process for people's eyes goes through here once, where it leaves: the log line, the last line on
-standard error, the body of an error.
-"""
+"""Text made safe to show, once, where it leaves a process."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ def escape(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """As `escape`; newlines too."""
+    """Escape newlines too."""
     return escape(text).replace("\n", "\\n")
 
 
@@ -35,12 +31,12 @@ def without_passwords(text: str) -> str:
 
 
 def shown(text: str, most_bytes: int = MOST_BYTES) -> str:
-    """Escaped and cut. Cut before as well: an escape is longer than what it stands for, and a long text takes long."""
+    """Escape and cut, before as well: escapes are longer, and long texts slow."""
     return cut(escape(cut(text, most_bytes)), most_bytes)
 
 
 def shown_in_line(text: str) -> str:
-    """As `shown`, newlines escaped: for what is one line, whatever it quotes."""
+    """Escape and cut for one line."""
     return cut(one_line(cut(text, MOST_BYTES)), MOST_BYTES)
 
 
@@ -50,7 +46,7 @@ def as_error(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """As `shown_in_line`, in double quotes, as Rust's `{:?}` in TGI's last line has it."""
+    """Quote in one line, as Rust's `{:?}` in TGI's last line."""
     inner = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{shown_in_line(inner)}"'
 

@@ -1,4 +1,4 @@
-"""What people call a model: the name by which a model id is shown, and how its weights are quantized."""
+"""A model's shown name, and its quantization's."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ def short_name(model_id: str) -> str:
 
 
 def quantization_name(config: Mapping[str, Any]) -> str | None:
-    """Return how a config.json says that the weights are quantized, as `Q4_K_M` or `gptq, 4 bits`; None: they are not.
-
-    Args:
-        config: The fields of config.json.
-    """
+    """Return the quantization's name, as `Q4_K_M` or `gptq, 4 bits`, if any."""
     said = config.get("quantization_config")
     if not isinstance(said, Mapping):
         return None

@@ -62,13 +62,13 @@ _NOT_READ: Mapping[str, object] = {
 def sampling_defaults(
     source: str, override: str | None, folder: Path | None, error: type[Exception]
 ) -> dict[str, float]:
-    """What holds for a request that does not say it, by field.
+    """Return defaults of a request by field.
 
     Args:
-        source: `auto`, `none` or a folder, as `--generation-config` has it.
-        override: A JSON object with some of `FIELDS`, which win over the file's; null takes the file's away.
-        folder: The model's own; None: it is not known yet, and `auto` says nothing.
-        error: Raised, with one sentence, for what cannot be honoured.
+        source: `auto`, `none` or a folder (`--generation-config`).
+        override: JSON of `FIELDS` that win; null removes the file's.
+        folder: The model's; None: unknown yet.
+        error: Raised, one sentence.
     """
     path, values = _file(source, folder, error)
     found = {name: _checked(name, value, str(path), error) for name, value in _given(values).items() if name in FIELDS}

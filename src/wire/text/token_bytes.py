@@ -14,7 +14,7 @@ _BYTES = _byte_alphabet()
 
 
 def byte_level(token: str) -> bytes:
-    """As the library's ByteLevel decoder: a token with any other character stands for its own UTF-8."""
+    """Return bytes as the library's ByteLevel decoder; other tokens are UTF-8."""
     try:
         return bytes([_BYTES[character] for character in token])
     except KeyError:

@@ -1,13 +1,10 @@
-"""What the tokenizers library raises: bare Exception, or a panic of its Rust code, which is not an Exception."""
+"""What the tokenizers library raises: bare Exception, or Rust's panic."""
 
 from __future__ import annotations
 
 
 def reason_of(error: BaseException) -> str:
-    """One line of what failed inside the library, for a regular expression that gave up and the like.
-
-    Raises `error` again if the library did not raise it: an interrupt, or the end of the process.
-    """
+    """Return a failure's line, or raise `error` again if it is not the library's."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
     return " ".join(str(error).split()) or type(error).__name__

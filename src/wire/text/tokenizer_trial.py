@@ -1,8 +1,6 @@
-"""A model's tokenizer.json, loaded and used in a process with limits before any process that serves does so.
+"""A tokenizer.json, tried in a bounded process before serving: `python -P -m wire.text.tokenizer_trial FILE FOLDER`.
 
-The file is a stranger's: what its normalizer makes of a text, and what it takes to load it, is known only by trying,
-and the library ends the process where memory runs out. `python -P -m wire.text.tokenizer_trial FILE FOLDER` prints one
-line and ends with 1 if it refuses; the launcher runs it once a start (`failure_of`).
+What a stranger's normalizer does, and loading takes, only a trial shows; the library ends a process without memory.
 """
 
 from __future__ import annotations
@@ -45,10 +43,7 @@ class Refused(Exception):
 
 
 def failure_of(path: Path, folder: Path) -> str | None:
-    """What is wrong with the tokenizer.json, in one line that names it; None: it can be used. Run by the launcher.
-
-    folder: of the model, whose other files may name further tokens.
-    """
+    """Say what is wrong with a tokenizer.json, if anything; run by the launcher."""
     try:
         ended = subprocess.run(
             [*module_command(__name__), str(path.absolute()), str(folder.absolute())],
@@ -111,7 +106,7 @@ def _try(path: Path, folder: Path) -> None:
 
 
 def _use(tokenizer: Any, text: str) -> None:
-    """A text on which the library fails is no fault: a vocabulary without an unknown token refuses most texts."""
+    """Use it; failing on a text is no fault, as without an unknown token."""
     try:
         if tokenizer.normalizer is not None:
             _check_growth(text, tokenizer.normalizer.normalize_str(text))

@@ -1,1 +1,1 @@
-"""A bounded process of its own for work that a client's input could make endless, and what starts and asks it."""
+"""A bounded process for work that clients could make endless."""

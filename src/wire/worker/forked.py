@@ -1,8 +1,4 @@
-"""A job in a fork of the worker process: it can be ended at any moment, and leaves no memory behind.
-
-For work inside of a library that nothing interrupts. A fork costs a millisecond or two, a new process a tenth of a
-second.
-"""
+"""A job in a fork, in a millisecond or two: ended at any moment, without memory left; for uninterruptible libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ class JobEndedError(Exception):
 
 
 class Forked:
-    """Runs one job at a time. SIGALRM ends the job: the router sends it when the client has disconnected."""
+    """Runs a job at a time; SIGALRM, for a disconnected client, ends it."""
 
     def __init__(self) -> None:
         self._child: int | None = None

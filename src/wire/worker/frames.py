@@ -1,6 +1,5 @@
-"""The frames between the router and a worker process: 4 bytes of length, big-endian, then the data.
-
-What the router asks begins with a limit in seconds; an empty answer says that there was none within it.
+"""Frames of router and workers: 4 bytes of length, big-endian, data; questions begin with a limit in seconds, empty
+answers are late.
 """
 
 from __future__ import annotations

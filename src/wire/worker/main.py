@@ -1,4 +1,4 @@
-"""The inside of a worker process: bounds, then one answer for each frame, until the router closes the pipe."""
+"""A worker's inside: bounds, then an answer for each frame until the pipe closes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from wire.worker.frames import frame, limit_and_data, read_frame
 
 
 def serve(answer: Callable[[bytes, float], bytes], *, memory_limit: int, cpu_limit_s: int) -> None:
-    """Answers frame by frame. `memory_limit` bytes of address space in all; `cpu_limit_s` seconds for one frame.
+    """Answer frame by frame.
 
-    `answer` gets the data and a limit in seconds, after which it returns LATE.
-
-    The router kills a process that takes too long; the limit on CPU time is for when the router is gone.
+    Args:
+        answer: Gets data and a limit in seconds; returns LATE beyond.
+        memory_limit: Bytes of address space.
+        cpu_limit_s: Of one frame, for when the router is gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the router's
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))

@@ -1,7 +1,5 @@
-"""A worker process from the side of the router: started, asked one frame at a time over pipes, killed when it is late.
-
-Its first frame is empty and says that it is ready; then each frame is answered by one. The process itself sets its
-bounds on memory.
+"""A worker from the router's side: started, asked over pipes, killed when late. The first, empty frame says that it is
+ready.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ def _without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class WorkerEndedError(ConnectionError):
-    """The process ended before it had answered a frame, and so did the next one: the frame is at fault."""
+    """Two processes ended over a frame, which is at fault."""
 
 
 class WorkerProcess:
-    """`python -m MODULE`, started when first needed and again when it was lost. For one thread, except for `kill`."""
+    """`python -m MODULE`, started when needed; for one thread, except `kill`."""
 
     def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
         self._module = module
@@ -63,12 +61,14 @@ class WorkerProcess:
         return self._process or self._start()
 
     def exchange(self, data: bytes, timeout_s: float) -> bytes:
-        """The answer to one frame. Whatever is raised has ended the process.
+        """Return the answer to a frame, tried in a second process if the first ends.
 
-        A process that ends is replaced and asked once more: it may have been killed from outside, before or while it
-        had the frame. `timeout_s` is for each try, without the start.
+        Args:
+            timeout_s: Of each try, without the start.
 
-        Raises TimeoutError, which is not tried again; WorkerEndedError; another OSError if it cannot be started.
+        Raises:
+            TimeoutError: Not tried again.
+            WorkerEndedError, OSError: It ended, or did not start.
         """
         for _ in range(_TRIES - 1):
             try:

@@ -1,1 +1,1 @@
-"""Words of other servers' command lines, and what they are here; one table for the parser and for the documents."""
+"""Words of other servers' command lines, and ours."""

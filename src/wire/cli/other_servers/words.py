@@ -1,4 +1,4 @@
-"""What an option, a value or a command of another server is called here, from the tables beside this file."""
+"""What another server's option, value or command is called here."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def words_of(server: str) -> Words:
 
 
 def option_hint(flag: str, known: Collection[str] | None) -> str:
-    """Return what to write instead of another server's option, behind a `;`; empty for a word that no table has.
+    """Say behind a `;` what to write instead of another server's option, if known.
 
     Args:
-        known: The options of the program that was called. One that it lacks is no answer; None: any option is one.
+        known: Options of the called program; None: any.
     """
     said = []
     for server in SERVERS:

@@ -44,7 +44,7 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Which columns are kept."""
+    """The columns that are kept."""
 
     group: int
     # [new groups] int64: the stored group of each.
