@@ -2,6 +2,7 @@
 
 ModelServerError
 ├── RequestError          the call is invalid; the shard continues
+│   ├── GrammarError          a request's grammar cannot be used, or takes too much time
 │   └── BatchGoneError        a batch that was dropped because an earlier step of it failed
 ├── StepFailedError       another stage failed in a step; its batch is dropped, the shard continues
 ├── OutOfMemoryError      a step did not fit; its batch is dropped, the shard continues
@@ -29,6 +30,10 @@ def public_text(error: BaseException) -> str:
 
 class RequestError(ModelServerError):
     """The call cannot be done; batches that it named may be lost (`BatchStore`)."""
+
+
+class GrammarError(RequestError):
+    """A request's grammar is at fault, and so is the client."""
 
 
 class BatchGoneError(RequestError):

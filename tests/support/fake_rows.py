@@ -24,10 +24,11 @@ def name_of(request: pb.Request) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """How a request behaves: ends by itself after `eos_after` tokens, or fails at token `error_at`."""
+    """When a request ends by itself, or at which token it fails, perhaps by its grammar."""
 
     eos_after: int | None = None
     error_at: int | None = None
+    grammar_at_fault: bool = False
 
 
 @dataclass

@@ -406,7 +406,11 @@ class FakeShard:
         if not owned:
             return
         if failed:
-            response.generations.append(pb.Generation(request_id=row.request.id, error=f"{row.name} went wrong"))
+            response.generations.add(
+                request_id=row.request.id,
+                error=f"{row.name} went wrong",
+                grammar_at_fault=row.script.grammar_at_fault,
+            )
         elif finished or row.request.top_n_tokens or row.request.prefill_logprobs:
             response.generations.append(row.generation(finished))
         else:

@@ -66,6 +66,7 @@ class Generation:
     top_tokens: list[Tokens] = field(default_factory=list)
     generated_text: GeneratedText | None = None
     error: str | None = None
+    grammar_at_fault: bool = False  # of the error, and not the server
 
     def append(self, later: Generation) -> None:
         """Append what the step produced for it next."""

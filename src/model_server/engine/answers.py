@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from model_server.batch.growth import Failure
 from model_server.batch.results import Generation, PlacesTop, Tokens
 from model_server.batch.sequence import Sequence
-from model_server.errors import RequestError, public_text
+from model_server.errors import GrammarError, RequestError, public_text
 from model_server.sampling.sampler import HostSampled
 from model_server.text.tokenizer import Tokenizer
 
@@ -47,7 +47,8 @@ class Answers:
         """first, count: where the row's tokens are."""
         if host.failed[row]:
             sequence.finished = True
-            return Generation(request_id=sequence.id, error=sequence.row.why_failed)
+            grammar_at_fault = sequence.row.grammar is not None and sequence.row.grammar.error is not None
+            return Generation(sequence.id, error=sequence.row.why_failed, grammar_at_fault=grammar_at_fault)
         known = len(sequence.ids)
         try:
             if count == 1:
@@ -61,7 +62,7 @@ class Answers:
                 self._follow(sequence, host.ids[first + len(sequence.ids) - known : first + count])
             if not isinstance(error, RequestError):
                 logger.exception("the answer of request %d cannot be made", sequence.id)
-            return Generation(request_id=sequence.id, error=public_text(error))
+            return Generation(sequence.id, error=public_text(error), grammar_at_fault=isinstance(error, GrammarError))
 
     def _tokens(self, sequence: Sequence, host: HostSampled, first: int, count: int) -> Generation:
         """Return a row's tokens up to its end."""

@@ -36,7 +36,7 @@ from model_server.engine.seen import SeenStep, see
 from model_server.engine.sequences import CacheLayout, SequenceFactory
 from model_server.engine.step import Stepper
 from model_server.engine.store import BatchStore
-from model_server.errors import BatchGoneError, FatalError, OutOfMemoryError, RequestError
+from model_server.errors import BatchGoneError, FatalError, GrammarError, OutOfMemoryError, RequestError
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import Runner
 from model_server.sampling.parameters import SamplingParameters
@@ -278,7 +278,10 @@ class Engine:
         )
         in_use = partial(self._store.adapters_in_use, call)
         sequences, refusals = self._factory.sequences(requests, layout, in_use)
-        answers = [Generation(request_id=request_id, error=reason) for request_id, reason in refusals]
+        answers = [
+            Generation(request_id, error=str(error), grammar_at_fault=isinstance(error, GrammarError))
+            for request_id, error in refusals
+        ]
         return sequences, [one for one in answers if options.layout.owns(one.request_id)]
 
     def _without_ended(self, running: Running, call: StepCall, *, is_alone: bool) -> Running | None:

@@ -24,7 +24,7 @@ from model_server.vision.placed import PromptImages, check_places
 from wire.images.borders import chunk_end
 
 # The id of a request that cannot run, and why.
-Refusal = tuple[int, str]
+Refusal = tuple[int, Exception]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class SequenceFactory:
             try:
                 sequences.append(self._sequence(request, layout, in_use))
             except (RequestError, ValueError) as error:
-                refusals.append((request.id, str(error)))
+                refusals.append((request.id, error))
         return sequences, refusals
 
     def _sequence(

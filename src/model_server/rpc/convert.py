@@ -242,7 +242,9 @@ def _columns_to(rows: list[tuple[int, Tokens]]) -> pb.Columns:
 
 def _generation_to(generation: Generation) -> pb.Generation:
     if generation.error is not None:
-        return pb.Generation(request_id=generation.request_id, error=generation.error)
+        return pb.Generation(
+            request_id=generation.request_id, error=generation.error, grammar_at_fault=generation.grammar_at_fault
+        )
     message = pb.Generation(request_id=generation.request_id)
     if generation.tokens is not None:
         message.tokens.CopyFrom(_tokens_to(generation.tokens))

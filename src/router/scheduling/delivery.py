@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router.errors import GenerationError, IncompleteError
+from router.errors import GenerationError, GrammarError, IncompleteError
 from router.events import Failed, Finished, Predicted, Prefilled, Token, TokenGenerated
 from router.scheduling.entry import Entry
 from router.scheduling.pipeline import Call
@@ -81,7 +81,7 @@ def _deliver_columns(columns: Columns, entries: Mapping[int, Entry]) -> None:
 
 def _deliver_row(row: Row, entry: Entry) -> None:
     if row.error is not None:
-        entry.put(Failed(server_error(row.error)))
+        entry.put(Failed(GrammarError(row.error) if row.grammar_at_fault else server_error(row.error)))
         return
     if row.prefill_tokens is not None:
         entry.put(Prefilled(row.prefill_tokens, row.prefill_top_tokens))

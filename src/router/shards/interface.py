@@ -116,6 +116,7 @@ class Row:
     prefill_top_tokens: PlacesTop = NO_PLACES
     ended: Ended | None = None
     error: str | None = None
+    grammar_at_fault: bool = False
 
 
 @dataclass(slots=True)

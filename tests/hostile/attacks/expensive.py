@@ -20,7 +20,7 @@ _LIMIT_S = 60.0
 
 
 async def expensive_grammars(target: Target, source: random.Random, count: int) -> Counter[str]:
-    """So many, four at a time: refused, or ended by themselves. 500: the mask of one token took too long."""
+    """So many, four at a time: each is refused, at once or when a mask takes too long, or ends by itself."""
     seen: Counter[str] = Counter()
     left = iter(range(count))
 
@@ -30,9 +30,9 @@ async def expensive_grammars(target: Target, source: random.Random, count: int) 
             text = ambiguous(own.choice([40, 100, 200, 400, 700]), letters, own.choice(["", "Hello ", "x" * 300]))
             body = {"prompt": "x", "max_tokens": own.randint(1, 40), "guided_grammar": text}
             answer = await client.post("/v1/completions", json=body)
-            assert answer.status_code in (200, 400, 429, 500), answer.text[:500]
-            if answer.status_code == 500:
-                assert "the grammar " in answer.text, answer.text[:500]
+            assert answer.status_code in (200, 400, 429), answer.text[:500]
+            if answer.status_code == 400:
+                assert "grammar" in answer.text, answer.text[:500]
             seen[f"grammar {answer.status_code}"] += 1
 
     async with target.client() as client:

@@ -6,8 +6,8 @@ The sampled token moves the automaton on the host, so a step's mask waits for th
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
@@ -18,8 +18,9 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
-from model_server.errors import RequestError
+from model_server.errors import GrammarError
 from model_server.memory.transfer import upload
+from model_server.sampling.grammars.cache import GrammarCache, KeptGrammar, heap_bytes
 from model_server.sampling.grammars.cost import FREE_S, JOB_S, SLOW_S, STEP_S, Agree, GrammarCost, GuardedThread
 from model_server.sampling.parameters import Grammar
 from model_server.text.tokenizer import Tokenizer
@@ -28,9 +29,6 @@ from wire.grammar import TextTrigger, compile_grammar, is_by_client, may_be_expe
 
 T = TypeVar("T")
 
-# Compiled grammars that are kept: TGI's number, and a bound on the texts that are their keys.
-_MOST_GRAMMARS = 32
-_MOST_CHARACTERS = 4 << 20
 _MOST_THREADS = 8
 _WORD_BITS = 32
 _LONGEST_REASON = 300
@@ -53,6 +51,7 @@ class GrammarState:
         num_words: int,
         trigger: int | TextWatch | None = None,
         cost: GrammarCost | None = None,
+        grew: Callable[[int], None] | None = None,
     ) -> None:
         """Start at a matcher.
 
@@ -64,6 +63,7 @@ class GrammarState:
         """
         self.cost = cost
         self.matcher = matcher
+        self.grew = grew
         self.made_up_eos = made_up_eos
         self.executor = executor
         self.num_words = num_words
@@ -111,7 +111,7 @@ class GrammarState:
         """Take the sampled token.
 
         Raises:
-            RequestError: The automaton cannot continue.
+            GrammarError: The automaton cannot continue.
         """
         token_ids = [token_id]
         if isinstance(self._trigger, TextWatch):
@@ -126,7 +126,7 @@ class GrammarState:
         if self.cost is not None and self.cost.is_over:
             return  # as the next mask says
         if not fits:
-            raise RequestError(f"the grammar failed: {_reason(self.matcher)}")
+            raise GrammarError(f"the grammar failed: {_reason(self.matcher)}")
         if self.matcher.is_stopped():
             self.is_over = not self._eos_token_ids or token_id in self._eos_token_ids
 
@@ -160,14 +160,13 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
         self._executor: LLExecutor | None = None
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._num_characters = 0
+        self.cache = GrammarCache()
 
     def start(self, grammar: Grammar) -> GrammarState:
         """Return a request's state, if its grammar is valid."""
-        matcher = self.compiled(grammar)
-        if matcher.is_error():
-            raise RequestError(f"grammar is not valid: {_reason(matcher)}")
+        kept = self.compiled(grammar)
+        if kept.matcher.is_error():
+            raise GrammarError(f"grammar is not valid: {_reason(kept.matcher)}")
         assert self._executor is not None and self._vocabulary is not None
         trigger = trigger_of(grammar.kind, grammar.text)
         watched = TextWatch(trigger, self._vocabulary) if isinstance(trigger, TextTrigger) else trigger
@@ -176,29 +175,29 @@ class Grammars:
         if may_be_expensive(grammar.kind, grammar.text):
             may_prove = not is_by_client(grammar.kind, grammar.text)
             cost = GrammarCost(self._guard, self._agree, may_prove=may_prove)
+        grew = partial(self.cache.grew, kept)
         return GrammarState(
-            matcher.deep_copy(), self._eos_token_ids, self._made_up_eos, self._executor, num_words, watched, cost
-        )
+            kept.matcher.deep_copy(), self._eos_token_ids, self._made_up_eos, self._executor, num_words, watched, cost,
+            grew,
+        )  # fmt: skip
 
-    def compiled(self, grammar: Grammar) -> LLMatcher:
+    def compiled(self, grammar: Grammar) -> KeptGrammar:
         """Return the unchanged automaton, perhaps in an error state.
 
         Raises:
-            RequestError: The text is not JSON, or the tokenizer has no masks.
+            GrammarError: The text is not JSON, or the tokenizer has no masks.
         """
         with self._lock:
-            known = self._compiled.get(grammar)
+            known = self.cache.get(grammar)
             if known is not None:
-                self._compiled.move_to_end(grammar)
                 return known
             vocabulary = self._load()
         try:
             ends = self._eos_token_ids or {self._made_up_eos or 0}
             matcher = compile_grammar(grammar.kind, grammar.text, vocabulary, sorted(ends))
         except ValueError as error:
-            raise RequestError(f"grammar is not valid: {error}") from None
-        self._keep(grammar, matcher)
-        return matcher
+            raise GrammarError(f"grammar is not valid: {error}") from None
+        return self.cache.add(grammar, matcher)
 
     def _load(self) -> LLTokenizer:
         if self._vocabulary is None:
@@ -210,19 +209,9 @@ class Grammars:
             try:
                 self._vocabulary = LLTokenizer(source, n_vocab=self._width, eos_token=eos)
             except ValueError as error:
-                raise RequestError(f"grammars are not supported with this model's tokenizer: {error}") from None
+                raise GrammarError(f"grammars are not supported with this model's tokenizer: {error}") from None
             self._executor = LLExecutor(min(_MOST_THREADS, torch.get_num_threads()))
         return self._vocabulary
-
-    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
-        with self._lock:
-            if grammar in self._compiled or len(grammar.text) > _MOST_CHARACTERS:
-                return
-            self._compiled[grammar] = matcher
-            self._num_characters += len(grammar.text)
-            while len(self._compiled) > _MOST_GRAMMARS or self._num_characters > _MOST_CHARACTERS:
-                oldest, _ = self._compiled.popitem(last=False)
-                self._num_characters -= len(oldest.text)
 
 
 class GrammarMasks:
@@ -261,13 +250,17 @@ class GrammarMasks:
     def _allowed(self) -> npt.NDArray[np.uint32]:
         """Return what may follow, [n, num_words], the lowest bit first."""
         words = np.zeros((len(self._states), self._states[0].num_words), np.uint32)
+        before = heap_bytes()
         costs = {place: state.cost for place, state in enumerate(self._states) if state.cost is not None}
         if costs:
             self._compute_measured(costs, words)
             GrammarCost.settle(list(costs.values()))
         else:
             self._compute(range(len(self._states)), words)
+        grown = (heap_bytes() - before) // len(self._states)
         for state, row in zip(self._states, words, strict=True):
+            if state.grew is not None:
+                state.grew(grown)
             if state.error is not None:
                 row[:] = 0
         made_up = self._states[0].made_up_eos

@@ -107,13 +107,13 @@ def test_the_end_token_ends_it_even_if_it_is_to_be_ignored(engine: Engine, ignor
 
 def test_a_grammar_that_fails_on_the_way_fails_its_request_alone(engine: Engine) -> None:
     found = run(engine, [request(0, None, ignore_eos_token=True), request(1, "a{4294967295}"), request(2, "ab")])
-    assert "the grammar failed" in (found[1][-1].error or "")
+    assert "the grammar failed" in (found[1][-1].error or "") and found[1][-1].grammar_at_fault
     assert len(found[0]) == 12 and found[2][-1].generated_text is not None
 
 
 def test_a_grammar_that_does_not_compile_fails_its_request_alone(engine: Engine) -> None:
     found = run(engine, [request(0, "a("), request(1, "ab")])
-    assert "grammar is not valid" in (found[0][0].error or "")
+    assert "grammar is not valid" in (found[0][0].error or "") and found[0][0].grammar_at_fault
     assert found[1][-1].generated_text is not None and found[1][-1].generated_text.text == "ab"
 
 

@@ -9,7 +9,7 @@ from support.fake_rows import Script
 from support.fake_shard import FakeShard
 from support.scheduler_harness import collect, running_scheduler, settle, tokens_of
 
-from router.errors import UnhealthyError, ValidationError
+from router.errors import GrammarError, UnhealthyError, ValidationError
 
 
 async def test_two_decodes_are_kept_in_flight():
@@ -167,10 +167,12 @@ async def test_leaving_and_ending_in_the_same_step_frees_once():
 
 
 async def test_row_errors_fail_one_request_only():
-    shard = FakeShard(scripts={"a": Script(error_at=3)})
+    shard = FakeShard(scripts={"a": Script(error_at=3), "c": Script(error_at=2, grammar_at_fault=True)})
     async with running_scheduler(shard) as h:
-        a, b = h.submit("a", 3, 9), h.submit("b", 3, 5)
+        a, b, c = h.submit("a", 3, 9), h.submit("b", 3, 5), h.submit("c", 3, 5)
         await h.finish()
+        refused = (await collect(c))[-1].error
+        assert isinstance(refused, GrammarError) and str(refused) == "Input validation error: c went wrong"
         failed = (await collect(a))[-1]
         assert str(failed.error) == "Request failed during generation: Server error: a went wrong"
         assert tokens_of(await collect(b)) == ["b1", "b2", "b3", "b4", "b5"]

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as Backend
 
 import wire.demo_model
 from model_server.errors import RequestError
+from model_server.sampling.grammars.cache import GrammarCache
 from model_server.sampling.grammars.masks import GrammarMasks, Grammars, GrammarState
 from model_server.sampling.parameters import Grammar, SamplingParameters
 from model_server.sampling.row import SamplingRow
@@ -321,9 +322,28 @@ def test_compiled_grammars_are_shared_and_bounded(tiny: Tokenizer) -> None:
     assert grammars.compiled(Grammar("regex", "a")) is first
     for number in range(40):
         grammars.compiled(Grammar("regex", f"b{number}"))
-    assert len(grammars._compiled) == 32
-    assert grammars._num_characters == sum(len(one.text) for one in grammars._compiled)
+    assert len(grammars.cache) == 32
     assert grammars.compiled(Grammar("regex", "a")) is not first
+
+
+def test_what_lexers_take_while_they_are_used_counts(demo: Tokenizer) -> None:
+    grammars = Grammars(demo, demo.vocab_size)
+    grammars.cache = GrammarCache(1 << 20)
+    wide = Grammar("regex", ".*(a.{20}|b.{19}|c.{18}).*")  # each position has states of its own
+    states = [grammars.start(wide) for _ in range(2)]
+    before = grammars.cache.num_bytes
+    source = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        logits = torch.rand(2, demo.vocab_size, generator=source)
+        GrammarMasks(slice(0, 2), states, CPU).apply(logits)
+        for state, row in zip(states, logits, strict=True):
+            state.advance(int(row.argmax()))
+        if not len(grammars.cache):
+            break
+        assert grammars.cache.num_bytes >= before
+    assert not len(grammars.cache), "more than its megabyte"
+    grammars.start(wide)
+    assert len(grammars.cache) == 1 and grammars.cache.num_bytes < 1 << 20, "compiled anew"
 
 
 def test_explosive_grammars_end_in_a_bounded_error(tiny: Tokenizer) -> None:
