@@ -43,6 +43,8 @@ GROUPS = (
     Group("newest", "huggingface_hub 2, openai 3, langchain-openai"),
     Group("older_hub", "text-generation, huggingface_hub 0.36, langchain-huggingface"),
     Group("anthropic_sdk", "anthropic"),
+    Group("agent_libraries", "pydantic-ai, openai-agents"),
+    Group("instructor_client", "instructor"),
     Group("browser", "the page at / in Chromium"),
     Group("envoy", "two servers behind Envoy", is_long=True),
     Group("ray_serve", "two replicas of Ray Serve", is_long=True),
