@@ -4,6 +4,7 @@ Their pins exclude each other, so each group has a virtual environment of its ow
 exact versions in `requirements`. The tests of a group lie in the folder of the group's name and learn the servers'
 addresses from variables: TERCET_URL is a server with the demo model, TERCET_FAULTY_URL a router that demands a key and
 fails on demand (see `faulty_router`). The browser is Debian's chromium; where there is none its group is skipped.
+Packages of Node.js are those of `package-lock.json` in the group's folder; without npm that group is skipped.
 
 With SHORT=1 the groups marked as long are left out.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,6 +29,7 @@ MAX_CONCURRENT = 6
 START_LIMIT_S = 60.0
 INSTALL_LIMIT_S = 900.0
 TEST_LIMIT_S = 600.0
+NODE_FILES = ("package.json", "package-lock.json")
 KEY = "a-key"
 
 
@@ -45,6 +48,7 @@ GROUPS = (
     Group("anthropic_sdk", "anthropic"),
     Group("agent_libraries", "pydantic-ai, openai-agents"),
     Group("instructor_client", "instructor"),
+    Group("ai_sdk", "the AI SDK for JavaScript"),
     Group("browser", "the page at / in Chromium"),
     Group("envoy", "two servers behind Envoy", is_long=True),
     Group("ray_serve", "two replicas of Ray Serve", is_long=True),
@@ -124,9 +128,12 @@ def tried(group: Group, addresses: dict[str, str], arguments: list[str]) -> Outc
 def installed(group: Group) -> Path:
     """The interpreter of the group's environment. Raises CalledProcessError or TimeoutExpired."""
     requirements = HERE / "requirements" / f"{group.name}.txt"
+    of_node = [path for path in (HERE / group.name / name for name in NODE_FILES) if path.is_file()]
+    npm = shutil.which("npm") if of_node else None
     folder = ENVIRONMENTS / group.name
     mark = folder / ".installed"
-    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    lists = [requirements, *of_node] if npm else [requirements]
+    wanted = hashlib.sha256(b"".join(path.read_bytes() for path in lists)).hexdigest()
     python = folder / "bin" / "python"
     if mark.is_file() and mark.read_text() == wanted:
         return python
@@ -135,6 +142,11 @@ def installed(group: Group) -> Path:
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*install, "-r", str(requirements)], check=True, timeout=INSTALL_LIMIT_S)
     subprocess.run([str(python), "-m", "pip", "check", "--quiet"], check=True, timeout=INSTALL_LIMIT_S)
+    if npm:
+        for path in of_node:
+            shutil.copy(path, folder)
+        command = [npm, "ci", "--no-audit", "--no-fund", "--loglevel=error"]
+        subprocess.run(command, cwd=folder, check=True, timeout=INSTALL_LIMIT_S)
     mark.write_text(wanted)
     return python
 
