@@ -42,7 +42,13 @@ _SAME_TEXT = {
     "qwen3_vl_moe_text": "qwen3_moe",
 }  # fmt: skip
 # What transformers' modelling of a type does whatever its config says.
-_ALWAYS: dict[str, dict[str, float]] = {"aya_vision": {"logit_scale": 1.0}, "qwen3_vl_moe": {"norm_topk_prob": True}}
+_ALWAYS: dict[str, dict[str, float]] = {
+    "aya_vision": {"logit_scale": 1.0},
+    "qwen3_vl": {"use_sliding_window": False},
+    "qwen3_vl_moe": {"norm_topk_prob": True, "use_sliding_window": False},
+}
+_EPS: dict[str, float] = {"qwen2_vl": 1e-5, "qwen2_5_vl": 1e-5}
+"""Type -> its own default of `rms_norm_eps`, which the type of its text has another one of."""
 # Fields of the text model that say what the whole type does anyway: tokens of its prompts see each other.
 _IMPLIED: dict[str, tuple[str, ...]] = {"paligemma": ("use_bidirectional_attention",)}
 # What the rotations of a type are where its config does not say it.
@@ -106,11 +112,13 @@ def text_config(config: ModelConfig) -> ModelConfig:
     if default is None:
         return config
     block = config.get("text_config")
+    eps = {"rms_norm_eps": _EPS[config.model_type]} if config.model_type in _EPS else {}
     if block is None:  # the first files of Qwen 2 VL have all of it on the top level
-        return _rope_kind(config.replaced(model_type=default), config.model_type)
+        missing = {} if config.has("rms_norm_eps") else eps
+        return _rope_kind(config.replaced(model_type=default, **missing), config.model_type)
     if not isinstance(block, Mapping):
         raise StartupError(f"config.json: `text_config` must be an object, got {block!r:.200}")
-    text = ModelConfig({"model_type": default, **block}).without(*_IMPLIED.get(config.model_type, ()))
+    text = ModelConfig({"model_type": default, **eps, **block}).without(*_IMPLIED.get(config.model_type, ()))
     missing = {name: value for name, value in DEFAULTS.get(text.model_type, {}).items() if not text.has(name)}
     missing |= _ALWAYS.get(config.model_type, {})
     if text.model_type == "glm4v_text":  # it has no such field

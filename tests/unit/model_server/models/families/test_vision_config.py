@@ -46,6 +46,21 @@ def test_text_model_that_is_not_native() -> None:
         spec_of(config("llava", text_config={"model_type": "mamba"}))
 
 
+def test_no_window_in_qwen3_vl_whatever_its_text_says() -> None:
+    """transformers' modelling of it has none."""
+    text = {"model_type": "qwen3_vl_text", **TEXT, "use_sliding_window": True, "max_window_layers": 0}
+    assert not any(spec_of(config("qwen3_vl", text_config={**text, "sliding_window": 3})).windows)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
+def test_the_smallest_number_of_qwen2_vls_norms(model_type: str) -> None:
+    """Where the file does not say it; of Qwen 2 it is another one."""
+    assert spec_of(config(model_type, text_config=TEXT)).norm_eps == 1e-5
+    assert spec_of(config(model_type, **TEXT)).norm_eps == 1e-5
+    assert spec_of(config(model_type, text_config={**TEXT, "rms_norm_eps": 1e-6})).norm_eps == 1e-6
+    assert spec_of(config("qwen2", **TEXT)).norm_eps == 1e-6
+
+
 def test_text_config_that_is_no_object() -> None:
     with pytest.raises(StartupError, match=r"`text_config` must be an object, got \[1\]"):
         spec_of(config("llava", text_config=[1]))
