@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 PARAMETERS = {
     "type": "object",
@@ -18,6 +21,18 @@ PARAMETERS = {
     },
 }
 SCHEMAS: dict[str, Any] = {"get_weather": PARAMETERS, "get_time": {"type": "object", "properties": {}}}
+
+
+ALIKE = (
+    "gigachat31", "hy_v3_opensource", "internlm", "longcat_args", "longcat_json", "minicpm5", "olmo3", "seed_xml",
+    "solar_open2", "step3",
+)  # fmt: skip
+"""Formats that are read and written as another one is, but for their marks."""
+
+
+def served(names: Iterable[str]) -> list[Any]:
+    """Formats as parameters of tests that ask a server: those that are alike in long runs only."""
+    return [pytest.param(name, marks=[pytest.mark.long] if name in ALIKE else []) for name in names]
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,67 @@ def _json(name: str, arguments: str, key: str = "arguments") -> str:
     return f'{{"name": "{name}", "{key}": {arguments}}}'
 
 
+def _typed(form: Callable[..., str], **settings: str) -> list[str]:
+    """Three calls of a format with tags."""
+    values: list[dict[str, str]] = [TYPED_WEATHER, TYPED_ALL, {}]
+    names = ("get_weather", "get_weather", "get_time")
+    return [form(name, **settings, **one) for name, one in zip(names, values, strict=True)]
+
+
+def _hy(name: str, suffix: str, **values: str) -> str:
+    pairs = "".join(
+        f"<arg_key{suffix}>{k}</arg_key{suffix}>\n<arg_value{suffix}>{v}</arg_value{suffix}>\n"
+        for k, v in values.items()
+    )
+    return f"<tool_call{suffix}>{name}<tool_sep{suffix}>\n{pairs}</tool_call{suffix}>\n"
+
+
+def _step(name: str, **values: str) -> str:
+    inner = "".join(f'<steptml:parameter name="{k}">{v}</steptml:parameter>\n' for k, v in values.items())
+    call = f'<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n{inner}'
+    return call + "</steptml:invoke><｜tool_call_end｜>"
+
+
+def _solar(name: str, **values: str) -> str:
+    inner = "".join(f"<|tool_arg:start|>{k}<|tool_arg:value|>{v}<|tool_arg:end|>\n" for k, v in values.items())
+    return f"<|tool_call:start|>{name}\n{inner}<|tool_call:end|>"
+
+
+def _minicpm(name: str, **values: str) -> str:
+    inner = "".join(f'<param name="{k}">{v}</param>' for k, v in values.items())
+    return f'<function name="{name}">{inner}</function>'
+
+
+def _plamo(name: str, arguments: str) -> str:
+    parts = (
+        f"begin_tool_request:|begin_tool_name:|{name}|end_tool_name:|begin_tool_arguments:|constrain|json|msg|"
+        f"{arguments}|end_tool_arguments:|end_tool_request:"
+    )
+    marks = [
+        part
+        if part in (name, "json", arguments)
+        else f"<|plamo:{part}plamo|>"
+        if part[-1] == ":"
+        else f"<|plamo:{part}|>"
+        for part in parts.split("|")
+    ]
+    return "".join(marks)
+
+
+def _internlm(name: str, arguments: str) -> str:
+    return f"<|action_start|><|plugin|>\n{_json(name, arguments, 'parameters')}<|action_end|>"
+
+
+def _one_call(begin: str) -> list[Output]:
+    """Of formats with one call for each answer."""
+    return [
+        Output(begin + _json("get_weather", JSON_WEATHER), calls=[WEATHER]),
+        Output(f"Let me see. \n{begin}{_json('get_time', '{}')}\n", content="Let me see.", calls=[TIME]),
+        Output(begin + _json("get_time", "{}"), calls=[TIME]),
+        Output(begin + "{}", content=begin + "{}"),
+    ]
+
+
 def _listed(begin: str, end: str) -> list[Output]:
     calls = [_json("get_weather", JSON_WEATHER), _json("get_weather", JSON_ALL), _json("get_time", "{}")]
     return forms(*calls, begin=begin, between=", ", end=end)
@@ -80,9 +156,10 @@ def _minimax(name: str, **values: str) -> str:
     return f'<invoke name="{name}">\n{inner}</invoke>\n'
 
 
-def _glm(name: str, line_end: str, **values: str) -> str:
-    pairs = "".join(f"<arg_key>{k}</arg_key>{line_end}<arg_value>{v}</arg_value>{line_end}" for k, v in values.items())
-    return f"<tool_call>{name}{line_end}{pairs}</tool_call>"
+def _glm(name: str, line_end: str, prefix: str = "", **values: str) -> str:
+    key, value = f"{prefix}arg_key>", f"{prefix}arg_value>"
+    pairs = "".join(f"<{key}{k}</{key}{line_end}<{value}{v}</{value}{line_end}" for k, v in values.items())
+    return f"<{prefix}tool_call>{name}{line_end}{pairs}</{prefix}tool_call>"
 
 
 def _dsml(name: str, **values: tuple[str, str]) -> str:
@@ -303,6 +380,95 @@ OUTPUTS: dict[str, list[Output]] = {
     "lfm2": forms(
         PYTHON_WEATHER, PYTHON_ALL, "get_time()", begin="<|tool_call_start|>[", between=", ", end="]<|tool_call_end|>"
     ),
+    "olmo3": [
+        *forms(
+            PYTHON_WEATHER, PYTHON_ALL, "get_time()", begin="<function_calls>", between="\n", end="</function_calls>"
+        ),
+        Output(
+            "<function_calls>\nget_weather(n=3, deep={'k': null}, tags=[true])\n</function_calls>",
+            calls=[("get_weather", {"n": 3, "deep": {"k": None}, "tags": [True]})],
+            is_usual=False,
+        ),
+        Output("<function_calls>\nnone\n</function_calls>", content="<function_calls>\nnone\n</function_calls>"),
+    ],
+    "apertus": [
+        *forms(
+            f'{{"get_weather": {JSON_WEATHER}}}',
+            f'{{"get_weather": {JSON_ALL}}}',
+            '{"get_time": {}}',
+            begin="<|tools_prefix|>[",
+            between=", ",
+            end="]<|tools_suffix|>",
+        ),
+        Output('<|tools_prefix|>[{"get_weather": {"n"', calls=[("get_weather", '{"n"')], is_usual=False),
+        Output('<|tools_prefix|>["get_weather"]', content='<|tools_prefix|>["get_weather"]'),
+    ],
+    "gigachat3": _one_call("<|message_sep|>\n\nfunction call<|role_sep|>\n"),
+    "gigachat31": _one_call("<|function_call|>"),
+    "longcat_json": forms(
+        *(
+            call.replace("tool_call>", "longcat_tool_call>")
+            for call in (
+                _hermes(_json("get_weather", JSON_WEATHER)),
+                _hermes(_json("get_weather", JSON_ALL)),
+                _hermes(_json("get_time", "{}")),
+            )
+        )
+    ),
+    "longcat_args": forms(*_typed(_glm, line_end="\n", prefix="longcat_"), between="\n"),
+    "internlm": [
+        *forms(_internlm("get_weather", JSON_WEATHER), _internlm("get_weather", JSON_ALL), _internlm("get_time", "{}")),
+        Output("<|action_start|>f()", content="<|action_start|>f()"),
+    ],
+    "xlam": [
+        Output(f"[{_json('get_weather', JSON_WEATHER)}]", calls=[WEATHER]),
+        Output(f"[{_json('get_time', '{}')}, {_json('get_weather', JSON_ALL)}]", calls=[TIME, ALL]),
+        Output(f"[{_json('get_time', '{}')}]", calls=[TIME]),
+        Output(f"See:\n```json\n[{_json('get_time', '{}')}]\n```", content="See:", calls=[TIME], is_usual=False),
+        Output('```json\n[{"name": "Anna", "age": 3}]\n```', content='```json\n[{"name": "Anna", "age": 3}]\n```'),
+        Output("[1, 2] is a list", content="[1, 2] is a list"),
+    ],
+    "plamo3": [
+        *forms(
+            _plamo("get_weather", JSON_WEATHER),
+            _plamo("get_weather", JSON_ALL),
+            _plamo("get_time", "{}"),
+            begin="<|plamo:begin_tool_requests:plamo|>",
+            end="<|plamo:end_tool_requests:plamo|>",
+        ),
+        Output(
+            "<|plamo:begin_tool_requests:plamo|>"
+            + _plamo("get_time", "{}")
+            .replace("<|plamo:constrain|>json", "")
+            .replace("<|plamo:end_tool_arguments:plamo|>", ""),
+            calls=[TIME],
+            is_usual=False,
+        ),
+    ],
+    "solar_open2": [
+        *forms(*_typed(_solar), between="\n"),
+        Output(
+            "<|tool_call:start|>get_weather\n<|tool_arg:start|>city<|tool_arg:value|>Oslo<|tool_call:end|>\n"
+            + _solar("get_time"),
+            calls=[("get_weather", {"city": "Oslo"}), TIME],
+            is_usual=False,
+        ),
+    ],
+    "hy_v3": forms(*_typed(_hy, suffix=""), begin="<tool_calls>\n", end="</tool_calls>"),
+    "hy_v3_opensource": forms(
+        *_typed(_hy, suffix=":opensource"), begin="<tool_calls:opensource>\n", end="</tool_calls:opensource>"
+    ),
+    "step3": forms(*_typed(_step), begin="<｜tool_calls_begin｜>\n", between="\n", end="<｜tool_calls_end｜>"),
+    "minicpm5": [
+        *forms(*_typed(_minicpm), between="\n"),
+        Output(
+            '<function name="get_weather"><param name="city"><![CDATA[</param> & "x"]]></param>'
+            '<param name="n"><![CDATA[3]]></param></function>',
+            calls=[("get_weather", {"city": '</param> & "x"', "n": 3})],
+            is_usual=False,
+        ),
+        Output('Write <function name="x', content='Write <function name="x'),
+    ],
     "granite3": _listed("<|tool_call|>[", "]"),
     "phi4_mini": _listed("functools[", "]"),
     "cohere": forms(

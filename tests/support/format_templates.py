@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _FILES = Path(__file__).parents[1] / "unit/router/openai/template/templates"
 FILES = {
@@ -59,7 +60,103 @@ def _dsml(around: str) -> Style:
     )
 
 
+def _tagged(call: str, argument: str, close: str, **settings: Any) -> Style:
+    return Style(call=call + _each(argument) + close, **settings)
+
+
+def _hy(suffix: str) -> Style:
+    return _tagged(
+        f"<tool_call{suffix}>{_NAME}<tool_sep{suffix}>\n",
+        f"<arg_key{suffix}>{{{{ k }}}}</arg_key{suffix}>\n<arg_value{suffix}>{_VALUE}</arg_value{suffix}>\n",
+        f"</tool_call{suffix}>\n",
+        begin=f"<tool_calls{suffix}>\n",
+        end=f"</tool_calls{suffix}>",
+        wrong=("<arg_value", "<value"),
+    )
+
+
 STYLES: dict[str, Style] = {
+    "olmo3": Style(
+        begin="<function_calls>",
+        call=_NAME + "(" + _each("{{ k }}={{ v | tojson }}", ", ") + ")",
+        between="\n",
+        end="</function_calls>",
+        wrong=("={{ v", ":{{ v"),
+    ),
+    "apertus": Style(
+        begin="<|tools_prefix|>[",
+        call=f'{{"{_NAME}": {_JSON}}}',
+        between=", ",
+        end="]<|tools_suffix|>",
+        wrong=('": {{', '", {{'),
+    ),
+    "gigachat3": Style(
+        begin="<|message_sep|>\n\nfunction call<|role_sep|>\n",
+        call=f'{{"name": "{_NAME}", "arguments": {_JSON}}}',
+        wrong=('{"name"', '{"function"'),
+    ),
+    "gigachat31": Style(
+        begin="<|function_call|>",
+        call=f'{{"name": "{_NAME}", "arguments": {_JSON}}}',
+        wrong=('{"name"', '{"function"'),
+    ),
+    "longcat_json": Style(
+        call=f'<longcat_tool_call>\n{{"name": "{_NAME}", "arguments": {_JSON}}}\n</longcat_tool_call>',
+        wrong=('{"name"', '{"function"'),
+    ),
+    "longcat_args": _tagged(
+        f"<longcat_tool_call>{_NAME}\n",
+        "<longcat_arg_key>{{ k }}</longcat_arg_key>\n<longcat_arg_value>" + _VALUE + "</longcat_arg_value>\n",
+        "</longcat_tool_call>",
+        between="\n",
+        wrong=("<longcat_arg_value>", "<longcat_value>"),
+    ),
+    "internlm": Style(
+        call=f'<|action_start|><|plugin|>\n{{"name": "{_NAME}", "parameters": {_JSON}}}<|action_end|>',
+        wrong=("<|plugin|>", "<|tool|>"),
+    ),
+    "xlam": Style(
+        begin='{# [{"name": "tool_call_name", "arguments": {}}] #}[',
+        call=f'{{"name": "{_NAME}", "arguments": {_JSON}}}',
+        between=", ",
+        end="]",
+        wrong=('{"name": "{{', '{"function": "{{'),
+    ),
+    "plamo3": Style(
+        begin="<|plamo:begin_tool_requests:plamo|>",
+        call="<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>"
+        + _NAME
+        + "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
+        + _JSON
+        + "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
+        end="<|plamo:end_tool_requests:plamo|>",
+        wrong=("begin_tool_name", "begin_name"),
+    ),
+    "solar_open2": _tagged(
+        f"<|tool_call:start|>{_NAME}\n",
+        "<|tool_arg:start|>{{ k }}<|tool_arg:value|>" + _VALUE + "<|tool_arg:end|>\n",
+        "<|tool_call:end|>",
+        between="\n",
+        wrong=("<|tool_arg:value|>", "<|tool_value|>"),
+    ),
+    "hy_v3": _hy(""),
+    "hy_v3_opensource": _hy(":opensource"),
+    "step3": _tagged(
+        f'<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{_NAME}">\n',
+        '<steptml:parameter name="{{ k }}">' + _VALUE + "</steptml:parameter>\n",
+        "</steptml:invoke><｜tool_call_end｜>",
+        begin="<｜tool_calls_begin｜>\n",
+        between="\n",
+        end="<｜tool_calls_end｜>",
+        wrong=("<｜tool_sep｜>", "<｜sep｜>"),
+    ),
+    "minicpm5": _tagged(
+        f'<function name="{_NAME}">',
+        '<param name="{{ k }}">' + _VALUE + "</param>",
+        "</function>",
+        between="\n",
+        wrong=("</param>", "</parameter>"),
+    ),
     "qwen_xml": Style(
         call=f"<tool_call>\n<function={_NAME}>\n"
         + _each("<parameter={{ k }}>\n" + _VALUE + "\n</parameter>\n")

@@ -9,20 +9,23 @@ AUTO, TGI, NONE, HARMONY = "auto", "tgi", "none", "harmony"
 DEFAULT_VARIABLES = "`--default-chat-template-kwargs`"
 
 TOOL_CALL_PARSERS = (
-    AUTO, TGI, "cohere", "deepseek_dsml", "deepseek_v3", "deepseek_v31", "deepseek_v4", "functiongemma", "gemma4",
-    "glm", "granite3", HARMONY, "hermes", "hunyuan_a13b", "kimi_k2", "lfm2", "llama_json", "minimax_m2", "mistral_args",
-    "mistral_json", "nemotron_nano_v2", "phi4_mini", "pythonic", "qwen_xml", "seed_xml",
+    AUTO, TGI, "apertus", "cohere", "deepseek_dsml", "deepseek_v3", "deepseek_v31", "deepseek_v4", "functiongemma",
+    "gemma4", "gigachat3", "gigachat31", "glm", "granite3", HARMONY, "hermes", "hunyuan_a13b", "hy_v3",
+    "hy_v3_opensource", "internlm", "kimi_k2", "lfm2", "llama_json", "longcat_args", "longcat_json", "minicpm5",
+    "minimax_m2", "mistral_args", "mistral_json", "nemotron_nano_v2", "olmo3", "phi4_mini", "plamo3", "pythonic",
+    "qwen_xml", "seed_xml", "solar_open2", "step3", "xlam",
 )  # fmt: skip
 REASONING_PARSERS = (
     AUTO, NONE, HARMONY, "apertus", "apriel", "cohere", "gemma4", "granite32", "hy_v3", "magistral", "minimax_m3",
-    "seed", "think", "think_answer", "think_response",
+    "plamo3", "seed", "solar_open2", "think", "think_answer", "think_response",
 )  # fmt: skip
 
 _OTHER_TOOL_CALL_PARSERS = frozenset(
     {"openai", "gpt-oss", "gpt_oss", "deepseek_v32", "glm45", "glm47", "glm4", "qwen3_coder",
      "qwen3_xml", "nemotron_v3", "mistral", "cohere_command3", "phi4_mini_json", "granite",
      "llama4_pythonic", "llama3_json", "llama3", "llama4_json", "qwen", "qwen25", "qwen3", "granite4",
-     "ernie45", "jamba", "mimo", "minimax", "minimax_m1", "nemotron_json", "seed_oss", "step3p5"}
+     "ernie45", "jamba", "mimo", "minimax", "minimax_m1", "nemotron_json", "seed_oss", "step3p5",
+     "apertus2509", "hunyuan", "internlm2", "interns1", "longcat", "minimax-m2"}
 )  # fmt: skip
 _OTHER_REASONING_PARSERS = frozenset(
     {"openai", "gpt-oss", "gpt_oss", "seed_oss", "mistral", "cohere_command3", "cohere_command4", "ernie45",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.chat_trials import APIS, CHAT, MESSAGES, ask
 from support.format_outputs import OUTPUTS, SCHEMAS
+from support.format_outputs import served as served_rows
 from support.format_templates import template_of
 from support.format_tokens import TOKENS
 from support.scripted_server import ScriptedServer, Served
@@ -17,7 +18,7 @@ from router.openai.formats.table import FORMATS
 pytestmark = pytest.mark.e2e
 
 STYLE = pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
-ROWS = pytest.mark.parametrize("name", [name for name, row in FORMATS.items() if row.turn is None])
+ROWS = pytest.mark.parametrize("name", served_rows(name for name, row in FORMATS.items() if row.turn is None))
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "description": "Does it", "parameters": schema}}
     for name, schema in SCHEMAS.items()

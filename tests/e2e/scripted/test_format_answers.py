@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from support.chat_trials import Answer, ask, ask_all
 from support.format_outputs import OUTPUTS, SCHEMAS, Output
+from support.format_outputs import served as served_rows
 from support.format_templates import template_of
 from support.scripted_server import ScriptedServer, Served
 
 pytestmark = pytest.mark.e2e
 
-ROWS = pytest.mark.parametrize("name", OUTPUTS)
+ROWS = pytest.mark.parametrize("name", served_rows(OUTPUTS))
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "description": "Does it", "parameters": schema}}
     for name, schema in SCHEMAS.items()

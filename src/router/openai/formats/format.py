@@ -148,6 +148,7 @@ class CallForm:
     begin: str = ""  # before the first call
     between: str = ""
     end: str = ""  # behind the last one
+    trigger: str | None = ""  # the token that opens a call, where it is none of the first two; None: no token alone
     answers: str = ""  # before an answer in words
     arguments: ArgumentsForm | None = None  # None: a JSON object
     thinks: tuple[str, str] = ("", "")  # the marks of thinking, in a format that reads it itself

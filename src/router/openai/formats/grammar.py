@@ -97,9 +97,10 @@ def free_calls(format: Format, markers: Markers, schemas: Mapping[str, Any], *, 
 
 def _behind_token(format: Format, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> str | None:
     form = format.form
-    if form is None or format.turn is not None:
+    if form is None or format.turn is not None or form.trigger is None:
         return None
-    mark = next((one for one in markers.pieces(form.begin or form.before_name)[:2] if isinstance(one, int)), None)
+    opening = form.trigger if markers.is_token(form.trigger) else form.begin or form.before_name
+    mark = next((one for one in markers.pieces(opening)[:2] if isinstance(one, int)), None)
     if mark is None:
         return None
     calls = _calls(form, markers, schemas, is_one, begins_at=mark)
@@ -119,6 +120,10 @@ def _behind_text(format: Format, markers: Markers, schemas: Mapping[str, Any], i
     if format.turn is None and not texts[0].startswith(format.openers):
         trigger["behind"] = ["", *format.openers]  # calls are at the beginning of an answer only
     rest, rules = _rest(form, markers, _END)
+    if is_one and not form.begin and form.before_name.startswith(format.openers):
+        # No token opens another call: it would be text.
+        openers = "|".join(map(_literal, format.openers))
+        rest, rules = "REST?", f"REST: (/(.|\\n)+/ & ~/(.|\\n)*({openers})(.|\\n)*/)\n"
     return _listed(f"start: calls {rest}\n{rules}{calls.rules}", calls.schemas, {"trigger": trigger})
 
 
@@ -218,9 +223,15 @@ def _from(token: int | None, text: str) -> str:
 
 def _head(number: int, opening: str, markers: Markers) -> str:
     """Return a call's beginning, whose first token may hold other text before."""
-    if isinstance(markers.pieces(opening)[0], int):
+    first = markers.pieces(opening)[0]
+    if isinstance(first, int):
         return f"head_{number}: {symbols(opening, markers)}\n"
-    return f"head_{number}[lazy]: /(.|\\n)*{_literal(opening)}/\n"
+    rest = opening[len(first) :]
+    if not rest:
+        return f"head_{number}[lazy]: /(.|\\n)*{_literal(first)}/\n"
+    return (
+        f"head_{number}: begin_{number} {symbols(rest, markers)}\nbegin_{number}[lazy]: /(.|\\n)*{_literal(first)}/\n"
+    )
 
 
 def _literal(text: str) -> str:

@@ -61,7 +61,8 @@ async def _answer(
     prompt = await template.render([_QUESTION], _TOOLS)
     later = await template.render(turns, _TOOLS)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, later, strict=False)))
-    return later[_outside_marks(later, same, marks) :]
+    marks = list(marks)
+    return later[min(_outside_marks(later, same, marks), _outside_marks(prompt, same, marks)) :]
 
 
 def _outside_marks(text: str, place: int, marks: Iterable[str]) -> int:

@@ -56,6 +56,13 @@ STYLES = (
         may_come_again=True,
     ),
     ReasoningStyle(name="apertus", opens="<|inner_prefix|>", closes="<|inner_suffix|>"),
+    ReasoningStyle(name="solar_open2", opens="<|think:start|>", closes="<|think:end|>"),
+    ReasoningStyle(
+        name="plamo3",
+        opens="<|plamo:begin_think:plamo|>",
+        closes="<|plamo:end_think:plamo|>",
+        tokens=("<|plamo:begin_", "<|plamo:end_", ":plamo|>"),
+    ),
     ReasoningStyle(name="minimax_m3", opens="<mm:think>", closes="</mm:think>"),
     ReasoningStyle(name="hy_v3", opens="<think:opensource>", closes="</think:opensource>"),
     ReasoningStyle(

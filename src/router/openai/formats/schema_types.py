@@ -29,6 +29,12 @@ class ArgumentTypes:
         properties = root.get("properties") if isinstance(root, dict) else None
         return _types(properties.get(key), root, 0) if isinstance(properties, dict) else _ALL
 
+    def has(self, name: str, key: str) -> bool:
+        """Return if a function may take an argument."""
+        root = self._schemas.get(name)
+        properties = root.get("properties") if isinstance(root, dict) else None
+        return not isinstance(properties, dict) or key in properties
+
     def json_of(self, text: str, types: frozenset[str]) -> str:
         """Return unquoted text as JSON: itself if of a right type, else a string."""
         if types != {"string"}:

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from router.openai.formats.format import Format
-from router.openai.formats.rows.json import cohere, granite3, hermes, listed, llama_json, mistral_json, phi4_mini
-from router.openai.formats.rows.named import deepseek_v3, deepseek_v31, harmony, kimi_k2, mistral_args
+from router.openai.formats.rows.json import (
+    apertus,
+    cohere,
+    gigachat3,
+    granite3,
+    hermes,
+    internlm,
+    listed,
+    llama_json,
+    mistral_json,
+    phi4_mini,
+    xlam,
+)
+from router.openai.formats.rows.named import deepseek_v3, deepseek_v31, harmony, kimi_k2, mistral_args, plamo3
 from router.openai.formats.rows.syntax import functiongemma, gemma4, pythonic
-from router.openai.formats.rows.tagged import deepseek_dsml, glm, minimax_m2, qwen_xml
+from router.openai.formats.rows.tagged import (
+    deepseek_dsml,
+    glm,
+    hy_v3,
+    minicpm5,
+    minimax_m2,
+    qwen_xml,
+    solar_open2,
+    step3,
+)
 
 FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
-        harmony.FORMAT, gemma4.FORMAT, kimi_k2.FORMAT, deepseek_dsml.V4, deepseek_dsml.FORMAT, deepseek_v3.FORMAT,
-        deepseek_v31.FORMAT, minimax_m2.FORMAT, listed.TOOLCALL, listed.TOOL_CALLS, pythonic.LFM2, glm.FORMAT,
-        qwen_xml.SEED, qwen_xml.FORMAT, mistral_args.FORMAT, mistral_json.FORMAT, cohere.FORMAT,
+        harmony.FORMAT, gemma4.FORMAT, kimi_k2.FORMAT, deepseek_dsml.V4, deepseek_dsml.FORMAT, step3.FORMAT,
+        deepseek_v3.FORMAT, deepseek_v31.FORMAT, plamo3.FORMAT, minimax_m2.FORMAT, listed.TOOLCALL, hy_v3.OPEN,
+        hy_v3.FORMAT, listed.TOOL_CALLS, pythonic.LFM2, pythonic.OLMO3, glm.LONGCAT, glm.FORMAT, hermes.LONGCAT,
+        qwen_xml.SEED, qwen_xml.FORMAT, solar_open2.FORMAT, minicpm5.FORMAT, apertus.FORMAT, gigachat3.MARK,
+        gigachat3.ROLE, internlm.FORMAT, xlam.FORMAT, mistral_args.FORMAT, mistral_json.FORMAT, cohere.FORMAT,
         functiongemma.FORMAT, phi4_mini.FORMAT, granite3.FORMAT, pythonic.FORMAT, llama_json.FORMAT, hermes.FORMAT,
     )
 }  # fmt: skip
@@ -22,9 +45,9 @@ FORMATS: dict[str, Format] = {
 
 def named(name: str, template: str = "") -> Format | None:
     """Return a format by name, of several the template's."""
-    known = [row for row in FORMATS.values() if name in row.aliases]
+    known = [row for row in FORMATS.values() if name in (row.name, *row.aliases)]
     shown = (row for row in known if row.signs(template))
-    return FORMATS.get(name) or next(shown, known[-1] if known else None)
+    return next(shown, FORMATS.get(name) or (known[-1] if known else None))
 
 
 def format_in(template: str) -> Format | None:

@@ -28,7 +28,7 @@ _OF_ARRAYS = _NOTES | {"items", "minItems", "maxItems"}
 _OF_OBJECTS = _NOTES | {"properties", "required", "additionalProperties"}
 _OF_FUNCTIONS = _OF_OBJECTS | {"$defs", "definitions", "$schema", "strict"}
 _SCALARS = frozenset({"string", "null", "boolean", "number", "integer"})
-_PYTHON_WORDS = {"boolean": '("True" | "False")', "null": '"None"'}
+_PYTHON_WORDS = {"boolean": '("True" | "False" | "true" | "false")', "null": '("None" | "null")'}
 _QUOTED = r"/Q([^Q\\]|\\([nrtbf\\\/'\"]|u[0-9a-fA-F]{4}))"
 """The beginning of a text between quotes Q, as a regular expression that lacks its bounds and the second quote."""
 _KEY = re.compile(r"[\w.-]+")
@@ -146,9 +146,11 @@ class ArgumentRules:
         if self._form.ends_text:
             ends = "|".join(map(_pattern, self._form.ends_text))
             body = f"({body} & ~/(.|\\n)*({ends})(.|\\n)*/)"
-        pieces, rest = self._markers.pieces(end), end
-        if isinstance(pieces[0], str):
-            body, rest = f"{body} {_literal(pieces[0])}", end[len(pieces[0]) :]
+        first = self._markers.pieces(end)[0]
+        literal = re.split(f"[{''.join(PLACES)}]", first)[0] if isinstance(first, str) else ""
+        rest = end[len(literal) :]
+        if literal:
+            body = f"{body} {_literal(literal)}"
         return f"{self._rule(body, is_terminal=True)} {self._symbols(rest)}"
 
     def _bare(self, schema: Any, depth: int) -> str:

@@ -65,10 +65,15 @@ def _arguments(reader: CallReader, say: Say) -> Steps[bool]:
 
 
 def json_calls(
-    reader: CallReader, end: str = "", *, name_key: str = "name", separators: Sequence[str] = (",",)
+    reader: CallReader,
+    end: str = "",
+    *,
+    name_key: str = "name",
+    separators: Sequence[str] = (",",),
+    only_offered: bool = False,
 ) -> Steps[None]:
     """Read a list to its `]` and `end`."""
-    while (yield from reader.attempt(_next(reader, name_key))):
+    while (yield from reader.attempt(_next(reader, name_key, only_offered))):
         mark = yield from reader.space_and(*separators, "]")
         if mark not in separators:
             break
@@ -76,9 +81,9 @@ def json_calls(
         yield from reader.space_and(end)
 
 
-def _next(reader: CallReader, name_key: str) -> Steps[bool]:
+def _next(reader: CallReader, name_key: str, only_offered: bool) -> Steps[bool]:
     yield from reader.source.space()
-    return (yield from json_call(reader, name_key=name_key))
+    return (yield from json_call(reader, name_key=name_key, only_offered=only_offered))
 
 
 def _drop(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from router.openai.formats.format import CallReader, ObjectWriter
 from router.openai.formats.source import Source, Steps
@@ -90,9 +90,19 @@ def _json_of(text: str) -> str:
         return text
     text = re.sub(r"^(-?)0+(?=\d+$)", r"\1", text.replace("\n", "\\n") if text[:1] in ("'", '"') else text)
     try:
-        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        tree = _Words().visit(ast.parse(text, mode="eval"))
+        return json.dumps(ast.literal_eval(tree), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
+
+
+class _Words(ast.NodeTransformer):
+    """JSON's words within Python's literals."""
+
+    _VALUES: ClassVar[dict[str, bool | None]] = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Constant(self._VALUES[node.id]) if node.id in self._VALUES else node
 
 
 def _refuse(constant: str) -> Any:

@@ -93,6 +93,51 @@ def test_what_is_meant(name: str, text: str, calls: list[Any], size: int) -> Non
     assert (content.replace("<turn|>", ""), reasoning, found) == ("", "", calls)
 
 
+SOLAR = "<|tool_call:start|>f\n<|tool_arg:start|>"
+DSML = '<｜DSML｜invoke name="f"><｜DSML｜parameter '
+INNER = "<function=f>\n<parameter=other>\n1\n</parameter>\nB"
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    ("value", "arguments"),
+    [
+        # The mark behind a value is missing, and another argument or the end of the call follows.
+        ("a\n<parameter=n>\n1\n</parameter>", {"text": "a", "n": 1}),
+        ("a", {"text": "a"}),
+        # The mark is in the text, or the mark of something that is no other argument of the function.
+        ("a</parameter>b\n</parameter>", {"text": "a</parameter>b"}),
+        ("a\n</parameter>\nb\n</parameter>\n", {"text": "a\n</parameter>\nb"}),
+        (f"A\n{INNER}\n</parameter>", {"text": f"A\n{INNER}"}),
+        ("a</function>b\n</parameter>", {"text": "a</function>b"}),
+        ("a\n<parameter=text>\nb\n</parameter>", {"text": "a\n<parameter=text>\nb"}),
+        ("a\n</parameter>\n<parameter=flag>\nTrue", {"text": "a", "flag": True}),
+    ],
+)
+def test_a_value_ends_where_the_format_goes_on(value: str, arguments: Any, size: int) -> None:
+    text = f"<tool_call>\n<function=f>\n<parameter=text>\n{value}\n</function>\n</tool_call>"
+    assert read("qwen_xml", text, size, TOOLS, None) == ("", "", [("f", arguments)])
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="text">{}</parameter></invoke>'),
+        ("glm", "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>"),
+        ("solar_open2", f"{SOLAR}text<|tool_arg:value|>{{}}<|tool_arg:end|>\n<|tool_call:end|>"),
+        ("deepseek_dsml", f'{DSML}name="text" string="true">{{}}</｜DSML｜parameter></｜DSML｜invoke>'),
+        ("minicpm5", '<function name="f"><param name="text">{}</param></function>'),
+        ("hy_v3", "<tool_calls><tool_call>f<tool_sep><arg_key>text</arg_key><arg_value>{}</arg_value></tool_call>"),
+    ],
+)  # fmt: skip
+def test_the_mark_behind_a_value_may_be_in_it(name: str, text: str, size: int) -> None:
+    form = FORMATS[name].form
+    assert form is not None and form.arguments is not None
+    value = f"a{form.arguments.behind_value.strip(chr(10) + chr(0xE002))} b"
+    assert read(name, text.format(value), size, TOOLS, None)[2] == [("f", {"text": value})]
+
+
 @pytest.mark.parametrize("size", [1, 4, 1000])
 def test_a_call_right_behind_a_thought(size: int) -> None:
     text = "<|channel>thought\nHm.<channel|><|tool_call>call:f{n:1}<tool_call|>"

@@ -7,7 +7,7 @@ from typing import Any
 
 from router.openai.formats.format import KIND, ArgumentsForm, CallForm, CallReader, Format, ObjectWriter, Values
 from router.openai.formats.pieces.names import name_before
-from router.openai.formats.pieces.tagged import tagged_value
+from router.openai.formats.pieces.tagged import Tags, others, tagged_value
 from router.openai.formats.source import Steps
 
 _DSML = "｜DSML｜"
@@ -15,6 +15,16 @@ _OPENERS = (f"<{_DSML}function_calls>", f"<{_DSML}tool_calls>")
 _CLOSERS = (f"</{_DSML}function_calls>", f"</{_DSML}tool_calls>")
 _INVOKE, _END = f'<{_DSML}invoke name="', f"</{_DSML}invoke>"
 _PARAMETER, _END_OF_VALUE = f'<{_DSML}parameter name="', f"</{_DSML}parameter>"
+
+_TAGS = Tags(
+    call=(_INVOKE,),
+    behind_name=('">',),
+    key=_PARAMETER,
+    behind_key='" string="',
+    behind_value=_END_OF_VALUE,
+    call_end=_END,
+    ends=_CLOSERS,
+)
 
 
 def _read(reader: CallReader, opener: str) -> Steps[None]:
@@ -35,17 +45,18 @@ def _call(reader: CallReader, opener: str) -> Steps[bool]:
     if (yield from reader.source.peek()) == "{":
         is_whole = yield from reader.source.json_value(reader.argue)
         return is_whole and bool((yield from reader.space_and(_END)))
-    writer = ObjectWriter(reader)
+    writer, given = ObjectWriter(reader), set[str]()
     while (mark := (yield from reader.space_and(_PARAMETER, _END))) == _PARAMETER:
         key = yield from reader.source.until('" string="')
         kind = yield from reader.source.literal('true">', 'false">')
         if key is None or not kind:
             return False
         writer.key(key[0])
+        given.add(key[0])
         types = reader.types.of(name, reader.visible(key[0]))
         if "string" in types:  # else the schema knows better than the model
             types = types & {"string"} if kind.startswith("true") else types - {"string"} or types
-        if not (yield from tagged_value(reader, writer, types, _END_OF_VALUE)):
+        if not (yield from tagged_value(reader, writer, _TAGS, others(reader, name, given), types)):
             return False
     if mark:
         writer.end()
