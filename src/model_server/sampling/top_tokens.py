@@ -11,15 +11,20 @@ from torch import Tensor
 
 from model_server.memory.transfer import download, upload
 
-# Ties beyond the numbers asked for that are looked for at once; more of them are rare and cost a second look.
-_TIE_MARGIN = 16
+_MOST_TIES = 16
+"""Tokens beyond the number asked for, as likely as the last of that number. Where there are more, they need a second
+look."""
+_LEAST_LOGPROB = math.log(2.0**-149)
+"""Of what has a probability in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
     """Top tokens of some rows, on their way to the host.
 
-    As TGI (`batch_top_tokens`): all at or above the n-th largest value, ties included, filtered ones never.
+    As TGI (`batch_top_tokens`): all at or above the n-th largest value, ties included, filtered ones never. Unlike there
+    the ties have a bound, and what has the probability 0 does not show: where the scores leave one token, the whole
+    vocabulary is tied behind it.
     """
 
     rows: list[int]  # which rows of the batch
@@ -27,11 +32,12 @@ class TopTokens:
     _columns: Tensor | None  # [n, width]
     _peak: Tensor  # [n, 1]: taken off the scores first, as where the chosen token's log probability is computed
     _log_total: Tensor  # [n, 1]
-    _least: Tensor  # [n, 1]: each row's n-th largest score
+    _least: Tensor  # [n, 1]: each row's n-th largest score, or what the least probability has
     # The first of them, on the host once the step is over: descending, -inf past a row's own.
     _logprobs: Tensor  # [n, looked at]
     _ids: Tensor
     _num_kept: Tensor  # [n]: how many there are in all
+    _most: list[int]  # of a row that show
 
     @classmethod
     def of(
@@ -55,10 +61,10 @@ class TopTokens:
         scores, log_total = scores[local], log_total[local, None]
         peak = torch.zeros_like(log_total) if peak is None else peak[local, None]
         columns = None if columns is None else columns[local]
-        values, column = scores.topk(min(max(numbers) + _TIE_MARGIN, width), dim=1)
-        least = values.gather(1, places)
+        values, column = scores.topk(min(max(numbers) + _MOST_TIES, width), dim=1)
+        least = torch.maximum(values.gather(1, places), peak + log_total + _LEAST_LOGPROB)
         logprobs, ids = _kept(values, column, columns, least, peak, log_total)
-        num_kept = ((scores >= least) & (scores > -math.inf)).sum(1)
+        num_kept = (scores >= least).sum(1)
         return cls(
             rows=[row for _, row, _ in wanted],
             _scores=scores,
@@ -69,19 +75,31 @@ class TopTokens:
             _logprobs=download(logprobs),
             _ids=download(ids),
             _num_kept=download(num_kept),
+            _most=[number + _MOST_TIES for number in numbers],
         )
 
     def to_host(self) -> Iterator[tuple[int, list[tuple[int, float]]]]:
         """Yield each row's (id, logprob) pairs, most likely first; waits only for many ties."""
-        logprobs, ids = self._logprobs, self._ids
-        most = int(self._num_kept.max())
-        if most > logprobs.shape[1]:
-            values, column = self._scores.topk(most, dim=1)
-            logprobs, ids = _kept(values, column, self._columns, self._least, self._peak, self._log_total)
-        for row, row_logprobs, row_ids in zip(self.rows, logprobs.tolist(), ids.tolist(), strict=True):
-            pairs = [pair for pair in zip(row_ids, row_logprobs, strict=True) if pair[1] > -math.inf]
+        looked_at = self._logprobs.shape[1]
+        counts, logprobs, ids = self._num_kept.tolist(), self._logprobs.tolist(), self._ids.tolist()
+        for place, row in enumerate(self.rows):
+            if counts[place] > looked_at:
+                yield row, self._with_many_ties(place)
+                continue
+            pairs = [pair for pair in zip(ids[place], logprobs[place], strict=True) if pair[1] > -math.inf]
             pairs.sort(key=lambda pair: (-pair[1], pair[0]))
-            yield row, pairs
+            yield row, pairs[: self._most[place]]
+
+    def _with_many_ties(self, place: int) -> list[tuple[int, float]]:
+        """Return the pairs of one row, in the same order."""
+        scores, one = self._scores[place], slice(place, place + 1)
+        column = (scores >= self._least[place]).nonzero().squeeze(1)
+        ids = column if self._columns is None else self._columns[place, column]
+        ids, order = ids.sort()
+        values, first = scores[column[order]].sort(descending=True, stable=True)
+        most = self._most[place]
+        logprobs = (values[None, :most] - self._peak[one]) - self._log_total[one]
+        return list(zip(ids[first[:most]].tolist(), logprobs[0].tolist(), strict=True))
 
 
 def _kept(

@@ -286,6 +286,42 @@ def test_top_tokens_of_the_specification() -> None:
         assert [i for i, _ in subject.sample(logprobs.clone(), [row]).to_host().top[0]] == ids
 
 
+@pytest.mark.parametrize("parameters", [{}, {"seed": 1, "do_sample": True}, {"top_p": 0.99, "do_sample": True}])
+def test_ties_of_top_tokens_have_a_bound(parameters: dict[str, float]) -> None:
+    """The first ids of equal tokens, as many alone as beside a row that asks for more."""
+    width = 5000
+    x = torch.zeros(2, width)
+    x[:, [7, 4000]] = 1.0
+    for numbers in ((3, 3), (3, 20), (1, 5)):
+        subject = Sampler(width, CPU)
+        rows = [subject.new_row(SamplingParameters(**parameters), [1], 5, number) for number in numbers]
+        top = subject.sample(x.clone(), rows).to_host().top
+        for found, number in zip(top, numbers, strict=True):
+            ids = [token for token, _ in found]
+            assert ids[:2] == [7, 4000]
+            tied = [] if number == 1 else ids[2:]
+            assert len(tied) == (0 if number == 1 else number + 16 - 2)
+            assert tied == sorted(tied)
+            if not parameters.get("top_p"):
+                assert tied[:5] == ([] if number == 1 else [0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_tokens_of_probability_0_are_no_alternatives(samples: bool) -> None:
+    """A repetition penalty near 0 leaves one token, and the rest of the vocabulary tied behind it."""
+    width = 32000
+    x = torch.randn(2, width, generator=torch.Generator().manual_seed(0))
+    x[0, 1] = 9.0
+    subject = Sampler(width, CPU)
+    rows = [
+        subject.new_row(SamplingParameters(repetition_penalty=1e-12, do_sample=samples, seed=3), [1], 5, 5),
+        subject.new_row(SamplingParameters(do_sample=samples, seed=3), [1], 5, 5),
+    ]
+    result = subject.sample(x, rows).to_host()
+    assert [token for token, _ in result.top[0]] == [1] == result.ids[:1]
+    assert len(result.top[1]) == 5
+
+
 def test_top_tokens_never_show_what_was_filtered() -> None:
     subject = Sampler(50, CPU)
     rows = [
