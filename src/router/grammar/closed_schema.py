@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.grammar.exact_schema import enforceable
+from router.grammar.exact_schema import enforceable, joins_bounds
 
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SINGLE_SCHEMAS = ("items", "additionalProperties", "contains")
@@ -36,8 +36,9 @@ def close_objects(schema: Any) -> Any:
         ValueError: A keyword cannot be enforced.
     """
     merged: set[str] = set()
+    has_parts = joins_bounds(schema)
     while True:
-        pass_ = _Pass(merged)
+        pass_ = _Pass(merged, has_parts=has_parts)
         closed = pass_.closed(schema, is_merged="#" in merged, path="#")
         if pass_.found <= merged:
             return closed
@@ -46,17 +47,21 @@ def close_objects(schema: Any) -> Any:
 
 
 class _Pass:
-    """One walk over a schema, with references known (`merged`) and found to be merged."""
+    """One walk over a schema, with references known (`merged`) and found to be merged.
 
-    def __init__(self, merged: set[str]) -> None:
+    `has_parts`: whether a number's bounds may be in several places.
+    """
+
+    def __init__(self, merged: set[str], *, has_parts: bool) -> None:
         self._merged = frozenset(merged)
+        self._has_parts = has_parts
         self.found: set[str] = set()
 
     def closed(self, schema: Any, *, is_merged: bool, path: str | None = None) -> Any:
         """Close a schema; `path` is where references can name it."""
         if not isinstance(schema, dict):
             return schema
-        schema = enforceable(schema)
+        schema = enforceable(schema, is_part=self._has_parts)
         parts = _PARTS & schema.keys()
         has_several = len(parts) > 1
         reference = schema.get("$ref")

@@ -11,12 +11,34 @@ _LARGEST = 2**53
 _STEP = 1e-6
 _LOWER, _UPPER = "exclusiveMinimum", "exclusiveMaximum"
 _MOST, _LEAST = ("maximum", _UPPER), ("minimum", _LOWER)
+_BOUNDS = frozenset({*_MOST, *_LEAST})
+_JOINING = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"})
 # A negated property, an escaped character, or where a negated class begins, with a bracket that is its first member.
 _NEGATED = re.compile(r"\\P(\{[^}]*\}|[A-Z])|\\.|\[\^(\])?", re.DOTALL)
 
 
-def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without nested ones, with exact numbers."""
+def joins_bounds(value: Any) -> bool:
+    """Say whether a number may have its bounds in several places of a JSON schema."""
+    if isinstance(value, list):
+        return any(joins_bounds(one) for one in value)
+    if not isinstance(value, dict):
+        return False
+    all_of = value.get("allOf")
+    has_several = isinstance(all_of, list) and len(all_of) > 1
+    return has_several or (
+        not _JOINING.isdisjoint(value) and not _BOUNDS.isdisjoint(value)
+    ) or any(joins_bounds(one) for one in value.values())  # fmt: skip
+
+
+def enforceable(schema: dict[str, Any], *, is_part: bool = False) -> dict[str, Any]:
+    """Return a schema without nested ones, with exact numbers.
+
+    Args:
+        is_part: Whether the other bounds of a number may be elsewhere.
+
+    Raises:
+        ValueError: A number cannot be exact.
+    """
     changed = dict(schema)
     for keyword in ("const", "enum"):
         if keyword in schema:
@@ -25,7 +47,7 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
         changed["pattern"] = of_parsed_text(pattern)
     if isinstance(properties := schema.get("patternProperties"), dict):
         changed["patternProperties"] = {of_parsed_text(name): value for name, value in properties.items()}
-    return _within_exact_numbers(_without_excluded_end(changed))
+    return _within_exact_numbers(_without_excluded_end(changed, is_part=is_part))
 
 
 def of_parsed_text(pattern: str) -> str:
@@ -51,24 +73,34 @@ def _check_numbers(value: Any, keyword: str) -> None:
         raise ValueError(f"`{keyword}` has the number {value}: whole numbers are exact up to 2^53 only; use a string")
 
 
-def _without_excluded_end(schema: dict[str, Any]) -> dict[str, Any]:
+def _without_excluded_end(schema: dict[str, Any], *, is_part: bool) -> dict[str, Any]:
     """Replace excluded whole ends that llguidance lets through within one unit."""
+    if schema.get("type") == "integer":
+        return schema
     for end, others, step in ((_LOWER, _MOST, _STEP), (_UPPER, _LEAST, -_STEP)):
         excluded = schema.get(end)
         if not _is_number(excluded) or excluded != math.trunc(excluded) or abs(excluded) >= _LARGEST:
             continue
-        for other in others:
-            bound = schema.get(other)
-            if _is_number(bound) and bound != excluded and math.isfinite(bound) and math.trunc(bound) == excluded:
-                if abs(bound - excluded) <= _STEP:
-                    raise ValueError(f"`{end}` {excluded} and `{other}` {bound} are too close to each other")
-                inclusive = "minimum" if end == _LOWER else "maximum"
-                given = schema.get(inclusive)
-                nearest = excluded + step
-                kept = nearest if not _is_number(given) else max(given, nearest) if step > 0 else min(given, nearest)
-                schema = {name: value for name, value in schema.items() if name != end} | {inclusive: kept}
-                break
+        near = [bound for name in others if _is_within(bound := schema.get(name), excluded)]
+        if not near and not is_part:
+            continue
+        for bound in near:
+            if abs(bound - excluded) <= _STEP:
+                raise ValueError(f"`{end}` {excluded} and {bound} as the other end are too close to each other")
+        inclusive = "minimum" if end == _LOWER else "maximum"
+        nearest, given = _beside(excluded, step), schema.get(inclusive)
+        kept = nearest if not _is_number(given) else max(given, nearest) if step > 0 else min(given, nearest)
+        schema = {name: value for name, value in schema.items() if name != end} | {inclusive: kept}
     return schema
+
+
+def _is_within(bound: Any, excluded: float) -> bool:
+    """Say whether a bound is in the unit that begins with this whole number."""
+    return _is_number(bound) and bound != excluded and math.isfinite(bound) and math.trunc(bound) == excluded
+
+
+def _beside(excluded: float, step: float) -> float:
+    return excluded + step if excluded + step != excluded else math.nextafter(excluded, math.copysign(math.inf, step))
 
 
 def _within_exact_numbers(schema: dict[str, Any]) -> dict[str, Any]:

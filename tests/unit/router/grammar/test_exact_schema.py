@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from router.grammar.closed_schema import close_objects
 from router.grammar.exact_schema import enforceable, of_parsed_text
 from router.grammar.worker import _Bytes, check
 from wire.grammar import OF_CALLS, compile_grammar
@@ -62,6 +63,29 @@ def test_no_number_outside_of_its_bounds_can_be_written(low: float, high: float)
             assert (value < Decimal(str(high))) or (upper == "maximum" and value == Decimal(str(high))), (upper, value)
         inside = (Decimal(str(low)) + Decimal(str(high))) / 2
         assert takes(matcher, str(inside)), "what is inside still can be"
+
+
+@pytest.mark.parametrize("lower", ["minimum", "exclusiveMinimum"])
+@pytest.mark.parametrize("upper", ["maximum", "exclusiveMaximum"])
+@pytest.mark.parametrize(("low", "high"), [(0, 0.5), (-1.5, -1), (1, 1.5), (-0.5, 0), (0, 10)])
+def test_bounds_count_wherever_the_parts_of_a_schema_have_them(lower: str, upper: str, low: float, high: float) -> None:
+    one, other = {lower: low}, {upper: high}
+    wholes: list[dict[str, Any]] = [
+        {"type": "number", "allOf": [one, other]},
+        {"allOf": [{"type": "number"} | one, {"type": "number"} | other]},
+        {"type": "number", **one, "allOf": [other]},
+        {"type": "number", **other, "anyOf": [one, {"const": 7}]},
+        {"$defs": {"a": {"type": "number", **one}}, "$ref": "#/$defs/a", **other},
+        {"type": "object", "properties": {"v": {"type": "number", "allOf": [{"allOf": [one]}, other]}}},
+    ]
+    for schema in wholes:
+        matcher = compile_grammar("json", json.dumps(close_objects(schema)), TOKENIZER, [256])
+        form = '{"v":%s}' if "properties" in schema else "%s"
+        taken = [text for text in NUMBERS if takes(matcher, form % text)]
+        for value in map(Decimal, taken):
+            assert value > Decimal(str(low)) or (lower == "minimum" and value == Decimal(str(low))), schema
+            assert value < Decimal(str(high)) or (upper == "maximum" and value == Decimal(str(high))), schema
+        assert takes(matcher, form % str((Decimal(str(low)) + Decimal(str(high))) / 2)), schema
 
 
 @pytest.mark.parametrize(
