@@ -14,7 +14,7 @@ from starlette.responses import Response
 from router.api.app_state import AppState, StreamFailure, request_id_of, state_of, stream_failure
 from router.api.http import sse
 from router.api.http.disconnect import cancel_on_disconnect
-from router.api.http.headers import json_headers, stream_headers
+from router.api.http.headers import chat_headers, stream_headers
 from router.api.json_out import JsonResponse, dumps
 from router.api.openapi.answers import JSON_HEADERS
 from router.api.routes import Routes
@@ -87,20 +87,31 @@ async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
             running = await cancel_on_disconnect(request.receive, chat.start(permits))
             return _stream(chat, head, running, stream_failure(request))
         generations = await cancel_on_disconnect(request.receive, chat.generate(permits))
-    whole = completion(
-        head,
+    return JsonResponse(whole(chat, generations, head), headers=chat_headers(generations, state.config.compute_type))
+
+
+def whole(chat: Chat, generations: Sequence[GenerationResult], head: ChatHead | None = None) -> dict[str, Any]:
+    """The answer to a chat that is not streamed. Raises ToolError."""
+    return completion(
+        head or ChatHead.new("chatcmpl", model_name(chat.body.model, chat.state.model_names[0])),
         generations,
         chat.reading_of,
         logprobs=chat.names,
         tools=chat.tools,
-        keeps_stop=body.include_stop_str_in_output,
+        keeps_stop=chat.body.include_stop_str_in_output,
     )
-    return JsonResponse(whole, headers=json_headers(generations[0], state.config.compute_type))
 
 
 async def first_request(state: AppState, body: ChatBody, api: ApiRules = CHAT) -> GenerateRequest:
     """Return one choice's generation, with tools its call; `inputs` is the rendered chat."""
     return await Chat(state, body, api).request()
+
+
+async def prompt_tokens(state: AppState, body: ChatBody, api: ApiRules = CHAT) -> int:
+    """How many tokens the prompt of a chat has."""
+    prompt = await state.inference.prompt_of(await first_request(state, body, api))
+    tokenizer = state.inference.tokenizer
+    return len(await tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens, truncate=None))
 
 
 class Chat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -17,9 +18,10 @@ from router.api.routes import Routes
 from router.config import TGI_VERSION
 from router.errors import UnhealthyError
 from router.openai.chat.prompt import BASE_MODEL
-from router.schemas.service import ErrorBody, Info, ModelCard, ModelList, Version
+from router.schemas.service import ErrorBody, Info, MessagesModel, MessagesModelList, ModelCard, ModelList, Version
 
 routes = Routes("Service")
+_VERSION_HEADER = "anthropic-version"
 _UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "description": "Not able to generate"}}
 _METRICS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -103,15 +105,19 @@ async def render_metrics(request: Request) -> Response:
     return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
 
-@routes.describes("/v1/models", span="openai_get_model_info", response_model=ModelList)
+@routes.describes("/v1/models", span="openai_get_model_info", response_model=ModelList | MessagesModelList)
 async def models(request: Request) -> Response:
-    """The one model that is served, under each of its names; then its LoRA adapters."""
+    """The one model that is served, under each of its names; then its LoRA adapters. Clients of Anthropic's API, which
+    send `anthropic-version`, get its form."""
     state = state_of(request)
     names = (*state.model_names, *filter(state.adapter_of, state.inference.adapters.names))
+    if _VERSION_HEADER in request.headers:
+        data = [_messages_model(state, name) for name in names]
+        return JsonResponse(MessagesModelList(data=data, first_id=names[0], last_id=names[-1]).model_dump())
     return JsonResponse(ModelList(data=[_card(state, name) for name in names]).model_dump(exclude_none=True))
 
 
-@routes.describes("/v1/models/{model_id:path}", span="openai_get_model_info", response_model=ModelCard)
+@routes.describes("/v1/models/{model_id:path}", span="openai_get_model_info", response_model=ModelCard | MessagesModel)
 async def model(request: Request, model_id: str) -> Response:
     """The model or LoRA adapter of that name."""
     state = state_of(request)
@@ -119,8 +125,10 @@ async def model(request: Request, model_id: str) -> Response:
     if model_id not in (*state.model_names, *names) and state.adapter_of(model_id) is None:
         text = f"The model does not exist; this server serves {', '.join(state.model_names)}"
         raise NotServedError(text, param="model", reason="unknown_model")
-    card = _card(state, state.model_names[0] if model_id in names else model_id)
-    return JsonResponse(card.model_dump(exclude_none=True))
+    name = state.model_names[0] if model_id in names else model_id
+    if _VERSION_HEADER in request.headers:
+        return JsonResponse(_messages_model(state, name).model_dump())
+    return JsonResponse(_card(state, name).model_dump(exclude_none=True))
 
 
 def _card(state: AppState, name: str) -> ModelCard:
@@ -131,4 +139,10 @@ def _card(state: AppState, name: str) -> ModelCard:
         max_model_len=state.inference.limits.max_total_tokens,
         root=state.adapter_of(name),
         parent=None if state.adapter_of(name) is None else state.model_names[0],
+        sampling_defaults=dict(state.sampling_defaults),
     )
+
+
+def _messages_model(state: AppState, name: str) -> MessagesModel:
+    created = datetime.fromtimestamp(state.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return MessagesModel(id=name, display_name=name, created_at=created)

@@ -81,7 +81,7 @@ def _without_excluded_end(schema: dict[str, Any], *, is_part: bool) -> dict[str,
         excluded = schema.get(end)
         if not _is_number(excluded) or excluded != math.trunc(excluded) or abs(excluded) >= _LARGEST:
             continue
-        near = [bound for name in others if _is_within(bound := schema.get(name), excluded)]
+        near = [schema[name] for name in others if _is_within(schema.get(name), excluded)]
         if not near and not is_part:
             continue
         for bound in near:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -11,6 +12,9 @@ from router.openai.ending import Ending
 Event = tuple[str, dict[str, Any]]
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_ABSENT = {"container": None, "stop_details": None}
+_ABSENT_USAGE = {"cache_creation": None, "inference_geo": None, "server_tool_use": None, "service_tier": "standard"}
+"""What the API says of its own servers."""
 _EMPTY: dict[str, dict[str, Any]] = {
     "text": {"text": ""},
     "thinking": {"thinking": "", "signature": ""},  # the field must be there, and only Anthropic's servers can sign
@@ -25,8 +29,8 @@ class MessageWriter:
         self._blocks: list[dict[str, Any]] = []
         self._arguments = ""  # of the open block, if it is a call
         self._is_open = False
-        self._usage: dict[str, int] = {}
-        self._ended: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+        self._usage: dict[str, Any] = {}
+        self._ended: dict[str, Any] = {"stop_reason": None, "stop_sequence": None, **_ABSENT}
 
     @property
     def whole(self) -> dict[str, Any]:
@@ -34,12 +38,12 @@ class MessageWriter:
 
     def begin(self, input_tokens: int) -> list[Event]:
         self._usage = {"input_tokens": input_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-        self._usage["output_tokens"] = 0
+        self._usage |= {"output_tokens": 0, **_ABSENT_USAGE}
         started = self.whole | {"content": [], "usage": dict(self._usage)}
         return [_event("message_start", message=started), _event("ping")]
 
-    def push(self, delta: dict[str, Any]) -> list[Event]:
-        """Return a delta's events."""
+    def push(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """The events of one delta of a chat stream, whose `logprobs` this API does not have."""
         events: list[Event] = []
         if text := delta.get("reasoning"):
             events += self._text("thinking", text)
@@ -52,7 +56,7 @@ class MessageWriter:
     def end(self, ending: Ending) -> list[Event]:
         events = self._close()
         reason = "stop_sequence" if ending.stop is not None else _STOP_REASONS[ending.finish_reason]
-        self._ended = {"stop_reason": reason, "stop_sequence": ending.stop}
+        self._ended = {"stop_reason": reason, "stop_sequence": ending.stop, **_ABSENT}
         self._usage["output_tokens"] = ending.output_tokens
         self._usage["input_tokens"] -= ending.cached_tokens
         self._usage["cache_read_input_tokens"] = ending.cached_tokens
@@ -72,7 +76,9 @@ class MessageWriter:
     def _call(self, call: dict[str, Any]) -> list[Event]:
         events = []
         if "id" in call:
-            events = self._open({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}})
+            events = self._open(
+                {"type": "tool_use", "id": _tool_id(call["id"]), "name": call["function"]["name"], "input": {}}
+            )
         if arguments := call["function"]["arguments"]:
             self._arguments += arguments
             events.append(self._delta({"type": "input_json_delta", "partial_json": arguments}))
@@ -88,9 +94,12 @@ class MessageWriter:
         if not self._is_open:
             return []
         self._is_open = False
-        if self._blocks[-1]["type"] == "tool_use":
+        events, kind = [], self._blocks[-1]["type"]
+        if kind == "tool_use":
             self._blocks[-1]["input"], self._arguments = _input(self._arguments), ""
-        return [_event("content_block_stop", index=len(self._blocks) - 1)]
+        elif kind == "thinking":
+            events.append(self._delta({"type": "signature_delta", "signature": self._blocks[-1]["signature"]}))
+        return [*events, _event("content_block_stop", index=len(self._blocks) - 1)]
 
     def _delta(self, delta: dict[str, Any]) -> Event:
         return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
@@ -98,6 +107,11 @@ class MessageWriter:
 
 def _event(kind: str, **fields: Any) -> Event:
     return kind, {"type": kind, **fields}
+
+
+def _tool_id(call_id: str) -> str:
+    """As Anthropic's begin, unless the model's format has ids of its own, which it must find again."""
+    return f"toolu_{call_id.removeprefix('call_')}" if call_id.startswith("call_") else call_id
 
 
 def _input(arguments: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from router.openai.chat.prompt import carried, chat_body, check_one_form
 from router.responses.tools import ServedTools, custom_arguments
 from router.schemas.chat import ChatBody
 from router.schemas.conversations.responses import (
+    LOGPROBS,
     CallItem,
     CallOutputItem,
     CustomCallItem,
@@ -42,6 +43,8 @@ def chat_of(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> ChatB
     fields |= {"reasoning_effort": body.reasoning.effort, "max_tokens": body.max_output_tokens}
     fields |= {"stop": body.stop, "chat_template_kwargs": body.chat_template_kwargs, "stream": body.stream}
     fields |= {"thinking_token_budget": body.thinking_token_budget}
+    if LOGPROBS in body.include:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     return chat_body(fields)
 
 
@@ -109,7 +112,7 @@ def _content(parts: str | list[InputPart]) -> str | list[dict[str, Any]]:
 
 def _part(part: InputPart) -> dict[str, Any]:
     if isinstance(part, InputImage):
-        return {"type": "image_url", "image_url": {"url": part.image_url}}
+        return {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
     return {"type": "text", "text": part.refusal if part.type == "refusal" else part.text}
 
 

@@ -12,7 +12,17 @@ from pydantic import TypeAdapter
 from router.errors import ValidationError
 from router.responses.conversation import reasoning_text
 from router.responses.store import ResponseStore
-from router.schemas.conversations.responses import Item, ItemReference, MessageItem, ReasoningItem, ResponsesBody
+from router.schemas.conversations.responses import (
+    CallOutputItem,
+    InputImage,
+    InputPart,
+    InputText,
+    Item,
+    ItemReference,
+    MessageItem,
+    ReasoningItem,
+    ResponsesBody,
+)
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _INSTEAD = "send the whole conversation in `input`"
@@ -37,7 +47,7 @@ class History:
     def __init__(self, body: ResponsesBody, store: ResponseStore | None, *, most_bytes: int) -> None:
         """Look up at most `most_bytes`, items counted each time."""
         self._body = body
-        self._is_written = store is not None and body.store
+        self._store = store if body.store else None
         self._earlier: tuple[bytes, ...] = ()
         self._named: dict[str, bytes] = {}
         if (previous := body.previous_response_id) is not None:
@@ -62,9 +72,15 @@ class History:
     def conversation(self) -> Conversation:
         given = [self._read(item) if isinstance(item, ItemReference) else item for item in self._given]
         items = [*_ITEMS.validate_json(b"[" + b",".join(self._earlier) + b"]"), *given]
-        if not self._is_written:
+        if (store := self._store) is None:
             return Conversation(items=items)
-        new = [_with_id(item) for item in given if not _is_foreign(item)]
+        new: list[dict[str, Any]] = []
+        for item in given:
+            if not _is_foreign(item):
+                is_taken = (
+                    item.id is None or store.item(item.id) is not None or any(one["id"] == item.id for one in new)
+                )
+                new.append(_written(item, f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}" if is_taken else str(item.id)))
         written = (*self._earlier, *(orjson.dumps(one) for one in new))
         return Conversation(items=items, written=written, new_ids=tuple(one["id"] for one in new))
 
@@ -82,14 +98,32 @@ def _is_foreign(item: Item) -> bool:
     return isinstance(item, ReasoningItem) and not reasoning_text(item)
 
 
-def _with_id(item: Item) -> dict[str, Any]:
-    fields = item.model_dump(exclude_none=True)
-    if isinstance(item, ReasoningItem) and item.content:
-        fields.pop("encrypted_content", None)  # `content` is read in its place
-    if isinstance(item, MessageItem) and isinstance(item.content, str):
-        kind = "output_text" if item.role == "assistant" else "input_text"
-        fields["content"] = [{"type": kind, "text": item.content}]
-    return {"id": f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}", **fields}
+def _written(item: Item, name: str) -> dict[str, Any]:
+    """The item as it was sent, with this id and what OpenAI's clients expect besides."""
+    fields = item.model_dump(exclude_none=True, exclude_defaults=True, exclude={"id"})
+    fields = {"type": item.type, "status": "completed", **fields}
+    if isinstance(item, ReasoningItem):
+        fields = {"summary": [], **fields}
+        if item.content:
+            fields.pop("encrypted_content", None)  # `content` is read in its place
+            fields["content"] = [{"type": "reasoning_text", "text": part.text} for part in item.content]
+    elif isinstance(item, MessageItem):
+        parts = item.content
+        if isinstance(parts, str):
+            parts = [InputText(type="output_text" if item.role == "assistant" else "input_text", text=parts)]
+        fields["content"] = [_part(part) for part in parts]
+    elif isinstance(item, CallOutputItem) and not isinstance(item.output, str):
+        fields["output"] = [_part(part) for part in item.output]
+    return {"id": name, **fields}
+
+
+def _part(part: InputPart) -> dict[str, Any]:
+    if isinstance(part, InputImage):
+        return {"type": part.type, "detail": part.detail or "auto", "image_url": part.image_url}
+    if part.type == "refusal":
+        return {"type": part.type, "refusal": part.refusal}
+    others: dict[str, Any] = {"annotations": [], "logprobs": []} if part.type == "output_text" else {}
+    return {"type": part.type, "text": part.text, **others}
 
 
 def _absent(subject: str, param: str, name: str, store: ResponseStore | None) -> ValidationError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import uuid
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from router.responses.conversation import encrypted
@@ -18,7 +20,7 @@ class OutputItem(Protocol):
 
     def begin(self) -> list[Event]: ...
 
-    def push(self, text: str) -> list[Event]: ...
+    def push(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]: ...
 
     def end(self) -> list[Event]: ...
 
@@ -37,27 +39,29 @@ class TextItem:
             self.fields = {"id": _new_id("msg"), "type": "message", "role": "assistant", "content": []}
 
     def begin(self) -> list[Event]:
-        part = dict(self._part)
+        part = copy.deepcopy(self._part)
         self.fields["content"] = [self._part]
         return [("content_part.added", {"content_index": 0, "part": part})]
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         self._part["text"] += text
-        return [(f"{self._kind}.delta", {"content_index": 0, "delta": text, **self._logprobs})]
+        delta: dict[str, Any] = {"content_index": 0, "delta": text}
+        if (kept := self._part.get("logprobs")) is not None:
+            kept += logprobs
+            delta["logprobs"] = list(logprobs)
+        return [(f"{self._kind}.delta", delta)]
 
     def end(self) -> list[Event]:
         text = self._part["text"]
         if self._is_encrypted:
             self.fields["encrypted_content"] = encrypted(text)
+        done = {"content_index": 0, "text": text}
+        if "logprobs" in self._part:  # which openai's client requires beside text
+            done["logprobs"] = list(self._part["logprobs"])
         return [
-            (f"{self._kind}.done", {"content_index": 0, "text": text, **self._logprobs}),
+            (f"{self._kind}.done", done),
             ("content_part.done", {"content_index": 0, "part": dict(self._part)}),
         ]
-
-    @property
-    def _logprobs(self) -> dict[str, Any]:
-        """Return the list openai's client requires."""
-        return {"logprobs": []} if self._kind == "output_text" else {}
 
 
 class CallOutput:
@@ -73,7 +77,7 @@ class CallOutput:
     def begin(self) -> list[Event]:
         return []
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         self.fields["arguments"] += text
         return [("function_call_arguments.delta", {"delta": text})]
 
@@ -94,7 +98,7 @@ class CustomCallOutput:
     def begin(self) -> list[Event]:
         return []
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         self._arguments += text
         return []
 

@@ -80,5 +80,5 @@ class ResponseStore:
             return False
         self._num_bytes -= stored.num_bytes
         for item_id in stored.item_ids:
-            del self._items[item_id]
+            self._items.pop(item_id, None)
         return True

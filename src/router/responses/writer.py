@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -16,20 +16,34 @@ from router.responses.tools import ServedTools
 from router.schemas.conversations.responses import ResponsesBody
 
 Keep = Callable[[dict[str, Any]], None]
+_NONE: Mapping[str, float] = {}
 _ENCRYPTED = "reasoning.encrypted_content"
 
 
 class ResponseWriter:
     """Writes one response, one open item at a time."""
 
-    def __init__(self, body: ResponsesBody, tools: ServedTools, model: str, keep: Keep | None = None) -> None:
-        """Take the body; `keep` gets the response before the client learns of its end."""
+    def __init__(
+        self,
+        body: ResponsesBody,
+        tools: ServedTools,
+        model: str,
+        keep: Keep | None = None,
+        *,
+        defaults: Mapping[str, float] = _NONE,
+    ) -> None:
+        """
+        Args:
+            keep: Gets the response when it has ended, before the client learns of its end.
+            defaults: What counts in fields of sampling that the body leaves open.
+        """
         self._tools = tools
         self._keep = keep
         self._is_encrypted = _ENCRYPTED in body.include
-        self._fields = _fields(body, model, is_stored=keep is not None) | _echoed(body, tools)
+        self._fields = _fields(body, model, defaults, is_stored=keep is not None) | _echoed(body, tools)
         self._output: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is not written yet
         self._input_tokens = 0
         self._num_events = 0
 
@@ -41,13 +55,16 @@ class ResponseWriter:
         self._input_tokens = input_tokens
         return [self._lifecycle("created"), self._lifecycle("in_progress")]
 
-    def push(self, delta: dict[str, Any]) -> list[Event]:
-        """Return a delta's events."""
+    def push(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """The events of one delta of a chat stream; `logprobs`: of the tokens since the delta before."""
         events: list[Event] = []
+        self._logprobs += logprobs
         if text := delta.get("reasoning"):
             events += self._text(text, is_reasoning=True)
         if text := delta.get("content"):
             events += self._text(text, is_reasoning=False)
+        if delta.get("reasoning") or "tool_calls" in delta:
+            self._logprobs = []  # the API has those of texts only
         for call in delta.get("tool_calls", ()):
             if "id" in call:
                 events += self._begin(self._call(call["function"]["name"], call["id"]))
@@ -83,7 +100,8 @@ class ResponseWriter:
             item = TextItem(is_reasoning=is_reasoning, is_encrypted=is_reasoning and self._is_encrypted)
             events = self._begin(item)
         assert self._open is not None
-        return [*events, *self._placed(self._open.push(text))]
+        logprobs, self._logprobs = ((), self._logprobs) if is_reasoning else (self._logprobs, [])
+        return [*events, *self._placed(self._open.push(text, logprobs))]
 
     def _call(self, name: str, call_id: str) -> OutputItem:
         namespace, inner = self._tools.namespaced.get(name, (None, name))
@@ -126,15 +144,15 @@ class ResponseWriter:
     def _usage(self, ending: Ending) -> dict[str, Any]:
         return {
             "input_tokens": self._input_tokens,
-            "input_tokens_details": {"cached_tokens": ending.cached_tokens},
+            "input_tokens_details": {"cached_tokens": ending.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": ending.output_tokens,
             "output_tokens_details": {"reasoning_tokens": ending.reasoning_tokens},
             "total_tokens": self._input_tokens + ending.output_tokens,
         }
 
 
-def _fields(body: ResponsesBody, model: str, *, is_stored: bool) -> dict[str, Any]:
-    """Return the required fields before the first item, without `_echoed`."""
+def _fields(body: ResponsesBody, model: str, defaults: Mapping[str, float], *, is_stored: bool) -> dict[str, Any]:
+    """The response before its first item, with all fields that openai's client requires but those of `_echoed`."""
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
@@ -150,11 +168,17 @@ def _fields(body: ResponsesBody, model: str, *, is_stored: bool) -> dict[str, An
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort, "summary": None},
         "store": is_stored,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
+        "temperature": _in_force(body.temperature, defaults.get("temperature")),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": _in_force(body.top_p, defaults.get("top_p")),
         "truncation": "disabled",
         "usage": None,
     }
+
+
+def _in_force(*values: float | None) -> float:
+    """The first that is given, of the body and the server's defaults."""
+    return next((value for value in values if value is not None), 1.0)
 
 
 def _echoed(body: ResponsesBody, tools: ServedTools) -> dict[str, orjson.Fragment]:

@@ -180,9 +180,11 @@ class ChatBody(TemplateBody, Constrained):
     )
 
     @model_validator(mode="after")
-    def _has_messages(self) -> ChatBody:
+    def _is_whole(self) -> ChatBody:
         if not self.messages:
             raise FieldError("`messages` must hold at least one message", param="messages", code="empty_array")
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("`top_logprobs` needs `logprobs`", param="top_logprobs", reason="conflict")
         return self
 
 
@@ -200,6 +202,7 @@ class TokenLogprob(TopLogprob):
 
 class ChoiceLogprobs(BaseModel):
     content: list[TokenLogprob]
+    refusal: None = None
 
 
 class AnsweredFunction(BaseModel):
@@ -221,6 +224,7 @@ class AssistantMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    refusal: None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[AnsweredCall] | None = None

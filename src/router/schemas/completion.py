@@ -60,7 +60,9 @@ class CompletionBody(OpenAIBody, Constrained):
         examples=[1],
     )
     logprobs: TopLogprobs | None = Field(
-        default=None, description="Report logprobs, and this many of the most likely tokens at each step.", examples=[2]
+        default=None,
+        description="Report logprobs of the answer's tokens, and of this many of the most likely ones at each step.",
+        examples=[2],
     )
     add_special_tokens: bool = Field(
         default=True,
@@ -85,7 +87,7 @@ class CompletionLogprobs(BaseModel):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float | None] | None] | None
+    top_logprobs: list[dict[str, float | None] | None]
     text_offset: list[int]
 
 

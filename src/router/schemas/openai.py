@@ -98,6 +98,13 @@ class OpenAIBody(OpenAIParameters):
         examples=[{"include_usage": True}],
     )
 
+    @model_validator(mode="after")
+    def _has_what_its_options_need(self) -> OpenAIBody:
+        options = self.stream_options
+        if (options.include_usage or options.continuous_usage_stats) and not self.stream:
+            raise FieldError("`stream_options` needs `stream`", param="stream_options", reason="conflict")
+        return self
+
 
 class ReasoningOptions(Body):
     """OpenRouter's options of reasoning."""
@@ -117,10 +124,12 @@ TemplateVariables = Annotated[
     dict[str, Any],
     Field(description="More variables for the chat template.", examples=[{"enable_thinking": False}]),
 ]
+Budget = Annotated[int, Field(ge=-1, le=2**32 - 1)]
 ThinkingBudget = Annotated[
-    UInt32 | None,
+    Budget | None,
     Field(
-        description="Most tokens of reasoning before the answer begins; for models whose reasoning ends with a token.",
+        description="Most tokens of reasoning before the answer begins; for models whose reasoning ends with a token. "
+        "-1 or absent: no bound.",
         examples=[200],
     ),
 ]
@@ -150,7 +159,7 @@ class TemplateBody(OpenAIBody):
         examples=["low"],
     )
     thinking_token_budget: ThinkingBudget = None
-    thinking_budget_tokens: UInt32 | None = Field(
+    thinking_budget_tokens: Budget | None = Field(
         default=None, description="As `thinking_token_budget`.", examples=[200]
     )
     reasoning: ReasoningOptions | None = Field(
@@ -177,7 +186,8 @@ class TemplateBody(OpenAIBody):
     def thinking_budget(self) -> int | None:
         """Return the most reasoning tokens, in whichever field."""
         asked = (self.thinking_token_budget, self.thinking_budget_tokens, self._options.max_tokens)
-        return _one_of("thinking_token_budget", *asked)
+        budget = _one_of("thinking_token_budget", *asked)
+        return None if budget == -1 else budget
 
     @model_validator(mode="after")
     def _has_one_ending(self) -> TemplateBody:

@@ -7,8 +7,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from router.schemas.base import Body, Items
-from router.schemas.chat import ChatBody
+from router.schemas.chat import ChatBody, ChatCompletion
 from router.schemas.generate import NO_PARAMETERS, GenerateBody, GenerateParameters
+
+
+class VertexChat(ChatBody):
+    """A chat as an instance."""
+
+    request_format: Literal["chatCompletions"] | None = Field(
+        default=None,
+        alias="@requestFormat",
+        description="`chatCompletions`: the prediction is a chat completion, else its text.",
+        examples=["chatCompletions"],
+    )
 
 
 def _kind(instance: Any) -> str:
@@ -18,7 +29,7 @@ def _kind(instance: Any) -> str:
 
 
 Instance = Annotated[
-    Annotated[GenerateBody, Tag("generate")] | Annotated[ChatBody, Tag("chat")], Discriminator(_kind)
+    Annotated[GenerateBody, Tag("generate")] | Annotated[VertexChat, Tag("chat")], Discriminator(_kind)
 ]  # fmt: skip
 
 
@@ -33,7 +44,7 @@ class VertexBody(Body):
 
 
 class VertexResponse(BaseModel):
-    predictions: list[str]
+    predictions: list[str | ChatCompletion]
 
 
 class InferInput(Body):

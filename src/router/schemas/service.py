@@ -92,11 +92,28 @@ class ModelCard(BaseModel):
     max_model_len: int
     root: str | None = None
     parent: str | None = None
+    sampling_defaults: dict[str, int | float]
 
 
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class MessagesModel(BaseModel):
+    """A model in the form of Anthropic's API, for requests with the header `anthropic-version`."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+
+
+class MessagesModelList(BaseModel):
+    data: list[MessagesModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False] = False
 
 
 class LoadAdapterBody(Body):

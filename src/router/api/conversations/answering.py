@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -42,7 +42,7 @@ class Writer(Protocol):
 
     def begin(self, input_tokens: int) -> list[Event]: ...
 
-    def push(self, delta: dict[str, Any]) -> list[Event]: ...
+    def push(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]: ...
 
     def end(self, ending: Ending) -> list[Event]: ...
 
@@ -108,11 +108,16 @@ async def _events(chat: Chat, running: Run, writer: Writer) -> AsyncGenerator[li
                 continue
             choice = choice or choice_stream(chat, head, 0, running, are_joined=False)
             choices = [chunk["choices"][0] for chunk in choice.chunks(event)]
-            events = [one for each in choices for one in writer.push(each["delta"])]
+            events = [one for each in choices for one in writer.push(each["delta"], _logprobs_of(each))]
             if isinstance(event, Finished):
                 events += writer.end(_ending(event, running, choice, choices[-1]["finish_reason"]))
             if events:
                 yield events
+
+
+def _logprobs_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    logprobs: dict[str, list[dict[str, Any]]] | None = choice["logprobs"]
+    return [] if logprobs is None else logprobs["content"]
 
 
 def _ending(event: Finished, running: Run, choice: AnyStream, finish_reason: str) -> Ending:

@@ -9,7 +9,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from router.api.app_state import state_of
-from router.api.chat import first_request
+from router.api.chat import prompt_tokens
 from router.api.conversations.answering import answer, as_chat
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.json_out import JsonResponse
@@ -46,9 +46,5 @@ async def count_tokens(request: Request) -> Response:
     body = await state.read(request, CountTokensBody)
     chat = await as_chat(state, len(body.messages), partial(chat_of, body))
 
-    async def count() -> int:
-        prompt = await state.inference.prompt_of(await first_request(state, chat, MESSAGES))
-        tokenizer = state.inference.tokenizer
-        return len(await tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens, truncate=None))
-
-    return JsonResponse({"input_tokens": await cancel_on_disconnect(request.receive, count())})
+    count = await cancel_on_disconnect(request.receive, prompt_tokens(state, chat, MESSAGES))
+    return JsonResponse({"input_tokens": count})

@@ -10,8 +10,10 @@ from fastapi import Request
 from starlette.responses import Response
 
 from router.api.app_state import AppState, state_of
+from router.api.chat import prompt_tokens
 from router.api.conversations.answering import answer, as_chat
 from router.api.errors import NotServedError
+from router.api.http.disconnect import cancel_on_disconnect
 from router.api.json_out import JsonResponse
 from router.api.routes import Routes
 from router.errors import ValidationError
@@ -26,6 +28,7 @@ from router.schemas.chat import ChatBody
 from router.schemas.conversations.responses import (
     DeletedResponse,
     InputItems,
+    InputTokens,
     ResponseEvent,
     ResponseObject,
     ResponsesBody,
@@ -48,13 +51,23 @@ async def responses(request: Request) -> Response:
     state = state_of(request)
     body = await state.read(request, ResponsesBody)
     tools = ServedTools.of(body.tools)
-    history = History(body, state.responses, most_bytes=state.config.payload_limit)
-    num_items = 0 if isinstance(body.input, str) else len(body.input)
-    make = partial(_read, body, tools, history)
-    chat, conversation = await as_chat(state, num_items, make, num_bytes=history.cost)
+    chat, conversation = await _chat(state, body, tools)
     keep = _keep(state, body, conversation)
-    writer = ResponseWriter(body, tools, model_name(body.model, state.model_names[0]), keep)
+    name = model_name(body.model, state.model_names[0])
+    writer = ResponseWriter(body, tools, name, keep, defaults=state.sampling_defaults)
     return await answer(request, state, chat, writer, RESPONSES)
+
+
+@routes.answers(
+    "/v1/responses/input_tokens", ResponsesBody, InputTokens, span="response_input_tokens", generates=False
+)  # fmt: skip
+async def input_tokens(request: Request) -> Response:
+    """How many tokens the prompt of a response would have."""
+    state = state_of(request)
+    body = await state.read(request, ResponsesBody)
+    chat, _ = await _chat(state, body, ServedTools.of(body.tools))
+    count = await cancel_on_disconnect(request.receive, prompt_tokens(state, chat, RESPONSES))
+    return JsonResponse(InputTokens(input_tokens=count).model_dump())
 
 
 @routes.get(_ONE, response_model=ResponseObject, responses=_REFUSALS)
@@ -102,6 +115,14 @@ async def _refuse(request: Request) -> Response:
 
 
 routes.add_api_route("/v1/responses/{rest:path}", _refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+
+
+async def _chat(state: AppState, body: ResponsesBody, tools: ServedTools) -> tuple[ChatBody, Conversation]:
+    """The chat that asks for the same, and what of it is stored."""
+    history = History(body, state.responses, most_bytes=state.config.payload_limit)
+    num_items = 0 if isinstance(body.input, str) else len(body.input)
+    make = partial(_read, body, tools, history)
+    return await as_chat(state, num_items, make, num_bytes=history.cost)
 
 
 def _read(body: ResponsesBody, tools: ServedTools, history: History) -> tuple[ChatBody, Conversation]:

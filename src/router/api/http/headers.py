@@ -32,6 +32,13 @@ def json_headers(generation: GenerationResult, compute_type: str) -> dict[str, s
     }
 
 
+def chat_headers(generations: Sequence[GenerationResult], compute_type: str) -> dict[str, str]:
+    """Of all choices; the seconds are those of the longest."""
+    longest = max(generations, key=lambda one: one.timings.total)
+    headers = json_headers(longest, compute_type)
+    return headers if len(generations) == 1 else headers | summed_headers([generations], compute_type)
+
+
 def summed_headers(groups: Sequence[Sequence[GenerationResult]], compute_type: str) -> dict[str, str]:
     """Sum several prompts' headers, each once, without x-compute-time, as TGI."""
     prompts = [json_headers(group[0], compute_type) for group in groups]

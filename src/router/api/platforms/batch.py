@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from fastapi import Request
 
@@ -20,26 +21,26 @@ from router.generation.running import Run
 
 @dataclass(frozen=True)
 class BatchItem:
-    """A generation, `number` times, and the text of the best; nothing runs before `start`."""
+    """A generation, run `number` times, and how the best becomes an answer. Nothing runs before `start`."""
 
     start: Callable[[HeldPermits], Awaitable[Run]]
-    text_of: Callable[[GenerationResult], str]
+    answer_of: Callable[[GenerationResult], Any]
     number: int = 1
 
 
-def item_of(inference: Inference, request: GenerateRequest, text_of: Callable[[GenerationResult], str]) -> BatchItem:
+def item_of(inference: Inference, request: GenerateRequest, answer_of: Callable[[GenerationResult], str]) -> BatchItem:
     """`best_of` generations of a request."""
-    return BatchItem(partial(inference.start, request), text_of, request.best_of or 1)
+    return BatchItem(partial(inference.start, request), answer_of, request.best_of or 1)
 
 
-async def texts_of(request: Request, state: AppState, items: Sequence[BatchItem]) -> list[str]:
-    """Return the items' answers in order; the first failure ends all."""
+async def answers_of(request: Request, state: AppState, items: Sequence[BatchItem]) -> list[Any]:
+    """The answers in the order of the items, which run side by side; the first failure ends them all."""
     inference = state.inference
     for item in items:
         check_best_of(item.number, inference.limits)
     with inference.take_permits(sum(item.number for item in items), request_id=request_id_of(request)) as permits:
         generations = iter(await cancel_on_disconnect(request.receive, _generate(items, permits)))
-    return [item.text_of(max((next(generations) for _ in range(item.number)), key=mean_logprob)) for item in items]
+    return [item.answer_of(max((next(generations) for _ in range(item.number)), key=mean_logprob)) for item in items]
 
 
 async def _generate(items: Sequence[BatchItem], permits: HeldPermits) -> list[GenerationResult]:

@@ -11,7 +11,7 @@ from router.api import chat, completions, generate
 from router.api.app_state import AppState, state_of
 from router.api.errors import BodyError
 from router.api.json_out import JsonResponse
-from router.api.platforms.batch import BatchItem, item_of, texts_of
+from router.api.platforms.batch import BatchItem, answers_of, item_of
 from router.api.routes import Routes
 from router.errors import ValidationError
 from router.generation.collect import GenerationResult
@@ -21,7 +21,7 @@ from router.openai.stops import without_stop
 from router.schemas.chat import ChatBody, ChatCompletion
 from router.schemas.completion import Completion, CompletionBody
 from router.schemas.generate import CompatBody, GenerateBody, GenerateResponse
-from router.schemas.platforms import VertexBody, VertexResponse
+from router.schemas.platforms import VertexBody, VertexChat, VertexResponse
 
 routes = Routes("Platforms")
 
@@ -46,17 +46,18 @@ async def invocations(request: Request) -> Response:
 
 @routes.answers("/vertex", VertexBody, VertexResponse, span="vertex_compatibility")
 async def vertex(request: Request) -> Response:
-    """One text for each instance, which is a body of `/generate` or a chat."""
+    """One text for each instance, which is a body of `/generate` or a chat; a chat completion for a chat whose
+    `@requestFormat` asks for it."""
     state = state_of(request)
     body = await state.read(request, VertexBody)
     if not body.instances:
         text = "Input validation error: `instances` cannot be empty"
         raise BodyError(422, "Input validation error", text, param="instances")
     items = [
-        _chat_item(state, instance) if isinstance(instance, ChatBody) else _text_item(state, instance)
+        _chat_item(state, instance) if isinstance(instance, VertexChat) else _text_item(state, instance)
         for instance in body.instances
     ]
-    return JsonResponse({"predictions": await texts_of(request, state, items)})
+    return JsonResponse({"predictions": await answers_of(request, state, items)})
 
 
 def _text_item(state: AppState, instance: GenerateBody) -> BatchItem:
@@ -69,7 +70,7 @@ def _text_item(state: AppState, instance: GenerateBody) -> BatchItem:
     return item_of(state.inference, asked, lambda generation: prefix + generation.text)
 
 
-def _chat_item(state: AppState, instance: ChatBody) -> BatchItem:
+def _chat_item(state: AppState, instance: VertexChat) -> BatchItem:
     if instance.n is not None and instance.n != 1:
         raise ValidationError("`n` other than 1 is not supported in an instance", param="n", reason="unsupported")
     one = chat.Chat(state, instance)
@@ -77,7 +78,9 @@ def _chat_item(state: AppState, instance: ChatBody) -> BatchItem:
     async def start(permits: HeldPermits) -> Run:
         return await one.start_choice(await one.request(), 0, permits)
 
-    return BatchItem(start, _chat_text)
+    if instance.request_format is None:
+        return BatchItem(start, _chat_text)
+    return BatchItem(start, lambda generation: chat.whole(one, [generation]))
 
 
 def _chat_text(generation: GenerationResult) -> str:

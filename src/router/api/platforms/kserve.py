@@ -9,7 +9,7 @@ from router.api.app_state import AppState, state_of
 from router.api.errors import BodyError
 from router.api.generate import request_of
 from router.api.json_out import JsonResponse
-from router.api.platforms.batch import BatchItem, item_of, texts_of
+from router.api.platforms.batch import BatchItem, answers_of, item_of
 from router.api.routes import Routes
 from router.config import TGI_VERSION
 from router.schemas.generate import GenerateBody
@@ -50,7 +50,7 @@ async def infer(request: Request) -> Response:
             "length mismatch",
             f"`inputs` and `outputs` must have the same length. Given: {len(body.inputs)} and {len(body.outputs)}",
         )
-    texts = await texts_of(request, state, [_item(state, body, one) for one in body.inputs])
+    texts = await answers_of(request, state, [_item(state, body, one) for one in body.inputs])
     outputs = []
     for output, text in zip(body.outputs, texts, strict=True):
         data = list(text.encode())

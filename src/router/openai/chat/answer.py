@@ -80,8 +80,8 @@ def _choice(
     ]
     return {
         "index": index,
-        "message": message,
-        "logprobs": None if logprobs is None else {"content": content},
+        "message": {"role": message.pop("role"), "content": message.pop("content"), "refusal": None, **message},
+        "logprobs": None if logprobs is None else {"content": content, "refusal": None},
         "finish_reason": finish_reason,
     }
 

@@ -99,6 +99,6 @@ class CallStream:
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         logprobs = None
         if self._names is not None:
-            logprobs, self._logprobs = {"content": self._logprobs}, []
+            logprobs, self._logprobs = {"content": self._logprobs, "refusal": None}, []
         choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "choices": [choice], "usage": None}

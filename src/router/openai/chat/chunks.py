@@ -50,7 +50,7 @@ class ChoiceStream:
         choice = {
             "index": self._index,
             "delta": delta,
-            "logprobs": {"content": [chat_logprob(self._logprobs, token, event.top_tokens)]}
+            "logprobs": {"content": [chat_logprob(self._logprobs, token, event.top_tokens)], "refusal": None}
             if self._logprobs
             else None,
             "finish_reason": reason,

@@ -50,6 +50,6 @@ class ReadStream:
             self._is_first, delta = False, {"role": "assistant", "content": None} | delta
         logprobs = None
         if self._names is not None:
-            logprobs, self._logprobs = {"content": self._logprobs}, []
+            logprobs, self._logprobs = {"content": self._logprobs, "refusal": None}, []
         choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "choices": [choice], "usage": None}

@@ -45,9 +45,8 @@ class CompletionHead(AnswerHead):
 class Logprobs:
     """OpenAI's parallel lists of a choice or chunk."""
 
-    def __init__(self, names: TokenNames, *, with_top: bool) -> None:
+    def __init__(self, names: TokenNames) -> None:
         self._names = names
-        self._with_top = with_top
         self._tokens: list[str] = []
         self._logprobs: list[Any] = []
         self._tops: list[dict[str, Any] | None] = []
@@ -74,7 +73,7 @@ class Logprobs:
         return {
             "tokens": self._tokens,
             "token_logprobs": self._logprobs,
-            "top_logprobs": self._tops if self._with_top else None,
+            "top_logprobs": self._tops,
             "text_offset": self._offsets,
         }
 
@@ -150,8 +149,8 @@ def _logprobs(
     places: Sequence[int],
     names: TokenNames,
 ) -> dict[str, Any]:
-    """Return the lists; `position`: of the generated text."""
-    logprobs = Logprobs(names, with_top=bool(body.logprobs))
+    """position: where in `text` the generated one begins."""
+    logprobs = Logprobs(names)
     if body.echo:
         if len(generation.prefill) != len(places):
             raise GenerationError(
@@ -189,7 +188,8 @@ class ChoiceStream:
         self._names = names
         self._include_usage = body.stream_options.include_usage
         # As TGI, whose clients find a prompt's usage in its last chunk, where OpenAI's option is not used.
-        self._ends_with_usage = not self._include_usage and (body.n or 1) == 1
+        says_usage = "include_usage" in body.stream_options.model_fields_set
+        self._ends_with_usage = not says_usage and (body.n or 1) == 1
         self._echo = echo
         self._position = len(self._echo)
 
@@ -225,6 +225,6 @@ class ChoiceStream:
     def _logprobs_of(self, event: TokenGenerated | Finished) -> dict[str, Any] | None:
         if self._logprobs is None:
             return None
-        logprobs = Logprobs(self._names, with_top=self._logprobs > 0)
+        logprobs = Logprobs(self._names)
         logprobs.add(event.token, event.top_tokens, self._position)
         return logprobs.json()

@@ -51,7 +51,7 @@ class ToolUseBlock(Body):
     """A call that an earlier turn of the assistant has made."""
 
     type: Literal["tool_use"] = Field(description="The kind of block.", examples=["tool_use"])
-    id: str = Field(description="What the tool's result refers to.", examples=["toolu_1"])
+    id: str = Field(min_length=1, description="What the tool's result refers to.", examples=["toolu_1"])
     name: str = Field(description="The tool that was called.", examples=["get_weather"])
     input: dict[str, Any] = Field(description="Its arguments.", examples=[{"city": "Paris"}])
 
@@ -146,7 +146,7 @@ class ToolResultBlock(Body):
     """What a tool has answered."""
 
     type: Literal["tool_result"] = Field(description="The kind of block.", examples=["tool_result"])
-    tool_use_id: str = Field(description="The call that this answers.", examples=["toolu_1"])
+    tool_use_id: str = Field(min_length=1, description="The call that this answers.", examples=["toolu_1"])
     content: TextOrItems[
         Annotated[
             TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock,
@@ -227,7 +227,7 @@ class Thinking(Body):
     )
     budget_tokens: UInt32 | None = Field(
         default=None,
-        description="Most tokens of reasoning before the answer begins, where that is less than `max_tokens` allows.",
+        description="Most tokens of reasoning before the answer begins; less than `max_tokens`.",
         examples=[1024],
     )
 
@@ -299,6 +299,14 @@ class MessagesBody(OpenAIParameters, Constrained, CountTokensBody):
     )
     stream: Stream = False
 
+    @model_validator(mode="after")
+    def _thinks_within_its_tokens(self) -> MessagesBody:
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and budget >= self.max_tokens:
+            text = f"`max_tokens` must be greater than `thinking.budget_tokens`. Given: {self.max_tokens} and {budget}"
+            raise FieldError(text, param="max_tokens")
+        return self
+
 
 class MessagesUsage(BaseModel):
     """Numbers of tokens."""
@@ -307,6 +315,10 @@ class MessagesUsage(BaseModel):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    cache_creation: None = None
+    inference_geo: None = None
+    server_tool_use: None = None
+    service_tier: Literal["standard"] = "standard"
 
 
 class AnsweredBlock(BaseModel):
@@ -329,6 +341,8 @@ class AnsweredMessage(BaseModel):
     content: list[AnsweredBlock]
     stop_reason: Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"] | None
     stop_sequence: str | None
+    container: None = None
+    stop_details: None = None
     usage: MessagesUsage
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
@@ -11,7 +11,7 @@ from router.schemas.base import Body, Items, TextOrItems
 from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIParameters, TemplateVariables, ThinkingBudget
 from router.schemas.other_fields import Family
-from router.schemas.parameters import Model, MostTokens, OpenAIStop, Stream
+from router.schemas.parameters import Model, MostTokens, OpenAIStop, Stream, TopLogprobs
 
 
 class InputText(Body):
@@ -29,13 +29,25 @@ class InputImage(Body):
 
     type: Literal["input_image"] = Field(description="The kind of part.", examples=["input_image"])
     image_url: str = Field(description="An address or a data URL.", examples=["https://example.com/a.png"])
+    detail: Literal["auto", "high", "low"] | None = Field(
+        default=None, description="As in the chat route.", examples=["low"]
+    )
 
 
 InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
 Parts = TextOrItems[InputPart]
 
 
-class MessageItem(Body):
+class StoredItem(Body):
+    """What clients have of an item that they got or made."""
+
+    id: str | None = Field(default=None, description="Kept where the response is stored.", examples=["msg_1"])
+    status: Literal["in_progress", "completed", "incomplete"] | None = Field(
+        default=None, description="Kept where the response is stored.", examples=["completed"]
+    )
+
+
+class MessageItem(StoredItem):
     """One turn."""
 
     type: Literal["message"] = Field(default="message", description="The kind of item.", examples=["message"])
@@ -43,7 +55,7 @@ class MessageItem(Body):
     content: Parts = Field(description="A text, or parts.", examples=["Hello"])
 
 
-class CallItem(Body):
+class CallItem(StoredItem):
     """A call of a function that an earlier turn has made."""
 
     type: Literal["function_call"] = Field(description="The kind of item.", examples=["function_call"])
@@ -53,7 +65,7 @@ class CallItem(Body):
     namespace: str | None = Field(default=None, description="Where the function comes from.", examples=["mcp__docs"])
 
 
-class CustomCallItem(Body):
+class CustomCallItem(StoredItem):
     """A call of a custom tool that an earlier turn has made."""
 
     type: Literal["custom_tool_call"] = Field(description="The kind of item.", examples=["custom_tool_call"])
@@ -62,7 +74,7 @@ class CustomCallItem(Body):
     input: str = Field(description="A text.", examples=["*** Begin Patch"])
 
 
-class CallOutputItem(Body):
+class CallOutputItem(StoredItem):
     """What a tool has answered."""
 
     type: Literal["function_call_output", "custom_tool_call_output"] = Field(
@@ -79,7 +91,7 @@ class ReasoningText(Body):
     text: str = Field(description="The text.", examples=["2 + 3 = 5"])
 
 
-class ReasoningItem(Body):
+class ReasoningItem(StoredItem):
     """Reasoning of an earlier turn; the chat template decides whether the model sees it again."""
 
     type: Literal["reasoning"] = Field(description="The kind of item.", examples=["reasoning"])
@@ -88,6 +100,9 @@ class ReasoningItem(Body):
     )
     encrypted_content: str | None = Field(
         default=None, description="As this server has written it; read where `content` is empty.", examples=["…"]
+    )
+    summary: Items[dict[str, Any]] = Field(
+        default_factory=list, description="Kept where the response is stored.", examples=[[]]
     )
 
 
@@ -183,6 +198,17 @@ class ReasoningConfig(Body):
     summary: str | None = Field(default=None, description="Has no effect: reasoning is given whole.", examples=["auto"])
 
 
+LOGPROBS: Final = "message.output_text.logprobs"
+Included = Literal[
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
 _MOST_METADATA, _LONGEST_NAME, _LONGEST_TEXT = 16, 64, 512  # OpenAI's
 
 
@@ -210,11 +236,17 @@ class ResponsesBody(OpenAIParameters, Constrained):
     reasoning: ReasoningConfig = Field(
         default=ReasoningConfig(), description="Effort of reasoning.", examples=[{"effort": "low"}]
     )
-    include: Items[str] = Field(
+    include: Items[Included] = Field(
         default_factory=list,
-        description="`reasoning.encrypted_content` gives reasoning in the form that may be sent back; others are "
-        "ignored.",
+        description="`reasoning.encrypted_content` gives reasoning in the form that may be sent back, "
+        "`message.output_text.logprobs` the logprobs of texts; the others are of items that there are not.",
         examples=[["reasoning.encrypted_content"]],
+    )
+    top_logprobs: TopLogprobs | None = Field(
+        default=None,
+        description="With `message.output_text.logprobs` in `include`: report this many of the most likely tokens at "
+        "each step.",
+        examples=[2],
     )
     max_output_tokens: MostTokens | None = Field(
         default=None,
@@ -245,6 +277,9 @@ class ResponsesBody(OpenAIParameters, Constrained):
     def _is_whole(self) -> ResponsesBody:
         if not self.input and isinstance(self.input, list):
             raise FieldError("`input` must hold at least one item", param="input", code="empty_array")
+        if self.top_logprobs and LOGPROBS not in self.include:
+            text = f"`top_logprobs` needs `{LOGPROBS}` in `include`"
+            raise FieldError(text, param="top_logprobs", reason="conflict")
         if len(self.metadata) > _MOST_METADATA or any(
             len(name) > _LONGEST_NAME or len(text) > _LONGEST_TEXT for name, text in self.metadata.items()
         ):
@@ -286,6 +321,11 @@ class ResponseEvent(BaseModel):
 
     type: str
     sequence_number: int
+
+
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class DeletedResponse(BaseModel):

@@ -38,7 +38,7 @@ async def test_a_json_answer(router: Router) -> None:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": " one two"},
+                "message": {"role": "assistant", "content": " one two", "refusal": None},
                 "logprobs": None,
                 "finish_reason": "length",
             }
@@ -132,10 +132,25 @@ async def test_logprobs(make_router: MakeRouter) -> None:
     ]
     asked = body(logprobs=True, top_logprobs=2)
     choice = (await router.post(PATH, asked)).json()["choices"][0]
-    assert choice["logprobs"] == {"content": expected}
+    assert choice["logprobs"] == {"content": expected, "refusal": None}
     assert router.scheduler.last.top_n_tokens == 2
     events = data_of((await router.post(PATH, asked | {"stream": True})).content)
     assert [event["choices"][0]["logprobs"]["content"] for event in events[:-1]] == [[one] for one in expected]
+
+
+async def test_options_of_a_stream_need_one(router: Router) -> None:
+    for path, asked in ((PATH, body()), ("/v1/completions", {"prompt": "x"})):
+        answer = await router.post(path, asked | {"stream_options": {"include_usage": True}})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "stream_options"
+        assert (await router.post(path, asked | {"stream_options": {"include_usage": False}})).status_code == 200
+
+
+async def test_headers_count_all_choices(router: Router) -> None:
+    headers = (await router.post(PATH, body(n=3))).headers
+    assert headers["x-generated-tokens"] == "6" and headers["x-prompt-tokens"] == str(
+        router.scheduler.last.input_length
+    )
+    assert "x-compute-time" in headers
 
 
 async def test_several_choices(make_router: MakeRouter) -> None:
@@ -230,7 +245,8 @@ async def test_temperature_zero_is_greedy_whatever_else_is_given(router: Router)
         ({"messages": IMAGE}, "validation", "image_url"),
         ({"n": 0}, "validation", "`n`"),
         ({"n": 5}, "validation", "`n`"),
-        ({"top_logprobs": 21}, "validation", "`top_logprobs` must be >= 0 and <= 20. Given: 21"),
+        ({"logprobs": True, "top_logprobs": 21}, "validation", "`top_logprobs` must be >= 0 and <= 20. Given: 21"),
+        ({"top_logprobs": 2}, "validation", "`top_logprobs` needs `logprobs`"),
         ({"top_p": -0.1}, "validation", "`top_p` must be in [0, 1]"),
         ({"presence_penalty": 2.5}, "validation", "presence_penalty"),
         ({"frequency_penalty": -2.5}, "validation", "frequency_penalty"),

@@ -111,6 +111,12 @@ async def test_include_usage_gives_one_chunk_without_choices(router: Router) -> 
     assert [event["usage"] for event in events] == [None] * 4
 
 
+async def test_a_stream_that_wants_no_usage_has_none(router: Router) -> None:
+    for options, has_usage in (({}, True), ({"stream_options": {"include_usage": False}}, False)):
+        events = data_of((await router.post(PATH, body("a", stream=True, **options))).content)
+        assert [bool(event.get("usage")) for event in events[:-1]] == [False, has_usage]
+
+
 async def test_a_stream_of_several_prompts_and_choices(make_router: MakeRouter) -> None:
     router = make_router(lambda request: says(f"{request.inputs}{request.sampling.seed}", "!", reason="eos_token"))
     events = data_of((await router.post(PATH, body(["a", "b"], n=2, seed=7, stream=True))).content)

@@ -69,7 +69,7 @@ async def test_usage_says_what_the_prefix_cache_had(make_router: MakeRouter, pat
         return [*events, dataclasses.replace(last, cached_tokens=3)]
 
     router.scheduler.script = script
-    asked = {"stream": stream, "stream_options": {"include_usage": True}, "n": 2}
+    asked = ({"stream": True, "stream_options": {"include_usage": True}} if stream else {}) | {"n": 2}
     answer = await router.post(path, (HELLO if path == PATH else {"prompt": "Hello"}) | asked)
     whole = data_of(answer.content)[-2] if stream else answer.json()
     assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
@@ -154,6 +154,13 @@ def test_default_variables_that_make_no_sense(text: str) -> None:
         default_variables(text)
 
 
+async def test_a_budget_of_minus_one_is_no_bound(make_native: MakeRouter) -> None:
+    router = make_native(["Fine", "</s>"], ["Fine", "</s>"], model_format=with_tokens())
+    for fields in ({"thinking_token_budget": -1}, {"thinking_budget_tokens": -1}):
+        assert (await router.post(PATH, HELLO | fields)).status_code == 200
+        assert router.scheduler.last.sampling.grammar == ""
+
+
 @pytest.mark.parametrize("fields", [{"thinking_budget_tokens": 5}, {"reasoning": {"max_tokens": 5}}])
 async def test_a_budget_has_three_names(make_native: MakeRouter, fields: dict[str, Any]) -> None:
     router = make_native(["{}", "</s>"], model_format=with_tokens())
@@ -165,7 +172,8 @@ async def test_a_budget_has_three_names(make_native: MakeRouter, fields: dict[st
 @pytest.mark.parametrize("stream", [True, False])
 async def test_reasoning_is_left_out_and_counted(make_native: MakeRouter, fields: dict[str, Any], stream: bool) -> None:
     router = make_native(ANSWER, model_format=model_format(style="think"))
-    answer = await router.post(PATH, HELLO | fields | {"stream": stream, "stream_options": {"include_usage": True}})
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = await router.post(PATH, HELLO | fields | options)
     assert "Let" not in answer.text and "reasoning_content" not in answer.text and "One" in answer.text
     whole = data_of(answer.content)[-2] if stream else answer.json()
     assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}

@@ -79,12 +79,23 @@ async def test_models(router: Router) -> None:
         "created": 1_700_000_000,
         "owned_by": "some/model",
         "max_model_len": 2048,
+        "sampling_defaults": {},
     }
     assert (await router.get("/v1/models")).json() == {"object": "list", "data": [card]}
     for name in ("some/model", "some%2Fmodel", "tgi"):
         assert (await router.get(f"/v1/models/{name}")).json() == card
     answer = await router.get("/v1/models/other/model")
     assert answer.status_code == 404 and answer.json()["error_type"] == "not_found"
+
+
+async def test_models_as_anthropics_clients_and_with_defaults(make_router: MakeRouter) -> None:
+    router = make_router(sampling_defaults={"temperature": 0.6})
+    assert (await router.get("/v1/models")).json()["data"][0]["sampling_defaults"] == {"temperature": 0.6}
+    headers = {"anthropic-version": "2023-06-01"}
+    one = {"type": "model", "id": "some/model", "display_name": "some/model", "created_at": "2023-11-14T22:13:20Z"}
+    listed = (await router.request("GET", "/v1/models", headers=headers)).json()
+    assert listed == {"data": [one], "first_id": "some/model", "last_id": "some/model", "has_more": False}
+    assert (await router.request("GET", "/v1/models/some/model", headers=headers)).json() == one
 
 
 async def test_models_under_names_of_the_operator(make_router: MakeRouter) -> None:

@@ -98,8 +98,10 @@ async def test_thinking_text_and_calls_whole_and_streamed(make_native: MakeRoute
         answers.append(assembled(events_of(answer.content)) if stream else answer.json())
         router.assert_idle()
     for message in answers:
+        assert message["container"] is message["stop_details"] is None
+        assert message["usage"]["service_tier"] == "standard" and message["usage"]["cache_creation"] is None
         assert message.pop("id").startswith("msg_")
-        assert all(block.pop("id").startswith("call_") for block in message["content"] if block["type"] == "tool_use")
+        assert all(block.pop("id").startswith("toolu_") for block in message["content"] if block["type"] == "tool_use")
     whole, streamed = answers
     assert whole == streamed
     assert whole["content"] == [
@@ -154,6 +156,7 @@ async def test_a_whole_conversation_reaches_the_template(make_native: MakeRouter
         ],
         tools=[*TOOLS, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
         metadata={"user_id": "user_1"},
+        max_tokens=32000,
         thinking={"type": "enabled", "budget_tokens": 31999},
         output_config={"effort": "high"},
         context_management={"edits": []},
@@ -169,6 +172,26 @@ async def test_a_whole_conversation_reaches_the_template(make_native: MakeRouter
         "<assistant>(A call.)Let me see.toolu_1=get_weather{'city': 'Paris'}\n"
         "<tool>18toolu_1\n<tool>Error: no networktoolu_2\n<user>Go on.\nTruehigh<assistant>"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 50}}, "thinking.budget_tokens"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": ""}]}]}, "tool_use_id"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "", "name": "f", "input": {}}]}
+                ]
+            },
+            "id",
+        ),
+    ],
+)
+async def test_what_anthropic_refuses_is_refused(router: Router, fields: dict[str, Any], param: str) -> None:
+    answer = await router.post(PATH, body(max_tokens=50) | fields)
+    assert answer.status_code == 400 and param in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def checked(events: list[tuple[str, Any]]) -> dict[str, Any]:
             if kind.endswith(".delta"):
                 texts[str(open_id)] += event["delta"]
             if kind.startswith("output_text"):
-                assert event["logprobs"] == []
+                assert isinstance(event["logprobs"], list)
     response: dict[str, Any] = events[-1][1]["response"]
     assert response["output"] == items and open_id is None
     for item in items:
@@ -264,6 +264,44 @@ async def test_refusals_have_the_form_of_the_api(router: Router, fields: dict[st
     answer = await router.post(PATH, body(**fields))
     assert answer.status_code == 400, answer.text
     assert says_so in message_of(answer) and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_of_texts(make_native: MakeRouter, stream: bool) -> None:
+    """Those of its text and of no reasoning; with a stop text that comes in pieces each token is there once."""
+    router = make_native(["<think>", "Hm.", "</think>", "Fi", "ne", " EN", "x", "</s>"])
+    asked = body(stream=stream, include=["message.output_text.logprobs"], top_logprobs=1, stop="END")
+    answer = await router.post(PATH, asked)
+    response = checked(events_of(answer.content)) if stream else answer.json()
+    assert router.scheduler.last.top_n_tokens == 1 and response["top_logprobs"] == 1
+    (part,) = response["output"][-1]["content"]
+    assert "".join(one["token"] for one in part["logprobs"]).endswith(part["text"]) and part["text"] == "Fine ENx"
+    assert all(set(one) == {"token", "logprob", "bytes", "top_logprobs"} for one in part["logprobs"])
+    if stream:
+        events = [event for name, event in events_of(answer.content) if name == "response.output_text.delta"]
+        assert [one for event in events for one in event["logprobs"]] == part["logprobs"]
+    refused = await router.post(PATH, body(top_logprobs=2))
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "top_logprobs"
+    unknown = await router.post(PATH, body(include=["everything"]))
+    assert unknown.status_code == 400 and "file_search_call.results" in message_of(unknown)
+
+
+async def test_the_values_in_force_come_back(make_router: MakeRouter) -> None:
+    router = make_router(sampling_defaults={"temperature": 0.6, "top_k": 20})
+    whole = (await router.post(PATH, body())).json()
+    assert (whole["temperature"], whole["top_p"]) == (0.6, 1.0)
+    whole = (await router.post(PATH, body(temperature=0, top_p=0.5))).json()
+    assert (whole["temperature"], whole["top_p"]) == (0, 0.5)
+    assert whole["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
+
+
+async def test_input_tokens_are_those_of_the_answer(make_native: MakeRouter) -> None:
+    router = make_native(["Fine", "</s>"])
+    asked = body(input=[{"role": "user", "content": "Hello"}], instructions="Be brief.", tools=TOOLS)
+    counted = await router.post(f"{PATH}/input_tokens", asked)
+    assert router.scheduler.submitted == []
+    whole = (await router.post(PATH, asked)).json()
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": whole["usage"]["input_tokens"]}
 
 
 async def test_neutral_values_are_accepted(router: Router) -> None:

@@ -81,6 +81,53 @@ async def test_items_are_referred_to(make_storing: MakeRouter) -> None:
     assert router.scheduler.last.inputs == "<user>Say one.\n<assistant>One.\n<user>?\n<assistant>"
 
 
+async def test_items_are_listed_as_they_were_sent(make_storing: MakeRouter) -> None:
+    """With their ids, and what OpenAI's clients expect besides."""
+    sent: list[dict[str, Any]] = [
+        {"id": "msg_a", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "id": "rs_a", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"id": "msg_b", "role": "assistant", "status": "incomplete", "content": [{"type": "output_text", "text": "I"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"type": "function_call", "id": "fc_a", "call_id": "call_a", "name": "get_weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_a", "output": [{"type": "input_text", "text": "18"}]},
+        {"id": "msg_a", "role": "user", "content": "And?"},
+    ]
+    router = make_storing(["One."], ["Two."])
+    for is_again in (False, True):  # the same conversation again: ids that are taken are not given twice
+        whole = (await router.post(PATH, body(input=sent))).json()
+        listed = (await router.request("GET", f"{PATH}/{whole['id']}/input_items?order=asc")).json()["data"]
+        ids = [item.pop("id") for item in listed]
+        assert len(set(ids)) == len(ids)
+        if not is_again:
+            assert [ids[0], ids[1], ids[2], ids[4]] == ["msg_a", "rs_a", "msg_b", "fc_a"]
+        written = {"annotations": [], "logprobs": []}
+        assert listed == [
+            {key: value for key, value in sent[0].items() if key != "id"} | {"status": "completed"},
+            {key: value for key, value in sent[1].items() if key != "id"} | {"status": "completed"},
+            {
+                "type": "message",
+                "role": "assistant",
+                "status": "incomplete",
+                "content": [{"type": "output_text", "text": "I", **written}],
+            },
+            {"type": "message", "status": "completed"} | sent[3],
+            {key: value for key, value in sent[4].items() if key != "id"} | {"status": "completed"},
+            sent[5] | {"status": "completed"},
+            {
+                "type": "message",
+                "role": "user",
+                "status": "completed",
+                "content": [{"type": "input_text", "text": "And?"}],
+            },
+        ]
+        for name in ids:
+            router.scheduler.script = lambda request: says("Two.")
+            asked = body(input=[{"type": "item_reference", "id": name}, {"role": "user", "content": "?"}])
+            assert (await router.post(PATH, asked | {"store": False})).status_code == 200
+    await router.request("DELETE", f"{PATH}/{whole['id']}")
+    router.assert_idle()
+
+
 async def test_reasoning_that_nobody_here_can_read_is_not_stored(make_storing: MakeRouter) -> None:
     foreign = {"type": "reasoning", "encrypted_content": "f" * 100_000}
     shown = {"type": "reasoning", "content": [{"text": "Hm."}], "encrypted_content": "f" * 100_000}

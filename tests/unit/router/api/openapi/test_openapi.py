@@ -26,6 +26,7 @@ from router.api.conversations import messages, responses
 from router.api.platforms import cloud as platforms
 from router.config import RouterConfig
 from router.schemas.base import Body
+from router.schemas.conversations.responses import StoredItem
 from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIBody, OpenAIParameters, TemplateBody
 from router.schemas.parameters import CommonParameters
@@ -50,7 +51,7 @@ TESTED = [
     "/v1/chat/completions",
     "/v1/completions",
 ]
-SHARED_BY_BODIES = (CommonParameters, OpenAIParameters, OpenAIBody, TemplateBody, Constrained)
+SHARED_BY_BODIES = (CommonParameters, OpenAIParameters, OpenAIBody, TemplateBody, Constrained, StoredItem)
 """No bodies themselves: the document has their fields in those that inherit them."""
 # What else a body needs before a value means what the document says of it.
 NAMES_ANOTHER = {
@@ -71,6 +72,8 @@ COMPANIONS: dict[str, Any] = {
     "/v1/completions best_of": lambda value: {"n": value},
     "/generate parameters.best_of": lambda value: {"do_sample": True},
     "/ parameters.best_of": lambda value: {"do_sample": True},
+    "/v1/chat/completions top_logprobs": lambda value: {"logprobs": True},
+    "/chat_tokenize top_logprobs": lambda value: {"logprobs": True},
 }
 
 
@@ -209,6 +212,8 @@ def placed(body: Any, path: str, field: str, value: Any) -> Any:
     for name in outer:
         place = place.setdefault(name, {})
     place[last] = value
+    if field.startswith("stream_options"):
+        body["stream"] = True
     companion = COMPANIONS.get(f"{path} {field}")
     if companion is not None and isinstance(value, int) and not isinstance(value, bool):
         place |= companion(value)

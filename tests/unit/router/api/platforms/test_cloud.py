@@ -108,6 +108,16 @@ async def test_vertex(make_router: MakeRouter) -> None:
     router.assert_idle()
 
 
+async def test_vertex_instances_may_ask_for_chat_completions(router: Router) -> None:
+    asked = CHAT | {"@requestFormat": "chatCompletions", "logprobs": True}
+    first, second = (await router.post("/vertex", {"instances": [asked, CHAT]})).json()["predictions"]
+    assert first["object"] == "chat.completion" and first["choices"][0]["message"]["content"] == second == " one two"
+    assert first["usage"]["completion_tokens"] == len(first["choices"][0]["logprobs"]["content"]) == 2
+    refused = await router.post("/vertex", {"instances": [CHAT | {"@requestFormat": "textCompletions"}]})
+    assert is_invalid(refused) and "instances[0].@requestFormat" in message_of(refused)
+    router.assert_idle()
+
+
 async def test_vertex_renders_no_chat_before_there_is_room(
     make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
