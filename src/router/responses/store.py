@@ -39,6 +39,11 @@ def has_id(item: bytes, item_id: str) -> bool:
     return item.startswith(orjson.dumps({"id": item_id})[:-1])
 
 
+def _json(value: Any) -> bytes:
+    """With log probabilities as the shards give them."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
 class ResponseStore:
     """The last used responses, on one thread."""
 
@@ -51,12 +56,13 @@ class ResponseStore:
         self._num_bytes = 0
 
     def put(self, whole: dict[str, Any], asked: Sequence[bytes], new_ids: Sequence[str]) -> None:
-        """Keep the response `whole` to `asked`, with the request's `new_ids` last."""
-        output = [orjson.dumps(item) for item in whole["output"]]
+        """Keeps the response `whole`, which answers the items `asked`; `new_ids`: of those that came with its request,
+        the last ones."""
+        output = [_json(item) for item in whole["output"]]
         item_ids = (*new_ids, *(item["id"] for item in whole["output"]))
         items = (*asked, *output)
         stored = StoredResponse(
-            response=orjson.dumps(whole), items=items, num_answered=len(output), item_ids=item_ids
+            response=_json(whole), items=items, num_answered=len(output), item_ids=item_ids
         )  # fmt: skip
         self._responses[whole["id"]] = stored
         self._items |= zip(item_ids, items[len(items) - len(item_ids) :], strict=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from router_fakes import Router, says
@@ -13,6 +15,7 @@ from test_responses_route import PATH, TOOLS, body
 from tool_chats import script
 
 from router.config import RouterConfig
+from router.events import Finished, Token, TokenGenerated
 from router.openai.formats.choice import ModelFormat
 from router.openai.formats.markers import Markers
 from router.openai.formats.reasoning import named as style_named
@@ -126,6 +129,22 @@ async def test_items_are_listed_as_they_were_sent(make_storing: MakeRouter) -> N
             assert (await router.post(PATH, asked | {"store": False})).status_code == 200
     await router.request("DELETE", f"{PATH}/{whole['id']}")
     router.assert_idle()
+
+
+async def test_logprobs_are_stored(make_storing: MakeRouter) -> None:
+    """They are numbers of 32 bits, and may be infinite."""
+    router = make_storing()
+    tokens = [Token(100, "Hi", np.float32(-0.1)), Token(101, "!", np.float32("-inf"))]
+    last = says("Hi", "!")[-1]
+    assert isinstance(last, Finished)
+    last = dataclasses.replace(last, token=tokens[1])
+    router.scheduler.script = lambda request: [TokenGenerated(tokens[0]), last]
+    whole = (await router.post(PATH, body(include=["message.output_text.logprobs"]))).json()
+    assert (await router.request("GET", f"{PATH}/{whole['id']}")).json() == whole
+    written = whole["output"][0]["content"][0]["logprobs"]
+    assert [one["logprob"] for one in written] == [-0.1, None]
+    asked = body(previous_response_id=whole["id"], store=False)
+    assert (await router.post(PATH, asked)).status_code == 200
 
 
 async def test_reasoning_that_nobody_here_can_read_is_not_stored(make_storing: MakeRouter) -> None:
