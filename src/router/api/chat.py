@@ -22,7 +22,7 @@ from router.errors import ValidationError
 from router.events import Finished, Predicted, Prefilled
 from router.generation.api_rules import CHAT, ApiRules
 from router.generation.asked import GenerateRequest
-from router.generation.collect import GenerationResult, collect_all, interleaved, start_all
+from router.generation.collect import GenerationResult, collect_all, end_all, interleaved, start_all
 from router.generation.permits import HeldPermits
 from router.generation.running import Run
 from router.grammar.checker import AskedGrammar
@@ -91,7 +91,7 @@ async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
 
 
 def whole(chat: Chat, generations: Sequence[GenerationResult], head: ChatHead | None = None) -> dict[str, Any]:
-    """The answer to a chat that is not streamed. Raises ToolError."""
+    """Return the answer to a chat that is not streamed."""
     return completion(
         head or ChatHead.new("chatcmpl", model_name(chat.body.model, chat.state.model_names[0])),
         generations,
@@ -108,7 +108,7 @@ async def first_request(state: AppState, body: ChatBody, api: ApiRules = CHAT) -
 
 
 async def prompt_tokens(state: AppState, body: ChatBody, api: ApiRules = CHAT) -> int:
-    """How many tokens the prompt of a chat has."""
+    """Count the tokens of a chat's prompt."""
     prompt = await state.inference.prompt_of(await first_request(state, body, api))
     tokenizer = state.inference.tokenizer
     return len(await tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens, truncate=None))
@@ -337,7 +337,6 @@ async def _events(
     cached: list[int] = []
     predicted: list[Predicted | None] = []
     options = chat.body.stream_options
-    num_read = prompt_tokens_of([one.request for one in running])
     try:
         async with aclosing(interleaved(running)) as events:
             async for index, event in events:
@@ -348,6 +347,8 @@ async def _events(
                 )
                 chunks = choice.chunks(event)
                 num_tokens += 1
+                # Of the answers: a decision that has led to one may have had another prompt.
+                num_read = prompt_tokens_of([one.request for one in running])
                 if options.continuous_usage_stats:
                     used = usage(num_read, num_tokens, _reasoning_tokens(choices), cached_tokens=None)
                     chunks = [chunk | {"usage": used} for chunk in chunks]
@@ -365,6 +366,7 @@ async def _events(
                 if piece:
                     yield piece
     except Exception as error:
+        end_all(running, error)
         yield sse.frame(failure(error)) + sse.DONE
 
 

@@ -8,8 +8,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from router.errors import RouterError
 from router.events import NO_PLACES, Finished, FinishReason, PlacesTop, Predicted, Prefilled, Token
-from router.generation.running import Item, Run, Timings
+from router.generation.running import Item, Run
+from router.generation.timings import Timings
 from router.request import ValidRequest
 
 _MAX_ARRIVED = 64
@@ -43,11 +45,16 @@ async def start_all(starts: Iterable[Callable[[], Awaitable[AnyRun]]]) -> list[A
     try:
         for start in starts:
             running.append(await start())
-    except BaseException:
-        for one in running:
-            one.close()
+    except BaseException as error:
+        end_all(running, error)
         raise
     return running
+
+
+def end_all(running: Iterable[Run], error: BaseException | None = None) -> None:
+    """End what has not ended; those beside a failed one do not count as dropped by their client."""
+    for one in running:
+        one.close(is_dropped=not isinstance(error, RouterError))
 
 
 async def collect(running: Run) -> GenerationResult:
@@ -90,6 +97,7 @@ async def collect_all(running: Sequence[Run]) -> list[GenerationResult]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(collect(one)) for one in running]
     except ExceptionGroup as failures:
+        end_all(running, failures.exceptions[0])
         raise failures.exceptions[0] from None
     finally:
         for one in running:

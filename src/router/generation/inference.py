@@ -84,8 +84,6 @@ class Inference:
         valid = await (validation if asked is None else asked.around_validation(validation))
         parsed_bodies.leave()
         logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
-        self.metrics.observe("tgi_request_input_length", valid.input_length)
-        self.metrics.observe("tgi_request_max_new_tokens", min(valid.stopping.max_new_tokens, 1024))
         if request.adapter_id is None:
             return Running(valid, self._scheduler.submit(valid), self.metrics, permits)
         self.metrics.count("tgi_lora_requests", adapter=self.metrics.adapter_label(request.adapter_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from router.generation.timings import Timings
 from router.tracing import RequestSpan
 
 
@@ -33,6 +34,10 @@ class HeldPermits:
         self.request_id = request_id
         self.request_span = request_span
         self.arrived_at = time.monotonic()
+        self.is_decision = False
+        """Whether what it starts may turn out not to be the answer: it counts when it is known to be."""
+        self.before: Timings | None = None
+        """What the decision took that has led to what it starts."""
 
     def __enter__(self) -> HeldPermits:
         return self

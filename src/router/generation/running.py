@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import Protocol
 
 from router.errors import GenerationError, IncompleteError, RouterError
 from router.events import Failed, Finished, Prefilled, TokenGenerated
 from router.generation.permits import HeldPermits
+from router.generation.timings import Timings
 from router.lora.registry import AdapterUse
 from router.metrics import Metrics
 from router.request import ValidRequest
@@ -21,21 +21,6 @@ logger = logging.getLogger(__name__)
 _MAX_SHOWN = 1000  # characters of an output, and those at level debug only
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """A finished request's parts, in seconds."""
-
-    total: float
-    validation: float
-    queue: float
-    inference: float
-    num_tokens: int
-
-    @property
-    def per_token(self) -> float:
-        return self.inference / max(self.num_tokens, 1)
-
-
 Item = Prefilled | TokenGenerated | Finished
 
 
@@ -44,8 +29,11 @@ class Running:
 
     __slots__ = (
         "_adapter",
+        "_before",
         "_closed",
+        "_ended",
         "_entry",
+        "_is_decision",
         "_last_token_at",
         "_metrics",
         "_pool",
@@ -72,10 +60,28 @@ class Running:
         self._entry = entry
         self._adapter = adapter
         self._request_span = permits.request_span
+        self._before = permits.before
+        self._is_decision = permits.is_decision
+        self._ended: Finished | None = None
         self._pool = permits.hand_over()
         self._metrics = metrics
         self._last_token_at = 0.0
         self._closed = False
+        if not self._is_decision:
+            self._count_begin()
+
+    def keep(self) -> None:
+        """Count a decision, and its beginning: it is the answer."""
+        if self._is_decision:
+            self._is_decision = False
+            self._count_begin()
+            if self._ended is not None:
+                self._observe_tokens(1)
+                self._count_end(self._ended)
+
+    def _count_begin(self) -> None:
+        self._metrics.observe("tgi_request_input_length", self.request.input_length)
+        self._metrics.observe("tgi_request_max_new_tokens", min(self.request.stopping.max_new_tokens, 1024))
 
     async def next_event(self) -> Item:
         """Return the next event, or raise what ends the generation."""
@@ -92,10 +98,16 @@ class Running:
             raise self._failure(event.error)
         return event
 
-    def close(self) -> None:
-        """End the generation; idempotent."""
+    def close(self, *, is_dropped: bool = True) -> None:
+        """End the generation; idempotent.
+
+        Args:
+            is_dropped: Whether that counts, if it was not at its end: not where another part of its request has failed.
+        """
         if not self._closed:
             self._closed = True
+            if not is_dropped:
+                self._entry.withdraw()
             self._entry.close()
             self._pool.give_back(1)
             if self._adapter is not None:
@@ -111,7 +123,7 @@ class Running:
 
     def _observe_tokens(self, count: int) -> None:
         """Observe a step's tokens, each its share of the time; 0: counted already."""
-        if not count:
+        if not count or self._is_decision:
             return
         now = time.monotonic()
         if self._last_token_at:
@@ -130,8 +142,15 @@ class Running:
             inference=now - event.started_at,
             num_tokens=event.generated_tokens,
         )
-        self.timings = timings
+        self.timings = timings.after(self._before)
         self.close()
+        self._ended = event
+        if not self._is_decision:
+            self._count_end(event)
+
+    def _count_end(self, event: Finished) -> None:
+        timings = self.timings
+        assert timings is not None
         observe = self._metrics.observe
         self._metrics.count("tgi_request_success")
         observe("tgi_request_duration", timings.total)
@@ -191,7 +210,7 @@ class Run(Protocol):
     @property
     def timings(self) -> Timings | None: ...
     async def next_event(self) -> Item: ...
-    def close(self) -> None: ...
+    def close(self, *, is_dropped: bool = True) -> None: ...
 
 
 def spell_duration(seconds: float) -> str:

@@ -43,7 +43,7 @@ class MessageWriter:
         return [_event("message_start", message=started), _event("ping")]
 
     def push(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """The events of one delta of a chat stream, whose `logprobs` this API does not have."""
+        """Return a delta's events; this API has no logprobs."""
         events: list[Event] = []
         if text := delta.get("reasoning"):
             events += self._text("thinking", text)
@@ -110,7 +110,7 @@ def _event(kind: str, **fields: Any) -> Event:
 
 
 def _tool_id(call_id: str) -> str:
-    """As Anthropic's begin, unless the model's format has ids of its own, which it must find again."""
+    """Begin as Anthropic's ids, unless the model's format has ids of its own."""
     return f"toolu_{call_id.removeprefix('call_')}" if call_id.startswith("call_") else call_id
 
 

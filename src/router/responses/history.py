@@ -99,7 +99,7 @@ def _is_foreign(item: Item) -> bool:
 
 
 def _written(item: Item, name: str) -> dict[str, Any]:
-    """The item as it was sent, with this id and what OpenAI's clients expect besides."""
+    """Return the item as it was sent, with this id and what OpenAI's clients expect."""
     fields = item.model_dump(exclude_none=True, exclude_defaults=True, exclude={"id"})
     fields = {"type": item.type, "status": "completed", **fields}
     if isinstance(item, ReasoningItem):

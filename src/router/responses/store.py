@@ -40,7 +40,7 @@ def has_id(item: bytes, item_id: str) -> bool:
 
 
 def _json(value: Any) -> bytes:
-    """With log probabilities as the shards give them."""
+    """Write JSON, log probabilities of the shards in it."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -56,8 +56,7 @@ class ResponseStore:
         self._num_bytes = 0
 
     def put(self, whole: dict[str, Any], asked: Sequence[bytes], new_ids: Sequence[str]) -> None:
-        """Keeps the response `whole`, which answers the items `asked`; `new_ids`: of those that came with its request,
-        the last ones."""
+        """Keep the response `whole` to `asked`, with the request's `new_ids` last."""
         output = [_json(item) for item in whole["output"]]
         item_ids = (*new_ids, *(item["id"] for item in whole["output"]))
         items = (*asked, *output)

@@ -32,7 +32,8 @@ class ResponseWriter:
         *,
         defaults: Mapping[str, float] = _NONE,
     ) -> None:
-        """
+        """Take the body.
+
         Args:
             keep: Gets the response when it has ended, before the client learns of its end.
             defaults: What counts in fields of sampling that the body leaves open.
@@ -56,7 +57,7 @@ class ResponseWriter:
         return [self._lifecycle("created"), self._lifecycle("in_progress")]
 
     def push(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """The events of one delta of a chat stream; `logprobs`: of the tokens since the delta before."""
+        """Return a delta's events; `logprobs`: of the tokens since the one before."""
         events: list[Event] = []
         self._logprobs += logprobs
         if text := delta.get("reasoning"):
@@ -152,7 +153,7 @@ class ResponseWriter:
 
 
 def _fields(body: ResponsesBody, model: str, defaults: Mapping[str, float], *, is_stored: bool) -> dict[str, Any]:
-    """The response before its first item, with all fields that openai's client requires but those of `_echoed`."""
+    """Return the required fields before the first item, without `_echoed`."""
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
@@ -177,7 +178,7 @@ def _fields(body: ResponsesBody, model: str, defaults: Mapping[str, float], *, i
 
 
 def _in_force(*values: float | None) -> float:
-    """The first that is given, of the body and the server's defaults."""
+    """Return the first value that is given."""
     return next((value for value in values if value is not None), 1.0)
 
 

@@ -237,8 +237,8 @@ class Batches:
     def _drop(self, entry: Entry) -> None:
         """Drop a disconnected or answered request."""
         entry.drop()
-        if not entry.is_answered:
-            self._metrics.request_failed("dropped")
+        if entry.dropped_as is not None:
+            self._metrics.request_failed(entry.dropped_as)
 
     def _current(self) -> list[RunningBatch]:
         return [batch for one in self.micro_batches for batch in one.batches]

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from router.errors import GenerationError, RouterError
 from router.events import Event, Failed, Finished, Predicted, TokenGenerated
@@ -44,8 +45,8 @@ class Entry:
         "chunk_len",
         "closed",
         "done",
+        "dropped_as",
         "generated_ids",
-        "is_answered",
         "num_preemptions",
         "predicted",
         "prefilled",
@@ -68,7 +69,8 @@ class Entry:
         self.cached_tokens = 0  # of the prompt, which the prefix cache had when it was first taken
         self.predicted = Predicted() if request.prediction_ids else None  # `delivery.keep_predicted` adds to it
         self.closed = False  # the caller has disconnected
-        self.is_answered = False  # the caller has all that it wanted before it stopped reading
+        # How its end is counted if its caller stops reading before; None: not at all.
+        self.dropped_as: Literal["dropped", "generation"] | None = "dropped"
         self.done = False  # its end is settled: finished, failed or dropped
         # Read by the scheduler, written by the methods below under "What the scheduler does with it".
         self.request_id = -1  # given when it is appended to the queue
@@ -123,7 +125,7 @@ class Entry:
 
     def answered(self, event: TokenGenerated, num_tokens: int) -> Finished:
         """End at a stop text's token; `close` follows."""
-        self.is_answered = True
+        self.dropped_as = None
         sampling = self.request.sampling
         return Finished(
             token=event.token,
@@ -139,6 +141,10 @@ class Entry:
             step_tokens=0,
         )
 
+    def withdraw(self) -> None:
+        """Count no end: what it is a part of has failed elsewhere. `close` follows."""
+        self.dropped_as = None
+
     def cut(self, error: RouterError) -> None:
         """End early: the reader gets `error` after what is unread."""
         if not self.closed and not self.done:
@@ -146,8 +152,15 @@ class Entry:
             self._leave()
 
     def end_after(self, seconds: float, error: Callable[[Entry], RouterError]) -> None:
-        """Cut after `seconds` with `error`'s result."""
-        self._deadline = asyncio.get_running_loop().call_later(seconds, lambda: self.cut(error(self)))
+        """Let it expire after `seconds`."""
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self.expire, error)
+
+    def expire(self, error: Callable[[Entry], RouterError]) -> None:
+        """Cut it with `error`'s result: its time is over."""
+        found = error(self)
+        # A refusal is counted where it is answered.
+        self.dropped_as = "generation" if isinstance(found, GenerationError) else None
+        self.cut(found)
 
     def _leave(self) -> None:
         self.closed = True

@@ -74,7 +74,7 @@ class Scheduler:
             adapters=None
             if info.adapter_slots is None
             else AdapterSlots(info.adapter_slots, limits.max_waiting_tokens),
-            on_dropped=lambda entry: self._metrics.request_failed("dropped"),
+            on_dropped=lambda entry: self._metrics.request_failed(entry.dropped_as or "dropped"),
         )
         self._pipeline = Pipeline(self.allocator)
         self._batches = Batches(self._queue, self._pipeline, self._metrics, info.micro_batches)

@@ -99,6 +99,7 @@ class FakeEntry:
         self.request = request
         self.queued_at = time.monotonic()
         self.closed = False
+        self.dropped_as: str | None = "dropped"
         self._events = list(events)
         self._interrupted = asyncio.Event()
         self._on_close = on_close
@@ -118,6 +119,10 @@ class FakeEntry:
         """As the scheduler's entry."""
         at = self.queued_at
         return Finished(event.token, event.top_tokens, "", num_tokens, "stop_sequence", None, at, at)
+
+    def withdraw(self) -> None:
+        """As the scheduler's entry."""
+        self.dropped_as = None
 
     def interrupt(self, event: Event) -> None:
         """What comes after all where the script says "nothing more"."""

@@ -23,6 +23,7 @@ from router.generation.permits import HeldPermits
 from router.generation.running import Run
 from router.openai.chat.chunks import ChatHead
 from router.openai.chat.read_stream import ReadStream
+from router.openai.chat.two_passes import TwoPasses
 from router.openai.ending import Ending, stop_of
 from router.schemas.chat import ChatBody
 
@@ -99,20 +100,30 @@ async def _stream(
 
 async def _events(chat: Chat, running: Run, writer: Writer) -> AsyncGenerator[list[Event], None]:
     """Yield each token's events; raise what ends the generation."""
-    yield writer.begin(running.request.input_length)
+    has_begun = not isinstance(running, TwoPasses)  # else its prompt is known with its first event
+    if has_begun:
+        yield writer.begin(running.request.input_length)
     choice: AnyStream | None = None
     head = ChatHead.new("chatcmpl", "")
-    async with aclosing(interleaved([running])) as arrived:
-        async for _, event in arrived:
-            if isinstance(event, Prefilled):
-                continue
-            choice = choice or choice_stream(chat, head, 0, running, are_joined=False)
-            choices = [chunk["choices"][0] for chunk in choice.chunks(event)]
-            events = [one for each in choices for one in writer.push(each["delta"], _logprobs_of(each))]
-            if isinstance(event, Finished):
-                events += writer.end(_ending(event, running, choice, choices[-1]["finish_reason"]))
-            if events:
-                yield events
+    try:
+        async with aclosing(interleaved([running])) as arrived:
+            async for _, event in arrived:
+                if isinstance(event, Prefilled):
+                    continue
+                if not has_begun:
+                    has_begun = True
+                    yield writer.begin(running.request.input_length)
+                choice = choice or choice_stream(chat, head, 0, running, are_joined=False)
+                choices = [chunk["choices"][0] for chunk in choice.chunks(event)]
+                events = [one for each in choices for one in writer.push(each["delta"], _logprobs_of(each))]
+                if isinstance(event, Finished):
+                    events += writer.end(_ending(event, running, choice, choices[-1]["finish_reason"]))
+                if events:
+                    yield events
+    except Exception:
+        if not has_begun:
+            yield writer.begin(running.request.input_length)
+        raise
 
 
 def _logprobs_of(choice: dict[str, Any]) -> list[dict[str, Any]]:

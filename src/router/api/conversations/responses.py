@@ -62,7 +62,7 @@ async def responses(request: Request) -> Response:
     "/v1/responses/input_tokens", ResponsesBody, InputTokens, span="response_input_tokens", generates=False
 )  # fmt: skip
 async def input_tokens(request: Request) -> Response:
-    """How many tokens the prompt of a response would have."""
+    """Count the tokens of a response's prompt."""
     state = state_of(request)
     body = await state.read(request, ResponsesBody)
     chat, _ = await _chat(state, body, ServedTools.of(body.tools))
@@ -118,7 +118,7 @@ routes.add_api_route("/v1/responses/{rest:path}", _refuse, methods=["GET", "POST
 
 
 async def _chat(state: AppState, body: ResponsesBody, tools: ServedTools) -> tuple[ChatBody, Conversation]:
-    """The chat that asks for the same, and what of it is stored."""
+    """Return the chat that asks for the same, and what of it is stored."""
     history = History(body, state.responses, most_bytes=state.config.payload_limit)
     num_items = 0 if isinstance(body.input, str) else len(body.input)
     make = partial(_read, body, tools, history)

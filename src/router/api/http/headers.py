@@ -33,7 +33,7 @@ def json_headers(generation: GenerationResult, compute_type: str) -> dict[str, s
 
 
 def chat_headers(generations: Sequence[GenerationResult], compute_type: str) -> dict[str, str]:
-    """Of all choices; the seconds are those of the longest."""
+    """Return the headers of all choices; the seconds are those of the longest."""
     longest = max(generations, key=lambda one: one.timings.total)
     headers = json_headers(longest, compute_type)
     return headers if len(generations) == 1 else headers | summed_headers([generations], compute_type)

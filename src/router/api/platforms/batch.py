@@ -21,7 +21,7 @@ from router.generation.running import Run
 
 @dataclass(frozen=True)
 class BatchItem:
-    """A generation, run `number` times, and how the best becomes an answer. Nothing runs before `start`."""
+    """A generation, `number` times, and how the best becomes an answer; nothing runs before `start`."""
 
     start: Callable[[HeldPermits], Awaitable[Run]]
     answer_of: Callable[[GenerationResult], Any]
@@ -34,7 +34,7 @@ def item_of(inference: Inference, request: GenerateRequest, answer_of: Callable[
 
 
 async def answers_of(request: Request, state: AppState, items: Sequence[BatchItem]) -> list[Any]:
-    """The answers in the order of the items, which run side by side; the first failure ends them all."""
+    """Return the items' answers in order; the first failure ends all."""
     inference = state.inference
     for item in items:
         check_best_of(item.number, inference.limits)

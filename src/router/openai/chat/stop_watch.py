@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from router.events import Finished, Prefilled
-from router.generation.running import Item, Running, Timings
+from router.generation.running import Item, Running
+from router.generation.timings import Timings
 from router.openai.chat.reading import ChoiceReader
 from router.request import ValidRequest
 
@@ -37,5 +38,5 @@ class StopWatch:
         self._reader.push(event.token)
         return event if self._reader.stop is None else self._running.stop(event, self._num_tokens)
 
-    def close(self) -> None:
-        self._running.close()
+    def close(self, *, is_dropped: bool = True) -> None:
+        self._running.close(is_dropped=is_dropped)

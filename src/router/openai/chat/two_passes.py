@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from router.events import Finished, Prefilled
 from router.generation.permits import HeldPermits, PermitPool
-from router.generation.running import Item, Run, Running, Timings
+from router.generation.running import Item, Run, Running
+from router.generation.timings import Timings
 from router.openai.chat.call_parser import ToolCallParser
 from router.openai.chat.tool_schema import NO_TOOL
 from router.request import ValidRequest
@@ -20,6 +21,7 @@ class TwoPasses:
 
     def __init__(self, decision: Running, answer: Start, permits: HeldPermits) -> None:
         """Take the decision under the tool grammar, and what starts the answer."""
+        self._decision = decision
         self._running: Run = decision
         self._answer = answer
         self._parser = ToolCallParser()
@@ -54,11 +56,11 @@ class TwoPasses:
             self.close()
         return event
 
-    def close(self) -> None:
+    def close(self, *, is_dropped: bool = True) -> None:
         """Close; no second pass follows."""
         if not self._closed:
             self._closed = True
-            self._running.close()
+            self._running.close(is_dropped=is_dropped)
             self._pool.give_back(1)
 
     async def _decide(self) -> None:
@@ -71,17 +73,23 @@ class TwoPasses:
         name = self._parser.name
         if name is not None and name != NO_TOOL:
             self._is_decided = True
+            self._decision.keep()
         elif isinstance(event, Finished):
             # It calls nothing, or its tokens ended before it had named a function: the answer is text.
             self._seen.clear()
-            self._running = await self._answer(permits_of_one_pass(self._held))
+            self._running = await self._answer(permits_of_one_pass(self._held, before=self._decision.timings))
             self._is_decided = True
 
 
-def permits_of_one_pass(permits: HeldPermits) -> HeldPermits:
-    """Return a private permit; the counted one is held to the end."""
+def permits_of_one_pass(permits: HeldPermits, *, before: Timings | None = None) -> HeldPermits:
+    """Return a private permit; the counted one is held to the end.
+
+    Args:
+        before: What the decision took; None: it is for the decision.
+    """
     pool = PermitPool(1)
     pool.take(1)
     one = HeldPermits(pool, 1, permits.request_id, permits.request_span)
     one.arrived_at = permits.arrived_at
+    one.is_decision, one.before = before is None, before
     return one

@@ -149,7 +149,7 @@ def _logprobs(
     places: Sequence[int],
     names: TokenNames,
 ) -> dict[str, Any]:
-    """position: where in `text` the generated one begins."""
+    """Return the lists; `position`: of the generated text."""
     logprobs = Logprobs(names)
     if body.echo:
         if len(generation.prefill) != len(places):

@@ -258,7 +258,7 @@ class RequestQueue:
 
     def _drop(self, entry: Entry) -> None:
         entry.drop()
-        if not entry.is_answered:
+        if entry.dropped_as is not None:
             self._on_dropped(entry)
 
     def _put_all_back(self, scan: _Scan) -> None:

@@ -50,6 +50,7 @@ async def test_reasoning_text_and_calls_in_one_answer(make_native: MakeRouter) -
     assert message == {
         "role": "assistant",
         "content": "One moment.",
+        "refusal": None,
         "reasoning": "Let me.",
         "reasoning_content": "Let me.",
         "tool_calls": [
@@ -110,7 +111,7 @@ async def test_an_answer_that_ends_in_reasoning_has_no_content(make_native: Make
     router.scheduler.script = lambda request: says("Let", " me", reason="length")
     answer = (await router.post(PATH, body())).json()
     assert answer["choices"][0]["message"] == {
-        "role": "assistant", "content": None, "reasoning": "Let me", "reasoning_content": "Let me",
+        "role": "assistant", "content": None, "refusal": None, "reasoning": "Let me", "reasoning_content": "Let me",
     }  # fmt: skip
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}

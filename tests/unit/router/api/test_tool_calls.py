@@ -32,7 +32,12 @@ async def test_a_call(make_router: MakeRouter, choice: Any) -> None:
     function = {"description": None, "name": "get_weather", "arguments": ARGUMENTS}
     assert got == {
         "index": 0,
-        "message": {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]},
+        "message": {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "tool_calls": [{"type": "function", "function": function}],
+        },
         "logprobs": None,
         "finish_reason": "tool_calls",
     }
@@ -159,7 +164,7 @@ async def test_a_template_without_tools_gets_them_in_the_last_message(make_route
 async def test_plain_chat(make_router: MakeRouter, fields: dict[str, Any]) -> None:
     router = make_router()
     answer = await router.post(PATH, body(**fields))
-    assert answer.json()["choices"][0]["message"] == {"role": "assistant", "content": " one two"}
+    assert answer.json()["choices"][0]["message"] == {"role": "assistant", "content": " one two", "refusal": None}
     assert router.scheduler.last.sampling.grammar_kind == "none"
     assert router.scheduler.last.inputs == "<|user|>Hello\n<|assistant|>"
 

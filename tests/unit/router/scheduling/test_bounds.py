@@ -28,7 +28,7 @@ def time_is_over(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Ends an entry's time by hand; that a timer does it is tested with the entry."""
     errors: dict[Entry, Callable[[Entry], RouterError]] = {}
     monkeypatch.setattr(Entry, "end_after", lambda entry, seconds, error: errors.__setitem__(entry, error))
-    return lambda entry: entry.cut(errors[entry](entry))
+    return lambda entry: entry.expire(errors[entry])
 
 
 async def test_a_request_that_runs_too_long_fails_and_gives_its_blocks_back(time_is_over):
@@ -43,7 +43,8 @@ async def test_a_request_that_runs_too_long_fails_and_gives_its_blocks_back(time
         assert isinstance(error, GenerationError) and "not finished after 60 s" in str(error)
         await h.finish()
         assert h.shard.batches == {}
-        assert h.metrics.counts["tgi_request_failure{dropped}"] == 1
+        assert h.metrics.counts["tgi_request_failure{generation}"] == 1
+        assert h.metrics.counts["tgi_request_failure{dropped}"] == 0
 
 
 async def test_a_request_that_waits_too_long_may_try_again(time_is_over):

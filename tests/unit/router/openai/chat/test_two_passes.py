@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from tool_chats import CALL, NO_TOOL, PATH, body, deltas, script
 from router.errors import GenerationError
 from router.events import Event
 from router.generation.permits import HeldPermits, PermitPool
+from router.generation.timings import Timings
 from router.openai.chat.two_passes import permits_of_one_pass
 from router.request import ValidRequest
 
@@ -22,7 +24,10 @@ async def test_words_instead_of_a_call(make_router: MakeRouter) -> None:
     router = make_router(script(NO_TOOL, ["Hi", " there", "</s>"]))
     answer = await router.post(PATH, body(logprobs=True, seed=4))
     (got,) = answer.json()["choices"]
-    assert got["message"] == {"role": "assistant", "content": "Hi there"} and got["finish_reason"] == "stop"
+    assert (
+        got["message"] == {"role": "assistant", "content": "Hi there", "refusal": None}
+        and got["finish_reason"] == "stop"
+    )
     assert [token["token"] for token in got["logprobs"]["content"]] == ["Hi", " there", "</s>"]
     first, second = router.scheduler.submitted
     assert "get_weather" in first.inputs and "get_weather" not in second.inputs
@@ -49,6 +54,47 @@ async def test_words_in_a_stream(make_router: MakeRouter) -> None:
     assert [event["choices"][0]["logprobs"]["content"][0]["token"] for event in events[:3]] == ["Hi", " there", "</s>"]
     assert events[3]["usage"]["completion_tokens"] == 3
     router.assert_idle()
+
+
+@pytest.mark.parametrize("pieces", [NO_TOOL, CALL])
+@pytest.mark.parametrize("path", [PATH, "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_both_passes_are_one_request(make_router: MakeRouter, pieces: list[str], path: str, stream: bool) -> None:
+    """It counts once, and its prompt is that of the pass that the client gets, in every form of every route."""
+    router = make_router(script(pieces, ["Hi", " there", "</s>"]))
+    asked = body(max_tokens=50)
+    tools = asked["tools"]
+    if path == "/v1/responses":
+        asked = {"input": "Hello", "tools": [{"type": "function", **tool["function"]} for tool in tools]}
+    elif path == "/v1/messages":
+        shown = [
+            {"name": tool["function"]["name"], "input_schema": tool["function"].get("parameters") or {"type": "object"}}
+            for tool in tools
+        ]
+        asked = {"model": "m", "max_tokens": 50, "messages": asked["messages"], "tools": shown}
+    elif stream:
+        asked["stream_options"] = {"include_usage": True}
+    answer = await router.post(path, asked | {"stream": stream})
+    assert answer.status_code == 200, answer.text
+    length = router.scheduler.submitted[-1].input_length
+    counts = re.findall(r'"(?:prompt|input)_tokens":(\d+)', answer.text)
+    assert counts and set(counts) == {str(length)}
+    assert len(router.scheduler.submitted) == (2 if pieces is NO_TOOL else 1)
+    text = router.metrics.render().decode()
+    for name in ("request_duration", "request_input_length", "request_time_to_first_token_duration"):
+        assert f"\ntgi_{name}_count 1\n" in text, name
+    assert "\ntgi_request_success 1\n" in text
+    assert f"\ntgi_request_generated_tokens_sum {3 if pieces is NO_TOOL else len(CALL)}" in text
+    router.assert_idle()
+
+
+def test_what_a_decision_took_is_part_of_the_request() -> None:
+    decision = Timings(total=1.0, validation=0.25, queue=0.25, inference=0.5, num_tokens=3)
+    answer = Timings(total=2.0, validation=1.25, queue=0.25, inference=0.5, num_tokens=4)
+    assert answer.after(None) is answer
+    whole = answer.after(decision)
+    assert (whole.validation, whole.queue, whole.inference) == (0.5, 0.5, 1.0)
+    assert whole.validation + whole.queue + whole.inference == whole.total
 
 
 async def test_one_permit_lasts_for_both_passes(make_router: MakeRouter) -> None:
