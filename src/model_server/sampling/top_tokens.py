@@ -22,8 +22,8 @@ _LEAST_LOGPROB = math.log(2.0**-149)
 class TopTokens:
     """Top tokens of some rows, on their way to the host.
 
-    As TGI (`batch_top_tokens`): all at or above the n-th largest value, ties included, filtered ones never. Unlike there
-    the ties have a bound, and what has the probability 0 does not show: where the scores leave one token, the whole
+    As TGI (`batch_top_tokens`): all at or above the n-th largest value, ties included, filtered ones never. Unlike
+    there ties have a bound, and what has the probability 0 does not show: where the scores leave one token, the whole
     vocabulary is tied behind it.
     """
 
