@@ -207,7 +207,7 @@ class Chat:
         format, tools, constraint = self.state.model_format, self.tools, self.body.constraint
         if format.format is None or tools is None:
             return False
-        can_force = self._has_frames and format.can_force(tools.schemas)
+        can_force = self._has_frames and format.can_force(tools.enforced)
         if not tools.or_none:
             return can_force  # and the constraint is of answers in words
         if constraint is None:
@@ -228,7 +228,7 @@ class Chat:
                 text = "a budget of reasoning tokens needs grammars, which `--disable-grammar-support` switches off"
                 raise ValidationError(text, reason="unsupported")
             return asked
-        schemas = tools.schemas if tools is not None and format.can_force(tools.schemas) else {}
+        schemas = tools.enforced if tools is not None and format.can_force(tools.enforced) else {}
         if asked is not None:
             return asked if tools is not None else format.behind_thinking(asked, self._prompt, budget)
         if (form := self.body.constraint) is not None and tools is not None and tools.or_none:

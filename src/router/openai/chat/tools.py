@@ -8,6 +8,7 @@ from typing import Any
 from router.errors import ToolError
 from router.grammar.checker import AskedGrammar
 from router.openai.chat.tool_schema import NO_TOOL, call_schema
+from router.openai.formats.schema_types import without_unknown_types
 from router.schemas.chat import ChatBody, FunctionDefinition
 
 _MAX_TOOLS = 256
@@ -32,6 +33,17 @@ class OfferedTools:
     def schemas(self) -> dict[str, Any]:
         """Return parameters by name; None: none."""
         return {function.name: function.schema_of_parameters for function in self.functions}
+
+    @property
+    def enforced(self) -> dict[str, Any]:
+        """Return the parameters that native grammars hold."""
+        # A type that does not exist would take the grammar from all functions.
+        return {
+            function.name: function.schema_of_parameters
+            if function.strict
+            else without_unknown_types(function.schema_of_parameters)
+            for function in self.functions
+        }
 
     @property
     def is_strict(self) -> bool:

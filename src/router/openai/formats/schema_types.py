@@ -81,6 +81,19 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
     return _ALL
 
 
+def without_unknown_types(schema: Any) -> Any:
+    """Let arguments be anything whose type JSON does not have."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return schema
+    known = {key: {} if _has_unknown_type(one) else one for key, one in properties.items()}
+    return schema if known == properties else {**schema, "properties": known}
+
+
+def _has_unknown_type(schema: Any) -> bool:
+    return isinstance(schema, dict) and isinstance(schema.get("type"), str) and schema["type"] not in _ALL
+
+
 def resolved(schema: Any, root: Any) -> Any:
     """Follow a schema that is only a reference."""
     for _ in range(_MAX_DEPTH):

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from call_trials import matcher_of, tokenizer_of
 
+from router.openai.chat.tools import OfferedTools
 from router.openai.formats.events import Arguments
 from router.openai.formats.grammar import Thinking, forced_calls, has_rules
 from router.openai.formats.markers import Markers
 from router.openai.formats.reader import AnswerReader
-from router.openai.formats.schema_types import ArgumentTypes
+from router.openai.formats.schema_types import ArgumentTypes, without_unknown_types
 from router.openai.formats.table import FORMATS
+from router.schemas.chat import FunctionDefinition
 
 PROPERTIES: dict[str, Any] = {
     "text": {"type": "string", "minLength": 1, "maxLength": 40},
@@ -89,6 +91,19 @@ def read(name: str, text: str, schema: Any = SCHEMA) -> Any:
 def test_what_fits_is_taken_and_read(name: str, text: str, arguments: dict[str, Any]) -> None:
     assert takes(name, text)
     assert read(name, text) == arguments
+
+
+def test_a_type_that_does_not_exist_leaves_the_other_arguments_their_grammar() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "float"}, "kind": {"enum": ["a", "b"]}}}
+    known = without_unknown_types(schema)
+    assert takes("qwen_xml", tagged(x="1.5", kind="a"), known) and not takes("qwen_xml", tagged(kind="c"), known)
+    assert read("qwen_xml", tagged(x="1.5", kind="a"), schema) == {"x": 1.5, "kind": "a"}
+    for same in (None, True, {"type": "object"}, {"properties": {"x": {"type": "number"}, "y": True}}):
+        assert without_unknown_types(same) is same
+    functions = tuple(
+        FunctionDefinition(name=str(strict), parameters=schema, strict=strict) for strict in (False, True)
+    )
+    assert list(OfferedTools(functions, or_none=True).enforced.values()) == [known, schema]
 
 
 @pytest.mark.parametrize(
