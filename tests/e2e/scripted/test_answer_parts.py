@@ -17,7 +17,11 @@ from router.openai.formats.table import FORMATS
 
 pytestmark = pytest.mark.e2e
 
-STYLE = pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
+STYLE = pytest.mark.parametrize(
+    "style",
+    [pytest.param(style, marks=[] if style.name in ("think", "gemma4") else [pytest.mark.long]) for style in STYLES],
+    ids=lambda style: style.name,
+)
 ROWS = pytest.mark.parametrize("name", served_rows(name for name, row in FORMATS.items() if row.turn is None))
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "description": "Does it", "parameters": schema}}
