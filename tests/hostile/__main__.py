@@ -28,6 +28,7 @@ SIZES = Sizes(
     launches=1,
     folders=2,
     grammars=24,
+    silent_tls=600,
     responses=150,
     heads=40,
 )

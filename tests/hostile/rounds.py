@@ -19,6 +19,7 @@ from hostile.attacks.leaving import leaving_clients
 from hostile.attacks.mixed_load import MixedLoad
 from hostile.attacks.overload import overload
 from hostile.attacks.pictures import random_pictures
+from hostile.attacks.silent_tls import silent_tls
 from hostile.attacks.sockets import raw_bytes
 from hostile.attacks.workers import killed_workers
 from hostile.invariants import Invariants
@@ -50,6 +51,7 @@ class Sizes:
     responses: int = 0
     heads: int = 0
     image_servers: int = 0
+    silent_tls: int = 0
 
 
 @dataclass
@@ -89,6 +91,7 @@ class Rounds:
             ("chained responses", chained_responses, sizes.responses),
             ("split heads", split_heads, sizes.heads),
             ("image servers", image_servers, sizes.image_servers),
+            ("silent TLS", silent_tls, sizes.silent_tls),
         ]
 
     def one(self) -> Iterator[Outcome]:
