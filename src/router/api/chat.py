@@ -51,7 +51,6 @@ from router.openai.formats.format import IdKind
 from router.openai.formats.reader import AnswerReader
 from router.openai.logprobs import TokenNames
 from router.openai.parameters import choices_of, with_defaults
-from router.openai.stops import stops_left_out
 from router.openai.template.messages import Turn
 from router.request import AnswerKind, ValidRequest
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
@@ -376,10 +375,11 @@ def _reasoning_tokens(choices: Mapping[int, AnyStream]) -> int | None:
 
 def choice_stream(chat: Chat, head: ChatHead, index: int, running: Run, *, are_joined: bool = True) -> AnyStream:
     """Return a text or call stream, by its first event."""
-    stops = stops_left_out(running.request, keeps_stop=chat.body.include_stop_str_in_output)
-    logprobs = chat.names
+    keeps_stop, logprobs = chat.body.include_stop_str_in_output, chat.names
     if chat.tools is not None and running.request.answer == "call":
-        return CallStream(head, index, stops, logprobs=logprobs, only_name=chat.tools.only_name)
+        return CallStream(
+            head, index, running.request, keeps_stop=keeps_stop, logprobs=logprobs, only_name=chat.tools.only_name
+        )
     if (reading := chat.reading_of(running.request)) is not None:
         return ReadStream(head, index, *reading, logprobs=logprobs, are_joined=are_joined)
-    return ChoiceStream(head, index, stops, logprobs=logprobs)
+    return ChoiceStream(head, index, running.request, keeps_stop=keeps_stop, logprobs=logprobs)

@@ -84,7 +84,12 @@ def _overlap(text: str, stop: str) -> int:
 
 def ended_by_stop(text: str, stops: Sequence[str], reason: FinishReason) -> bool:
     """Whether a stop ended a text, even if reported as `length`."""
-    return reason == "stop_sequence" or (reason == "length" and text.endswith(tuple(stops)))
+    return reason == "stop_sequence" or (reason == "length" and text.endswith(tuple(filter(None, stops))))
+
+
+def openai_reason(text: str, request: ValidRequest, reason: FinishReason) -> FinishReason:
+    """Return why a text ended: of a stop and the limit at once the stop, unlike in TGI."""
+    return "stop_sequence" if ended_by_stop(text, request.stopping.stop_sequences, reason) else reason
 
 
 def without_stop(text: str, stops: Sequence[str], reason: FinishReason) -> str:

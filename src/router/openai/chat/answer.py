@@ -13,7 +13,7 @@ from router.openai.chat.reading import CallIds, ChoiceReader
 from router.openai.chat.reading import message as read_message
 from router.openai.chat.tools import OfferedTools
 from router.openai.logprobs import TokenNames, chat_logprob
-from router.openai.stops import FINISH_REASONS, stops_left_out, without_stop
+from router.openai.stops import FINISH_REASONS, openai_reason, stops_left_out, without_stop
 from router.request import ValidRequest
 
 ReadingOf = Callable[[ValidRequest], tuple[ChoiceReader, CallIds] | None]
@@ -69,9 +69,10 @@ def _choice(
         text = without_stop(
             generation.text, stops_left_out(generation.request, keeps_stop=keeps_stop), generation.finish_reason
         )
-        message, finish_reason = {"role": "assistant", "content": text}, FINISH_REASONS[generation.finish_reason]
+        reason = openai_reason(generation.text, generation.request, generation.finish_reason)
+        message, finish_reason = {"role": "assistant", "content": text}, FINISH_REASONS[reason]
         if tools is not None and generation.request.answer == "call":
-            message, finish_reason = call_message(text, generation.finish_reason, tools.only_name)
+            message, finish_reason = call_message(text, reason, tools.only_name)
     tops = generation.top_tokens or [()] * len(generation.tokens)
     content = [
         chat_logprob(logprobs, token, top)

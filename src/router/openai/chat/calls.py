@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 from router.errors import ToolError
@@ -11,7 +10,8 @@ from router.events import Finished, FinishReason, TokenGenerated
 from router.openai.chat.call_parser import ToolCallParser
 from router.openai.chat.chunks import ChatHead
 from router.openai.logprobs import TokenNames, chat_logprob
-from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop
+from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop, openai_reason, stops_left_out
+from router.request import ValidRequest
 
 _MAX_QUOTED = 200
 
@@ -49,13 +49,21 @@ class CallStream:
     """A choice that calls: id and name, arguments, finish reason."""
 
     def __init__(
-        self, head: ChatHead, index: int, stops: Sequence[str], *, logprobs: TokenNames | None, only_name: str | None
+        self,
+        head: ChatHead,
+        index: int,
+        request: ValidRequest,
+        *,
+        keeps_stop: bool,
+        logprobs: TokenNames | None,
+        only_name: str | None,
     ) -> None:
         self._head = head.fields("chat.completion.chunk")
         self._index = index
         self._only_name = only_name
-        self._stops = stops
-        self._hold_back = StopHoldBack(stops)
+        self._request = request
+        self._stops = stops_left_out(request, keeps_stop=keeps_stop)
+        self._hold_back = StopHoldBack(self._stops)
         self._parser = ToolCallParser()
         self._text = ""  # until the first chunk is sent, for the error if there is no call
         # Of tokens that no chunk has carried yet: those of the next one take them along.
@@ -84,7 +92,9 @@ class CallStream:
         if arguments:
             chunks.append(self._chunk({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}))
         if isinstance(event, Finished):
-            reason = _finish_reason(self._parser, event.finish_reason, self._text)
+            reason = _finish_reason(
+                self._parser, openai_reason(event.text, self._request, event.finish_reason), self._text
+            )
             chunks.append(self._chunk({}, reason))
         return chunks
 

@@ -8,7 +8,8 @@ from typing import Any
 from router.events import Finished, Predicted, TokenGenerated
 from router.openai.answers import AnswerHead, usage
 from router.openai.logprobs import TokenNames, chat_logprob
-from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop
+from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop, openai_reason, stops_left_out
+from router.request import ValidRequest
 
 
 class ChatHead(AnswerHead):
@@ -27,11 +28,14 @@ class ChatHead(AnswerHead):
 class ChoiceStream:
     """One choice: a chunk a token, the role first only."""
 
-    def __init__(self, head: ChatHead, index: int, stops: Sequence[str], *, logprobs: TokenNames | None) -> None:
+    def __init__(
+        self, head: ChatHead, index: int, request: ValidRequest, *, keeps_stop: bool, logprobs: TokenNames | None
+    ) -> None:
         self._head = head.fields("chat.completion.chunk")
         self._index = index
-        self._stops = stops
-        self._hold_back = StopHoldBack(stops)
+        self._request = request
+        self._stops = stops_left_out(request, keeps_stop=keeps_stop)
+        self._hold_back = StopHoldBack(self._stops)
         self._logprobs = logprobs
         self._is_first = True
 
@@ -41,7 +45,7 @@ class ChoiceStream:
         text = "" if token.special else token.text
         reason = None
         if isinstance(event, Finished):
-            reason = FINISH_REASONS[event.finish_reason]
+            reason = FINISH_REASONS[openai_reason(event.text, self._request, event.finish_reason)]
             text = self._hold_back.finish(text, stopped=ended_by_stop(event.text, self._stops, event.finish_reason))
         else:
             text = self._hold_back.push(text)

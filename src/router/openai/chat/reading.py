@@ -67,7 +67,7 @@ class ChoiceReader:
         """Return OpenAI's reason: calls, if the model ended itself."""
         if reason == "eos_token" and self._reader.num_complete_calls:
             return "tool_calls"
-        return FINISH_REASONS[reason]
+        return FINISH_REASONS[reason if self.stop is None else "stop_sequence"]
 
     def _allowed(self, events: list[ChatEvent]) -> list[ChatEvent]:
         if self._hides_reasoning:

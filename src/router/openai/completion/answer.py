@@ -11,7 +11,14 @@ from router.generation.collect import GenerationResult
 from router.generation.inference import mean_logprob
 from router.openai.answers import AnswerHead, usage
 from router.openai.logprobs import Named, TokenNames
-from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop, stops_left_out, without_stop
+from router.openai.stops import (
+    FINISH_REASONS,
+    StopHoldBack,
+    ended_by_stop,
+    openai_reason,
+    stops_left_out,
+    without_stop,
+)
 from router.request import ValidRequest
 from router.schemas.completion import CompletionBody
 
@@ -137,7 +144,7 @@ def _choice(
         "index": index,
         "text": text,
         "logprobs": None if body.logprobs is None else _logprobs(generation, body, text, len(echo), places, names),
-        "finish_reason": FINISH_REASONS[generation.finish_reason],
+        "finish_reason": FINISH_REASONS[openai_reason(generation.text, generation.request, generation.finish_reason)],
     }
 
 
@@ -199,7 +206,7 @@ class ChoiceStream:
         piece = "" if token.special else token.text
         reason: str | None = None
         if isinstance(event, Finished):
-            reason = FINISH_REASONS[event.finish_reason]
+            reason = FINISH_REASONS[openai_reason(event.text, self._request, event.finish_reason)]
             text = self._hold_back.finish(piece, stopped=ended_by_stop(event.text, self._stops, event.finish_reason))
         else:
             text = self._hold_back.push(piece)

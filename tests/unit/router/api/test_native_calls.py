@@ -145,6 +145,15 @@ async def test_a_stop_text_counts_behind_the_reasoning_and_is_left_out(make_nati
         assert "tgi_request_success 1" in router.metrics.render().decode()
 
 
+async def test_a_stop_text_in_the_last_allowed_token(make_native: MakeRouter) -> None:
+    router = make_native()
+    router.scheduler.script = lambda request: says("Let", "</think>", "So", " ST", "OP", reason="length")
+    choice = (await router.post(PATH, body(stop=["STOP"]))).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("So ", "stop")
+    events = data_of((await router.post(PATH, body(stop=["STOP"], stream=True))).content)
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+
+
 async def test_ids_have_the_form_that_the_template_wants(make_native: MakeRouter) -> None:
     kimi = "<|tool_calls_section_begin|><|tool_call_begin|>get_weather<|tool_call_argument_begin|>{}<|tool_call_end|>"
     earlier = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}

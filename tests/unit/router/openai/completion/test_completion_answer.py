@@ -47,20 +47,29 @@ async def test_a_stop_is_dropped_and_never_streamed_in_part(
 
 @pytest.mark.parametrize("pieces", [("Hello", "END"), ("Hello", "E", "ND"), ("Hello", "ENDing")])
 async def test_a_stop_in_the_last_allowed_token(make_router: MakeRouter, pieces: tuple[str, ...]) -> None:
-    """It is reported as `length`, as everywhere in TGI, and dropped like any other stop."""
+    """It ended the answer, whatever the limit; TGI's routes say `length`, as TGI does."""
     router = make_router(lambda request: says(*pieces, reason="length", text="HelloEND"))
     choice = (await router.post(PATH, body(stop=["END", "ZZ"]))).json()["choices"][0]
-    assert (choice["text"], choice["finish_reason"]) == ("Hello", "length")
+    assert (choice["text"], choice["finish_reason"]) == ("Hello", "stop")
     events = data_of((await router.post(PATH, body(stop=["END", "ZZ"], stream=True))).content)
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "Hello"
-    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    kept = body(stop=["END", "ZZ"], include_stop_str_in_output=True)
+    choice = (await router.post(PATH, kept)).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("HelloEND", "stop")
     messages = {"messages": [{"role": "user", "content": "x"}], "stop": "END"}
     choice = (await router.post("/v1/chat/completions", messages)).json()["choices"][0]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello", "length")
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello", "stop")
     events = data_of((await router.post("/v1/chat/completions", messages | {"stream": True})).content)
     assert "".join(event["choices"][0]["delta"]["content"] for event in events[:-1]) == "Hello"
-    answer = await router.post("/generate", {"inputs": "x", "parameters": {"stop": ["END"]}})
-    assert answer.json()["generated_text"] == "HelloEND"
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    answer = await router.post("/generate", {"inputs": "x", "parameters": {"stop": ["END"], "details": True}})
+    assert answer.json()["generated_text"] == "HelloEND" and answer.json()["details"]["finish_reason"] == "length"
+    for path, reason in (("/v1/messages", "stop_sequence"), ("/v1/responses", "completed")):
+        asked = {"messages": messages["messages"], "max_tokens": 9, "stop_sequences": ["END"]}
+        asked = asked if path == "/v1/messages" else {"input": "x", "stop": "END"}
+        answer = (await router.post(path, {"model": "m"} | asked)).json()
+        assert answer.get("stop_reason", answer.get("status")) == reason, answer
 
 
 async def test_a_beginning_of_a_stop_at_the_limit_is_said(make_router: MakeRouter) -> None:
