@@ -17,7 +17,7 @@ CARD_RUN      = $(BIN)/python tests/fake_card/run.py $(CARD_FOLDER)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: run test test-all unit thorough parity differential test-nodes test-clients kernels fake-card test-gpu lint docs bench bench-router bench-gpu soak \
-        operators stubs reference locks check-deploy clean
+        operators stubs reference locks audit check-deploy clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
@@ -137,6 +137,10 @@ locks: $(VENV)-deploy/.installed
 	$(LOCK) --output-file docker/requirements-cuda.txt
 	$(LOCK) $(TORCH_CPU) --output-file docker/requirements-cpu.txt
 
+# The locked versions against a database of advisories, which has to be reached; those of the CPU image are among them.
+audit: $(VENV)-audit/.installed
+	$(VENV)-audit/bin/pip-audit --strict --requirement docker/requirements-cuda.txt --require-hashes --disable-pip
+
 # Dockerfiles, scripts, chart, manifests and queries before the tools that know them; needs no engine and no cluster.
 check-deploy: $(VENV)-deploy/.installed
 	$(VENV)-deploy/bin/python -m pytest tests/deploy
@@ -187,6 +191,11 @@ $(VENV)-deploy/.installed: tests/deploy/requirements.txt
 	$(VENV)-deploy/bin/pip install --quiet -r tests/deploy/requirements.txt
 	touch $@
 
+$(VENV)-audit/.installed: Makefile
+	$(CREATE) $(VENV)-audit $(ASKED)
+	$(VENV)-audit/bin/pip install --quiet "pip-audit==2.10.1"
+	touch $@
+
 $(VENV)-docs/.installed: docs/site/requirements.txt
 	$(CREATE) $(VENV)-docs $(ASKED)
 	$(VENV)-docs/bin/pip install --quiet -r docs/site/requirements.txt
@@ -216,5 +225,5 @@ operators: $(VENV)/.torch
 	@$(OPERATORS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels $(VENV)-card $(VENV)-deploy $(VENV)-docs .venv-clients build dist src/*.egg-info \
+	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels $(VENV)-card $(VENV)-deploy $(VENV)-docs $(VENV)-audit .venv-clients build dist src/*.egg-info \
 	    src/model_server/cpp/*.so
