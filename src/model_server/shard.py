@@ -122,7 +122,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             runner, speculator = _with_drafts(config, found, model, runner, tokenizer, placement)
         if device.type == "cuda":
             windows = window_sizes(config.num_drafted, config.most_window_rows, config.max_batch_size)
-            keeps = runner.keeps if isinstance(runner, DraftedRunner) else None
+            keeps = runner.retains if isinstance(runner, DraftedRunner) else None
             runner = with_graphs(runner, graphs, CudaGraphCapture(device), windows, keeps=keeps)
         encoder = _encoder(config, model, runner, tokenizer, placement)
         settle(device)  # drafter and encoder are loaded, too

@@ -92,7 +92,7 @@ def drafting_on_a_gpu(
     drafter = load_drafter(found, most, describe(examine(base)), runner, tokenizer.vocab_size, placement, attention)
     drafter.pace = CHEAP
     whole = DraftedRunner(runner, drafter)
-    graphed: Any = GraphedRunner(whole, (16, 4, 1), PlainGraphCapture(), {3: (4, 1), 2: (4, 1)}, keeps=drafter.keeps)
+    graphed: Any = GraphedRunner(whole, (16, 4, 1), PlainGraphCapture(), {3: (4, 1), 2: (4, 1)}, keeps=drafter.retains)
     rank = {} if group is None else {"rank": group.rank, "world_size": group.size}
     shard = EngineShard(tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS, runner=graphed, **rank, **options)
     graphed.capture(shard.engine.cache, 96, ranks)

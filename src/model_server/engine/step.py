@@ -158,7 +158,7 @@ class Stepper:
             state.begin(rows, running.decode.tables, running.newest, windows.unseen)
             inputs = state.inputs(length, running.decode.tables)
         running.decode.note_other_step()
-        kept = speculator.keeps()
+        kept = speculator.retains()
         logits = self._forward(step, inputs, cache, kept)
         with self.profiler.phase("sampling"):
             chosen = self._sampler.sample_places(logits, [s.row for s in rows], state.places(length))
@@ -179,7 +179,7 @@ class Stepper:
         with self.profiler.phase("inputs"):
             running.note_other_step()
             inputs = window.inputs(running.decode.tables, self._staging)
-        kept = self._speculator.keeps()
+        kept = self._speculator.retains()
         logits = self._forward(step, inputs, cache, kept)
         with self.profiler.phase("sampling"):
             checked = window.check(logits, self._sampler)
@@ -197,7 +197,7 @@ class Stepper:
             if running.windows is not None:
                 running.windows.rested()
             inputs = running.decode.next(rows, running.newest)
-        kept = None if self._speculator is None else self._speculator.keeps_plain(rows)
+        kept = None if self._speculator is None else self._speculator.retains_plain(rows)
         logits = self._forward(step, inputs, cache, kept)
         self._sample(running, step, rows, logits)
         if self._speculator is not None and self._speculator.watches:
@@ -211,7 +211,7 @@ class Stepper:
         with self.profiler.phase("inputs"):
             running.note_other_step()
             inputs = ragged_inputs(rows, running.decode.tables, self._staging, running.newest)
-        kept = None if self._speculator is None else self._speculator.keeps()
+        kept = None if self._speculator is None else self._speculator.retains()
         logits = self._forward(step, inputs.model, cache, kept)
         sampling = [s for s in rows if s.samples]
         if step.passage is None or step.passage.is_last:

@@ -32,7 +32,7 @@ class ModelSpeculator(Speculator):
         """most: the longest draft."""
         super().__init__(most)
         self.drafter = drafter
-        self.watches = drafter.keeps() is not None
+        self.watches = drafter.retains() is not None
         self._plain_steps = 0
 
     def measure(self, runner: Runner, cache: KvCache, world: ProcessGroup, max_length: int) -> None:
@@ -40,8 +40,8 @@ class ModelSpeculator(Speculator):
         assert isinstance(runner, DraftedRunner)
         self.drafter.measure(runner.drafters_part(cache), world)
 
-    def keeps(self) -> Kept | None:
-        return self.drafter.keeps()
+    def retains(self) -> Kept | None:
+        return self.drafter.retains()
 
     def saw(self, rows: list[ComputedRow], step: ComputedStep) -> None:
         if step.kept is not None:

@@ -90,13 +90,13 @@ class Speculator:
         """Return device memory beside the model's."""
         return 0
 
-    def keeps(self) -> Kept | None:
+    def retains(self) -> Kept | None:
         """Return what the next step must keep, if anything."""
         return None
 
-    def keeps_plain(self, rows: list[Sequence]) -> Kept | None:
+    def retains_plain(self, rows: list[Sequence]) -> Kept | None:
         """Return what a step of single tokens must keep."""
-        return self.keeps()
+        return self.retains()
 
     def saw(self, rows: list[ComputedRow], step: ComputedStep) -> None:
         """A step without drafts was submitted."""

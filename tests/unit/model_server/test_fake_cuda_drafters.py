@@ -113,7 +113,7 @@ def test_drafts_stay_on_the_device(kind: str, tmp_path: Path, monkeypatch: pytes
         whole: Any = DraftedRunner(runner, drafter)
         sampler = Sampler(runner.vocab_size, CUDA)
         cache = KvCache(whole.kv_shapes, NUM_BLOCKS, BLOCK, DTYPE, CUDA)
-        graphs = GraphedRunner(whole, (32,), DeviceGraphCapture(), keeps=whole.keeps)
+        graphs = GraphedRunner(whole, (32,), DeviceGraphCapture(), keeps=whole.retains)
         graphs.capture(cache, MAX_LENGTH, ProcessGroup())
         assert graphs.captured_sizes == (32,)
         speculator = DeviceModelSpeculator(MOST, 128, CUDA, BLOCK, device_drafter(drafter), alone=True)

@@ -51,13 +51,13 @@ class DeviceModelSpeculator(DeviceSpeculator):
     def on_device(self, windows: BatchWindows | None, rows: list[Sequence]) -> bool:
         return any(map(self.drafter.can_draft, rows)) and super().on_device(windows, rows)
 
-    def keeps(self) -> Kept | None:
-        return self.drafter.keeps()
+    def retains(self) -> Kept | None:
+        return self.drafter.retains()
 
-    def keeps_plain(self, rows: list[Sequence]) -> Kept | None:
+    def retains_plain(self, rows: list[Sequence]) -> Kept | None:
         """Return what plain steps keep; where drafts do not pay, not even a drafter that must see all."""
         if not self.drafter.is_lost_in_plain_steps or self.on_host(rows):
-            return self.keeps()
+            return self.retains()
         self._give_up(rows)
         return None
 

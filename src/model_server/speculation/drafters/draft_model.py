@@ -52,7 +52,7 @@ class DraftModel:
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:
         self.pace = Pace(step_costs(self.runner, cache, world))
 
-    def keeps(self) -> Kept | None:
+    def retains(self) -> Kept | None:
         return None
 
     def saw(self, rows: Rows[ComputedRow], kept: Kept) -> None: ...

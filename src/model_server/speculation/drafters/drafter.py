@@ -80,7 +80,7 @@ class Drafter(Protocol):
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:
         """Set `pace`; overwrites `cache`."""
 
-    def keeps(self) -> Kept | None:
+    def retains(self) -> Kept | None:
         """Return what a step must keep for it, if anything."""
 
     def follow(self, inputs: ModelInputs) -> None:
@@ -139,8 +139,8 @@ class DraftedRunner:
     def kv_shapes(self) -> tuple[KvShape, ...]:
         return (*self._base.kv_shapes, *self._drafter.kv_shapes)
 
-    def keeps(self) -> Kept | None:
-        return self._drafter.keeps()
+    def retains(self) -> Kept | None:
+        return self._drafter.retains()
 
     def set_longest(self, longest: int) -> None:
         self._base.set_longest(longest)

@@ -52,7 +52,7 @@ class EagleLayer:
     def kv_shape(self) -> KvShape:
         return self.attention.kv_shape
 
-    def keeps(self) -> Kept:
+    def retains(self) -> Kept:
         return Kept()
 
     def kept(self, kept: Kept) -> Tensor:

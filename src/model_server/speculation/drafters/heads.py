@@ -57,7 +57,7 @@ class Heads:
     def follow(self, inputs: ModelInputs) -> None:
         """They compute nothing of prompts."""
 
-    def keeps(self) -> Kept | None:
+    def retains(self) -> Kept | None:
         return Kept()
 
     def saw(self, rows: Rows[ComputedRow], kept: Kept) -> None:

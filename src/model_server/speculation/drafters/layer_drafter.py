@@ -55,7 +55,7 @@ class DraftLayer(Protocol):
     @property
     def max_positions(self) -> int | None: ...
 
-    def keeps(self) -> Kept: ...
+    def retains(self) -> Kept: ...
 
     def kept(self, kept: Kept) -> Tensor:
         """Return what it needs of what a step kept, [num_tokens, width]."""
@@ -125,8 +125,8 @@ class LayerDrafter:
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:
         self.pace = Pace(step_costs(_Place(self._layer), cache, world))
 
-    def keeps(self) -> Kept | None:
-        return self._layer.keeps()
+    def retains(self) -> Kept | None:
+        return self._layer.retains()
 
     def follow(self, inputs: ModelInputs) -> None:
         """`saw` does, where the hidden states are."""

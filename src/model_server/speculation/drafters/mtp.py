@@ -57,7 +57,7 @@ class MtpLayer:
     def max_positions(self) -> int | None:
         return self.base.max_positions
 
-    def keeps(self) -> Kept:
+    def retains(self) -> Kept:
         return Kept(all_tokens=True)
 
     def kept(self, kept: Kept) -> Tensor:

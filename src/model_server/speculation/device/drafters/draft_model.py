@@ -42,7 +42,7 @@ class DeviceDraftModel:
         assert pace is not None
         return 0.0 if not length else pace.cost(2 * num_rows) + (length - 1) * pace.cost(num_rows)
 
-    def keeps(self) -> Kept | None:
+    def retains(self) -> Kept | None:
         return None
 
     def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:

@@ -30,7 +30,7 @@ class DeviceDrafter(Protocol):
     def seconds(self, num_rows: int, length: int) -> float:
         """Return the time of drafts, and of seeing the step that checks them."""
 
-    def keeps(self) -> Kept | None:
+    def retains(self) -> Kept | None:
         """Return what a step must keep for it, if anything."""
 
     def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:

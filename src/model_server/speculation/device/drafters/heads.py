@@ -38,8 +38,8 @@ class DeviceHeads:
         assert self._heads.pace is not None
         return length * self._heads.pace.cost(num_rows)
 
-    def keeps(self) -> Kept | None:
-        return self._heads.keeps()
+    def retains(self) -> Kept | None:
+        return self._heads.retains()
 
     def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
         drawn = [row for row in rows if row.logit_row is not None]

@@ -45,8 +45,8 @@ class DeviceLayer:
         assert pace is not None
         return pace.cost(num_rows * (length + 1)) + max(0, length - 1) * pace.cost(num_rows)
 
-    def keeps(self) -> Kept | None:
-        return self._drafter.keeps()
+    def retains(self) -> Kept | None:
+        return self._drafter.retains()
 
     def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
         """Compute the step's positions, followed by the prompt's or drawn tokens."""

@@ -34,7 +34,7 @@ class Drafter:
     def seconds(self, num_rows: int, length: int) -> float:
         return self.place * length
 
-    def keeps(self) -> str:
+    def retains(self) -> str:
         return "all"
 
     def can_draft(self, sequence: Sequence) -> bool:
@@ -101,7 +101,7 @@ def test_a_drafter_that_has_to_see_every_step_is_given_up() -> None:
             break
     assert not made.on_device(windows, batch) and not made.on_host(batch)
     assert all(row.drafts_from is None for row in batch)
-    assert made.keeps_plain(batch) is None
+    assert made.retains_plain(batch) is None
     assert made.on_device(windows, batch + batch_of(1))
 
 
@@ -109,10 +109,10 @@ def test_steps_without_drafts_are_kept_from_a_drafter_that_has_to_see_all_but_wh
     made = speculator(Drafter(is_lost=True))
     many, few = batch_of(40), batch_of(2, grammar=object())
     assert not made.on_device(None, many)
-    assert made.keeps_plain(few) == "all" and few[0].drafts_from is not None
-    assert made.keeps_plain(many) is None and many[0].drafts_from is None
+    assert made.retains_plain(few) == "all" and few[0].drafts_from is not None
+    assert made.retains_plain(many) is None and many[0].drafts_from is None
     other, many = speculator(Drafter()), batch_of(40)
-    assert other.keeps_plain(many) == "all" and many[0].drafts_from is not None
+    assert other.retains_plain(many) == "all" and many[0].drafts_from is not None
 
 
 def test_a_drafter_that_takes_too_long_keeps_the_host_from_nothing() -> None:
