@@ -202,7 +202,7 @@ class Stepper:
         self._sample(running, step, rows, logits)
         if self._speculator is not None and self._speculator.watches:
             newest = None if step.sampled is None else step.sampled.ids
-            self._speculator.saw(decoded_rows(rows), self._computed(inputs, kept, newest))
+            self._speculator.on_step(decoded_rows(rows), self._computed(inputs, kept, newest))
         for sequence in rows:
             sequence.advance()
 
@@ -225,7 +225,7 @@ class Stepper:
             torch.cuda.current_stream(logits.device).synchronize()
         if self._speculator is not None and self._speculator.watches:
             newest = None if step.sampled is None else step.sampled.ids
-            self._speculator.saw(ragged_rows(rows, inputs), self._computed(inputs.model, kept, newest))
+            self._speculator.on_step(ragged_rows(rows, inputs), self._computed(inputs.model, kept, newest))
         for sequence in rows:
             sequence.advance()
 

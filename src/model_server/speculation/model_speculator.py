@@ -43,16 +43,16 @@ class ModelSpeculator(Speculator):
     def retains(self) -> Kept | None:
         return self.drafter.retains()
 
-    def saw(self, rows: list[ComputedRow], step: ComputedStep) -> None:
+    def on_step(self, rows: list[ComputedRow], step: ComputedStep) -> None:
         if step.kept is not None:
-            self.drafter.saw(rows, step.kept)
+            self.drafter.on_step(rows, step.kept)
 
     def note(self, window: Window, checked: CheckedTokens, step: ComputedStep) -> Drafted:
         """Note a window; draft models keep right tokens' keys."""
         drafted = super().note(window, checked, step)
         counts = checked.to_host().counts or []
         if step.kept is not None:
-            self.drafter.saw(accepted_rows(window, counts), step.kept)
+            self.drafter.on_step(accepted_rows(window, counts), step.kept)
         for sequence, count in zip(window.rows, counts, strict=True):
             drafting = self.drafting.get(sequence.id)
             if drafting is not None and drafting.written:

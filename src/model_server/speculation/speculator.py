@@ -55,7 +55,7 @@ class Drafting:
 class Speculator:
     """Drafts by lookup and grammars, alike on all ranks, on the device thread."""
 
-    # It must see steps without drafts (`saw`).
+    # It must see steps without drafts (`on_step`).
     watches = False
 
     def __init__(self, most: int) -> None:
@@ -98,7 +98,7 @@ class Speculator:
         """Return what a step of single tokens must keep."""
         return self.retains()
 
-    def saw(self, rows: list[ComputedRow], step: ComputedStep) -> None:
+    def on_step(self, rows: list[ComputedRow], step: ComputedStep) -> None:
         """A step without drafts was submitted."""
 
     def note(self, window: Window, checked: CheckedTokens, step: ComputedStep) -> Drafted:

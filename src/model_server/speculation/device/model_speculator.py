@@ -61,13 +61,13 @@ class DeviceModelSpeculator(DeviceSpeculator):
         self._give_up(rows)
         return None
 
-    def saw(self, rows: list[ComputedRow], step: ComputedStep) -> None:
+    def on_step(self, rows: list[ComputedRow], step: ComputedStep) -> None:
         if step.kept is not None or not self.drafter.is_lost_in_plain_steps:
-            self.drafter.saw(rows, step)
+            self.drafter.on_step(rows, step)
 
     def note(self, window: Window, checked: CheckedTokens, step: ComputedStep) -> Drafted:
         drafted = super().note(window, checked, step)
-        self.drafter.saw(accepted_rows(window, checked.to_host().counts or []), step)
+        self.drafter.on_step(accepted_rows(window, checked.to_host().counts or []), step)
         return drafted
 
     def _lengths(self, rows: list[Sequence], known: list[KnownDrafts]) -> list[float]:

@@ -55,7 +55,7 @@ class DraftModel:
     def retains(self) -> Kept | None:
         return None
 
-    def saw(self, rows: Rows[ComputedRow], kept: Kept) -> None: ...
+    def on_step(self, rows: Rows[ComputedRow], kept: Kept) -> None: ...
 
     def can_draft(self, sequence: Sequence) -> bool:
         return True

@@ -86,7 +86,7 @@ class Drafter(Protocol):
     def follow(self, inputs: ModelInputs) -> None:
         """Note a step with prompts."""
 
-    def saw(self, rows: Rows[ComputedRow], kept: Kept) -> None:
+    def on_step(self, rows: Rows[ComputedRow], kept: Kept) -> None:
         """A step was computed, and `kept` filled."""
 
     def can_draft(self, sequence: Sequence) -> bool:

@@ -60,7 +60,7 @@ class Heads:
     def retains(self) -> Kept | None:
         return Kept()
 
-    def saw(self, rows: Rows[ComputedRow], kept: Kept) -> None:
+    def on_step(self, rows: Rows[ComputedRow], kept: Kept) -> None:
         assert kept.final is not None
         for row in rows:
             if row.logit_row is not None:

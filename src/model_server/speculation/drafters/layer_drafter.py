@@ -129,9 +129,9 @@ class LayerDrafter:
         return self._layer.retains()
 
     def follow(self, inputs: ModelInputs) -> None:
-        """`saw` does, where the hidden states are."""
+        """`on_step` does, where the hidden states are."""
 
-    def saw(self, rows: Rows[ComputedRow], kept: Kept) -> None:
+    def on_step(self, rows: Rows[ComputedRow], kept: Kept) -> None:
         states = self._layer.kept(kept)
         full = []
         for row in rows:

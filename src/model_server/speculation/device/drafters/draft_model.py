@@ -45,7 +45,7 @@ class DeviceDraftModel:
     def retains(self) -> Kept | None:
         return None
 
-    def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
+    def on_step(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
         """Prompts are computed in `DraftModel.follow`."""
         for row in rows:
             one = row.sequence

@@ -33,7 +33,7 @@ class DeviceDrafter(Protocol):
     def retains(self) -> Kept | None:
         """Return what a step must keep for it, if anything."""
 
-    def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
+    def on_step(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
         """Note a submitted step that is not a window."""
 
     def can_draft(self, sequence: Sequence) -> bool:

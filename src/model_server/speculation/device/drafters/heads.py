@@ -41,7 +41,7 @@ class DeviceHeads:
     def retains(self) -> Kept | None:
         return self._heads.retains()
 
-    def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
+    def on_step(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
         drawn = [row for row in rows if row.logit_row is not None]
         if not drawn:
             return

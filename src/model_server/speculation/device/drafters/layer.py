@@ -48,7 +48,7 @@ class DeviceLayer:
     def retains(self) -> Kept | None:
         return self._drafter.retains()
 
-    def saw(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
+    def on_step(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
         """Compute the step's positions, followed by the prompt's or drawn tokens."""
         assert step.kept is not None
         places = [row.first + row.count - 1 for row in rows]
