@@ -17,7 +17,7 @@ from model_server.adapters.rows import adapter_rows
 from model_server.attention.choice import AttentionChoice
 from model_server.attention.metadata import AttentionMetadata
 from model_server.config import threads_are_set
-from model_server.device import settle, tune
+from model_server.device import finish_loading, tune
 from model_server.distributed.group import connect
 from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
@@ -125,7 +125,7 @@ def loaded(
             if adapters:
                 described = with_adapters(described, adapters)
             runner = load_runner(described, placement, AttentionChoice(attention, CPU, dtype))
-            settle(CPU)
+            finish_loading(CPU)
             yield runner
     finally:
         joined.close()

@@ -94,7 +94,7 @@ def resolve_dtype(
 def tune(device: torch.device, num_ranks: int, weight_file_bytes: int, *, keep_threads: bool = False) -> int:
     """Set up this process' threads and memory for `device`, once, before the first product; return the threads.
 
-    On a CPU the threads are the CPUs divided by the node's `num_ranks`, unless `keep_threads`; until `settle`, large
+    On a CPU the threads are the CPUs divided by the node's `num_ranks`, unless `keep_threads`; until `finish_loading`, large
     freed blocks go back to the system.
     """
     # A small model leaves one CPU to the router: its operators are so short that a thread waiting for a busy core costs
@@ -110,7 +110,7 @@ def tune(device: torch.device, num_ranks: int, weight_file_bytes: int, *, keep_t
     return torch.get_num_threads()
 
 
-def settle(device: torch.device) -> None:
+def finish_loading(device: torch.device) -> None:
     """Keep freed activations from now on, and end the loading thread's helpers; on a CPU, once weights are loaded."""
     # Otherwise every activation of more than a few 100 KiB faults in zeroed pages at each layer (a gather of 8 MiB took
     # twice as long). While weights are loaded it would be wrong: matrices on their way to a packed layout leave holes,

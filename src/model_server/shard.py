@@ -13,7 +13,7 @@ from model_server.adapters.residents import MOST_RESIDENT, Residents
 from model_server.adapters.sources import adapter_folders
 from model_server.attention.choice import AttentionChoice
 from model_server.config import ServeConfig, threads_are_set
-from model_server.device import enter, resolve_device, resolve_dtype, settle, tune
+from model_server.device import enter, resolve_device, resolve_dtype, finish_loading, tune
 from model_server.distributed.group import ProcessGroup, connect
 from model_server.distributed.layout import Axis, Layout, Ranks
 from model_server.distributed.placement import Placement
@@ -125,7 +125,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             keeps = runner.retains if isinstance(runner, DraftedRunner) else None
             runner = with_graphs(runner, graphs, CudaGraphCapture(device), windows, keeps=keeps)
         encoder = _encoder(config, model, runner, tokenizer, placement)
-        settle(device)  # drafter and encoder are loaded, too
+        finish_loading(device)  # drafter and encoder are loaded, too
         if encoder is not None and encoder.tower.family.sight == "prompt":
             logger.info(
                 "Prompts are computed whole, as their tokens see each other both ways: no chunks, no shared prefixes"

@@ -162,7 +162,7 @@ class Stepper:
         logits = self._forward(step, inputs, cache, kept)
         with self.profiler.phase("sampling"):
             chosen = self._sampler.sample_places(logits, [s.row for s in rows], state.places(length))
-            tokens = WindowTokens(state.settle(length, chosen.ids, chosen.packed, kept), length, chosen.top)
+            tokens = WindowTokens(state.accept(length, chosen.ids, chosen.packed, kept), length, chosen.top)
         step.times.sampled = time.perf_counter_ns()
         step.rows, step.sampled, step.window, step.length = rows, tokens, tokens, length
         windows.submitted(rows, length)

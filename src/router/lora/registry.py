@@ -162,7 +162,7 @@ class AdapterRegistry:
         if version is None:
             return False
         version.is_removed = True
-        self._settle(version)
+        self._drop_if_unused(version)
         self._count()
         return True
 
@@ -246,7 +246,7 @@ class AdapterRegistry:
         finally:
             version.loading = None
             self._in_load.discard(version)
-            self._settle(version)
+            self._drop_if_unused(version)
             self._count()
 
     async def _make_room(self, version: _Version) -> None:
@@ -270,11 +270,11 @@ class AdapterRegistry:
 
     def _leave(self, version: _Version) -> None:
         version.users -= 1
-        self._settle(version)
+        self._drop_if_unused(version)
         if not version.users:
             self._released.set()
 
-    def _settle(self, version: _Version) -> None:
+    def _drop_if_unused(self, version: _Version) -> None:
         """Drop a removed version without requests."""
         if version.is_removed and not version.users and version.load_id is not None:
             task = asyncio.get_running_loop().create_task(self._drop(version))

@@ -39,7 +39,7 @@ class Answers:
         self._probe = probe
         self._metrics = metrics
 
-    def settle(self, call: Call) -> Delivery | None:
+    def apply(self, call: Call) -> Delivery | None:
         """Take a call's answer; return what to deliver after the next calls.
 
         Raises:

@@ -202,7 +202,7 @@ class Scheduler:
                     delivery = None
             self._count_blocks()
             if self._pipeline:
-                delivery = self._answers.settle(await self._pipeline.next_answered(self._max_step_s))
+                delivery = self._answers.apply(await self._pipeline.next_answered(self._max_step_s))
                 continue
             if self._draining and not self._queue:
                 return

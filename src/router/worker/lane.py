@@ -27,15 +27,15 @@ RETRY_AFTER_S = 10
 class _Job:
     """A job; `work` None once begun or disconnected."""
 
-    __slots__ = ("cost", "settle", "work")
+    __slots__ = ("cost", "resolve", "work")
 
     def __init__(
-        self, cost: int, work: Callable[[], Any], settle: Callable[[Any, BaseException | None], object]
+        self, cost: int, work: Callable[[], Any], resolve: Callable[[Any, BaseException | None], object]
     ) -> None:
-        """Take work; `settle` gets its result once."""
+        """Take work; `resolve` gets its result once."""
         self.cost = cost
         self.work: Callable[[], Any] | None = work
-        self.settle = settle
+        self.resolve = resolve
 
 
 class Lane:
@@ -87,7 +87,7 @@ class Lane:
             waiting, self._waiting = self._waiting, []
         for _, _, job in waiting:
             if job.work is not None:
-                job.settle(None, asyncio.CancelledError())
+                job.resolve(None, asyncio.CancelledError())
         self._threads.shutdown(wait=wait, cancel_futures=True)
 
     def _queue(self, job: _Job) -> None:
@@ -111,7 +111,7 @@ class Lane:
             result, error = work(), None
         except BaseException as raised:
             result, error = None, raised
-        job.settle(result, error)
+        job.resolve(result, error)
         del job, result, error  # as in `run`
         if self._after_each is not None:
             self._after_each()
@@ -133,10 +133,10 @@ def _settle_soon(
     loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[Any], result: Any, error: BaseException | None
 ) -> None:
     """From another thread."""
-    loop.call_soon_threadsafe(_settle, outcome, result, error)
+    loop.call_soon_threadsafe(_resolve, outcome, result, error)
 
 
-def _settle(outcome: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _resolve(outcome: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if outcome.done():  # its caller has disconnected
         return
     if error is None:

@@ -124,11 +124,11 @@ def test_threads_of_loading_end_once_all_is_loaded(monkeypatch: pytest.MonkeyPat
 
     for name in ("load_runner", "load_drafter", "_encoder"):
         noted(name, getattr(shard, name))
-    noted("settle", lambda device: None)
+    noted("finish_loading", lambda device: None)
     monkeypatch.setattr(shard, "tune", lambda *args, **kwargs: 1)
     monkeypatch.setattr(shard, "_serve", serve)
     folder = Path(demo_model.__file__).parent
     config = ServeConfig(model_id=str(folder), speculator=str(folder), uds_path=tmp_path / "s")
     with pytest.raises(Served):
         run_shard(config, examine(folder))
-    assert done == ["load_runner", "load_drafter", "_encoder", "settle"]
+    assert done == ["load_runner", "load_drafter", "_encoder", "finish_loading"]

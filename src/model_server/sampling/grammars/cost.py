@@ -149,13 +149,13 @@ class GrammarCost:
         return result
 
     def run_for_mask(self, work: Callable[[], object], limit_s: float) -> None:
-        """Work unless it takes too much; `settle` comes next."""
+        """Work unless it takes too much; `finalize` comes next."""
         self.last_s = 0.0
         if not self.is_over and not self._is_exceeded:
             self._measured(work, None, limit_s)
 
     @staticmethod
-    def settle(costs: Sequence[GrammarCost]) -> None:
+    def finalize(costs: Sequence[GrammarCost]) -> None:
         """Agree, behind a step's masks, on requests that took too much."""
         agree = costs[0]._agree or int
         if not agree(int(not any(cost._is_exceeded for cost in costs))):

@@ -254,7 +254,7 @@ class GrammarMasks:
         costs = {place: state.cost for place, state in enumerate(self._states) if state.cost is not None}
         if costs:
             self._compute_measured(costs, words)
-            GrammarCost.settle(list(costs.values()))
+            GrammarCost.finalize(list(costs.values()))
         else:
             self._compute(range(len(self._states)), words)
         grown = (heap_bytes() - before) // len(self._states)

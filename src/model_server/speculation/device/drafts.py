@@ -48,7 +48,7 @@ class RowDrafts(Protocol):
     def draft(self, rows: RowsAt, length: int) -> tuple[Tensor, Tensor]:
         """Return tokens [num_rows, `length` or more] int64, and how many are each row's draft."""
 
-    def settle(self, brought: Brought) -> None:
+    def apply(self, brought: Brought) -> None:
         """The window is computed."""
 
 
@@ -68,7 +68,7 @@ class LookedUp:
     def draft(self, rows: RowsAt, length: int) -> tuple[Tensor, Tensor]:
         return self._look_up(rows.history, rows.start + 1, self._most)
 
-    def settle(self, brought: Brought) -> None: ...
+    def apply(self, brought: Brought) -> None: ...
 
 
 class State(NamedTuple):

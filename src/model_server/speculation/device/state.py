@@ -190,7 +190,7 @@ class WindowState:
         longest = int(self._longest.max()) + 1 + length
         return Places(rows.made[:, None] + number, ids, known + number, longest)
 
-    def settle(self, length: int, ids: Tensor, packed: Tensor, kept: Kept | None) -> Checked:
+    def accept(self, length: int, ids: Tensor, packed: Tensor, kept: Kept | None) -> Checked:
         """Accept what was drawn as far as drafts were right.
 
         Args:
@@ -215,7 +215,7 @@ class WindowState:
         at = (rows.start + 1)[:, None] + number
         history.scatter_(1, at, torch.where(number < got[:, None], drawn.to(torch.int32), history.gather(1, at)))
         start = rows.start + got
-        self._drafts.settle(Brought(drawn, got, kept, self._stored, self._attention))
+        self._drafts.apply(Brought(drawn, got, kept, self._stored, self._attention))
         made, left = rows.made + got, rows.left - got
         self._tensors = _Rows(newest, start, made, left, rows.limit, rows.offset, rows.valid, rows.draft)
         by_place = packed.view(3, num_rows, num_places).transpose(0, 1).reshape(num_rows, -1)

@@ -87,7 +87,7 @@ class ModelDrafts:
             found.append(self._model.likeliest(found[-1], stored.view(-1), attention))
         return torch.stack(found, 1), torch.full_like(rows.start, length)
 
-    def settle(self, brought: Brought) -> None:
+    def apply(self, brought: Brought) -> None:
         """Note that a draft's last token, before the newest if all were right, has no keys."""
         self._behind = 1 if self._length else self._behind + 1
 

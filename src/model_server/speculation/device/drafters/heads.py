@@ -71,7 +71,7 @@ class HeadDrafts(RowStates):
         hidden, known = self._states
         return self._guesser.guess(hidden, rows.newest, (), length), known.long() * length
 
-    def settle(self, brought: Brought) -> None:
+    def apply(self, brought: Brought) -> None:
         if self._states is None:
             return
         assert brought.kept is not None and brought.kept.final is not None

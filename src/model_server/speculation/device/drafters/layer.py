@@ -95,7 +95,7 @@ class LayerDrafts(RowStates):
             found.append(self._drafter.likeliest(hidden))
         return torch.stack(found, 1), known.long() * length
 
-    def settle(self, brought: Brought) -> None:
+    def apply(self, brought: Brought) -> None:
         if self._states is None:
             return
         assert brought.kept is not None

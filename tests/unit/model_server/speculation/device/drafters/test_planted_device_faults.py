@@ -132,19 +132,19 @@ def drafted(root: Path, tokenizer: Tokenizer, stop: str, monkeypatch: Patch) -> 
 
 def wrong_draft_accepted(patch: Patch) -> None:
     """Every draft counts as what was drawn."""
-    settle = WindowState.settle
+    settle = WindowState.accept
 
     def settled(self: WindowState, length: int, ids: Tensor, *others: Any) -> Any:
         assert self._tensors is not None
         self._tensors.draft = ids.view(len(self.rows), length + 1)
         return settle(self, length, ids, *others)
 
-    patch.setattr(WindowState, "settle", settled)
+    patch.setattr(WindowState, "accept", settled)
 
 
 def rejected_keys_kept(patch: Patch) -> None:
     """The keys of a wrong draft stand for those of the token that was drawn instead."""
-    settle, queries = WindowState.settle, single_queries
+    settle, queries = WindowState.accept, single_queries
     wrong: list[Tensor] = []
 
     def settled(self: WindowState, *args: Any) -> Any:
@@ -160,7 +160,7 @@ def rejected_keys_kept(patch: Patch) -> None:
             metadata.slots.view(rows.count, -1)[:, 0].masked_fill_(wrong[0], 0)
         return stored, metadata
 
-    patch.setattr(WindowState, "settle", settled)
+    patch.setattr(WindowState, "accept", settled)
     patch.setattr(state, "single_queries", laid_out)
 
 
@@ -216,14 +216,14 @@ def keys_of_the_draft_model_off(patch: Patch) -> None:
 
 def keys_of_the_layer_off(patch: Patch) -> None:
     """A drafting layer's keys of what was drawn are written one position behind theirs."""
-    settle = LayerDrafts.settle
+    settle = LayerDrafts.apply
 
     def off(self: LayerDrafts, brought: Brought) -> None:
         slots = brought.attention.slots.view(brought.drawn.shape).roll(-1, 1)
         moved = dataclasses.replace(brought.attention, slots=slots.reshape(-1))
         settle(self, dataclasses.replace(brought, attention=moved))
 
-    patch.setattr(LayerDrafts, "settle", off)
+    patch.setattr(LayerDrafts, "apply", off)
 
 
 def test_without_a_fault_nothing_else_is_said(plain: dict[int, Said], drafted: Callable[[str], Run]) -> None:
