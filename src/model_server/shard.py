@@ -147,7 +147,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         serving = _serve(engine, ranks.world, links, facts, plan, path, endpoint, tracing, profiler, residents)
         orderly = uvloop.run(serving)
     finally:
-        leave(runner, ranks.world, orderly=orderly)
+        release_ranks(runner, ranks.world, orderly=orderly)
         if tracing is not None:
             tracing.close()
 
@@ -392,7 +392,7 @@ async def _serve(
     return ended
 
 
-def leave(runner: Runner | None, world: ProcessGroup, *, orderly: bool) -> None:
+def release_ranks(runner: Runner | None, world: ProcessGroup, *, orderly: bool) -> None:
     """Leave the ranks; graphs first, since NCCL's communicator waits for their release (`commDestroySync`)."""
     try:
         if orderly and world.size > 1 and isinstance(runner, GraphedRunner):

@@ -17,7 +17,7 @@ from stand_in.counters import counts, faults
 from model_server.device import enter, resolve_device
 from model_server.distributed.group import connect
 from model_server.distributed.layout import Layout
-from model_server.shard import leave
+from model_server.shard import release_ranks
 
 MEET_LIMIT_S = 600.0
 
@@ -36,7 +36,7 @@ def main(rank: int, world: int, stages: int, port: int, checkpoint: Path) -> Non
     seen = {"faults": faults(counts()), "errors": queued.errors, "sizes": getattr(runner, "captured_sizes", ())}
     (checkpoint / f"seen{rank}.json").write_text(json.dumps(seen))
     group.barrier()
-    leave(runner, group, orderly=True)
+    release_ranks(runner, group, orderly=True)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ class Residents:
                 raise StartupError(f"LoRA adapter `{name}`: {MOST_RESIDENT} adapters are in use; try again later")
             number = self._free.popleft()
             residence = Residence(number)
-            weakref.finalize(residence, self._leave, number, name)  # also if what follows fails
+            weakref.finalize(residence, self._remove, number, name)  # also if what follows fails
             self._sites.put(number, loaded)
             self._by_id[load_id] = residence
             if num_clears != self._num_clears:
@@ -154,7 +154,7 @@ class Residents:
     def _digest(self, adapter: Adapter, *, whole: bool) -> bytes:
         return content_digest(adapter, whole=whole) if self._digests else b""
 
-    def _leave(self, number: int, name: str) -> None:
+    def _remove(self, number: int, name: str) -> None:
         # On the thread that let go of it last, without the lock: that thread may hold it.
         self._sites.remove(number)
         self._free.append(number)

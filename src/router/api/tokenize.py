@@ -68,7 +68,7 @@ async def _spans(state: AppState, asked: GenerateRequest) -> tuple[str, TokenSpa
     """Return the text as the model reads it, and its tokens."""
     asked = await state.inference.prompt_of(asked)
     spans = await state.inference.tokenizer.spans(asked.text, add_special_tokens=asked.add_special_tokens)
-    parsed_bodies.leave()  # the client may take its time to read them
+    parsed_bodies.release()  # the client may take its time to read them
     return asked.text, spans
 
 

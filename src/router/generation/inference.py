@@ -82,7 +82,7 @@ class Inference:
         validation = self._preparing.of(self.validator.validate(request))
         asked = permits.request_span
         valid = await (validation if asked is None else asked.around_validation(validation))
-        parsed_bodies.leave()
+        parsed_bodies.release()
         logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
         if request.adapter_id is None:
             return Running(valid, self._scheduler.submit(valid), self.metrics, permits)

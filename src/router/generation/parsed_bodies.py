@@ -24,7 +24,7 @@ class ParsedBodies:
         self._waiting_bytes = 0
 
     async def enter(self, num_bytes: int) -> None:
-        """Take a place until `leave`, for a body of `num_bytes`."""
+        """Take a place until `release`, for a body of `num_bytes`."""
         if self._waiting_bytes and self._waiting_bytes + num_bytes > self._max_waiting_bytes:
             raise OverloadedError(RETRY_AFTER_S)
         self._waiting_bytes += num_bytes
@@ -40,7 +40,7 @@ class _Place:
         self._places = places
         self._is_held = True
 
-    def leave(self) -> None:
+    def release(self) -> None:
         if self._is_held:
             self._is_held = False
             self._places.release()
@@ -49,7 +49,7 @@ class _Place:
 _current: ContextVar[_Place | None] = ContextVar("parsed_body", default=None)
 
 
-def leave() -> None:
+def release() -> None:
     """Give back the request's place: its body is not needed any more."""
     if (place := _current.get()) is not None:
-        place.leave()
+        place.release()

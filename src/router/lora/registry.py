@@ -180,16 +180,16 @@ class AdapterRegistry:
             while version.load_id is None:
                 await self._load(version)
         except AdapterRefused as error:
-            self._leave(version)
+            self._release(version)
             raise ValidationError(str(error)) from None
         except AdapterLost as error:
-            self._leave(version)
+            self._release(version)
             raise GenerationError(str(error)) from None
         except BaseException:
-            self._leave(version)
+            self._release(version)
             raise
         self._loaded.move_to_end(version.load_id)
-        return AdapterUse(version.load_id, lambda: self._leave(version))
+        return AdapterUse(version.load_id, lambda: self._release(version))
 
     async def close(self) -> None:
         """Wait for what is being dropped."""
@@ -268,7 +268,7 @@ class AdapterRegistry:
     def _has_room(self, num_bytes: int) -> bool:
         return self._num_bytes + num_bytes <= self._most_bytes and len(self._loaded) < self._most_loaded
 
-    def _leave(self, version: _Version) -> None:
+    def _release(self, version: _Version) -> None:
         version.users -= 1
         self._drop_if_unused(version)
         if not version.users:

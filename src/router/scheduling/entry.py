@@ -121,7 +121,7 @@ class Entry:
             self._deadline.cancel()
         if not self.closed:
             self._events.clear()
-            self._leave()
+            self._abandon()
 
     def answered(self, event: TokenGenerated, num_tokens: int) -> Finished:
         """End at a stop text's token; `close` follows."""
@@ -149,7 +149,7 @@ class Entry:
         """End early: the reader gets `error` after what is unread."""
         if not self.closed and not self.done:
             self._events.append(Failed(error))
-            self._leave()
+            self._abandon()
 
     def end_after(self, seconds: float, error: Callable[[Entry], RouterError]) -> None:
         """Let it expire after `seconds`."""
@@ -162,7 +162,7 @@ class Entry:
         self.dropped_as = "generation" if isinstance(found, GenerationError) else None
         self.cut(found)
 
-    def _leave(self) -> None:
+    def _abandon(self) -> None:
         self.closed = True
         self._wake()
         if self._on_close is not None:

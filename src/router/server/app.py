@@ -162,7 +162,7 @@ class RequestIdMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            parsed_bodies.leave()
+            parsed_bodies.release()
             span.finish(status)
 
 

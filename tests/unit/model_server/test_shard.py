@@ -25,7 +25,7 @@ from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
 from model_server.models.model import describe
 from model_server.runner.cuda_graphs import GraphedRunner
-from model_server.shard import announce, leave, run_shard
+from model_server.shard import announce, release_ranks, run_shard
 from model_server.weights.checkpoint import examine
 from wire import demo_model
 
@@ -65,7 +65,7 @@ def test_graphs_go_before_the_communicator_that_they_hold(orderly: bool) -> None
     graphs, group = GraphedRunner(runner, (2, 1), capture), TwoRanks(capture)
     graphs.capture(KvCache(runner.kv_shapes, 4, 4, torch.float32, torch.device("cpu")), 8, group)
     assert graphs.captured_sizes == (1, 2)
-    leave(graphs, group, orderly=orderly)
+    release_ranks(graphs, group, orderly=orderly)
     assert group.closed == [(orderly, orderly)], "a device in doubt is not asked for anything"
 
 

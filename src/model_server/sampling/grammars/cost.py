@@ -68,7 +68,7 @@ class GuardedThread:
         while not job.is_done.wait(_LOOK_EVERY_S):
             if job.clock is not None and time.clock_gettime(job.clock) - job.began > limit_s:
                 self._worker = None
-                worker.leave()
+                worker.abandon()
                 raise GivenUpError
         if job.error is not None:
             raise job.error
@@ -91,7 +91,7 @@ class _Worker:
         self._thread = threading.Thread(target=self._work, name="grammars", daemon=True)
         self._thread.start()
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """End the thread behind its job, which runs only where nothing else does."""
         self.jobs.put(None)
         if self._thread.native_id is not None:

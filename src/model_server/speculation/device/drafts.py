@@ -42,7 +42,7 @@ class RowDrafts(Protocol):
     def select(self, kept: Tensor) -> None:
         """The rows at `kept` [n] int64 alone."""
 
-    def leave(self, places: Mapping[Sequence, int]) -> None:
+    def stop(self, places: Mapping[Sequence, int]) -> None:
         """End before another step than a window."""
 
     def draft(self, rows: RowsAt, length: int) -> tuple[Tensor, Tensor]:
@@ -63,7 +63,7 @@ class LookedUp:
 
     def select(self, kept: Tensor) -> None: ...
 
-    def leave(self, places: Mapping[Sequence, int]) -> None: ...
+    def stop(self, places: Mapping[Sequence, int]) -> None: ...
 
     def draft(self, rows: RowsAt, length: int) -> tuple[Tensor, Tensor]:
         return self._look_up(rows.history, rows.start + 1, self._most)

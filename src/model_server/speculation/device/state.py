@@ -84,7 +84,7 @@ class WindowState:
             return
         self.is_stale = True
         self._histories.note_stored(self._place)
-        self._drafts.leave(self._place)
+        self._drafts.stop(self._place)
         for sequence, row in self._place.items():
             if sequence.row.history is not None:
                 sequence.row.history = self._histories.ids[row].long()

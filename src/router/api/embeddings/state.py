@@ -62,7 +62,7 @@ class PooledState:
 
     async def compute(self, request: Request, asked: Asked) -> Computed:
         """Compute all texts, until the client disconnects."""
-        parsed_bodies.leave()
+        parsed_bodies.release()
         return await cancel_on_disconnect(request.receive, self.inference.compute(asked))
 
     def cut(self, truncate: bool | None, direction: Direction = "right", at: int | None = None) -> Cut:

@@ -22,8 +22,8 @@ async def test_a_third_waits_for_a_place() -> None:
         await bodies.enter(10)
         inside.append(number)
         await go.wait()
-        parsed_bodies.leave()
-        parsed_bodies.leave()  # at its end, once more
+        parsed_bodies.release()
+        parsed_bodies.release()  # at its end, once more
 
     tasks = [asyncio.create_task(request(number)) for number in range(5)]
     await until(lambda: len(inside) == 2)

@@ -72,7 +72,7 @@ class ModelDrafts:
     def select(self, kept: Tensor) -> None:
         """All rows are behind alike."""
 
-    def leave(self, places: Mapping[Sequence, int]) -> None:
+    def stop(self, places: Mapping[Sequence, int]) -> None:
         for sequence in places:
             sequence.drafts_from = self._behind
 

@@ -25,7 +25,7 @@ class RowStates:
         if self._states is not None:
             self._states = self._states[0].index_select(0, kept), self._states[1].index_select(0, kept)
 
-    def leave(self, places: Mapping[Sequence, int]) -> None:
+    def stop(self, places: Mapping[Sequence, int]) -> None:
         for sequence, row in places.items():
             if self._states is not None and sequence.drafts_from is not None:
                 sequence.drafts_from = State(self._states[0], row)
