@@ -114,7 +114,7 @@ class Connection:
             reader, data = await self._first_bytes(request)
             while data:
                 answer.feed(data)
-                for part in answer.take():
+                for part in answer.pop():
                     yield part
                 if answer.complete:
                     finished = answer.keeps_alive
@@ -168,7 +168,7 @@ class _Answer:
     def feed(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
-    def take(self) -> list[bytes]:
+    def pop(self) -> list[bytes]:
         """Body since the last call; nothing of a refusal's."""
         if self._parser.get_status_code() != 200:
             self._refusal += self._body

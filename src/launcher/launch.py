@@ -163,7 +163,7 @@ class _Launch:
     def _pause(self, timeout_s: float) -> None:
         """Waits for something of the other nodes. Raises _Interrupted on a signal, NodeLost if a node is lost."""
         self._signals.wait(timeout_s)
-        if self._signals.take() or (self._group is not None and self._group.wants_stop()):
+        if self._signals.pop() or (self._group is not None and self._group.wants_stop()):
             raise _Interrupted
         if self._group is not None:
             self._group.check()
@@ -254,7 +254,7 @@ class _Launch:
             try:
                 preflight.check_tokenizer(directory)
             except ArgumentValidation:
-                if self._signals.take():  # it has ended the trial as well
+                if self._signals.pop():  # it has ended the trial as well
                     return 0
                 raise
             self._end_phase("trial of the tokenizer")

@@ -117,7 +117,7 @@ async def one_request(number: int, name: str, registry: AdapterRegistry, ranks: 
         slots: list[int | None] = [None]
         while None in slots:  # as the scheduler does: until there is a slot
             slots = [
-                rank.table.take(residence.number, rank.in_use)
+                rank.table.acquire(residence.number, rank.in_use)
                 for rank, residence in zip(ranks.ranks, held, strict=True)
             ]
             if None in slots:

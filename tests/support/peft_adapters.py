@@ -60,7 +60,7 @@ def peft_model(model_path: Path, adapter: Path) -> Any:
 def fill_slots(runner: Any, count: int) -> None:
     """The first adapters into the slots of their numbers, where the runner has slots."""
     slots = runner.adapters.slots
-    assert slots is None or [slots.take(number, lambda: range(count)) for number in range(count)] == [*range(count)]
+    assert slots is None or [slots.acquire(number, lambda: range(count)) for number in range(count)] == [*range(count)]
 
 
 def _base(path: Path) -> Any:

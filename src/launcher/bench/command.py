@@ -173,7 +173,7 @@ async def _measure(config: BenchConfig, run: Run, keep: Callable[[], None]) -> N
     progress = Progress()
     numbers = iter(range(sys.maxsize))
 
-    def take(count: int) -> list[str]:
+    def next_prompts(count: int) -> list[str]:
         return [prompts.prompt(next(numbers)) for _ in range(count)]
 
     with LiveView(run, progress, Console(stderr=True)):
@@ -210,10 +210,10 @@ def _plan(
         return Load(target, config.output, progress)
 
     def closed(clients: int, count: int) -> _Measurement:
-        return lambda: load().closed(take(count), clients)
+        return lambda: load().closed(next_prompts(count), clients)
 
     def at_rate(rate: float, count: int) -> _Measurement:
-        return lambda: load().open(take(count), rate, config.seed)
+        return lambda: load().open(next_prompts(count), rate, config.seed)
 
     if config.rate:
         count = config.num_requests or OPEN_LOOP

@@ -212,7 +212,7 @@ def _is_reserved(group: Any, config: LauncherConfig, bundle: Mapping[str, float]
     deadline = time.monotonic() + config.join_timeout
     ready = group.ready()
     while not ray.wait([ready], timeout=_ASK_EVERY_S)[0]:
-        if signals.take():
+        if signals.pop():
             return False
         if time.monotonic() > deadline:
             raise ArgumentValidation(
@@ -261,7 +261,7 @@ def _watch(nodes: Sequence[_Node], config: LauncherConfig, signals: Signals) -> 
     deadline: float | None = None
     while not all(node.has_ended for node in nodes):
         signals.wait(_ASK_EVERY_S)
-        if signals.take():
+        if signals.pop():
             for node in nodes:
                 node.actor.stop.remote()
         for node in nodes:

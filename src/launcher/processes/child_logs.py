@@ -39,13 +39,13 @@ class LineSplitter:
         *whole, rest = data.split(b"\n")
         for piece in whole:
             self._add(piece)
-            yield self._take()
+            yield self._pop()
         self._add(rest)
 
     def finish(self) -> Iterator[bytes]:
         """The last line, if the stream did not end with a newline."""
         if self._size:
-            yield self._take()
+            yield self._pop()
 
     def _add(self, piece: bytes) -> None:
         kept = piece[: self._limit - self._size]
@@ -54,7 +54,7 @@ class LineSplitter:
         if kept:
             self._parts.append(kept)
 
-    def _take(self) -> bytes:
+    def _pop(self) -> bytes:
         line = b"".join(self._parts)
         if self._lost:
             line += b" ... (%d bytes more)" % self._lost

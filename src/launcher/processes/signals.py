@@ -65,7 +65,7 @@ class Signals:
         if readable:
             os.read(self._read, 4096)
 
-    def take(self) -> bool:
+    def pop(self) -> bool:
         """Whether there is a request to stop that has not been acted on; each is taken once."""
         has_more = len(self.received) > self._num_taken
         self._num_taken += has_more

@@ -79,7 +79,7 @@ class Stopping:
     def _wait_for_others(self, shards: Sequence[Child], group: Group, deadline: float) -> None:
         """Until no request of the group needs these shards."""
         while not group.may_stop_shards() and time.monotonic() < deadline:
-            if self._signals.take():
+            if self._signals.pop():
                 raise KillRequested
             if any(child.poll() is not None for child in shards):
                 return
@@ -109,7 +109,7 @@ class Stopping:
         for child in running:
             child.terminate()
         while running := [child for child in running if child.poll() is None]:
-            if self._signals.take():
+            if self._signals.pop():
                 raise KillRequested
             now = time.monotonic()
             left_s = began + timeout_s - now

@@ -160,7 +160,7 @@ class Supervisor:
 
     def _pause(self, timeout_s: float) -> None:
         self._signals.wait(timeout_s)
-        if self._signals.take() or self._group.wants_stop():
+        if self._signals.pop() or self._group.wants_stop():
             raise _StopRequested
 
     # Starting and watching
@@ -210,7 +210,7 @@ class Supervisor:
 
         def wait(timeout_s: float) -> None:
             self._signals.wait(timeout_s)
-            if self._signals.take():
+            if self._signals.pop():
                 raise _StopRequested
 
         stacks.show(children, wait)

@@ -76,7 +76,7 @@ class BlockTables:
         """Bring `host` to these rows, and return the change."""
         kept = new = None
         if rows is not self.rows:
-            kept, new = self._take(rows)
+            kept, new = self._replace_rows(rows)
         elif not self._extended:
             return _UNCHANGED
         entries, blocks = self._new_entries()
@@ -101,7 +101,7 @@ class BlockTables:
             entries, blocks = uploaded
             self.device.view(-1).index_copy_(0, entries, blocks)
 
-    def _take(self, rows: list[Sequence]) -> tuple[Indices, Indices]:
+    def _replace_rows(self, rows: list[Sequence]) -> tuple[Indices, Indices]:
         """Replace rows: kept entries stay, new rows are empty."""
         source = positions_of(rows, self._position)
         kept, new = np.maximum(source, 0), np.flatnonzero(source < 0)

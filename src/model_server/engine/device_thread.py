@@ -128,7 +128,7 @@ class DeviceThread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _take(self, pending: Job[Any] | None) -> Job[Any] | None:
+    def _next_job(self, pending: Job[Any] | None) -> Job[Any] | None:
         """Return the next job in order; None if the pending one is over first, or the thread is to end."""
         deadline: float | None = None
         with self._wake:
@@ -164,7 +164,7 @@ class DeviceThread:
 
     def _loop(self) -> None:
         while True:
-            job = self._taken = self._take(self._pending[0][0] if self._pending else None)
+            job = self._taken = self._next_job(self._pending[0][0] if self._pending else None)
             if job is None:
                 if self._pending:
                     self._collect_oldest()

@@ -204,7 +204,7 @@ class SequenceFactory:
             return request.adapter_slot
         if self._slots is None or number == BASE:
             return number
-        slot = self._slots.take(number, in_use)
+        slot = self._slots.acquire(number, in_use)
         if slot is None:
             raise RequestError(
                 f"request {request.id}: rows that run have other adapters in all {self._slots.num_slots} slots; raise "

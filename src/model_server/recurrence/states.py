@@ -22,7 +22,7 @@ class Held:
     row: int
 
 
-def take(requests: Sequence[RequestState], key: tuple[int, str], like: Tensor) -> Tensor:
+def gather(requests: Sequence[RequestState], key: tuple[int, str], like: Tensor) -> Tensor:
     """Return the requests' `key`, [len(requests), ...], to be updated in place; new ones like `like`."""
     held: list[Held | None] = [None if one.kept is None else one.kept.get(key) for one in requests]
     first = held[0]

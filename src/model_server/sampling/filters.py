@@ -60,7 +60,7 @@ class Filters:
             num_candidates=max(row.top_k + _TIE_MARGIN if row.top_k > 0 else _FIRST_GUESS for row in rows),
         )
 
-    def take(self, index: Tensor) -> Filters:
+    def select(self, index: Tensor) -> Filters:
         """Take some rows."""
 
         def some(column: Tensor | None) -> Tensor | None:

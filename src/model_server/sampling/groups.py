@@ -44,14 +44,14 @@ class Group:
     filters: Filters | None  # None: greedy
     top: tuple[tuple[int, int, int], ...]  # (row of the group, row of the batch, top_n)
 
-    def take(self, local: Tensor, num_rows: int) -> Group:
+    def select(self, local: Tensor, num_rows: int) -> Group:
         """Some of its rows."""
         index = self.index
         if isinstance(index, slice):
             index = torch.arange(num_rows, device=local.device)[index]
         places = {row: place for place, row in enumerate(local.tolist())}
         top = tuple((places[row], batch_row, n) for row, batch_row, n in self.top if row in places)
-        filters = None if self.filters is None else self.filters.take(local)
+        filters = None if self.filters is None else self.filters.select(local)
         return replace(self, index=index[local], filters=filters, top=top)
 
 

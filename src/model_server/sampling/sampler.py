@@ -259,7 +259,7 @@ class Sampler:
             for index, whole in ((enough.nonzero().squeeze(1), False), ((~enough).nonzero().squeeze(1), True)):
                 if not len(index):
                     continue
-                part = group.take(index, num_rows)
+                part = group.select(index, num_rows)
                 if whole:
                     assert part.filters is not None
                     some = filter_whole(logits[index], part.filters, self._bits)

@@ -67,7 +67,7 @@ class Inference:
             limit = self.permit_pool.limit  # waiting would not help: no 429
             text = f"the server runs up to {limit} generations at once. Given: {number}"
             raise BatchSizeError(text, given=number, limit=limit)
-        if not self.permit_pool.take(number):
+        if not self.permit_pool.acquire(number):
             wait_s = self._scheduler.estimated_wait_s
             raise OverloadedError(max(1, min(math.ceil(wait_s), _MAX_RETRY_AFTER_S)))
         return HeldPermits(self.permit_pool, number, request_id, entered())

@@ -15,7 +15,7 @@ class PermitPool:
         self.limit = limit
         self.num_taken = 0
 
-    def take(self, number: int) -> bool:
+    def acquire(self, number: int) -> bool:
         if self.num_taken + number > self.limit:
             return False
         self.num_taken += number

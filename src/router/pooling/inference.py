@@ -95,7 +95,7 @@ class PooledInference:
         self.check_size(len(asked.texts) - asked.num_free, asked.name)
         if self.is_draining:
             raise UnhealthyError
-        if not self.permit_pool.take(1):
+        if not self.permit_pool.acquire(1):
             raise overloaded(self._retry_after_s)
         try:
             self.metrics.count(f"te_{job}_count", len(asked.texts))

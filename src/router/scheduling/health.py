@@ -22,7 +22,7 @@ class Probe:
             self._is_sent = False
         return self._answer
 
-    def take(self) -> bool:
+    def pop(self) -> bool:
         """Take a probe to be sent, if any."""
         is_due = self._answer is not None and not self._is_sent
         self._is_sent = True

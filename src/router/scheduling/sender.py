@@ -70,7 +70,7 @@ class Sender:
             return True
         if self._send_filters():
             return True
-        if self._probe.take():
+        if self._probe.pop():
             self._pipeline.append(Call("probe", self._shards.probe(), None, (PROBE_ID,)))
             return True
         return any(self._send_of(one) for one in self._in_turn())

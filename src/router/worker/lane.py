@@ -104,7 +104,7 @@ class Lane:
             if not self._waiting:  # closed
                 return
             _, _, job = heapq.heappop(self._waiting)
-            work = self._take(job)
+            work = self._pop_work(job)
         if work is None:
             return
         try:
@@ -119,9 +119,9 @@ class Lane:
     def _forget(self, job: _Job) -> None:
         """Drop an unbegun job's work; its place is skipped."""
         with self._lock:
-            self._take(job)
+            self._pop_work(job)
 
-    def _take(self, job: _Job) -> Callable[[], Any] | None:
+    def _pop_work(self, job: _Job) -> Callable[[], Any] | None:
         """Take a job's work for a free thread."""
         work, job.work = job.work, None
         if work is not None:

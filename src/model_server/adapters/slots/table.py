@@ -29,7 +29,7 @@ class SlotTable:
         """Slots with an adapter. On any thread."""
         return len(set(self._slots).difference(tuple(self._gone)))
 
-    def take(self, number: int, in_use: Callable[[], Collection[int]]) -> int | None:
+    def acquire(self, number: int, in_use: Callable[[], Collection[int]]) -> int | None:
         """Return the adapter's slot, filled if need be: a free one, or the least recent outside `in_use`, if any."""
         while self._gone:
             left = self._slots.pop(self._gone.popleft(), None)

@@ -36,7 +36,7 @@ class Brought:
 class RowDrafts(Protocol):
     """Drafts of one batch while windows continue, without waiting."""
 
-    def take(self, rows: list[Sequence]) -> None:
+    def set_rows(self, rows: list[Sequence]) -> None:
         """Windows of these rows begin."""
 
     def select(self, kept: Tensor) -> None:
@@ -59,7 +59,7 @@ class LookedUp:
         self._look_up = look_up
         self._most = most
 
-    def take(self, rows: list[Sequence]) -> None: ...
+    def set_rows(self, rows: list[Sequence]) -> None: ...
 
     def select(self, kept: Tensor) -> None: ...
 

@@ -43,7 +43,7 @@ class Histories:
         self._place = {s: self._place[s] for s in kept if s in self._place}
         self._stored = {s: self._stored[s] for s in kept if s in self._stored}
 
-    def take(self, rows: list[Sequence], newest: NewestTokens | None, room: int, staging: Staging) -> None:
+    def update(self, rows: list[Sequence], newest: NewestTokens | None, room: int, staging: Staging) -> None:
         """Bring it to `rows`, with `room` behind the newest token.
 
         Args:

@@ -136,7 +136,7 @@ class WindowState:
         else:
             assert not unseen, "rows join that the host does not know the lengths of"
             self.note_other_step()  # those that join come from another batch
-            self._histories.take(rows, newest, room, self._staging)
+            self._histories.update(rows, newest, room, self._staging)
             made = np.fromiter((s.num_sampled for s in rows), np.int64, len(rows))
             most = np.fromiter((s.max_new_tokens for s in rows), np.int64, len(rows))
             offsets = np.fromiter((s.position_offset for s in rows), np.int64, len(rows))
@@ -146,7 +146,7 @@ class WindowState:
             newest_ids = self._histories.ids.gather(1, start[:, None]).squeeze(1).long()
             none = torch.zeros_like(start)
             self._tensors = _Rows(newest_ids, start, made_, left, limit, offset, none, none[:, None])
-            self._drafts.take(rows)
+            self._drafts.set_rows(rows)
             self.is_stale = False
         self.rows = rows
         self._place = {s: i for i, s in enumerate(rows)}

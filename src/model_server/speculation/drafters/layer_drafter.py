@@ -90,7 +90,7 @@ class _Waiting:
         self.states.append(states)
         self.count += len(states)
 
-    def take(self, count: int) -> Tensor:
+    def pop(self, count: int) -> Tensor:
         """Take the first positions' states."""
         states = torch.cat(self.states)
         self.position += count
@@ -195,7 +195,7 @@ class LayerDrafter:
             waiting: _Waiting = sequence.drafts_from
             first = waiting.position
             spans.append(Span(sequence, first, sequence.ids[first + 1 : first + 1 + count]))
-            states.append(waiting.take(count))
+            states.append(waiting.pop(count))
         return self._forward(spans, self._layer.states(torch.cat(states)))
 
     def _forward(self, spans: Rows[Span], states: Tensor) -> Tensor:

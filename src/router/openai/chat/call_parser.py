@@ -45,9 +45,9 @@ class ToolCallParser:
 
     def feed(self, text: str) -> str:
         """Return the next part of the arguments' one JSON object."""
-        return "".join([self._take(character) for character in text])
+        return "".join([self._read(character) for character in text])
 
-    def _take(self, character: str) -> str:
+    def _read(self, character: str) -> str:
         if self._state is _State.ARGUMENTS:
             return self._argument(character)
         if character in _WHITE_SPACE and not self._token:

@@ -88,7 +88,7 @@ def permits_of_one_pass(permits: HeldPermits, *, before: Timings | None = None) 
         before: What the decision took; None: it is for the decision.
     """
     pool = PermitPool(1)
-    pool.take(1)
+    pool.acquire(1)
     one = HeldPermits(pool, 1, permits.request_id, permits.request_span)
     one.arrived_at = permits.arrived_at
     one.is_decision, one.before = before is None, before

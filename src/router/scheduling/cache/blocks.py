@@ -113,7 +113,7 @@ class BlockStack:
     def __len__(self) -> int:
         return self._num_untouched + len(self._returned)
 
-    def take(self, num_blocks: int) -> list[int]:
+    def pop(self, num_blocks: int) -> list[int]:
         """Take the last blocks, which must be there."""
         assert 0 <= num_blocks <= len(self)
         cut = len(self._returned) - num_blocks
@@ -159,11 +159,11 @@ class FreeList:
         namespace: str = "",
         content: Sequence[ContentRange] = (),
     ) -> Allocation | None:
-        blocks = self._take(-(-num_tokens // self._block_size))
+        blocks = self._pop(-(-num_tokens // self._block_size))
         return None if blocks is None else Allocation(blocks, num_tokens, self._block_size)
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
-        taken = self._take(num_blocks)
+        taken = self._pop(num_blocks)
         if taken is not None:
             allocation.append(taken)
         return taken
@@ -176,5 +176,5 @@ class FreeList:
         self._free.give_back(allocation.blocks)
         allocation.forget()
 
-    def _take(self, num_blocks: int) -> list[int] | None:
-        return self._free.take(num_blocks) if num_blocks <= len(self._free) else None
+    def _pop(self, num_blocks: int) -> list[int] | None:
+        return self._free.pop(num_blocks) if num_blocks <= len(self._free) else None

@@ -54,11 +54,11 @@ class PrefixCache:
         size = self._block_size
         needed = -(-num_tokens // size)
         if prompt_ids is None:
-            private = self._take(needed)
+            private = self._pop(needed)
             return None if private is None else Allocation(private, num_tokens, size)
         node, shared = self._trie.find(cache_keys(prompt_ids, content), num_tokens // size, namespace)
         self._trie.hold(node)  # before anything is evicted
-        private = self._take(needed - len(shared))
+        private = self._pop(needed - len(shared))
         if private is None:
             self._trie.release(node)
             return None
@@ -68,7 +68,7 @@ class PrefixCache:
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
         """Extend; what the request shares is held."""
-        taken = self._take(num_blocks)
+        taken = self._pop(num_blocks)
         if taken is not None:
             allocation.append(taken)
         return taken
@@ -106,10 +106,10 @@ class PrefixCache:
         self._free.give_back(allocation.blocks[allocation.num_in_trie :])
         allocation.forget()
 
-    def _take(self, num_blocks: int) -> list[int] | None:
+    def _pop(self, num_blocks: int) -> list[int] | None:
         missing = num_blocks - len(self._free)
         if missing > self._trie.num_evictable:
             return None
         if missing > 0:
             self._free.give_back(self._trie.evict(missing))
-        return self._free.take(num_blocks)
+        return self._free.pop(num_blocks)

@@ -23,7 +23,7 @@ from launcher.processes.timeouts import Timeouts
 def stopping() -> Iterator[Stopping]:
     signals = Signals()
     signals.notify(signal.SIGTERM)
-    assert signals.take() and not signals.take()
+    assert signals.pop() and not signals.pop()
     yield Stopping(signals, Timeouts(graceful_s=1.0))
     signals.close()
 

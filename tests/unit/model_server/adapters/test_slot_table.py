@@ -24,38 +24,38 @@ class Copies:
 
 def test_the_one_used_longest_ago_makes_room() -> None:
     copies = Copies(2)
-    first, second = copies.table.take(10, tuple), copies.table.take(11, tuple)
-    assert copies.table.take(10, tuple) == first != second
-    assert copies.table.take(12, tuple) == second
+    first, second = copies.table.acquire(10, tuple), copies.table.acquire(11, tuple)
+    assert copies.table.acquire(10, tuple) == first != second
+    assert copies.table.acquire(12, tuple) == second
     assert (copies.table.num_loads, copies.table.num_held) == (3, 2)
-    assert copies.table.take(11, lambda: {first, second}) is None, "rows run with both"
-    assert copies.table.take(11, lambda: {first}) == second
+    assert copies.table.acquire(11, lambda: {first, second}) is None, "rows run with both"
+    assert copies.table.acquire(11, lambda: {first}) == second
     copies.table.forget(10)
-    assert copies.table.take(12, lambda: {second}) == first
+    assert copies.table.acquire(12, lambda: {second}) == first
     copies.table.forget(99)
 
 
 def test_an_adapter_that_goes_while_a_slot_is_taken() -> None:
     """What had it may be collected at any moment, on any thread: every rank finds a slot all the same."""
     copies = Copies(1)
-    assert copies.table.take(10, tuple) == 0
+    assert copies.table.acquire(10, tuple) == 0
 
     def in_use() -> tuple[int, ...]:
         copies.table.forget(10)
         return ()
 
-    assert copies.table.take(11, in_use) == 0 and copies.slots == [11]
-    assert copies.table.take(11, tuple) == 0
+    assert copies.table.acquire(11, in_use) == 0 and copies.slots == [11]
+    assert copies.table.acquire(11, tuple) == 0
     assert (copies.table.num_loads, copies.table.num_held) == (2, 1)
     copies.table.forget(11)
     assert copies.table.num_held == 0
-    assert copies.table.take(11, tuple) == 0, "another of the same number is copied"
+    assert copies.table.acquire(11, tuple) == 0, "another of the same number is copied"
     assert (copies.table.num_loads, copies.table.num_held) == (3, 1)
 
 
 def test_a_copy_that_fails_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = Copies(2)
-    first, second = copies.table.take(7, tuple), copies.table.take(8, tuple)
+    first, second = copies.table.acquire(7, tuple), copies.table.acquire(8, tuple)
 
     def fail(slot: int, number: int) -> bool:
         raise RuntimeError("no memory")
@@ -64,19 +64,19 @@ def test_a_copy_that_fails_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> Non
         patch.setattr(copies.table, "_copy", fail)
         for _ in range(3):
             with pytest.raises(RuntimeError, match="no memory"):
-                copies.table.take(9, lambda: {second})
-    assert copies.table.num_held == 1 and copies.table.take(8, tuple) == second
-    assert copies.table.take(9, lambda: {second}) == first and copies.slots == [9, 8]
+                copies.table.acquire(9, lambda: {second})
+    assert copies.table.num_held == 1 and copies.table.acquire(8, tuple) == second
+    assert copies.table.acquire(9, lambda: {second}) == first and copies.slots == [9, 8]
     assert copies.table.is_capturable(torch.tensor([first])) and copies.table.num_loads == 3
 
 
 def test_which_steps_need_the_host() -> None:
     copies = Copies(2)
-    slot, other = copies.table.take(7, tuple), copies.table.take(1, tuple)
+    slot, other = copies.table.acquire(7, tuple), copies.table.acquire(1, tuple)
     assert not copies.table.is_capturable(torch.tensor([-1, other, slot]))
     assert copies.table.is_capturable(torch.tensor([-1, other]))
     copies.table.forget(7)
-    assert copies.table.take(2, tuple) == slot
+    assert copies.table.acquire(2, tuple) == slot
     assert copies.table.is_capturable(torch.tensor([slot]))
 
 
@@ -90,7 +90,7 @@ def test_a_row_finds_its_own_adapter_in_its_slot_until_it_ends(number: int, acti
     running: dict[int, int] = {}
     for action, adapter in actions:
         if action == "take":
-            slot = copies.table.take(adapter, lambda: set(running.values()))
+            slot = copies.table.acquire(adapter, lambda: set(running.values()))
             assert (slot is None) == (adapter not in running and len(running) == number)
             if slot is not None:
                 running[adapter] = slot

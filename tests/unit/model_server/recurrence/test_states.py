@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from model_server.recurrence.states import begin, put, take
+from model_server.recurrence.states import begin, put, gather
 from model_server.runner.runner import RequestState
 
 KEY = (3, "state")
@@ -17,12 +17,12 @@ FRESH = torch.zeros(2)
 def test_the_same_rows_are_updated_where_they_are() -> None:
     requests = [RequestState(1) for _ in range(3)]
     begin(requests, [0, 0, 0])
-    rows = take(requests, KEY, FRESH)
+    rows = gather(requests, KEY, FRESH)
     put(requests, KEY, rows)
     rows += 1
-    assert take(requests, KEY, FRESH) is rows
+    assert gather(requests, KEY, FRESH) is rows
     for others in (requests[:2], requests[::-1], requests[1:]):
-        found = take(others, KEY, FRESH)
+        found = gather(others, KEY, FRESH)
         assert found is not rows and torch.equal(found, torch.ones(len(others), 2))
 
 
@@ -39,7 +39,7 @@ def test_every_request_has_its_own_whatever_rows_come_and_go(seed: int) -> None:
         if chance.random() < 0.5:
             taking = list(running)
         begin(taking, [running[one] for one in taking])
-        rows = take(taking, KEY, FRESH)
+        rows = gather(taking, KEY, FRESH)
         put(taking, KEY, rows)
         assert rows[:, 0].tolist() == [float(running[one]) for one in taking]
         rows += 1
@@ -51,6 +51,6 @@ def test_a_request_begins_again_with_nothing() -> None:
     request = RequestState(1)
     put([request], KEY, torch.full((1, 2), torch.nan))
     begin([request], [0])
-    assert torch.equal(take([request], KEY, FRESH), FRESH.unsqueeze(0))
+    assert torch.equal(gather([request], KEY, FRESH), FRESH.unsqueeze(0))
     with pytest.raises(RuntimeError, match="the state of a request is gone, of which 4 tokens are said to be computed"):
         begin([RequestState(1)], [4])

@@ -102,7 +102,7 @@ def test_two_families_of_which_the_batch_chooses_one() -> None:
         if turn % 5 == 0:
             of_rows = [BASE] * count
         if turn % 3 == 0:  # another adapter in a slot: nothing is captured for it
-            slots.take(10 + turn, tuple)
+            slots.acquire(10 + turn, tuple)
         inputs = step(of_rows)
         before = inner.num_adapted
         logits = runner.forward(inputs, cache).clone()
@@ -118,7 +118,7 @@ def test_steps_with_rows_that_need_the_host_are_not_replayed() -> None:
     runner, inner, _, cache = runner_of()
     slots = inner.traits.slots
     assert slots is not None
-    slot, other = slots.take(NEEDS_HOST, tuple), slots.take(1, tuple)
+    slot, other = slots.acquire(NEEDS_HOST, tuple), slots.acquire(1, tuple)
     assert slot is not None and other is not None
     for of_rows, size in (([slot, other], 2), ([other, BASE], 4), ([BASE, BASE], 4)):
         runner.forward(step(of_rows), cache)

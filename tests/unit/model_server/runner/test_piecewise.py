@@ -221,13 +221,13 @@ def test_prompts_with_adapters_have_pieces_of_their_own(monkeypatch: pytest.Monk
     dice = torch.Generator().manual_seed(1)
     for seed, batch in enumerate(STEPS * 2):
         number = 3 + seed
-        assert slots.take(number, tuple) == plain.traits.slots.take(number, tuple)  # type: ignore[union-attr]
+        assert slots.acquire(number, tuple) == plain.traits.slots.acquire(number, tuple)  # type: ignore[union-attr]
         of_rows = torch.randint(BASE, 3, (len(batch),), generator=dice).tolist()
         inputs = step(batch, seed)
         inputs = with_adapters(inputs, of_rows) if seed % 4 else inputs
         torch.testing.assert_close(runner.forward(inputs, cache), plain.forward(inputs, other))
     assert inner.eager == [] and len(capture.graphs) == num_graphs
-    needs_host = slots.take(NEEDS_HOST, tuple)
+    needs_host = slots.acquire(NEEDS_HOST, tuple)
     assert needs_host is not None
     runner.forward(with_adapters(step([(3, 3)]), [needs_host]), cache)
     scored = with_adapters(step([(64, 64)], scored=True), [1 - needs_host])

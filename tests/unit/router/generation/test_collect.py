@@ -18,7 +18,7 @@ from router.scheduling.entry import Entry
 async def test_choices_that_nobody_reads_are_bounded() -> None:
     entries = [Entry(make_request(), max_unread_bytes=50_000) for _ in range(2)]
     permit_pool = PermitPool(2)
-    assert permit_pool.take(2)
+    assert permit_pool.acquire(2)
     with HeldPermits(permit_pool, 2, "id") as permits:
         running = [Running(entry.request, entry, Metrics(), permits) for entry in entries]
     async with aclosing(arrivals(running)) as items:

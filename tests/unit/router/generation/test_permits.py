@@ -15,7 +15,7 @@ MakeRouter = Callable[..., Router]
 
 async def test_overload(make_router: MakeRouter) -> None:
     router = make_router(limits=replace(LIMITS, max_concurrent_requests=1))
-    assert router.inference.permit_pool.take(1)
+    assert router.inference.permit_pool.acquire(1)
     router.scheduler.wait_s = 2.3
     chat_body = {"messages": [{"role": "user", "content": "x"}]}
     for path, body in (

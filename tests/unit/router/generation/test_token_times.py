@@ -18,7 +18,7 @@ async def test_tokens_of_one_step_share_its_time(monkeypatch: pytest.MonkeyPatch
     now = [10.0]
     monkeypatch.setattr(generation_running.time, "monotonic", lambda: now[0])
     metrics, entry, permit_pool = RecordingMetrics(), Entry(make_request()), PermitPool(1)
-    assert permit_pool.take(1)
+    assert permit_pool.acquire(1)
     with HeldPermits(permit_pool, 1, "id") as permits:
         running = Running(entry.request, entry, metrics, permits)
     tokens = [Token(number, "a", -1.0) for number in range(4)]  # type: ignore[arg-type]

@@ -147,7 +147,7 @@ async def test_what_can_never_fit_is_refused_at_once(router: Router) -> None:
 
 async def test_streams_refuse_best_of_and_prefill_details_before_a_permit(make_router: MakeRouter) -> None:
     router = make_router(limits=replace(LIMITS, max_concurrent_requests=1))
-    assert router.inference.permit_pool.take(1)
+    assert router.inference.permit_pool.acquire(1)
     for path, extra in (("/generate_stream", {}), ("/", {"stream": True})):
         for parameters in ({"best_of": 2}, {"best_of": 0}, {"decoder_input_details": True}):
             answer = await router.post(path, {"inputs": "Hi", "parameters": parameters} | extra)

@@ -18,7 +18,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.recurrence import gated_delta
 from model_server.recurrence.convolution import convolve
 from model_server.recurrence.segments import Segments
-from model_server.recurrence.states import put, take
+from model_server.recurrence.states import put, gather
 from model_server.weights.matrix import Part
 from model_server.weights.reader import Range
 
@@ -82,7 +82,7 @@ class GatedDelta:
     def _convolve(self, inputs: Tensor, segments: Segments) -> Tensor:
         """Convolve, and keep each segment's newest inputs."""
         width, key = self.spec.width, (self.index, "inputs")
-        previous = take(segments.requests, key, inputs.new_zeros(width - 1, inputs.shape[1]))
+        previous = gather(segments.requests, key, inputs.new_zeros(width - 1, inputs.shape[1]))
         sources, newest = segments.window(width)
         every = torch.cat((inputs, previous.flatten(0, 1)))
         put(segments.requests, key, every.index_select(0, newest.view(-1)).view_as(previous))
@@ -93,19 +93,19 @@ class GatedDelta:
         name = (self.index, "state")
         fresh = tokens.value.new_zeros(self.value_heads, self.spec.key_dim, self.spec.value_dim)
         if segments.is_decode:
-            state = take(segments.requests, name, fresh)
+            state = gather(segments.requests, name, fresh)
             put(segments.requests, name, state)
             return gated_delta.step(tokens, state)
         outputs = torch.empty_like(tokens.value)
         singles, rows = segments.singles
         if singles:
             requests = [segments.requests[number] for number in singles]
-            state = take(requests, name, fresh)
+            state = gather(requests, name, fresh)
             put(requests, name, state)
             outputs.index_copy_(0, rows, gated_delta.step(tokens.select(rows), state))
         for request, (first, stop) in zip(segments.requests, segments.spans, strict=True):
             if stop - first > 1:
-                state = take([request], name, fresh)
+                state = gather([request], name, fresh)
                 put([request], name, state)
                 outputs[first:stop] = gated_delta.sequence(tokens.part(slice(first, stop)), state[0])
         return outputs

@@ -66,7 +66,7 @@ class ModelDrafts:
         self._behind = 1  # the most that any row is
         self._length = 0  # of the draft that is checked
 
-    def take(self, rows: list[Sequence]) -> None:
+    def set_rows(self, rows: list[Sequence]) -> None:
         self._behind = max((row.drafts_from for row in rows if row.drafts_from is not None), default=1)
 
     def select(self, kept: Tensor) -> None:

@@ -18,7 +18,7 @@ class RowStates:
         self._staging = staging
         self._states: tuple[Tensor, Tensor] | None = None  # [num_rows, hidden], and which rows have one
 
-    def take(self, rows: list[Sequence]) -> None:
+    def set_rows(self, rows: list[Sequence]) -> None:
         self._states = gathered([row.drafts_from for row in rows], self._staging)
 
     def select(self, kept: Tensor) -> None:

@@ -164,7 +164,7 @@ def test_experts_have_slots_if_an_adapter_of_the_start_changes_some(tmp_path: Pa
             refusing()
     runner = load(model, adapters={"a": given}, adapter_room=1, adapter_slots=1)
     runner.adapters.put(1, runner.adapters.read(adapter))
-    assert runner.adapters.slots.take(1, tuple) == 0
+    assert runner.adapters.slots.acquire(1, tuple) == 0
     wanted = run_protocol(load(model, adapters=later), SEQUENCES, 4, adapters=(0, BASE, 0))
     assert_equal_logits(run_protocol(runner, SEQUENCES, 4, adapters=(0, BASE, 0)), wanted)
 

@@ -44,7 +44,7 @@ def test_keys_and_values_of_each_row(
     def logits(group: ProcessGroup | None = None, slots: int | None = None, steps: Any = STEPS) -> list[Tensor]:
         runner: Any = load(model, group=group, adapters=adapters, adapter_slots=slots)
         if slots is not None:
-            assert [runner.adapters.slots.take(number, lambda: (0, 1)) for number in (0, 1)] == [0, 1]
+            assert [runner.adapters.slots.acquire(number, lambda: (0, 1)) for number in (0, 1)] == [0, 1]
         return run_protocol(runner, SEQUENCES, 4, steps=steps, adapters=(0, BASE, 1))
 
     plain = run_protocol(load(model), SEQUENCES, 4)

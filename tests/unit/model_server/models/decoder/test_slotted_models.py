@@ -69,8 +69,8 @@ def test_three_adapters_in_two_slots(
         places = []
         for number in numbers:
             if number != BASE:
-                taken.add(slots.take(number, taken.copy))
-            places.append(BASE if number == BASE else slots.take(number, unused))
+                taken.add(slots.acquire(number, taken.copy))
+            places.append(BASE if number == BASE else slots.acquire(number, unused))
         wanted = run_protocol(loaded, SEQUENCES, 4, adapters=numbers)
         assert_equal_logits(run_protocol(slotted, SEQUENCES, 4, adapters=places), wanted)
     assert slots.num_loads == 6 and slots.num_held == 2
@@ -91,7 +91,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     def logits(group: ProcessGroup | None, number: int | None = None) -> list[Tensor]:
         runner: Any = load(model, group=group, adapters={"a": adapter}, adapter_slots=number)
         if number is not None:
-            assert runner.adapters.slots.take(0, unused) is not None
+            assert runner.adapters.slots.acquire(0, unused) is not None
         return run_protocol(runner, SEQUENCES, 4, adapters=(0, BASE, 0))
 
     wanted = logits(None)
@@ -109,7 +109,7 @@ def test_ranks_agree_whether_a_step_needs_the_host(tmp_path: Path) -> None:
 
     def found(group: ProcessGroup | None) -> tuple[bool, list[Tensor]]:
         runner: Any = load(model, group=group, adapters={"a": folder}, adapter_slots=1)
-        assert runner.adapters.slots.take(0, unused) == 0
+        assert runner.adapters.slots.acquire(0, unused) == 0
         logits = run_protocol(runner, SEQUENCES, 4, adapters=(0, BASE, 0))
         return runner.adapters.slots.is_capturable(torch.tensor([0])), logits
 
@@ -134,7 +134,7 @@ def test_an_adapter_that_leaves_and_another_of_its_number(tmp_path: Path) -> Non
         loaded = sites.read(adapter)
         assert loaded.nbytes > 0
         sites.put(0, loaded)
-        assert sites.slots.take(0, unused) == 0
+        assert sites.slots.acquire(0, unused) == 0
         got = run_protocol(runner, SEQUENCES, 4, adapters=(0, 0, BASE))
         if adapter.name == "a":
             sites.remove(0)

@@ -172,7 +172,7 @@ async def test_failures_and_overload_keep_their_status(make_router: MakeRouter, 
     router = make_router(lambda request: answers.pop(0), config=RouterConfig(aip_predict_route=predict))
     answer = await router.post(path, {"instances": [{"inputs": "a"}, {"inputs": "b"}]})
     assert answer.status_code == 424 and answer.json()["error_type"] == "generation"
-    assert router.inference.permit_pool.take(4)
+    assert router.inference.permit_pool.acquire(4)
     answer = await router.post(path, {"instances": [{"inputs": "a"}]})
     assert answer.status_code == 429 and answer.json()["error_type"] == "overloaded"
 

@@ -108,7 +108,7 @@ async def test_one_permit_lasts_for_both_passes(make_router: MakeRouter) -> None
         return says(*answers.pop(0), reason="eos_token", last_special=True)
 
     router.scheduler.script = watched
-    permit_pool.take(3)  # all but one
+    permit_pool.acquire(3)  # all but one
     assert (await router.post(PATH, body())).status_code == 200
     assert taken == [3 + 1, 3 + 1] and permit_pool.num_taken == 3
     permit_pool.give_back(3)
@@ -116,7 +116,7 @@ async def test_one_permit_lasts_for_both_passes(make_router: MakeRouter) -> None
 
 def test_a_pass_belongs_to_the_request_that_it_is_for() -> None:
     permit_pool = PermitPool(1)
-    assert permit_pool.take(1)
+    assert permit_pool.acquire(1)
     span: Any = object()
     permits = HeldPermits(permit_pool, 1, "id", span)
     one = permits_of_one_pass(permits)
