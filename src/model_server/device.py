@@ -94,8 +94,8 @@ def resolve_dtype(
 def tune(device: torch.device, num_ranks: int, weight_file_bytes: int, *, keep_threads: bool = False) -> int:
     """Set up this process' threads and memory for `device`, once, before the first product; return the threads.
 
-    On a CPU the threads are the CPUs divided by the node's `num_ranks`, unless `keep_threads`; until `finish_loading`, large
-    freed blocks go back to the system.
+    On a CPU the threads are the CPUs divided by the node's `num_ranks`, unless `keep_threads`; large
+    blocks go back to the system when they are freed, until `finish_loading`.
     """
     # A small model leaves one CPU to the router: its operators are so short that a thread waiting for a busy core costs
     # more than it brings (on two busy cores each parallel operator takes a scheduler slice, 4 ms).

@@ -12,7 +12,7 @@ import uvloop
 
 from model_server.attention.choice import AttentionChoice
 from model_server.config import ServeConfig, threads_are_set
-from model_server.device import SMALL_MODEL_BYTES, enter, resolve_device, resolve_dtype, finish_loading, tune
+from model_server.device import SMALL_MODEL_BYTES, enter, finish_loading, resolve_device, resolve_dtype, tune
 from model_server.distributed.group import ProcessGroup, connect
 from model_server.distributed.layout import Layout, Ranks
 from model_server.distributed.placement import Placement

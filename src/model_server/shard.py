@@ -13,7 +13,7 @@ from model_server.adapters.residents import MOST_RESIDENT, Residents
 from model_server.adapters.sources import adapter_folders
 from model_server.attention.choice import AttentionChoice
 from model_server.config import ServeConfig, threads_are_set
-from model_server.device import enter, resolve_device, resolve_dtype, finish_loading, tune
+from model_server.device import enter, finish_loading, resolve_device, resolve_dtype, tune
 from model_server.distributed.group import ProcessGroup, connect
 from model_server.distributed.layout import Axis, Layout, Ranks
 from model_server.distributed.placement import Placement

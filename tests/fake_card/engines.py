@@ -76,7 +76,7 @@ def make_engine(
     )
     links = StageLinks(place.ranks, device) if layout.stage.size > 1 else None
     engine = Engine(runner, Tokenizer.load(checkpoint), Sampler(runner.vocab_size, device), options, links)
-    engine.begin(Session(max_prefill_tokens=PREFILL_BUDGET))
+    engine.start(Session(max_prefill_tokens=PREFILL_BUDGET))
     cache = KvCache(runner.kv_shapes, NUM_BLOCKS, BLOCK_SIZE, dtype, device)
     for rows in cache.rows:
         rows.fill_(math.nan)

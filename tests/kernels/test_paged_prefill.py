@@ -235,11 +235,11 @@ def test_backend_equals_the_reference(seed: int, device: torch.device) -> None:
         "alibi": Alibi(SLOPES[:num_heads]),
         "sinks": SINKS[:num_heads],
     }
-    step = TritonBackend(batch_invariant=draw.random() < 0.5).begin(scene.metadata, scene.cache)
+    step = TritonBackend(batch_invariant=draw.random() < 0.5).start(scene.metadata, scene.cache)
     for options in ({k: v for k, v in everything.items() if draw.random() < 0.5}, {"chunk": draw.randint(1, 60)}):
         layer = scene.layer(**options)
         actual = scene.attend(step, layer)
-        expected = scene.attend(ReferenceBackend().begin(scene.metadata, scene.cache), layer)
+        expected = scene.attend(ReferenceBackend().start(scene.metadata, scene.cache), layer)
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -251,7 +251,7 @@ def test_backend_is_ready_for_graphs(device: torch.device) -> None:
     lengths = metadata.kv_lengths.clone()
     object.__setattr__(metadata, "kv_lengths_host", (1, 1))
     metadata.kv_lengths.fill_(0)
-    step = TritonBackend().begin(metadata, scene.cache)
+    step = TritonBackend().start(metadata, scene.cache)
     metadata.kv_lengths.copy_(lengths)
     assert relative_error(scene.attend(step, layer), scene.expected(layer)) < 1e-5
 
@@ -270,12 +270,12 @@ def test_prompts_whose_tokens_see_ahead(options: dict[str, Any], device: torch.d
     scene.metadata = dataclasses.replace(scene.metadata, **dict(zip(("last_keys", "first_keys"), reach, strict=True)))
     layer = scene.layer(**options)
     found, expected = (
-        scene.attend(backend.begin(scene.metadata, scene.cache), layer)
+        scene.attend(backend.start(scene.metadata, scene.cache), layer)
         for backend in (TritonBackend(batch_invariant=True), ReferenceBackend())
     )
     assert relative_error(found, expected.cpu().double()) < LIMITS[torch.float32]
     causal = dataclasses.replace(scene.metadata, last_keys=None, first_keys=None)
-    other = scene.attend(ReferenceBackend().begin(causal, scene.cache), layer)
+    other = scene.attend(ReferenceBackend().start(causal, scene.cache), layer)
     assert relative_error(other, expected.cpu().double()) > 0.01
 
 

@@ -53,7 +53,7 @@ def make_engine(checkpoint: Path, group: ProcessGroup, budget: int, num_stages: 
     )  # fmt: skip
     links = StageLinks(ranks, CPU) if num_stages > 1 else None
     engine = Engine(runner, Tokenizer.load(checkpoint), Sampler(runner.vocab_size, CPU), options, links)
-    engine.begin(Session(max_prefill_tokens=budget))
+    engine.start(Session(max_prefill_tokens=budget))
     cache = KvCache(runner.kv_shapes, 128, BLOCK, torch.float32, CPU)
     for rows in cache.rows:
         rows.fill_(math.nan)

@@ -110,13 +110,13 @@ class Idle(PlainGraphCapture):
 def test_steps_are_captured_where_replays_are_the_same(
     capture: PlainGraphCapture, passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = ReferenceBackend.begin
+    begin = ReferenceBackend.start
 
     def by_true_lengths(self: ReferenceBackend, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
         """As backends that can be captured: those on the device count, not the host's bounds."""
         return begin(self, replace(metadata, kv_lengths_host=tuple(metadata.kv_lengths.tolist())), cache)
 
-    monkeypatch.setattr(ReferenceBackend, "begin", by_true_lengths)
+    monkeypatch.setattr(ReferenceBackend, "start", by_true_lengths)
     monkeypatch.setattr("model_server.runner.cuda_graphs.TOKEN_SIZES", (64,))
     make_case("olmo", tmp_path)
     runner = load(tmp_path)

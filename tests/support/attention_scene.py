@@ -131,7 +131,7 @@ class Scene:
 
     def attend(self, layer: AttentionLayer, backend: AttentionBackend | None = None) -> Tensor:
         """By the reference unless another backend is given."""
-        step = (backend or ReferenceBackend()).begin(self.metadata, self.cache)
+        step = (backend or ReferenceBackend()).start(self.metadata, self.cache)
         return step.attend(layer, self.query, self.new_key, self.new_value)
 
     def expected(self, layer: AttentionLayer) -> Tensor:

@@ -41,14 +41,14 @@ class DeviceLengths(ReferenceBackend):
 
     capturable = True
 
-    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
+    def start(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
         lengths = tuple(metadata.kv_lengths.tolist())
         assert all(true <= said for true, said in zip(lengths, metadata.kv_lengths_host, strict=True))
         true = AttentionMetadata(
             slots=metadata.slots, block_tables=metadata.block_tables, cu_seqlens_q=metadata.cu_seqlens_q,
             kv_lengths=metadata.kv_lengths, query_lengths_host=metadata.query_lengths_host, kv_lengths_host=lengths,
         )  # fmt: skip
-        return super().begin(true, cache)
+        return super().start(true, cache)
 
 
 class DiceDrafts(DeviceModelSpeculator):
@@ -101,8 +101,8 @@ def drafting_on_a_gpu(
     if speculator is not None:
         made = speculator(device_drafter(drafter))
     asked: list[Drafted] = []
-    begin = made.drafter.begin
-    made.drafter.begin = lambda staging: noting(begin(staging), asked)  # type: ignore[method-assign]
+    begin = made.drafter.start
+    made.drafter.start = lambda staging: noting(begin(staging), asked)  # type: ignore[method-assign]
     shard.engine.speculator = shard.engine._stepper._speculator = made
     return shard, asked
 

@@ -59,7 +59,7 @@ class EngineShard:
         )  # fmt: skip
         sampler = Sampler(self.runner.vocab_size, CPU)
         self.engine = Engine(self.runner, tokenizer, sampler, options, links, encoder=encoder)
-        self.engine.begin(Session() if budget is None else Session(max_prefill_tokens=budget))
+        self.engine.start(Session() if budget is None else Session(max_prefill_tokens=budget))
         cache = KvCache(self.runner.kv_shapes, num_blocks, BLOCK, torch.float32, CPU)
         for rows in cache.rows:
             rows.fill_(float("nan"))

@@ -80,7 +80,7 @@ class LatentScene:
             [q[a - first : b - first] for q, (a, b), first in zip(self.queries, spans, firsts, strict=True)]
         )
         key = torch.cat([rows[a:b] for rows, (a, b) in zip(self.stored, spans, strict=True)]).unsqueeze(1)
-        step = LatentBackend(backend).begin(metadata, self.cache)
+        step = LatentBackend(backend).start(metadata, self.cache)
         return step.attend(self.layer, query, key, key[..., :RANK])
 
     def expected(self) -> Tensor:

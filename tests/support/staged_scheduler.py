@@ -83,7 +83,7 @@ class Stage:
         )  # fmt: skip
 
         def warm(asked: WarmupRequest) -> Capacity:
-            shard.engine.begin(asked.session)
+            shard.engine.start(asked.session)
             cache = shard.engine.cache
             if graphs:
                 replays.capture(cache, 100, ProcessGroup())

@@ -59,7 +59,7 @@ class Scene:
 
     def attend(self, backend: AttentionBackend) -> Tensor:
         """Planned and run: [num_tokens, num_heads * value_dim]."""
-        return backend.begin(self.metadata, self.cache).attend(self.layer, self.query, self.key, self.value)
+        return backend.start(self.metadata, self.cache).attend(self.layer, self.query, self.key, self.value)
 
 
 def make_scene(

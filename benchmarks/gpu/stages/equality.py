@@ -116,12 +116,12 @@ def _other_ways(driver: Driver, prompts: list[list[int]], new_tokens: int) -> di
     size, session = driver.engine.options.block_size, driver.engine.session
 
     def chunked() -> list[list[int]]:
-        driver.engine.begin(dataclasses.replace(session, max_prefill_tokens=max(16, len(prompts[0]) // 3)))
+        driver.engine.start(dataclasses.replace(session, max_prefill_tokens=max(16, len(prompts[0]) // 3)))
         try:
             requests = [driver.request(p, new_tokens, chunk=max(1, len(p) // 4)) for p in prompts[:3]]
             return list(driver.generate(requests).values())
         finally:
-            driver.engine.begin(session)
+            driver.engine.start(session)
 
     def hit() -> list[list[int]]:
         """The first blocks are those of a request that went before, and hold what it wrote."""

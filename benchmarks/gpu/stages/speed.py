@@ -184,7 +184,7 @@ def _attention(context: Context) -> None:
 def _alone(context: Context, name: str, scene: Scene, least: float, predicted: float) -> None:
     backend = AttentionChoice(None, context.device, scene.query.dtype).for_layers()
     with torch.inference_mode():
-        step = backend.begin(scene.metadata, scene.cache)
+        step = backend.start(scene.metadata, scene.cache)
 
         def attend() -> None:
             step.attend(scene.layer, scene.query, scene.key, scene.value)

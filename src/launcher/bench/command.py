@@ -177,7 +177,7 @@ async def _measure(config: BenchConfig, run: Run, keep: Callable[[], None]) -> N
         return [prompts.prompt(next(numbers)) for _ in range(count)]
 
     with LiveView(run, progress, Console(stderr=True)):
-        for warm, measure in _plan(config, target, progress, take):
+        for warm, measure in _plan(config, target, progress, next_prompts):
             await warm()
             run.cells.append(median_cell([await measure() for _ in range(config.repeats)]))
             keep()
@@ -202,7 +202,7 @@ _Measurement = Callable[[], Coroutine[Any, Any, Cell]]
 
 
 def _plan(
-    config: BenchConfig, target: Target, progress: Progress, take: Callable[[int], list[str]]
+    config: BenchConfig, target: Target, progress: Progress, next_prompts: Callable[[int], list[str]]
 ) -> list[tuple[_Measurement, _Measurement]]:
     """For each cell its warm-up and its measurement."""
 

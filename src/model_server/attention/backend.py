@@ -96,5 +96,5 @@ class AttentionBackend(Protocol):
     def sees_ahead(self) -> bool:
         """Whether it serves steps with `last_keys`."""
 
-    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
+    def start(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
         """Plan one forward. Costs no device synchronisation."""

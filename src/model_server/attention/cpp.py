@@ -29,7 +29,7 @@ class CppBackend:
     sees_ahead = True
     block_size = 16
 
-    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> CppStep:
+    def start(self, metadata: AttentionMetadata, cache: KvCache) -> CppStep:
         return CppStep(metadata, cache)
 
 
@@ -50,7 +50,7 @@ class CppStep:
         stored = STORED.get(rows.dtype, 0)
         if not serves(layer, shape) or query.dtype not in TYPES or (rows.dtype != query.dtype and not stored):
             if self._reference is None:
-                self._reference = ReferenceBackend().begin(self._metadata, self._cache)
+                self._reference = ReferenceBackend().start(self._metadata, self._cache)
             return self._reference.attend(layer, query, key, value)
         if query.stride(2) != 1 or query.stride(1) != layer.head_dim:
             query = query.contiguous()

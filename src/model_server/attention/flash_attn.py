@@ -57,7 +57,7 @@ class FlashAttnBackend:
             return "has no ALiBi that rounds to bfloat16 (Falcon)"
         return None
 
-    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> FlashAttnStep:
+    def start(self, metadata: AttentionMetadata, cache: KvCache) -> FlashAttnStep:
         return FlashAttnStep(self._module, self._version, metadata, cache)
 
 

@@ -150,7 +150,7 @@ class FlashPrefill:
         prompts = prompts_of(metadata)
         assert prompts is not None
         unused = query[:, : layer.num_kv_heads]
-        wanted = ours.begin(metadata, trial).attend(layer, query, unused, unused).float()
+        wanted = ours.start(metadata, trial).attend(layer, query, unused, unused).float()
         actual = self.attend(layer, query, trial.keys[0], trial.values[0], prompts).flatten(1).float()
         return float((actual - wanted).norm() / wanted.norm())
 

@@ -145,7 +145,7 @@ class LatentBackend:
     def sees_ahead(self) -> bool:
         return False
 
-    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> LatentStep:
+    def start(self, metadata: AttentionMetadata, cache: KvCache) -> LatentStep:
         return LatentStep(self._backend, metadata, cache)
 
 
@@ -205,7 +205,7 @@ class LatentStep:
     @cached_property
     def _whole(self) -> AttentionStep:
         """Return the step with absorbed queries of all sequences."""
-        return self._backend.begin(self._metadata, self._cache)
+        return self._backend.start(self._metadata, self._cache)
 
     def _absorbed(self, layer: LatentLayer, run: _Run, query: Tensor, key: Tensor) -> Tensor:
         rank, rotated = layer.rank, layer.rotated_dim
@@ -277,7 +277,7 @@ class LatentStep:
             query_lengths_host=tuple(whole.query_lengths_host[i] for i in sequences),
             kv_lengths_host=tuple(whole.kv_lengths_host[i] for i in sequences),
         )
-        return _Run(tokens, metadata, self._backend.begin(metadata, self._cache), self._adapters_of(sequences))
+        return _Run(tokens, metadata, self._backend.start(metadata, self._cache), self._adapters_of(sequences))
 
     def _adapters_of(self, sequences: Sequence[int]) -> AdapterRows | None:
         numbers, lengths = self._metadata.adapters, self._metadata.query_lengths_host
@@ -308,7 +308,7 @@ class LatentStep:
             kv_lengths_host=lengths,
         )
         blocks = torch.cat([whole.block_tables[i, :count] for i, count in zip(sequences, counts, strict=True)])
-        run = _Run(self._tokens(sequences), metadata, self._backend.begin(metadata, expanded))
+        run = _Run(self._tokens(sequences), metadata, self._backend.start(metadata, expanded))
         own = slice(slots[0], slots[-1] + 1) if len(slots) == slots[-1] + 1 - slots[0] else metadata.slots
         adapters = tuple(
             (slice(first * size, (first + count) * size), whole.adapters[i])

@@ -40,7 +40,7 @@ class ReferenceBackend:
         # Single queries have as many keys as the host says, not up to as many.
         self.exact = exact
 
-    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
+    def start(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
         return ReferenceStep(metadata, cache, self.exact)
 
 

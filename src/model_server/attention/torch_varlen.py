@@ -47,7 +47,7 @@ class TorchVarlenBackend:
             return "has no ALiBi"
         return None
 
-    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> TorchVarlenStep:
+    def start(self, metadata: AttentionMetadata, cache: KvCache) -> TorchVarlenStep:
         return TorchVarlenStep(self._varlen_attn, metadata, cache)
 
 

@@ -64,7 +64,7 @@ class TritonBackend:
         self._decode_configs: dict[_Shape, DecodeConfig] = {}
         self._prefill_configs: dict[_Shape, PrefillConfig] = {}
 
-    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> TritonStep:
+    def start(self, metadata: AttentionMetadata, cache: KvCache) -> TritonStep:
         """Launches nothing yet."""
         return TritonStep(self, metadata, cache)
 

@@ -55,7 +55,7 @@ class StageLinks:
         if not self.is_last:
             threading.Thread(target=self._receive_tokens, name="stage-tokens", daemon=True).start()
 
-    def begin(self, call_number: int | None, num_rows: int) -> Passage:
+    def start(self, call_number: int | None, num_rows: int) -> Passage:
         """Begin the next step, in which `num_rows` rows sample."""
         self._num_steps += 1
         tokens: Future[StageTokens] | None = None

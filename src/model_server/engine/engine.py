@@ -106,7 +106,7 @@ class Engine:
         self._cache: KvCache | None = None
         self._submitted: deque[tuple[Running, SubmittedStep]] = deque()  # and not collected, the oldest first
         self._collected_at = 0  # when the last step was collected, by `time.perf_counter_ns`
-        self.begin(Session())
+        self.start(Session())
 
     @property
     def cache(self) -> KvCache:
@@ -114,7 +114,7 @@ class Engine:
             raise RequestError("the shard has not been warmed up")
         return self._cache
 
-    def begin(self, session: Session) -> None:
+    def start(self, session: Session) -> None:
         """Begin a router's session."""
         self.session = session
         self._answers = Answers(self.tokenizer, alone=self.options.layout.world.size == 1)

@@ -105,7 +105,7 @@ class Stepper:
         batch = running.batch
         if self._links is not None:
             num_sampling = len(rows) if batch.is_uniform else sum([s.samples for s in rows])
-            step.passage = self._links.begin(call.sequence, num_sampling)
+            step.passage = self._links.start(call.sequence, num_sampling)
         if batch.is_uniform and self._drafts_on_device(running, rows):
             self._submit_device_window(running, step, rows, cache)
             return failures
@@ -150,12 +150,12 @@ class Stepper:
         speculator = self._speculator
         assert isinstance(speculator, DeviceSpeculator)
         if running.windows is None:
-            running.windows = speculator.begin(self._staging)
+            running.windows = speculator.start(self._staging)
         windows = running.windows
         state = windows.state
         with self.profiler.phase("inputs"):
             length = speculator.length(windows, rows)
-            state.begin(rows, running.decode.tables, running.newest, windows.unseen)
+            state.start(rows, running.decode.tables, running.newest, windows.unseen)
             inputs = state.inputs(length, running.decode.tables)
         running.decode.note_other_step()
         kept = speculator.retains()

@@ -90,11 +90,11 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     """
     started = time.perf_counter()
     _check_limits(engine, request.max_total_tokens, plan.max_batch_total_tokens)
-    engine.begin(request.session)
+    engine.start(request.session)
     if engine.encoder is not None:
         # A step may be limited to less than a prompt, and the longest prompt may be given by the longest sequence.
         longest = request.max_input_tokens or request.max_total_tokens or 0
-        engine.encoder.begin(max(longest, request.max_prefill_tokens))
+        engine.encoder.start(max(longest, request.max_prefill_tokens))
     block_size = engine.options.block_size
     graphs = engine.runner if isinstance(engine.runner, GraphedRunner) else None
     if graphs is not None:
@@ -320,7 +320,7 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
     used_blocks = sum(map(len, numbered))
     engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
     if plan.memory is not None:
-        plan.memory.begin()
+        plan.memory.start()
     seen = _try_image(engine, largest=plan.memory is not None)  # beside the step, as in those of requests
     result = engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), kept)()
     generations = result.generations

@@ -36,11 +36,11 @@ def cache_blocks(measured: Measured, fraction: float, block_bytes: int) -> int:
 class DeviceMemory(Protocol):
     """The memory of one device."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start measuring the next `peak`."""
 
     def peak(self) -> int:
-        """Return the most bytes in use beyond those at `begin`."""
+        """Return the most bytes in use beyond those at `start`."""
 
     def rest(self) -> tuple[int, int]:
         """Return (free, total) bytes with all work done and nothing kept for reuse."""
@@ -53,7 +53,7 @@ class CudaMemory:
         self._device = device
         self._before = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)

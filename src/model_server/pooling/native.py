@@ -52,12 +52,12 @@ class NativeModel:
         step: AttentionStep | None = None
         if self._decoder.bidirectional and self._windows:
             windows = {
-                window: self._backend.begin(
+                window: self._backend.start(
                     layout.metadata(self._device, np.minimum(ends, positions + window - 1)), cache
                 )
                 for window in self._windows
             }
-            step = TwoWays(self._backend.begin(metadata, cache), windows)
+            step = TwoWays(self._backend.start(metadata, cache), windows)
         inputs = ModelInputs(
             input_ids=batch.input_ids,
             positions=torch.from_numpy(positions).to(self._device),

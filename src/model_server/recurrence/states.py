@@ -45,7 +45,7 @@ def put(requests: Sequence[RequestState], key: tuple[int, str], rows: Tensor) ->
         one.kept[key] = Held(rows, row)
 
 
-def begin(requests: Sequence[RequestState], starts: Sequence[int]) -> None:
+def start_states(requests: Sequence[RequestState], starts: Sequence[int]) -> None:
     """Clear what requests have before their first token."""
     for one, start in zip(requests, starts, strict=True):
         if start == 0:

@@ -153,7 +153,7 @@ class GraphedRunner:
         assert self._piece_buffers is not None and inputs.logit_rows is not None and attention is not None
         self._piece_buffers.fill(inputs, tokens)
         pieces = self._pieces[tokens, inputs.adapters is not None]
-        pieces.replay(attention.begin(inputs.attention, cache), inputs.input_ids.shape[0])
+        pieces.replay(attention.start(inputs.attention, cache), inputs.input_ids.shape[0])
         return self._buffers.output[: inputs.logit_rows.shape[0]]
 
     def capture(self, cache: KvCache, max_length: int, world: ProcessGroup) -> None:
@@ -355,7 +355,7 @@ class GraphedRunner:
         recorder = Recorder(buffers)
 
         def work(cut: Callable[[], None]) -> None:
-            inputs = buffers.inputs(tokens, recorder.begin(cut), adapted=adapted)
+            inputs = buffers.inputs(tokens, recorder.start(cut), adapted=adapted)
             logits.copy_(self._runner.forward(inputs, cache))
 
         self._warm_up(lambda: work(lambda: None), world)

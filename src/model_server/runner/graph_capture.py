@@ -69,19 +69,19 @@ class CudaGraphCapture:
             self._pool = torch.cuda.graph_pool_handle()
         graphs: list[torch.cuda.CUDAGraph] = []
 
-        def begin() -> None:
+        def start_piece() -> None:
             graphs.append(torch.cuda.CUDAGraph())
             # thread_local: Health touches the device from another thread, which must not end the capture.
             graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
         def cut() -> None:
             graphs[-1].capture_end()
-            begin()
+            start_piece()
 
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # what the warm-up run left on the stream
         with torch.cuda.stream(self._own_stream()):
-            begin()
+            start_piece()
             try:
                 work(cut)
             except BaseException:

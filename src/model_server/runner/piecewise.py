@@ -125,7 +125,7 @@ class Recorder:
         self._buffers = buffers
         self._cut: Callable[[], None] = lambda: None
 
-    def begin(self, cut: Callable[[], None]) -> Recorder:
+    def start(self, cut: Callable[[], None]) -> Recorder:
         """Forget the calls; `cut` separates pieces."""
         self.calls, self._cut = [], cut
         return self

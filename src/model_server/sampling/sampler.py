@@ -196,7 +196,7 @@ class Sampler:
                 rows, num_places, self._vocab_size, self._device, self._most_rows, kernels=self._kernels,
                 staging=self._staging,
             )  # fmt: skip
-        return PlacesSampled(*self._chosen(logits, groups, groups.begin(logits, places)))
+        return PlacesSampled(*self._chosen(logits, groups, groups.start(logits, places)))
 
     def _chosen(
         self, logits: Tensor, groups: RowGroups, uniforms: Tensor | None

@@ -62,7 +62,7 @@ class ImageEncoder:
         """Rows in memory, kept or still needed."""
         return sum(len(encoded.rows) for encoded in self._alive.values())
 
-    def begin(self, most_tokens: int) -> None:
+    def start(self, most_tokens: int) -> None:
         """Begin a router's session, forgetting all."""
         self._recent.clear()
         self._most_tokens = most_tokens

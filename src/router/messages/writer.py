@@ -36,7 +36,7 @@ class MessageWriter:
     def whole(self) -> dict[str, Any]:
         return {**self._fields, "content": self._blocks, **self._ended, "usage": self._usage}
 
-    def begin(self, input_tokens: int) -> list[Event]:
+    def start(self, input_tokens: int) -> list[Event]:
         self._usage = {"input_tokens": input_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         self._usage |= {"output_tokens": 0, **_ABSENT_USAGE}
         started = self.whole | {"content": [], "usage": dict(self._usage)}

@@ -18,7 +18,7 @@ class OutputItem(Protocol):
 
     fields: dict[str, Any]
 
-    def begin(self) -> list[Event]: ...
+    def start(self) -> list[Event]: ...
 
     def push(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]: ...
 
@@ -38,7 +38,7 @@ class TextItem:
             self._part |= {"annotations": [], "logprobs": []}
             self.fields = {"id": _new_id("msg"), "type": "message", "role": "assistant", "content": []}
 
-    def begin(self) -> list[Event]:
+    def start(self) -> list[Event]:
         part = copy.deepcopy(self._part)
         self.fields["content"] = [self._part]
         return [("content_part.added", {"content_index": 0, "part": part})]
@@ -74,7 +74,7 @@ class CallOutput:
         if namespace is not None:
             self.fields["namespace"] = namespace
 
-    def begin(self) -> list[Event]:
+    def start(self) -> list[Event]:
         return []
 
     def push(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
@@ -95,7 +95,7 @@ class CustomCallOutput:
             "id": _new_id("ctc"), "type": "custom_tool_call", "call_id": call_id, "name": name, "input": "",
         }  # fmt: skip
 
-    def begin(self) -> list[Event]:
+    def start(self) -> list[Event]:
         return []
 
     def push(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:

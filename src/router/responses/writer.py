@@ -52,7 +52,7 @@ class ResponseWriter:
     def whole(self) -> dict[str, Any]:
         return {**self._fields, "output": self._output}
 
-    def begin(self, input_tokens: int) -> list[Event]:
+    def start(self, input_tokens: int) -> list[Event]:
         self._input_tokens = input_tokens
         return [self._lifecycle("created"), self._lifecycle("in_progress")]
 
@@ -68,7 +68,7 @@ class ResponseWriter:
             self._logprobs = []  # the API has those of texts only
         for call in delta.get("tool_calls", ()):
             if "id" in call:
-                events += self._begin(self._call(call["function"]["name"], call["id"]))
+                events += self._start(self._call(call["function"]["name"], call["id"]))
             if arguments := call["function"]["arguments"]:
                 assert self._open is not None
                 events += self._placed(self._open.push(arguments))
@@ -99,7 +99,7 @@ class ResponseWriter:
         kind, events = "reasoning" if is_reasoning else "message", []
         if self._open is None or self._open.fields["type"] != kind:
             item = TextItem(is_reasoning=is_reasoning, is_encrypted=is_reasoning and self._is_encrypted)
-            events = self._begin(item)
+            events = self._start(item)
         assert self._open is not None
         logprobs, self._logprobs = ((), self._logprobs) if is_reasoning else (self._logprobs, [])
         return [*events, *self._placed(self._open.push(text, logprobs))]
@@ -110,13 +110,13 @@ class ResponseWriter:
             return CustomCallOutput(inner, call_id)
         return CallOutput(inner, call_id, namespace)
 
-    def _begin(self, item: OutputItem) -> list[Event]:
+    def _start(self, item: OutputItem) -> list[Event]:
         events = self._close("completed")
         self._open = item
         item.fields["status"] = "in_progress"
         self._output.append(item.fields)
         added = {"output_index": len(self._output) - 1, "item": copy.deepcopy(item.fields)}
-        return [*events, self._numbered("response.output_item.added", added), *self._placed(item.begin())]
+        return [*events, self._numbered("response.output_item.added", added), *self._placed(item.start())]
 
     def _close(self, status: str) -> list[Event]:
         if self._open is None:

@@ -98,7 +98,7 @@ class Drain:
         self._scheduler = scheduler
         self._tasks: list[asyncio.Task[None]] = []
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Answer new requests with 503, then close."""
         self._inference.is_draining = True
         self._tasks.append(asyncio.ensure_future(self._wait_for_requests()))
@@ -150,7 +150,7 @@ class Stop:
         """Set what is to be drained."""
         self._drain = drain
         if self.requested:
-            drain.begin()
+            drain.start()
 
     def signalled(self, main_task: asyncio.Task[int]) -> None:
         now = time.monotonic()
@@ -163,7 +163,7 @@ class Stop:
         elif not self.requested:
             self.requested = True
             logger.info("stopping: new requests are refused, running ones have %d s to finish", self._drain.timeout_s)
-            self._drain.begin()
+            self._drain.start()
         else:
             logger.warning("stopping at once")
             self._drain.end_at_once()

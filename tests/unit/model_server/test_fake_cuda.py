@@ -242,7 +242,7 @@ class LinksOnDevice:
         self._runner = runner
         self.passages: list[PassageOnDevice] = []
 
-    def begin(self, call: int | None, num_rows: int) -> PassageOnDevice:
+    def start(self, call: int | None, num_rows: int) -> PassageOnDevice:
         self.passages.append(PassageOnDevice(self._runner, num_rows))
         return self.passages[-1]
 

@@ -24,7 +24,7 @@ from model_server.models.decoder.cpp_stack import CppStack, cpp_stack
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.vocabulary import Output
 from model_server.recurrence.segments import Segments
-from model_server.recurrence.states import begin
+from model_server.recurrence.states import start_states
 from model_server.runner.runner import ModelInputs, RunnerTraits, TokenRow
 
 _SEES_AHEAD = ReferenceBackend()
@@ -146,7 +146,7 @@ class Decoder:
             rotations=tuple(r.rotations(positions, metadata.max_kv_length + 1) for r in self._rotaries),
             slots=metadata.slots,
             cache=cache,
-            attention=inputs.attention_step or self._begin(metadata, cache),
+            attention=inputs.attention_step or self._start(metadata, cache),
             is_decode=metadata.is_decode,
             segments=self._segments(inputs, cache) if self._has_mixers else None,
         )
@@ -166,13 +166,13 @@ class Decoder:
     def _segments(self, inputs: ModelInputs, cache: KvCache) -> Segments:
         found = Segments(inputs.attention, cache.block_size, inputs.states)
         if self.traits.recurrent_bytes:
-            begin(found.requests, found.starts_host)
+            start_states(found.requests, found.starts_host)
         return found
 
-    def _begin(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
+    def _start(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
         """Begin attention; libraries' kernels know causal masks only."""
         serves = metadata.last_keys is None or self._attention.sees_ahead
-        return (self._attention if serves else _SEES_AHEAD).begin(metadata, cache)
+        return (self._attention if serves else _SEES_AHEAD).start(metadata, cache)
 
     def _first(self, inputs: ModelInputs, step: Step) -> Tensor:
         """Return what the first block reads, [num_tokens, hidden]."""

@@ -263,7 +263,7 @@ class TransformersRunner:
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         metadata = inputs.attention
-        attention = inputs.attention_step or self._backend.begin(metadata, cache)
+        attention = inputs.attention_step or self._backend.start(metadata, cache)
         step = _Step(metadata.slots, cache, attention, inputs.positions, self._temperatures)
         self._adapters.rows = inputs.adapters
         return self._run(step, inputs.input_ids, inputs.positions, inputs.logit_rows)

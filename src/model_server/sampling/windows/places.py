@@ -73,7 +73,7 @@ class PlaceGroups(RowGroups):
             return False
         return all(map(operator.is_, self.batch, rows))
 
-    def begin(self, logits: Tensor, places: Places) -> Tensor | None:
+    def start(self, logits: Tensor, places: Places) -> Tensor | None:
         """Change logits before the temperature, and return random numbers as `next_uniforms`."""
         generated = places.generated.reshape(-1)
         if self._penalties is not None:

@@ -45,8 +45,8 @@ class DeviceModelSpeculator(DeviceSpeculator):
         self.drafter.measure(inner.drafters_part(cache), world)
         super().measure(runner, cache, world, max_length)
 
-    def begin(self, staging: Staging) -> BatchWindows:
-        return BatchWindows(self._state(staging, self.drafter.begin(staging)), DraftKind.MODEL)
+    def start(self, staging: Staging) -> BatchWindows:
+        return BatchWindows(self._state(staging, self.drafter.start(staging)), DraftKind.MODEL)
 
     def on_device(self, windows: BatchWindows | None, rows: list[Sequence]) -> bool:
         return any(map(self.drafter.can_draft, rows)) and super().on_device(windows, rows)

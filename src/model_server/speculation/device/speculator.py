@@ -134,7 +134,7 @@ class DeviceSpeculator(Speculator):
         most_rows = self._max_rows // 2
         return 2 * most_rows * history_bytes(max_length) + self._max_rows * max_length * PENALTY_BYTES
 
-    def begin(self, staging: Staging) -> BatchWindows:
+    def start(self, staging: Staging) -> BatchWindows:
         return BatchWindows(self._state(staging, LookedUp(self._look_up, self.most)))
 
     def on_device(self, windows: BatchWindows | None, rows: list[Sequence]) -> bool:

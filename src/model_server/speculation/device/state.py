@@ -103,7 +103,7 @@ class WindowState:
         """Whether a window of `rows` needs nothing of the last step's result."""
         return not self.is_stale and all(s in self._place for s in rows)
 
-    def begin(self, rows: list[Sequence], tables: BlockTables, newest: NewestTokens | None, unseen: int) -> None:
+    def start(self, rows: list[Sequence], tables: BlockTables, newest: NewestTokens | None, unseen: int) -> None:
         """Begin the next window of `rows`.
 
         Args:

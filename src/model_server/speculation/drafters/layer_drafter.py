@@ -38,7 +38,7 @@ def begin_step(inputs: ModelInputs, rotaries: Rows[Rotary], backend: AttentionBa
         rotations=tuple(rotary.rotations(inputs.positions, metadata.max_kv_length) for rotary in rotaries),
         slots=metadata.slots,
         cache=cache,
-        attention=backend.begin(metadata, cache),
+        attention=backend.start(metadata, cache),
         is_decode=metadata.is_decode,
     )
 

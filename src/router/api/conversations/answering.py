@@ -41,7 +41,7 @@ class Writer(Protocol):
     @property
     def whole(self) -> dict[str, Any]: ...
 
-    def begin(self, input_tokens: int) -> list[Event]: ...
+    def start(self, input_tokens: int) -> list[Event]: ...
 
     def push(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]: ...
 
@@ -102,7 +102,7 @@ async def _events(chat: Chat, running: Run, writer: Writer) -> AsyncGenerator[li
     """Yield each token's events; raise what ends the generation."""
     has_begun = not isinstance(running, TwoPasses)  # else its prompt is known with its first event
     if has_begun:
-        yield writer.begin(running.request.input_length)
+        yield writer.start(running.request.input_length)
     choice: AnyStream | None = None
     head = ChatHead.new("chatcmpl", "")
     try:
@@ -112,7 +112,7 @@ async def _events(chat: Chat, running: Run, writer: Writer) -> AsyncGenerator[li
                     continue
                 if not has_begun:
                     has_begun = True
-                    yield writer.begin(running.request.input_length)
+                    yield writer.start(running.request.input_length)
                 choice = choice or choice_stream(chat, head, 0, running, are_joined=False)
                 choices = [chunk["choices"][0] for chunk in choice.chunks(event)]
                 events = [one for each in choices for one in writer.push(each["delta"], _logprobs_of(each))]
@@ -122,7 +122,7 @@ async def _events(chat: Chat, running: Run, writer: Writer) -> AsyncGenerator[li
                     yield events
     except Exception:
         if not has_begun:
-            yield writer.begin(running.request.input_length)
+            yield writer.start(running.request.input_length)
         raise
 
 

@@ -31,7 +31,7 @@ class AdapterSlots:
         self._first_since = 0
         self._has_passed_first = False
 
-    def begin(self, running: Iterable[Entry], num_steps: int) -> None:
+    def start(self, running: Iterable[Entry], num_steps: int) -> None:
         """Begin a look at the queue, after `num_steps` answers."""
         self._in_use = {entry.request.namespace for entry in running if entry.request.namespace}
         self._num_steps = num_steps

@@ -49,7 +49,7 @@ class Admission:
         if not self._queue:
             return None
         batches = [*elsewhere] if running is None else [running, *elsewhere]
-        self._queue.begin((entry for batch in batches for entry in batch.on_shards), num_steps)
+        self._queue.start((entry for batch in batches for entry in batch.on_shards), num_steps)
         allowed = self._budget(running, waiting_tokens, last_end_at)
         if allowed.max_size is not None:
             most_at_all = max(allowed.max_size - sum(len(batch.entries) for batch in elsewhere), 0)

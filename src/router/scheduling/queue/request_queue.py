@@ -103,9 +103,9 @@ class RequestQueue:
         new = (entry.queued_at for entry in self._joinable() if entry.started_at is None)
         return next(new, moment) < moment
 
-    def begin(self, running: Iterable[Entry], num_steps: int) -> None:
+    def start(self, running: Iterable[Entry], num_steps: int) -> None:
         if self._adapters is not None:
-            self._adapters.begin(running, num_steps)
+            self._adapters.start(running, num_steps)
 
     def append(self, entry: Entry) -> None:
         entry.queued(self._next_request_id)

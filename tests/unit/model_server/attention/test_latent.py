@@ -70,7 +70,7 @@ class Counting(ReferenceBackend):
     def __init__(self) -> None:
         self.calls: list[tuple[int, int, int]] = []
 
-    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
+    def start(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
         step = CountingStep(metadata, cache)
         step.calls = self.calls
         return step

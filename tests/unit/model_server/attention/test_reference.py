@@ -67,7 +67,7 @@ def test_bfloat16_cache() -> None:
 
 def test_layers_with_different_windows_share_a_step() -> None:
     scene = Scene(BATCHES["everything mixed"], 4, 2, 4)
-    step = ReferenceBackend().begin(scene.metadata, scene.cache)
+    step = ReferenceBackend().start(scene.metadata, scene.cache)
     for window in (None, 8, None):
         layer = scene.layer(window)
         result = step.attend(layer, scene.query, scene.new_key, scene.new_value)
@@ -132,7 +132,7 @@ def test_lengths_of_which_the_host_knows_bounds(options: dict[str, Any]) -> None
         for more in ((3,), (0, 1, 4)):
             bounds = tuple(n + more[row % len(more)] for row, n in enumerate(lengths))
             metadata = dataclasses.replace(scene.metadata, kv_lengths_host=bounds)
-            step = ReferenceBackend(exact=False).begin(metadata, scene.cache)
+            step = ReferenceBackend(exact=False).start(metadata, scene.cache)
             result = step.attend(layer, scene.query, scene.new_key, scene.new_value)
             torch.testing.assert_close(result.double(), scene.expected(layer), rtol=1e-5, atol=1e-5)
 
@@ -149,7 +149,7 @@ def test_scores_in_bfloat16(name: str) -> None:
 def test_layers_of_all_kinds_share_a_step() -> None:
     """What one layer plans must not be taken for what another needs."""
     scene = Scene(BATCHES["everything mixed"], 4, 2, 4)
-    step = ReferenceBackend().begin(scene.metadata, scene.cache)
+    step = ReferenceBackend().start(scene.metadata, scene.cache)
     kinds = [*SCORES.values(), {}, {"alibi": Alibi(2 * SLOPES)}, *SCORES.values()]
     for options in kinds:
         layer = scene.layer(**options)
@@ -181,7 +181,7 @@ def test_values_inside_of_keys(batch: list[tuple[int, int]]) -> None:
     scene.cache.rows[0].copy_(key_rows[0][:, :16])
     scene.values = tuple(key[..., :12] for key in scene.keys)
     layer = scene.layer()
-    step = ReferenceBackend().begin(scene.metadata, scene.cache)
+    step = ReferenceBackend().start(scene.metadata, scene.cache)
     actual = step.attend(layer, scene.query, scene.new_key, scene.new_key[..., :12])
     expected = naive(layer, scene.query, scene.keys, scene.values, batch)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-5)

@@ -41,7 +41,7 @@ def step(
 
     fails: this stage's own error, in its forward, or early: before it has received anything.
     """
-    passage = links.begin(call, 2)
+    passage = links.start(call, 2)
     try:
         if fails is not None and early:
             raise fails
@@ -95,8 +95,8 @@ def test_lack_of_memory_is_lack_of_memory_on_all_stages(links: list[StageLinks],
 
 def test_a_header_of_another_call_is_fatal(links: list[StageLinks], on_threads: OnThreads) -> None:
     def first() -> None:
-        passage = links[0].begin(5, 2)
+        passage = links[0].start(5, 2)
         passage.send(torch.zeros(4, 8))
 
-    said = on_threads([first, lambda: links[1].begin(6, 2).receive(4)])
+    said = on_threads([first, lambda: links[1].start(6, 2).receive(4)])
     assert isinstance(said[1], FatalError) and "call 5" in str(said[1]) and "call 6" in str(said[1])

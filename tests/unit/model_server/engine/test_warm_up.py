@@ -370,7 +370,7 @@ class FakeMemory:
         self.largest = peak
         self.asked: list[str] = []
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self.asked.append("begin")
 
     def peak(self) -> int:

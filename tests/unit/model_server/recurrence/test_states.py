@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from model_server.recurrence.states import begin, put, gather
+from model_server.recurrence.states import gather, put, start_states
 from model_server.runner.runner import RequestState
 
 KEY = (3, "state")
@@ -16,7 +16,7 @@ FRESH = torch.zeros(2)
 
 def test_the_same_rows_are_updated_where_they_are() -> None:
     requests = [RequestState(1) for _ in range(3)]
-    begin(requests, [0, 0, 0])
+    start_states(requests, [0, 0, 0])
     rows = gather(requests, KEY, FRESH)
     put(requests, KEY, rows)
     rows += 1
@@ -38,7 +38,7 @@ def test_every_request_has_its_own_whatever_rows_come_and_go(seed: int) -> None:
         taking = chance.sample(list(running), chance.randint(1, len(running)))
         if chance.random() < 0.5:
             taking = list(running)
-        begin(taking, [running[one] for one in taking])
+        start_states(taking, [running[one] for one in taking])
         rows = gather(taking, KEY, FRESH)
         put(taking, KEY, rows)
         assert rows[:, 0].tolist() == [float(running[one]) for one in taking]
@@ -50,7 +50,7 @@ def test_every_request_has_its_own_whatever_rows_come_and_go(seed: int) -> None:
 def test_a_request_begins_again_with_nothing() -> None:
     request = RequestState(1)
     put([request], KEY, torch.full((1, 2), torch.nan))
-    begin([request], [0])
+    start_states([request], [0])
     assert torch.equal(gather([request], KEY, FRESH), FRESH.unsqueeze(0))
     with pytest.raises(RuntimeError, match="the state of a request is gone, of which 4 tokens are said to be computed"):
-        begin([RequestState(1)], [4])
+        start_states([RequestState(1)], [4])

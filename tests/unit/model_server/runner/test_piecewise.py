@@ -62,7 +62,7 @@ class TwoLayers:
             self.eager.append(len(inputs.input_ids))
         elif self.fails is not None:
             raise self.fails
-        attention = inputs.attention_step or self.traits.attention.begin(inputs.attention, cache)  # type: ignore[union-attr]
+        attention = inputs.attention_step or self.traits.attention.start(inputs.attention, cache)  # type: ignore[union-attr]
         hidden = self._embedding[inputs.input_ids] + inputs.positions.view(-1, 1) / 100
         for index, window in enumerate((None, 7)):
             layer = AttentionLayer(

@@ -70,12 +70,12 @@ def test_an_image_larger_than_the_room_is_held_alone() -> None:
 def test_a_new_router_finds_nothing_and_sets_the_room_unless_it_was_asked_for() -> None:
     tower = CountingTower()
     encoder = ImageEncoder(tower)
-    encoder.begin(10)
+    encoder.start(10)
     assert encoder.capacity == 20
     encoder.find(image(1))
-    encoder.begin(30)
+    encoder.start(30)
     encoder.find(image(1))
     assert tower.encoded == [1, 1] and encoder.capacity == 60
     asked = ImageEncoder(tower, 5)
-    asked.begin(30)
+    asked.start(30)
     assert asked.capacity == 5

@@ -140,7 +140,7 @@ def test_behind_one_that_nobody_passes_any_more_nothing_is_a_backlog():
     slots = AdapterSlots(1, patience=2)
     running, blocked, behind = (Entry(make_request(name, 3, 2, adapter_id=name[0])) for name in ("a0", "b0", "a1"))
     for num_steps in (0, 1, 2):
-        slots.begin([running], num_steps)
+        slots.start([running], num_steps)
         assert slots.verdict(blocked) is (Verdict.BLOCKS if num_steps == 2 else Verdict.WAITS)
         assert list(slots.joinable([blocked, behind], 8)) == ([] if num_steps == 2 else [behind])
     assert list(slots.joinable([behind, blocked], 8)) == [behind]
@@ -149,7 +149,7 @@ def test_behind_one_that_nobody_passes_any_more_nothing_is_a_backlog():
 def test_the_waiting_share_the_free_slots():
     slots = AdapterSlots(2, patience=9)
     waiting = [Entry(make_request(name, 3, 2, adapter_id=name[0])) for name in ("a0", "b0", "c0", "b1", "d0", "a1")]
-    slots.begin([], 0)
+    slots.start([], 0)
     a0, b0, _, b1, _, a1 = waiting
     assert list(slots.joinable(waiting, 8)) == [a0, b0, b1, a1]
     assert list(slots.joinable(waiting, 2)) == [a0, b0, b1], "behind two that are passed the look ends"

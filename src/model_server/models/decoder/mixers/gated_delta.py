@@ -18,7 +18,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.recurrence import gated_delta
 from model_server.recurrence.convolution import convolve
 from model_server.recurrence.segments import Segments
-from model_server.recurrence.states import put, gather
+from model_server.recurrence.states import gather, put
 from model_server.weights.matrix import Part
 from model_server.weights.reader import Range
 

@@ -54,7 +54,7 @@ class DeviceDraftModel:
     def can_draft(self, sequence: Sequence) -> bool:
         return sequence.drafts_from is not None
 
-    def begin(self, staging: Staging) -> RowDrafts:
+    def start(self, staging: Staging) -> RowDrafts:
         return ModelDrafts(self._model)
 
 

@@ -39,5 +39,5 @@ class DeviceDrafter(Protocol):
     def can_draft(self, sequence: Sequence) -> bool:
         """Whether it knows enough of the request."""
 
-    def begin(self, staging: Staging) -> RowDrafts:
+    def start(self, staging: Staging) -> RowDrafts:
         """For a batch whose windows begin."""

@@ -54,7 +54,7 @@ class DeviceHeads:
     def can_draft(self, sequence: Sequence) -> bool:
         return sequence.drafts_from is not None
 
-    def begin(self, staging: Staging) -> RowDrafts:
+    def start(self, staging: Staging) -> RowDrafts:
         return HeadDrafts(self._heads.guesser, staging)
 
 

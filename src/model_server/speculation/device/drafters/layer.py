@@ -72,7 +72,7 @@ class DeviceLayer:
     def can_draft(self, sequence: Sequence) -> bool:
         return sequence.drafts_from is not None
 
-    def begin(self, staging: Staging) -> RowDrafts:
+    def start(self, staging: Staging) -> RowDrafts:
         return LayerDrafts(self._drafter, staging)
 
 

@@ -40,7 +40,7 @@ class Drafter:
     def can_draft(self, sequence: Sequence) -> bool:
         return sequence.drafts_from is not None
 
-    def begin(self, staging: object) -> LookedUp:
+    def start(self, staging: object) -> LookedUp:
         return LookedUp(lambda *_: pytest.fail("nothing is computed here"), 3)
 
 
@@ -72,7 +72,7 @@ def step(made: DeviceModelSpeculator, windows: BatchWindows, batch: list[Sequenc
 @pytest.mark.parametrize(("place", "longest"), [(0.0, 3), (0.5, 3), (0.7, 3), (1.2, 0)])
 def test_drafts_that_take_longer_than_they_bring_are_not_made(place: float, longest: int) -> None:
     made, batch = speculator(Drafter(place)), batch_of(2)
-    windows = made.begin(copying_staging())
+    windows = made.start(copying_staging())
     assert made.on_device(windows, batch) is (longest > 0)
     if longest:
         lengths = [step(made, windows, batch, right=True) for _ in range(1200)]
@@ -81,7 +81,7 @@ def test_drafts_that_take_longer_than_they_bring_are_not_made(place: float, long
 
 def test_where_drafts_are_wrong_a_few_steps_look_again() -> None:
     made, batch = speculator(Drafter(0.2)), batch_of(2)
-    windows = made.begin(copying_staging())
+    windows = made.start(copying_staging())
     assert step(made, windows, batch, right=False) > 0, "what is not known is tried"
     lengths = [step(made, windows, batch, right=False) for _ in range(3000)][100:]
     assert set(lengths) == {0, 1}
@@ -94,7 +94,7 @@ def test_where_drafts_are_wrong_a_few_steps_look_again() -> None:
 def test_a_drafter_that_has_to_see_every_step_is_given_up() -> None:
     """For these requests, not for those that come."""
     made, batch = speculator(Drafter(0.2, is_lost=True)), batch_of(2)
-    windows = made.begin(copying_staging())
+    windows = made.start(copying_staging())
     for _ in range(3000):
         step(made, windows, batch, right=False)
         if not made.on_device(windows, batch):

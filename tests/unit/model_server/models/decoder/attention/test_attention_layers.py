@@ -26,7 +26,7 @@ class Recorder(ReferenceBackend):
     def __init__(self) -> None:
         self.layers: list[AttentionLayer] = []
 
-    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
+    def start(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
         step = RecordingStep(metadata, cache)
         step.layers = self.layers
         return step
