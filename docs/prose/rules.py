@@ -112,11 +112,19 @@ SENTENCES = (
         "and it does not wait",
     ),
 )
+# Words that the glossary of CONTRIBUTING.md has replaced.
+GONE = (
+    Rule(r"lock-step\b", "the steps are numbered", "in lock-step mode", "with numbered calls"),
+    Rule(r"padded mode\b", "rows are never padded", "a batch in padded mode", "a flattened batch"),
+    Rule(r"(?:block|page) extensions?\b", "new blocks", "the block extensions of a call", "the new blocks of a call"),
+    Rule(r"lora slots?\b", "adapter slots", "a free LoRA slot", "a free adapter slot"),
+    Rule(r"KV pages?\b", "KV blocks", "the KV pages of a request", "the KV blocks of a request"),
+)
 PLURALS = (
     Rule(r"\w+\(s\)", "the plural that fits the number", "2 file(s)", "2 files"),
     Rule(rf"(?<![\d.,-])(?<!- )1 (?:weight )?(?:{_COUNTED})s\b", "the singular", "1 weight files", "1 weight file"),
 )
-RULES = (*METAPHORS, *ACTORS, *TERMS, *SENTENCES, *PLURALS)
+RULES = (*METAPHORS, *ACTORS, *TERMS, *SENTENCES, *GONE, *PLURALS)
 
 _PATTERNS = [(re.compile(r"\b" + rule.pattern.replace(" ", r"\s"), re.I), rule.advice) for rule in RULES]
 
