@@ -12,6 +12,13 @@ _STEP = 1e-6
 _LOWER, _UPPER = "exclusiveMinimum", "exclusiveMaximum"
 _MOST, _LEAST = ("maximum", _UPPER), ("minimum", _LOWER)
 _BOUNDS = frozenset({*_MOST, *_LEAST})
+_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
+_NEUTRAL = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True, "propertyNames": True}
+_NEEDED = {
+    "minContains": ("contains",), "maxContains": ("contains",), "then": ("if",), "else": ("if",),
+    "if": ("then", "else"),
+}  # fmt: skip
+"""Keywords that say nothing without one of these."""
 _JOINING = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"})
 # A negated property, an escaped character, or where a negated class begins, with a bracket that is its first member.
 _NEGATED = re.compile(r"\\P(\{[^}]*\}|[A-Z])|\\.|\[\^(\])?", re.DOTALL)
@@ -39,10 +46,12 @@ def enforceable(schema: dict[str, Any], *, is_part: bool = False) -> dict[str, A
     Raises:
         ValueError: A number cannot be exact.
     """
-    changed = dict(schema)
+    changed = {name: _whole(name, value) for name, value in schema.items() if not _says_nothing(name, value, schema)}
     for keyword in ("const", "enum"):
         if keyword in schema:
-            _check_numbers(schema[keyword], keyword)
+            _check_values(schema[keyword], keyword)
+    if isinstance(schema.get("properties"), dict):
+        _check_values(list(schema["properties"]), "properties")
     if isinstance(pattern := schema.get("pattern"), str):
         changed["pattern"] = of_parsed_text(pattern)
     if isinstance(properties := schema.get("patternProperties"), dict):
@@ -63,12 +72,26 @@ def _without_nul(found: re.Match[str]) -> str:
     return found[0] if found[0][0] == "\\" else r"[^\x00" + (r"\]" if found[2] else "")
 
 
-def _check_numbers(value: Any, keyword: str) -> None:
+def _says_nothing(keyword: str, value: Any, schema: dict[str, Any]) -> bool:
+    """Say whether a keyword excludes nothing, at this value or without another one."""
+    if keyword in _NEUTRAL:
+        return value is _NEUTRAL[keyword] or (value == {} and _NEUTRAL[keyword])
+    needed = _NEEDED.get(keyword)
+    return needed is not None and schema.keys().isdisjoint(needed)
+
+
+def _whole(keyword: str, value: Any) -> Any:
+    return int(value) if keyword in _COUNTS and isinstance(value, float) and value.is_integer() else value
+
+
+def _check_values(value: Any, keyword: str) -> None:
     if isinstance(value, list):
         for one in value:
-            _check_numbers(one, keyword)
+            _check_values(one, keyword)
     elif isinstance(value, dict):
-        _check_numbers(list(value.values()), keyword)
+        _check_values([*value, *value.values()], keyword)
+    elif isinstance(value, str) and "\0" in value:
+        raise ValueError(f"`{keyword}` has a text with the character NUL, which cannot be written")
     elif _is_number(value) and abs(value) > _LARGEST and float(value).is_integer():
         raise ValueError(f"`{keyword}` has the number {value}: whole numbers are exact up to 2^53 only; use a string")
 

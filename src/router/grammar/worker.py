@@ -21,6 +21,8 @@ MEMORY_LIMIT = 512 << 20
 _CPU_LIMIT_S = 10
 _LONGEST_FAULT = 300
 _NOTHING_FITS = "NoExtensionBias"  # how llguidance calls it
+_UNKNOWN = re.compile(r"Unimplemented keys: (\[[^\]]*\])")
+_OVERLAP = "oneOf constraints are not supported"
 _REGEX_FAULT = re.compile(r"^error: (.*)$", re.MULTILINE)
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 
@@ -132,6 +134,11 @@ def _sentence(message: str) -> str:
     message = message.partition("<non-verbose/>")[0]
     if message.strip() == _NOTHING_FITS:
         return "no text fits it"
+    if found := _UNKNOWN.search(message):
+        names = ", ".join(f"`{name}`" for name in orjson.loads(found[1]))
+        return f"{names} cannot be enforced"[:_LONGEST_FAULT]
+    if _OVERLAP in message:
+        return "a `oneOf` whose branches overlap cannot be enforced: use `anyOf`, or branches that exclude each other"
     if found := _REGEX_FAULT.search(message):
         message = found[1]
     message = _PLACE.sub("", message.partition("\n   1 |")[0])

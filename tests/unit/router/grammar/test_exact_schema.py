@@ -65,6 +65,37 @@ def test_no_number_outside_of_its_bounds_can_be_written(low: float, high: float)
         assert takes(matcher, str(inside)), "what is inside still can be"
 
 
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"const": "a\0b"}, "`const` has a text with the character NUL"),
+        ({"enum": [{"a": ["x\0"]}]}, "`enum` has a text with the character NUL"),
+        ({"type": "object", "properties": {"a\0": {}}}, "`properties` has a text with the character NUL"),
+        ({"type": "object", "properties": {"a": {"not": {}}}}, "`not` cannot be enforced"),
+        ({"type": "array", "contains": {}, "uniqueItems": True}, "`contains`, `uniqueItems` cannot be enforced"),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "a `oneOf` whose branches overlap"),
+        ({"type": "string", "if": {"minLength": 2}, "then": {"maxLength": 3}}, "`if`, `then` cannot be enforced"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_in_the_clients_words(schema: dict[str, Any], said: str) -> None:
+    fault = check("json", json.dumps(schema), TOKENIZER)["fault"]
+    assert said in fault and "Unimplemented" not in fault and "coerce" not in fault
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 2.0, "uniqueItems": False}, "[1,1]", "[1,1,1]"),
+        ({"type": "object", "unevaluatedProperties": True, "propertyNames": {}}, '{"a":1}', "1"),
+        ({"type": "string", "minLength": 1.0, "if": {"minLength": 2}}, '"a"', '""'),
+        ({"type": "array", "minContains": 2, "unevaluatedItems": {}}, "[]", "1"),
+    ],
+)
+def test_what_says_nothing_is_left_out(schema: dict[str, Any], taken: str, refused: str) -> None:
+    matcher = compiled(schema)
+    assert takes(matcher, taken) and not takes(matcher, refused)
+
+
 @pytest.mark.parametrize("lower", ["minimum", "exclusiveMinimum"])
 @pytest.mark.parametrize("upper", ["maximum", "exclusiveMaximum"])
 @pytest.mark.parametrize(("low", "high"), [(0, 0.5), (-1.5, -1), (1, 1.5), (-0.5, 0), (0, 10)])
