@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from packaging.version import Version
 from parity.protocol import CPU, WHOLE, prompts, run_protocol
+from safetensors.torch import load_file, save_file
 from support.loading import FixedAttention
 from support.tiny_types import type_checkpoint
 from torch import Tensor
@@ -21,7 +23,9 @@ from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.models.config import ModelConfig
 from model_server.models.hf import choice, loading
+from model_server.models.hf.crossing import cross_attention_of
 from model_server.models.hf.self_check import alone, translated
+from model_server.models.hf.stateful import decoder_prefix
 from model_server.models.model import Model
 from model_server.runner.runner import Runner
 from model_server.weights.checkpoint import examine
@@ -42,14 +46,25 @@ PAGED = (
     "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
     "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma", "youtu",
     *(_NOW_PAGED if _SINCE_5_24 else ()),
+    # The text of models that see or hear, whose text model is no native family.
+    "apertus1p5", "aria", "audioflamingo3", "chameleon", "cohere_compass", "cosmos3_edge", "cosmos3_omni",
+    "deepseek_ocr2", "emu3", "ernie4_5_vl_moe", "exaone4_5", "fuyu", "gemma4", "gemma4_unified", "glm4v_moe", "glm_ocr",
+    "glmasr", "granite_speech", "hunyuan_vl", "hyperclovax_vision_v2", "minimax_m3_vl", "mistral4", "molmo2",
+    "muse_glimmer", "muse_spark", "paddleocr_vl", "qwen2_audio", "qwen3_asr", "step3p7", "voxtral",
 )  # fmt: skip
 # With a state per request.
 STATEFUL = (
     "mamba", "mamba2", "falcon_mamba", "rwkv", "falcon_h1", "jamba", "qwen3_next", "qwen3_5_text", "lfm2",
     "minimax", "granitemoehybrid", "olmo_hybrid", "nemotron_h", "deepseek_v4", "bloom", "mpt", "falcon",
     "gpt_neo", "xglm", "biogpt", "stablelm", "diffllama", "doge", "hrm_text", "t5", "bart",
+    "hy_v4_vl", "inkling2", "inkling2_loop", "kosmos-2.5", "lfm2_vl", "lfm3_vl", "minicpm_ocr", "minicpmv4_6",
+    "minicpmv4_7", "mistral_large4", "mllama", "nemotron_h_omni", "qwen3_5", "qwen3_5_moe", "unlimited_ocr",
     "openai-gpt", "recurrent_gemma", *(() if _SINCE_5_24 else _NOW_PAGED),
 )  # fmt: skip
+
+
+# Their towers are of a library that is not among the requirements -> the type of their text model.
+FOREIGN = {"fast_vlm": "qwen2", "perception_lm": "llama"}
 
 
 @dataclass(frozen=True)
@@ -67,21 +82,52 @@ class LibraryCase:
 
 def make_case(model_type: str, path: Path, *, eager: bool = True, **overrides: Any) -> LibraryCase:
     """Write a tiny checkpoint of the type and compute the reference with `eager` attention, or what the model takes."""
-    model = type_checkpoint(model_type, path, eager=eager, **overrides)
+    model = type_checkpoint(FOREIGN.get(model_type, model_type), path, eager=eager, **overrides)
+    if model_type in FOREIGN:
+        _with_foreign_tower(model_type, path)
     text_config = model.config.get_text_config(decoder=True)
     # Without the padding token, which some models skip when they count positions.
     padding = getattr(text_config, "pad_token_id", None)
     sequences = prompts(text_config.vocab_size)
     if padding is not None:
         sequences = [s.where(s != padding, s + 1) for s in sequences]
+    lengths = [next(step[i] for step in WHOLE if step[i]) for i in range(len(sequences))]
     with torch.inference_mode():
         if getattr(model.config, "is_encoder_decoder", False):
-            prefix = (model.config.decoder_start_token_id,)
-            lengths = [next(step[i] for step in WHOLE if step[i]) for i in range(len(sequences))]
+            prefix = decoder_prefix(model)
             logits = [translated(model, s[:n], prefix, s[n:]) for s, n in zip(sequences, lengths, strict=True)]
+        elif "reference_sliding_attention" in (getattr(text_config, "layer_types", None) or ()):
+            logits = [_generated(model, s, n) for s, n in zip(sequences, lengths, strict=True)]
         else:
-            logits = [alone(model, s) for s in sequences]
+            cross = cross_attention_of(model)
+            blank = [{} if cross is None else cross.arguments(s, ())[0] for s in sequences]
+            logits = [alone(_reading(model), s, **one) for s, one in zip(sequences, blank, strict=True)]
     return LibraryCase(path, model, sequences, logits)
+
+
+def _with_foreign_tower(model_type: str, path: Path) -> None:
+    """Make a model of text the text model of another, whose tower the libraries here do not know."""
+    file, config = path / "model.safetensors", path / "config.json"
+    tensors = {name.replace("model.", "model.language_model.", 1): one for name, one in load_file(file).items()}
+    tower = ("model.vision_tower.timm_model.stem.weight", "model.multi_modal_projector.linear_1.weight")
+    save_file(tensors | dict.fromkeys(tower, torch.ones(2)), file)
+    fields = {"model_type": model_type, "text_config": json.loads(config.read_text()), "vision_config": {}}
+    config.write_text(json.dumps(fields))
+
+
+def _reading(model: Any) -> Any:
+    """What computes logits of text: of models whose whole reads nothing without a picture, the language model."""
+    return model if type(model).main_input_name == "input_ids" else model.language_model
+
+
+def _generated(model: Any, sequence: Tensor, prompt: int) -> Tensor:
+    """Logits with transformers' own cache, token by token behind the prompt, which is another thing to such layers."""
+    output = model(input_ids=sequence[None, :prompt], use_cache=True)
+    rows = [output.logits[0]]
+    for token in sequence[prompt:]:
+        output = model(input_ids=token[None, None], cache=output.cache, use_cache=True)
+        rows.append(output.logits[0])
+    return torch.cat(rows)
 
 
 def load(path: Path, group: ProcessGroup | None = None, *, trust_remote_code: bool = False) -> Runner:

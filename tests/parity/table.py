@@ -1,4 +1,4 @@
-"""Writes docs/models.md: every causal and encoder-decoder type of transformers, tried. Run in tests/:
+"""Writes docs/models.md: every type of transformers that makes text, tried. Run in tests/:
 
     python -m parity.table [--only TYPE ...] [--output FILE]
 
@@ -32,6 +32,7 @@ from torch import Tensor
 from model_server.errors import StartupError
 from model_server.models.families.vision import TEXT_TYPES
 from model_server.models.hf.paged import TransformersRunner
+from model_server.models.hf.self_check import compare
 from model_server.models.hf.stateful import StatefulRunner
 from model_server.runner.runner import Runner
 
@@ -73,11 +74,11 @@ per request; if it fails that check too, it is refused. The log names the runner
 """
 
 
-VISION = """Of vision models, the text model is loaded natively: {}. Which of them read images is in
-[images.md](images.md#models). These types are compared with transformers' whole models on text
-(`tests/parity/test_vision_text.py`), and have a row here only where transformers also counts them among the models for
-text. `mllama` and `idefics`, whose layers of cross attention read images, run with the stateful runner
-(`tests/parity/test_cross_attention.py`); the row of `mllama` is that of its text model in a checkpoint of its own."""
+VISION = """Of vision models, the text model is loaded natively: {}. Others run as a whole in transformers' modelling,
+without the weights of their towers. Which of them read images is in [images.md](images.md#models); the others refuse
+requests with images. Text is compared with that of transformers' whole models. `mllama` and
+`idefics`, whose layers of cross attention read images, run with the stateful runner
+(`tests/parity/test_cross_attention.py`)."""
 
 
 @dataclass
@@ -111,18 +112,20 @@ def main() -> None:
             tried = {t: c if world_size == 2 else _with_heads(t, c, world_size, Path(folder)) for t, c in cases.items()}
             _try_ranks(world_size, rows, tried, Path(folder))
     if asked.only and asked.output.is_file():
-        rows = _read_rows(asked.output.read_text()) | rows
+        rows = read_rows(asked.output.read_text()) | rows
     asked.output.write_text(_page(sorted(rows.values(), key=lambda row: row.model_type)))
 
 
 def all_types() -> list[str]:
-    """Types that transformers maps to a causal or an encoder-decoder model for text."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    )
+    """Types that transformers maps to a causal model, an encoder-decoder, or one that makes text of images."""
+    from transformers.models.auto import modeling_auto
 
-    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES})
+    mappings = (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+    return sorted({name for mapping in mappings for name in mapping})
 
 
 def _with_heads(model_type: str, case: LibraryCase, count: int, folder: Path) -> LibraryCase:
@@ -154,6 +157,8 @@ def _try_all(types: Sequence[str], folder: Path) -> tuple[dict[str, Row], dict[s
             row.runner, row.note = "refused", _short(error)
         except Exception as error:  # whatever a config or a modelling comes up with
             row.note = f"no tiny checkpoint: {_short(error)}"
+            if (path / "config.json").is_file():  # transformers cannot compute it from text alone either
+                row.runner, row.note = _refusal(path) or (row.runner, row.note)
         else:
             row.runner = _name(runner)
             row.error = _error(got, case.logits)
@@ -163,6 +168,17 @@ def _try_all(types: Sequence[str], folder: Path) -> tuple[dict[str, Row], dict[s
                 cases[model_type] = case
         print(row.line(), flush=True)
     return rows, cases
+
+
+def _refusal(path: Path) -> tuple[str, str] | None:
+    try:
+        with _limit(LIMIT_S):
+            load(path)
+    except StartupError as error:
+        return "refused", _short(error)
+    except Exception:
+        return None
+    return None
 
 
 def _try_ranks(
@@ -204,14 +220,14 @@ def _name(runner: Runner) -> str:
 
 
 def _error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
-    return max(float((g - w).abs().max() / w.abs().max()) for g, w in zip(got, want, strict=True))
+    return compare(got, want, TOLERANCE, torch.float32).error
 
 
 def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:110].replace("|", "/")
+    return textwrap.shorten(str(error), 150, placeholder=" ...").replace("|", "/")
 
 
-def _read_rows(page: str) -> dict[str, Row]:
+def read_rows(page: str) -> dict[str, Row]:
     """The rows of an earlier page."""
     rows = {}
     for line in page.splitlines():

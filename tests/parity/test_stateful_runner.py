@@ -17,7 +17,7 @@ from model_server.models.hf.stateful import StatefulRunner
 # State spaces under both names, a hybrid, biases that no interface shows, encoder-decoders, one without any cache.
 REPRESENTATIVE = ("mamba", "rwkv", "jamba", "bloom", "t5", "bart", "openai-gpt")
 # Their recurrences are summed in another order when many tokens are computed at once.
-TOLERANCES = {"nemotron_h": 2e-3}
+TOLERANCES = {"nemotron_h": 2e-3, "nemotron_h_omni": 2e-3}
 
 
 def check(model_type: str, path: Path) -> None:

@@ -8,80 +8,39 @@ from typing import Any
 
 import pytest
 import torch
+from parity.library import make_case
 from parity.protocol import CHUNKS, assert_equal_logits, prompts, run_protocol
 from safetensors.torch import load_file, save_file
 from support.loading import load
+from support.tiny_types import VOCAB_SIZE, type_model
 from support.vision_models import mend_llama4
 
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.families.vision import DEFAULTS, TEXT_TYPES
 
-VOCAB_SIZE = 256
-TEXT: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-}
-MROPE = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 3, 3]}
-GLM = {"rope_parameters": MROPE | {"mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}}
+GLM = {"rope_parameters": {"mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}}
 TEXT_OF: dict[str, dict[str, Any]] = {
-    "gemma3": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "gemma3": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "glm4v": GLM,
     "glm46v": GLM,
     "mistral3": {"sliding_window": None},
     "llama4": {
-        "intermediate_size_mlp": 96, "num_local_experts": 4, "attention_chunk_size": 8, "interleave_moe_layer_step": 2,
-        "layer_types": ["chunked_attention", "full_attention", "chunked_attention"], "no_rope_layers": [1, 0, 1],
+        "interleave_moe_layer_step": 2, "layer_types": ["chunked_attention", "full_attention"] * 2,
+        "no_rope_layers": [1, 0] * 2,
     },
-    "qwen2_vl": {"rope_parameters": MROPE},
-    "qwen2_5_vl": {"rope_parameters": MROPE},
-    "qwen3_vl": {"rope_parameters": MROPE},
-    "qwen3_vl_moe": {
-        "rope_parameters": MROPE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
-        "mlp_only_layers": [1],
-    },
-    "aya_vision": {"sliding_window": 8},
-}  # fmt: skip
-SMALL = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_heads": 2,
-    "depth": 1, "embed_dim": 32, "image_size": 28, "patch_size": 14, "out_hidden_size": 64,
-    "deepstack_visual_indexes": [0],
-    "projector_input_dim": 32, "projector_output_dim": 32, "vision_output_dim": 32, "projection_dim": 32,
-    "fullatt_block_indexes": [0], "num_position_embeddings": 16,
+    "qwen3_vl_moe": {"mlp_only_layers": [1]},
 }  # fmt: skip
 # Prompts of PaliGemma are not causal: `parity.test_vision_images` has them, also without images.
-CAUSAL = sorted(set(TEXT_TYPES) - {"paligemma"})
+# What reads nothing without a picture is compared in `test_language_models_that_wholes_hide`.
+HIDDEN = ("blip-2", "instructblip", "instructblipvideo")
+CAUSAL = sorted(set(TEXT_TYPES) - {"paligemma", *HIDDEN})
 ALWAYS = ("gemma3", "qwen2_vl", "llava")
 
 
 def make(model_type: str) -> Any:
     """transformers' model with random weights that tell a forgotten one."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    known = AutoConfig.for_model(model_type).vision_config
-    vision = {name: value for name, value in SMALL.items() if hasattr(known, name)}
-    if model_type == "qwen2_vl":
-        vision["hidden_size"] = 64
-    if model_type == "internvl":
-        vision |= {"image_size": [28, 28], "patch_size": [14, 14]}
-    text = {"model_type": TEXT_TYPES[model_type], **TEXT, **TEXT_OF.get(model_type, {})}
-    if model_type.startswith("qwen"):
-        del text["model_type"]
-    config = AutoConfig.for_model(model_type, text_config=text, vision_config=vision)
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     mend_llama4()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(noise * 0.15 if parameter.dim() >= 2 else parameter + noise * 0.1)
-    return model
+    return type_model(model_type, text_config=TEXT_OF.get(model_type, {}))
 
 
 @pytest.fixture(params=[pytest.param(one, marks=() if one in ALWAYS else pytest.mark.parity) for one in CAUSAL])
@@ -97,11 +56,9 @@ def assert_equal(folder: Path, sequences: list[torch.Tensor], logits: list[torch
 
 def test_text_alone_equals_transformers(model_type: str, tmp_path: Path) -> None:
     """As transformers writes the files today, and with tensors named as in older files."""
-    model = make(model_type)
-    model.save_pretrained(tmp_path)
-    sequences = prompts(VOCAB_SIZE)
-    with torch.inference_mode():
-        logits = [model(input_ids=one.unsqueeze(0), use_cache=False).logits[0] for one in sequences]
+    mend_llama4()
+    case = make_case(model_type, tmp_path, text_config=TEXT_OF.get(model_type, {}))
+    sequences, logits = case.sequences, case.logits
     assert_equal(tmp_path, sequences, logits)
 
     file = tmp_path / "model.safetensors"
@@ -126,6 +83,13 @@ def test_experts_of_public_files_are_stored_the_other_way_round(tmp_path: Path) 
     with torch.inference_mode():
         logits = [model(input_ids=one.unsqueeze(0), use_cache=False).logits[0] for one in sequences]
     assert_equal(tmp_path, sequences, logits)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("model_type", HIDDEN)
+def test_language_models_that_wholes_hide(model_type: str, tmp_path: Path) -> None:
+    case = make_case(model_type, tmp_path)
+    assert_equal(tmp_path, case.sequences, case.logits)
 
 
 @pytest.mark.parametrize("text_type", sorted(DEFAULTS))

@@ -10,9 +10,9 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from support.tiny_overrides import LEFT_OUT, NUM_LAYERS, OVERRIDES, WINDOW
+
 VOCAB_SIZE = 256
-NUM_LAYERS = 4
-WINDOW = 8
 
 # Every spelling of the same few sizes.
 SIZES: dict[str, Any] = {
@@ -51,34 +51,26 @@ SIZES: dict[str, Any] = {
     "dropout": 0.0,
 }
 
-_MIXED = ["sliding_attention", "full_attention"] * 2
-
-# What the common sizes do not fit.
-OVERRIDES: dict[str, dict[str, Any]] = {
-    "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
-    "bamba": {"attn_layer_indices": [1, 3]},
-    "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 2.0},
-        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
-    },
-    "gemma3n_text": {"layer_types": _MIXED, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4},
-    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_state": 16},
-    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "longt5": {"decoder_start_token_id": 0},
-    "mt5": {"decoder_start_token_id": 0},
-    "umt5": {"decoder_start_token_id": 0},
-    "switch_transformers": {"decoder_start_token_id": 0},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
-    "llama4_text": {"floor_scale": 4},
-    "mamba2": {"num_heads": 8, "state_size": 16, "n_groups": 1, "head_dim": 16},
-    "moshi": {"sliding_window": 512, "audio_vocab_size": 64},
-    "plbart": {"decoder_start_token_id": 1},
-    "phimoe": {"sliding_window": None},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "t5": {"decoder_start_token_id": 0},
+# Of what reads pictures or sound, under every spelling.
+TOWER: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "model_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "mlp_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 64),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "n_heads"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    "head_dim": 16,
+    **dict.fromkeys(("image_size", "img_size"), 28),
+    "patch_size": 14,
+    **dict.fromkeys(("out_hidden_size", "text_hidden_size", "output_dim", "vision_output_dim", "lm_hidden_size"), 64),
+    **dict.fromkeys(("projection_dim", "projector_input_dim", "projector_output_dim"), 64),
+    "num_position_embeddings": 16,
+    "vocab_size": 64,
 }
+
+# Parts that are of the common sizes, not towers.
+_TEXTS = ("text_config", "decoder", "encoder", "text_encoder", "attn_config", "ffn_config")
 
 
 def type_config(model_type: str, **overrides: Any) -> Any:
@@ -86,20 +78,41 @@ def type_config(model_type: str, **overrides: Any) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[model_type]
-    return config_class(**(_fields(config_class) | OVERRIDES.get(model_type, {}) | overrides))
+    return config_class(**_merged(_merged(_fields(config_class), OVERRIDES.get(model_type, {})), overrides))
 
 
-def _fields(config_class: Any) -> dict[str, Any]:
+def _merged(fields: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """`fields` with others over them, also within objects; what is None is left out."""
+    merged = dict(fields)
+    for name, value in others.items():
+        within = fields.get(name)
+        merged[name] = _merged(within, value) if isinstance(within, dict) and isinstance(value, dict) else value
+    return {name: value for name, value in merged.items() if value is not LEFT_OUT}
+
+
+def _fields(config_class: Any, sizes: dict[str, Any] = SIZES) -> dict[str, Any]:
     """The common sizes under the names that the class and its parts (text, vision, sound) know."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     known = _field_names(config_class)
-    fields = {name: value for name, value in SIZES.items() if name in known}
+    fields = {name: value for name, value in sizes.items() if name in known}
     if "qk_rope_head_dim" in known:  # latent attention: head_dim is that of the rotated part, and all heads have keys
         fields.pop("head_dim", None)
         fields["num_key_value_heads"] = 4
     for name, part in getattr(config_class, "sub_configs", {}).items():
+        sizes_of_part = sizes if name in _TEXTS else TOWER
         if hasattr(part, "model_type") and part.model_type:
-            fields[name] = _fields(part) | OVERRIDES.get(part.model_type, {})
+            fields[name] = _merged(_fields(part, sizes_of_part), OVERRIDES.get(part.model_type, {}))
+        elif (default := _default_type(config_class, name)) is not None:
+            found = _merged(_fields(CONFIG_MAPPING[default], sizes_of_part), OVERRIDES.get(default, {}))
+            fields[name] = {"model_type": default, **found}
     return fields
+
+
+def _default_type(config_class: Any, part: str) -> str | None:
+    """The type of a part that may have several."""
+    default = getattr(config_class, "sub_configs_defaults", {}).get(part)
+    return getattr(default, "model_type", None)
 
 
 def _field_names(config_class: Any) -> set[str]:
@@ -112,10 +125,9 @@ def _field_names(config_class: Any) -> set[str]:
 def type_model(model_type: str, *, seed: int = 0, eager: bool = True, **overrides: Any) -> Any:
     """The model in float32 with random weights: matrices N(0, 0.15), vectors moved by N(0, 0.1)."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     config = type_config(model_type, **overrides)
-    auto_class = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    auto_class = _auto_class(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = auto_class.from_config(config, **({"attn_implementation": "eager"} if eager else {}))
@@ -132,8 +144,32 @@ def type_model(model_type: str, *, seed: int = 0, eager: bool = True, **override
     return model.eval()
 
 
+def _auto_class(config: Any) -> Any:
+    """The whole model of a type, not its text model alone."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    seeing = (modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, transformers.AutoModelForImageTextToText)
+    translating = (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, transformers.AutoModelForSeq2SeqLM)
+    return next(
+        (one for mapping, one in (seeing, translating) if type(config) in mapping), transformers.AutoModelForCausalLM
+    )
+
+
+# What files of these types have, where transformers writes names that it alone reads, or does not read itself.
+_PUBLISHED = {
+    "kimi_k25": ("language_model.model.blocks.", "language_model.model.layers."),
+    "qianfan_ocr": ("language_model.model.encoder.layers.", "language_model.model.layers."),
+}
+
+
 def type_checkpoint(model_type: str, path: Path, **overrides: Any) -> Any:
     """Write such a model into the directory `path`, without a tokenizer, and return it."""
+    from safetensors.torch import load_file, save_file
+
     model = type_model(model_type, **overrides)
     model.save_pretrained(path)
+    if model_type in _PUBLISHED:
+        file = path / "model.safetensors"
+        save_file({name.replace(*_PUBLISHED[model_type]): one for name, one in load_file(file).items()}, file)
     return model

@@ -24,7 +24,7 @@ from model_server.models.decoder.mixers.gated_delta import GatedDeltaSpec
 from model_server.models.decoder.moe import Moe, SeparateExperts, StackedExperts
 from model_server.models.decoder.spec import MlpSpec, Spec
 from model_server.models.families import UnknownFamilyError, pooled_spec_of, spec_of
-from model_server.models.families.vision import BASES, TEXT_TYPES, is_of_tower, text_config, text_names
+from model_server.models.families.vision import BASES, OUTER_NAMES, TEXT_TYPES, is_of_tower, text_config, text_names
 from model_server.models.stated_parts import check_stated_parts
 from model_server.models.tying import with_stored_head
 from model_server.quantization.kv_cache import DTYPES
@@ -157,7 +157,8 @@ def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple
     """Return `spec` by a vision model's names, and the checkpoint without other tensors."""
     stored = [name for header in checkpoint.headers.values() for name in header.tensors]
     names = text_names(spec.names, stored)
-    prefixes = (names.embedding + ".", names.layers + ".", f"{names.norm}.", names.head + ".")
+    modules = (names.layers, names.head, *(getattr(names, field) for field in OUTER_NAMES))
+    prefixes = tuple(f"{module}." for module in modules if module is not None)
     headers = {
         path: Header({name: one for name, one in header.tensors.items() if name.startswith(prefixes)}, header.metadata)
         for path, header in checkpoint.headers.items()

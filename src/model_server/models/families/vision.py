@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
@@ -11,13 +12,26 @@ from model_server.models.decoder.spec import Names
 
 TEXT_TYPES: dict[str, str] = {
     "aya_vision": "cohere2",
+    "blip-2": "opt",
+    "cohere2_vision": "cohere2",
     "deepseek_vl": "llama",
+    "deepseek_vl_hybrid": "llama",
+    "fast_vlm": "qwen2",
     "gemma3": "gemma3_text",
     "glm46v": "glm4v_text",
     "glm4v": "glm4v_text",
+    "glmga": "glm4v_text",
+    "got_ocr2": "qwen2",
+    "granite4_vision": "granite4_vision_text",
+    "granite_docling": "granite_docling_text",
     "idefics2": "mistral",
     "idefics3": "llama",
+    "instructblip": "opt",
+    "instructblipvideo": "opt",
     "internvl": "qwen2",
+    "janus": "llama",
+    "kimi_k25": "deepseek_v3",
+    "lighton_ocr": "qwen3",
     "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
@@ -26,11 +40,18 @@ TEXT_TYPES: dict[str, str] = {
     "mistral3": "mistral",
     "ovis2": "qwen2",
     "paligemma": "gemma",
+    "perception_lm": "llama",
+    "pp_chart2table": "qwen2",
+    "qianfan_ocr": "qwen3",
+    "qwen2_5_omni_thinker": "qwen2_5_omni_text",
     "qwen2_5_vl": "qwen2",
     "qwen2_vl": "qwen2",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "shieldgemma2": "gemma3_text",
     "smolvlm": "llama",
+    "video_llama_3": "qwen2",
     "video_llava": "llama",
     "vipllava": "llama",
 }
@@ -39,22 +60,28 @@ TEXT_TYPES: dict[str, str] = {
 # Text models that are another one's but for the positions of images.
 _SAME_TEXT = {
     "glm4v_text": "glm4", "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_vl_moe_text": "qwen3_moe", "qwen2_5_omni_text": "qwen2", "qwen3_omni_moe_text": "qwen3_moe",
+    "granite4_vision_text": "granite", "granite_docling_text": "granite",
 }  # fmt: skip
 # What transformers' modelling of a type does whatever its config says.
 _ALWAYS: dict[str, dict[str, float]] = {
     "aya_vision": {"logit_scale": 1.0},
+    "cohere2_vision": {"logit_scale": 1.0},
+    "qwen3_omni_moe_thinker": {"use_sliding_window": False},
     "qwen3_vl": {"use_sliding_window": False},
     "qwen3_vl_moe": {"norm_topk_prob": True, "use_sliding_window": False},
 }
 _EPS: dict[str, float] = {"qwen2_vl": 1e-5, "qwen2_5_vl": 1e-5}
 """Type -> its own default of `rms_norm_eps`, which the type of its text has another one of."""
+_THETAS: dict[str, float] = {"qwen2_5_omni_text": 1e6, "qwen3_omni_moe_text": 1e6}
+"""Type of the text model -> its own base of the rotations where the config says none."""
 # Fields of the text model that say what the whole type does anyway: tokens of its prompts see each other.
 _IMPLIED: dict[str, tuple[str, ...]] = {"paligemma": ("use_bidirectional_attention",)}
 # What the rotations of a type are where its config does not say it.
 _GLM_ROPE: dict[str, object] = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
 _ROPES: dict[str, dict[str, object]] = {
     "glm46v": _GLM_ROPE,
+    "glmga": _GLM_ROPE,
     "glm4v": _GLM_ROPE,
     "qwen3_vl": {"mrope_section": [24, 20, 20]},
     "qwen3_vl_moe": {"mrope_section": [24, 20, 20]},
@@ -80,6 +107,19 @@ DEFAULTS: dict[str, dict[str, float]] = {
         "moe_intermediate_size": 1408,
         "max_position_embeddings": 128000,
     },
+    "granite_docling_text": {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 4.0,
+        "residual_multiplier": 0.263,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    "qwen2_5_omni_text": {"num_attention_heads": 28, "num_key_value_heads": 4},
+    "qwen3_omni_moe_text": {"num_attention_heads": 28, "num_key_value_heads": 4, "norm_topk_prob": True},
     "glm4v_text": {
         "hidden_size": 4096,
         "intermediate_size": 13696,
@@ -93,17 +133,26 @@ DEFAULTS: dict[str, dict[str, float]] = {
 }
 """Type of the text model -> field -> transformers' default: some public files leave sizes out of `text_config`."""
 
-BASES = ("model.language_model.", "language_model.model.", "model.text_model.", "model.")
+BASES = ("model.language_model.", "model.language_model.model.", "language_model.model.", "model.text_model.", "model.")
 """What the names of the text model's tensors have begun with, at one time or another."""
 
 _TOWERS = (
-    "aligner", "connector", "image_newline", "image_tower", "mm_projector", "multi_modal_projector", "video_tower",
-    "vision_model", "vision_tower", "visual", "visual_embeddings_table",
+    "aligner", "audio_tower", "connector", "generation_aligner", "generation_embeddings", "generation_head",
+    "high_res_vision_alpha", "high_res_vision_model", "high_res_vision_neck", "high_res_vision_proj",
+    "image_newline", "image_tower", "language_projection", "layerwise_projectors", "mlp1", "mm_projector",
+    "multi_modal_projector", "projector", "qformer", "query_tokens", "spatial_projectors", "video_tower",
+    "vision_encoder", "vision_model", "vision_projection", "vision_tower", "visual", "visual_embeddings_table",
+    "vqmodel",
 )  # fmt: skip
 # What holds the parts of a model.
 _MODEL = "model."
 
 _HEAD = "language_model.lm_head"
+
+OUTER_NAMES = (
+    "embedding", "embedding_projection", "positions", "embedding_norm", "norm", "output_projection",
+)  # fmt: skip
+"""Fields of `Names`: modules before and behind the layers, but for the head."""
 
 
 def text_config(config: ModelConfig) -> ModelConfig:
@@ -120,6 +169,8 @@ def text_config(config: ModelConfig) -> ModelConfig:
         raise StartupError(f"config.json: `text_config` must be an object, got {block!r:.200}")
     text = ModelConfig({"model_type": default, **eps, **block}).without(*_IMPLIED.get(config.model_type, ()))
     missing = {name: value for name, value in DEFAULTS.get(text.model_type, {}).items() if not text.has(name)}
+    if text.model_type in _THETAS and not any(text.has(name) for name in ("rope_theta", "rope_parameters")):
+        missing["rope_theta"] = _THETAS[text.model_type]
     missing |= _ALWAYS.get(config.model_type, {})
     if text.model_type == "glm4v_text":  # it has no such field
         missing["head_dim"] = text.count("hidden_size", 4096) // text.count("num_attention_heads", 32)
@@ -143,13 +194,13 @@ def text_names(names: Names, tensors: Iterable[str]) -> Names:
     def spelt(name: str) -> str:
         return base + name.removeprefix(names.base)
 
+    outer: dict[str, Any] = {name: spelt(value) for name in OUTER_NAMES if (value := getattr(names, name)) is not None}
     has_inner_head = any(name.startswith(_HEAD + ".") for name in stored)
     return dataclasses.replace(
         names,
         base=base,
-        embedding=spelt(names.embedding),
         layers=spelt(names.layers),
-        norm=None if names.norm is None else spelt(names.norm),
+        **outer,
         head=_HEAD if has_inner_head else names.head,
     )
 

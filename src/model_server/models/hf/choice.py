@@ -40,6 +40,8 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice, *
     """
     started = time.perf_counter()
     logger.info("%s is not one of the native families: transformers' modelling is loaded", hf.model_type)
+    if hf.reads_text_alone and placement.ranks.world.rank == 0:
+        logger.warning("Only the text model of %s is served: it reads no images and no sound", hf.model_type)
     reason = _needs_state(hf)
     check_quantized(hf.described, placement.ranks.tensor.size, reason)
     model = None
@@ -112,7 +114,7 @@ def _needs_state(hf: HfModel) -> str | None:
         return f"it has layers of type {other[0]}"
     if getattr(config, "alibi", False):
         return "its attention adds ALiBi biases"
-    if model_class is not None and not model_class.is_backend_compatible():
+    if config is hf.config and model_class is not None and not model_class.is_backend_compatible():
         return "its attention cannot be replaced"
     return None
 

@@ -7,6 +7,9 @@ import warnings
 from contextlib import nullcontext
 from typing import Any
 
+import torch
+from torch import nn
+
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
@@ -41,6 +44,11 @@ class HfModel:
         return self.config.get_text_config(decoder=True)
 
     @property
+    def reads_text_alone(self) -> bool:
+        """Whether it has towers that are not served."""
+        return self.model_type not in CROSSING and not self.is_encoder_decoder and bool(_towers(self.config))
+
+    @property
     def is_encoder_decoder(self) -> bool:
         return bool(getattr(self.config, "is_encoder_decoder", False))
 
@@ -72,6 +80,11 @@ def find_classes(model: Model, *, trust_remote_code: bool) -> HfModel:
     except Exception as error:  # anything may come from a config class
         raise StartupError(f"cannot read the config of {model_type}: {one_line(error)}") from error
     auto_class, model_class = _classes(config, fields, trust_remote_code)
+    wanted = getattr(model_class, "main_input_name", "input_ids")
+    if wanted != "input_ids":
+        raise StartupError(
+            f"model type {model_type} generates nothing from text alone: it reads `{wanted}`, which is not served"
+        )
     return HfModel(
         described=model,
         config=config,
@@ -90,15 +103,20 @@ def _classes(config: Any, fields: ModelConfig, trust_remote_code: bool) -> tuple
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     )
 
+    translators: tuple[Any, Any] = (AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
+    decoders: tuple[Any, Any] = (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING)
+    seeing: tuple[Any, Any] = (AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
     if fields.model_type in CROSSING:
-        return AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+        pairs = [seeing]
+    elif getattr(config, "is_encoder_decoder", False):
+        pairs = [translators, seeing]
+    elif config.get_text_config(decoder=True) is not config:  # the class for text is that of a part
+        pairs = [translators, seeing, decoders]
+    else:
+        pairs = [translators, decoders, seeing]
     remote = fields.get("auto_map") if trust_remote_code else None
-    pairs = (
-        (AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "AutoModelForSeq2SeqLM"),
-        (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING, "AutoModelForCausalLM"),
-    )
-    for auto_class, mapping, name in pairs[: 1 if getattr(config, "is_encoder_decoder", False) else 2]:
-        if isinstance(remote, dict) and name in remote:
+    for auto_class, mapping in pairs:
+        if isinstance(remote, dict) and auto_class.__name__ in remote:
             return auto_class, None
         if type(config) in mapping:
             found = mapping[type(config)]
@@ -115,7 +133,7 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
     options: dict[str, Any] = {
         "config": hf.config,
         "dtype": placement.dtype,
-        "attn_implementation": attention,
+        "attn_implementation": None if attention is None else attention_of_text(hf.config, attention),
         "trust_remote_code": hf.trust_remote_code,
         "local_files_only": True,
         "use_safetensors": True,
@@ -165,7 +183,42 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
         known=names.left_over,
         warns=placement.ranks.world.rank == 0,
     )
+    if hf.reads_text_alone:
+        _empty_towers(hf.config, model)
     return model.eval().requires_grad_(False)
+
+
+def attention_of_text(config: Any, name: str) -> str | dict[str, str]:
+    """Return what gives the text model the attention `name`, and towers, which see both ways, their own."""
+    towers = _towers(config)
+    if not towers:
+        return name
+    text = config.get_text_config(decoder=True)
+    own = next(key for key in config.sub_configs if getattr(config, key) is text)
+    return {"": name, own: name, **dict.fromkeys(towers, "eager")}
+
+
+def _towers(config: Any) -> dict[str, Any]:
+    """Return the parts of a config beside that of the text model, by name; none for a model of text alone."""
+    text = config.get_text_config(decoder=True)
+    parts = {key: getattr(config, key, None) for key in getattr(config, "sub_configs", ())}
+    if not any(part is text for part in parts.values()):
+        return {}
+    return {key: part for key, part in parts.items() if part is not None and part is not text}
+
+
+def _empty_towers(config: Any, model: Any) -> None:
+    """Free the weights of what reads pictures and sound. The modules stay: some models ask them for their device."""
+    types = {part.model_type for part in _towers(config).values()}
+    text = config.get_text_config(decoder=True)
+    for module in model.modules():
+        part = getattr(module, "config", None)
+        if part is None or part is text or part is config or part.model_type not in types:
+            continue
+        for inner in module.modules():
+            for name, weight in inner.named_parameters(recurse=False):
+                empty = torch.empty(0, dtype=weight.dtype, device=weight.device)
+                setattr(inner, name, nn.Parameter(empty, requires_grad=False))
 
 
 def _sharding(world_size: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from model_server.attention.backend import AttentionLayer, AttentionStep
 from model_server.attention.choice import AttentionChoice
 from model_server.errors import ModelServerError
 from model_server.memory.kv_cache import FLOAT8, KvCache, KvShape
+from model_server.models.hf.loading import attention_of_text
 from model_server.models.hf.positions import LengthRotary
 from model_server.runner.runner import ModelInputs, RunnerTraits
 
@@ -228,7 +229,7 @@ class TransformersRunner:
                 model.set_experts_implementation("eager")
             yield model
         finally:
-            model.set_attn_implementation(ATTENTION_NAME)
+            model.set_attn_implementation(attention_of_text(model.config, ATTENTION_NAME))
             self._temperatures = _temperatures(model)
             if experts is not None:
                 model.set_experts_implementation(experts)

@@ -33,6 +33,10 @@ from model_server.vision.families import VisionFamily
 _CACHE_NAMES = ("past_key_values", "cache_params", "state", "cache")
 
 
+# Layers of this type see all of the prompt, and a window of what was generated.
+_OF_PROMPTS = "reference_sliding_attention"
+
+
 @dataclass(slots=True)
 class _Kept:
     """A request between two forwards."""
@@ -76,7 +80,9 @@ class StatefulRunner:
         self._takes_positions = "position_ids" in accepted
         # What `generate` asks, too: some models insist on a cache class of their own.
         self._takes_dynamic_cache = getattr(type(model), "_supports_default_dynamic_cache", lambda: True)()
-        self._prefix = _decoder_prefix(model) if model.config.is_encoder_decoder else None
+        self._prefix = decoder_prefix(model) if model.config.is_encoder_decoder else None
+        types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+        self._keeps_prompts = _OF_PROMPTS in types
         self._vocab_size, state_bytes = self._measure(STATE_BLOCK_SIZE)
         reserve = 0 if self.cross is None else self._image_reserve(self.cross, state_bytes)
         self.traits = RunnerTraits(state_bytes=state_bytes, image_reserve=reserve, decoder_prefix=self._prefix)
@@ -135,6 +141,9 @@ class StatefulRunner:
             return self._decode(state, ids, start, wanted)
         if self._recomputes:
             return self._recompute(state, ids, start, wanted)
+        prompt = state.prompt_length
+        if self._keeps_prompts and start == 0 and 0 < prompt < len(ids):
+            return self._advance_parts(state, ids.tensor_split([prompt]), wanted)
         arguments: dict[str, Any] = {"input_ids": ids.unsqueeze(0)}
         if self._takes_positions:
             arguments["position_ids"] = torch.arange(start, start + len(ids), device=ids.device).unsqueeze(0)
@@ -150,6 +159,16 @@ class StatefulRunner:
         logits = self._call(kept, arguments, len(ids), wanted)
         state.kept = kept
         return logits
+
+    def _advance_parts(self, state: RequestState, parts: Sequence[Tensor], wanted: list[int]) -> Tensor:
+        """Take in a prompt, then what had been generated before a preemption: what comes first counts as the prompt."""
+        found, start = [], 0
+        for part in parts:
+            stop = start + len(part)
+            local = [place - start for place in wanted if start <= place < stop]
+            found.append(self._advance(state, part, start, local))
+            start = stop
+        return torch.cat(found)
 
     def tower(self, family: VisionFamily, tokenizer: Tokenizer) -> CrossTower:
         """Return what reads images for layers of cross attention."""
@@ -241,13 +260,14 @@ class StatefulRunner:
         return state, self._advance(state, ids, 0, [num_tokens - 1], pictures)
 
 
-def _decoder_prefix(model: Any) -> tuple[int, ...]:
+def decoder_prefix(model: Any) -> tuple[int, ...]:
     """Return a decoder's start token, and one that must follow, if any."""
     generation = getattr(model, "generation_config", None)
 
     def setting(name: str) -> int | None:
         value = getattr(generation, name, None)
-        value = getattr(model.config, name, None) if value is None else value
+        for config in (model.config, model.config.get_text_config(decoder=True)):
+            value = getattr(config, name, None) if value is None else value
         value = value[0] if isinstance(value, list) and value else value
         return value if isinstance(value, int) else None
 

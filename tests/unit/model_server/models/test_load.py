@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from parity.library import load as load_from_library
+from parity.library import make_case
+from parity.protocol import assert_equal_logits, run_protocol
 from support.loading import child_environment, load
 from support.tiny_models import tiny_checkpoint
-from support.tiny_types import type_checkpoint, type_model
+from support.tiny_types import type_checkpoint, type_config, type_model
 
 from model_server.errors import StartupError
 from model_server.models.decoder.decoder import Decoder
@@ -113,9 +115,34 @@ def test_missing_tensors_are_not_made_up(tmp_path: Path) -> None:
 
 
 def test_a_model_that_sees_the_future_is_refused(tmp_path: Path) -> None:
-    type_checkpoint("bert", tmp_path)
+    type_checkpoint("bert", tmp_path, is_decoder=False)
     with pytest.raises(StartupError, match="bert cannot be served"):
         load(tmp_path)
+
+
+def test_a_model_of_pictures_alone_is_refused(tmp_path: Path) -> None:
+    type_checkpoint("kosmos-2", tmp_path)
+    with pytest.raises(StartupError, match="kosmos-2 generates nothing from text alone: it reads `pixel_values`"):
+        load(tmp_path)
+
+
+def test_weights_of_towers_are_freed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    type_checkpoint("paddleocr_vl", tmp_path)
+    runner = load(tmp_path)
+    assert isinstance(runner, TransformersRunner)
+    sizes = {name: one.numel() for name, one in runner.model.named_parameters()}
+    assert {size for name, size in sizes.items() if "visual" in name} == {0}
+    assert all(size for name, size in sizes.items() if "language_model" in name)
+    assert "Only the text model of paddleocr_vl is served" in caplog.text
+
+
+def test_a_text_model_of_its_own_family_in_a_vision_model(tmp_path: Path) -> None:
+    """Ministral 3 is published as a mistral3 with another text model than the older ones."""
+    fields = type_config("ministral3").to_dict()
+    case = make_case("mistral3", tmp_path, text_config=fields)
+    runner = load(tmp_path)
+    assert isinstance(runner, TransformersRunner)
+    assert_equal_logits(run_protocol(runner, case.sequences, 4), case.logits)
 
 
 def test_a_window_that_only_the_mask_knows_of_is_noticed(tmp_path: Path) -> None:
