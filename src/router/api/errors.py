@@ -274,4 +274,5 @@ def _message(error: RouterError, family: Family) -> str:
         )
     has = f"`{error.param}` has {tokens}{' or more' if error.or_more else ''} tokens"
     asks = "" if error.asked is None else f" and `{error.asked_in}` asks for {error.asked}"
-    return f"{has}{asks}: the maximum context length is {limit} tokens"
+    # The code in the text too: LangChain looks there, and openai's newer libraries show the text alone.
+    return f"{has}{asks}: the maximum context length is {limit} tokens (context_length_exceeded)"

@@ -10,6 +10,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelRequest, ModelResponse, wrap_model_call
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
@@ -134,6 +135,16 @@ def test_errors(url: str, faulty_url: str) -> None:
         _asked(url, temperature=-1)
     with pytest.raises(openai.AuthenticationError):
         _asked(faulty_url)
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_full_context_is_recognised(chat: ChatOpenAI, api: str) -> None:
+    """Middleware that summarizes a conversation waits for this exception."""
+    asked = chat.model_copy(update={"use_responses_api": api == "responses"})
+    with pytest.raises(ContextOverflowError):
+        asked.invoke("Hello " * 6000)
+    with pytest.raises(ContextOverflowError):
+        list(asked.stream("Hello " * 6000))
 
 
 def test_overload(busy_url: str) -> None:

@@ -103,7 +103,7 @@ def test_validation(url: str, provider: str, kind: type[Exception], too_long: ty
     with pytest.raises(kind, match="temperature") as caught:
         litellm.completion(messages=HELLO, **(options | {"temperature": -1}))
     assert type(caught.value) is kind
-    with pytest.raises(too_long, match="maximum context length is 4096 tokens"):
+    with pytest.raises(too_long, match="maximum context length is 4095 tokens"):
         litellm.completion(messages=[{"role": "user", "content": "Hello " * 6000}], **options)
 
 

@@ -41,7 +41,9 @@ async def test_a_prompt_whose_bytes_cannot_fit_is_not_cut(
         if path.startswith("/v1/"):
             field = next(iter(body))
             assert re.fullmatch(
-                f"`{field}` has 200[1-9] or more tokens: the maximum context length is 2000 tokens", said
+                f"`{field}` has 200[1-9] or more tokens: the maximum context length is 2000 tokens "
+                r"\(context_length_exceeded\)",
+                said,
             )
             assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (
                 field, "context_length_exceeded",
