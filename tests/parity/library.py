@@ -110,7 +110,7 @@ def _with_foreign_tower(model_type: str, path: Path) -> None:
     file, config = path / "model.safetensors", path / "config.json"
     tensors = {name.replace("model.", "model.language_model.", 1): one for name, one in load_file(file).items()}
     tower = ("model.vision_tower.timm_model.stem.weight", "model.multi_modal_projector.linear_1.weight")
-    save_file(tensors | dict.fromkeys(tower, torch.ones(2)), file)
+    save_file(tensors | {name: torch.ones(2) for name in tower}, file)
     fields = {"model_type": model_type, "text_config": json.loads(config.read_text()), "vision_config": {}}
     config.write_text(json.dumps(fields))
 
