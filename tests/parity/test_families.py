@@ -5,21 +5,26 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Sequence
 
 import pytest
 import torch
 from parity.cases import CASES, Case, Cases, Key, marked
-from parity.protocol import CHUNKS, CPU, STEPS, PagedBatch, assert_equal_logits, run_protocol
+from parity.protocol import CHUNKS, CPU, LENGTHS, STEPS, PagedBatch, assert_equal_logits, run_protocol
 from safetensors.torch import load_file
 from support.loading import load as load_path
+from torch import Tensor
 
 from model_server.attention.choice import AttentionChoice
 from model_server.attention.reference import ReferenceBackend
+from model_server.cpp.config import SWITCH
+from model_server.cpp.library import usable
 from model_server.distributed.placement import Placement
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import FAMILIES, spec_of
+from model_server.runner.runner import Kept
 from model_server.weights.header import read_headers
 from model_server.weights.reader import SafetensorsReader
 
@@ -49,6 +54,44 @@ def test_family_equals_transformers_with_the_attention_of_a_cpu(cases: Cases, ke
     runner = load_path(case.path, backend=AttentionChoice(None, CPU).for_layers())
     for steps in (STEPS, CHUNKS):
         assert_equal_logits(run_protocol(runner, case.sequences, 16, steps=steps), case.logits)
+
+
+@pytest.mark.skipif(not usable(CPU, torch.float32), reason="no C++ operators")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("key", marked([("lfm2", "plain"), ("qwen3_5_text", "plain")]))
+def test_layers_without_attention_have_the_same_bits_however_sequences_are_cut(
+    cases: Cases, key: Key, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first layer with attention reads: of whole sequences, of chunks beside decode rows, token by token.
+
+    Attention has other bits for chunks, and so have experts, which torch multiplies.
+    """
+    monkeypatch.setenv(SWITCH, "1")  # products in C++, too
+    case = cases[key]
+    runner = load(case, dtype)
+    layer = next(i for i, shape in enumerate(runner.kv_shapes) if shape.row_width and shape.newest is None)
+    assert layer > 0
+    runner.keep_inputs([layer])
+    whole = read_by_a_layer(runner, case, dtype, [LENGTHS])
+    singles = [[int(step < length) for length in LENGTHS] for step in range(max(LENGTHS))]
+    for steps in (STEPS, CHUNKS, singles):
+        found = read_by_a_layer(runner, case, dtype, steps)
+        assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
+
+
+def read_by_a_layer(runner: Decoder, case: Case, dtype: torch.dtype, steps: Sequence[Sequence[int]]) -> list[Tensor]:
+    """What the layer that keeps its inputs reads of each sequence, [length, hidden]."""
+    batch = PagedBatch(runner, case.sequences, 16, dtype)
+    found: list[list[Tensor]] = [[] for _ in case.sequences]
+    for counts in steps:
+        inputs = dataclasses.replace(batch.inputs(counts), kept=Kept())
+        with torch.inference_mode():
+            runner.forward(inputs, batch.cache)
+        batch.done = [done + count for done, count in zip(batch.done, counts, strict=True)]
+        assert inputs.kept is not None
+        for parts, part in zip(found, inputs.kept.inputs[0].split(list(counts)), strict=True):
+            parts.append(part)
+    return [torch.cat(parts) for parts in found]
 
 
 @pytest.mark.parametrize("key", marked([("llama", "plain"), ("gpt_neox", "plain"), ("opt", "post_norm")]))

@@ -162,6 +162,57 @@ class StackStepStruct(ctypes.Structure):
     ]
 
 
+class SegmentsStruct(ctypes.Structure):
+    """`Segments` of convolution.hpp."""
+
+    _fields_ = [
+        ("count", c_long),
+        ("bounds", c_void_p),
+        ("lengths", c_void_p),
+        ("slots", c_void_p),
+    ]
+
+
+class CachedInputsStruct(ctypes.Structure):
+    """`CachedInputs` of convolution.hpp."""
+
+    _fields_ = [
+        ("previous", c_void_p),
+        ("missing", c_void_p),
+        ("written", c_void_p),
+        ("reserved", c_long),
+        ("writes_first", c_long),
+    ]
+
+
+class ShortConvolutionStruct(ctypes.Structure):
+    """`ShortConvolution` of convolution.hpp."""
+
+    _fields_ = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("width", c_long),
+        ("channels", c_long),
+    ]
+
+
+class GatedDeltaStruct(ctypes.Structure):
+    """`GatedDelta` of gated_delta.hpp."""
+
+    _fields_ = [
+        ("key_heads", c_long),
+        ("repeats", c_long),
+        ("key_dim", c_long),
+        ("value_dim", c_long),
+        ("width", c_long),
+        ("convolution", c_void_p),
+        ("rate", c_void_p),
+        ("bias", c_void_p),
+        ("norm", c_void_p),
+        ("eps", c_float),
+    ]
+
+
 WITHOUT_STATUS = ("cpp_sources", "cpp_prepare", "cpp_init", "cpp_panel", "cpp_code_bytes", "cpp_number_kind")
 # Arguments of every function of operators.cpp; all others return 0, or 1 where there was no memory.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
@@ -210,6 +261,24 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
         c_void_p,
     ),
     "cpp_stack": (c_long, POINTER(StackConfigStruct), POINTER(StackStepStruct)),
+    "cpp_short_convolution": (
+        c_long,
+        POINTER(ShortConvolutionStruct),
+        POINTER(SegmentsStruct),
+        POINTER(CachedInputsStruct),
+        c_void_p,
+        c_void_p,
+        c_void_p,
+    ),
+    "cpp_gated_delta": (
+        c_long,
+        POINTER(GatedDeltaStruct),
+        POINTER(SegmentsStruct),
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+    ),
     "cpp_adapt": (
         c_long,
         POINTER(AdapterFactorsStruct),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_server.recurrence.segments import ConvolutionPlan
+from model_server.recurrence.segments import ConvolutionPlan, Segments
 
 
 def convolve(
@@ -54,3 +54,15 @@ def convolve_cached(inputs: Tensor, weight: Tensor, bias: Tensor | None, rows: T
     if not plan.writes_first:
         rows.index_copy_(0, plan.written, inputs)
     return convolve(inputs, weight, bias, previous, plan.sources)
+
+
+class TorchShortConvolution:
+    """A `ShortConvolution`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, projected: Tensor, segments: Segments, plan: ConvolutionPlan, rows: Tensor) -> Tensor:
+        inputs, gate, values = projected.chunk(3, dim=1)
+        return convolve_cached(inputs * values, self._weight, self._bias, rows, plan).mul_(gate).to(projected.dtype)

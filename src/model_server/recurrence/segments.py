@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
-from model_server.runner.runner import RequestState
+from model_server.cpp.structs import CachedInputsStruct, SegmentsStruct
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConvolutionPlan:
     """What a convolution reads and caches."""
 
@@ -29,16 +28,30 @@ class ConvolutionPlan:
     written: Tensor  # [num_tokens] int64
     # Segments of one token may follow each other, and read what the step writes.
     writes_first: bool
+    # Rows of the reserved block: what goes there is lost.
+    reserved: int
+
+    @cached_property
+    def struct(self) -> CachedInputsStruct:
+        """Return the plan for C++ operators, valid for as long as this object."""
+        return CachedInputsStruct(
+            previous=self.previous.data_ptr(),
+            missing=self.missing.data_ptr(),
+            written=self.written.data_ptr(),
+            reserved=self.reserved,
+            writes_first=self.writes_first,
+        )
 
 
 class Segments:
     """Each sequence's consecutive tokens in a step, planned once for all layers."""
 
-    def __init__(self, metadata: AttentionMetadata, block_size: int, requests: Sequence[RequestState] = ()) -> None:
-        """Take a request for each segment where layers keep states; else none."""
+    def __init__(self, metadata: AttentionMetadata, block_size: int, slots: list[int] | None = None) -> None:
+        """Take the slot of each segment's state where layers keep states; else None."""
         self._metadata = metadata
         self.is_decode = metadata.is_decode
-        self.requests = requests or tuple(RequestState(0) for _ in metadata.query_lengths_host)
+        self.slots_host = slots or []
+        self.starts_host = starts_of(metadata)
         self._block_size = block_size
         self._convolutions: dict[tuple[int, int], ConvolutionPlan] = {}
         self._windows: dict[int, tuple[tuple[Tensor, ...] | None, Tensor]] = {}
@@ -75,12 +88,12 @@ class Segments:
         previous = self._metadata.block_tables.gather(1, before // size).long().mul_(newest).add_(before % newest)
         written = (self._metadata.slots // size).mul_(newest).add_(self.positions % newest)
         if self.is_decode:
-            return ConvolutionPlan(previous, missing.unsqueeze(2), None, written, writes_first)
+            return ConvolutionPlan(previous, missing.unsqueeze(2), None, written, writes_first, newest)
         last = torch.minimum(self._ends[self.owner], (self.positions // size + 1) * size)
         is_newest = self.positions + newest >= last
         sources = self._sources(width)
         written = torch.where(is_newest, written, self.positions % newest)
-        return ConvolutionPlan(previous, missing.unsqueeze(2), sources, written, writes_first=False)
+        return ConvolutionPlan(previous, missing.unsqueeze(2), sources, written, writes_first=False, reserved=newest)
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
@@ -93,11 +106,26 @@ class Segments:
         numbers = [number for number, (first, stop) in enumerate(self.spans) if stop - first == 1]
         return numbers, torch.tensor([self.spans[number][0] for number in numbers], device=self.starts.device)
 
-    @property
-    def starts_host(self) -> list[int]:
-        """Return the tokens computed before, by sequence."""
-        lengths = zip(self._metadata.kv_lengths_host, self._metadata.query_lengths_host, strict=True)
-        return [stop - count for stop, count in lengths]
+    @cached_property
+    def slots(self) -> Tensor:
+        """Return the segments' slots on the device, [num_segments] int64."""
+        return torch.tensor(self.slots_host, dtype=torch.int64, device=self.starts.device)
+
+    @cached_property
+    def fresh(self) -> Tensor | None:
+        """Return which sequences begin with the step, [num_segments] bool; None: none does."""
+        return self.starts == 0 if 0 in self.starts_host else None
+
+    @cached_property
+    def struct(self) -> SegmentsStruct:
+        """Return the segments for C++ operators, valid for as long as this object."""
+        metadata = self._metadata
+        return SegmentsStruct(
+            count=len(metadata.query_lengths_host),
+            bounds=metadata.cu_seqlens_q.data_ptr(),
+            lengths=metadata.kv_lengths.data_ptr(),
+            slots=self.slots.data_ptr() if self.slots_host else None,
+        )
 
     def window(self, width: int) -> tuple[tuple[Tensor, ...] | None, Tensor]:
         """Return a convolution's sources with inputs kept per request, and the newest inputs [num_segments,
@@ -122,3 +150,9 @@ class Segments:
         length = bounds.diff().unsqueeze(1)
         before = len(self._metadata.slots) + number * (width - 1) + lags - length
         return torch.where(lags < length, bounds[1:].unsqueeze(1) - 1 - lags, before)
+
+
+def starts_of(metadata: AttentionMetadata) -> list[int]:
+    """Return the tokens computed before the step, by sequence."""
+    lengths = zip(metadata.kv_lengths_host, metadata.query_lengths_host, strict=True)
+    return [stop - count for stop, count in lengths]

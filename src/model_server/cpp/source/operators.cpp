@@ -6,6 +6,7 @@
 #include "adapters.hpp"
 #include "codes.hpp"
 #include "float8_product.hpp"
+#include "gated_delta.hpp"
 #include "product.hpp"
 #include "rows.hpp"
 #include "sampling.hpp"
@@ -27,6 +28,12 @@ template <class F> void over_rows(long rows, long width, const F& work) {
         team.share(rows, first, last);
         for (long r = first; r < last; r++) work(r);
     }, limit);
+}
+
+// As many threads as there are, up to `limit`.
+int most_threads(long limit) {
+    const long all = parallel_function ? most_threads_function() : 1;
+    return int(std::max(1L, std::min(all, limit)));
 }
 
 // As many rows are quantized at once.
@@ -242,6 +249,50 @@ long cpp_stack(long type, const StackConfig* config, const StackStep* step) {
     return with_type(type, [&](auto zero) {
         Stack<decltype(zero)> stack(*config, *step, scratch);
         parallel([&](Team team) { stack.run(team); });
+    });
+}
+
+// out [tokens, channels] of projected [tokens, 3 * channels], which is overwritten; cache: of the layer, rows of `channels`.
+long cpp_short_convolution(long type, const ShortConvolution* shape, const Segments* segments, const CachedInputs* plan,
+                           void* projected, void* cache, void* out) {
+    static thread_local Scratch scratch;
+    return with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const long numbers = segments->bounds[segments->count] * shape->channels * shape->width;
+        const int threads = most_threads(1 + numbers / SMALLEST_SHARED);
+        char* at = scratch.of(shape->channels * sizeof(T) + threads * shape->width * sizeof(T*) + 64);
+        T* zeros = Scratch::take<T>(at, shape->channels);
+        std::memset(zeros, 0, shape->channels * sizeof(T));
+        const T** inputs = Scratch::take<const T*>(at, threads * shape->width);
+        const ShortConvolutionStep<T> run(*shape, *segments, *plan, static_cast<T*>(projected), static_cast<T*>(cache), zeros,
+                                          static_cast<T*>(out));
+        parallel([&](Team team) { run.run(team, inputs); }, threads);
+    });
+}
+
+// out [tokens, values] of projected [tokens, shape.projected()]; inputs and states: of the layer's slots.
+long cpp_gated_delta(long type, const GatedDelta* shape, const Segments* segments, const void* projected, void* inputs,
+                     float* states, void* out) {
+    static thread_local Scratch scratch;
+    return with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        using Part = GatedDeltaPart<T>;
+        const long tokens = segments->bounds[segments->count], most = std::min(tokens, MOST_DELTA_TOKENS);
+        const long numbers = most * shape->value_heads() * shape->key_dim * shape->value_dim;
+        const int threads = most_threads(1 + numbers / (4 * SMALLEST_SHARED));
+        const long values = most * Part::scratch_width(*shape);
+        char* at = scratch.of(shape->channels() * sizeof(T) + threads * shape->width * sizeof(T*) + values * sizeof(float) + 192);
+        T* zeros = Scratch::take<T>(at, shape->channels());
+        std::memset(zeros, 0, shape->channels() * sizeof(T));
+        const T** rows = Scratch::take<const T*>(at, threads * shape->width);
+        float* mixed = Scratch::take<float>(at, values);
+        for (long first = 0; first < tokens; first += MOST_DELTA_TOKENS) {
+            const Part part(*shape, *segments, first, std::min(tokens, first + MOST_DELTA_TOKENS),
+                            static_cast<const T*>(projected), static_cast<T*>(inputs), states, zeros, mixed,
+                            static_cast<T*>(out));
+            std::atomic<long> next{0};
+            parallel([&](Team team) { part.run(team, rows, next); }, threads);
+        }
     });
 }
 

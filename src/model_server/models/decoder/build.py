@@ -26,6 +26,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.models.decoder.vocabulary import load_vocabulary
 from model_server.quantization.kv_cache import CacheScales
 from model_server.quantization.scheme import Scheme
+from model_server.recurrence.states import StatePool
 from model_server.runner.runner import TokenRow
 from model_server.weights.reader import WeightReader
 
@@ -77,7 +78,7 @@ def build(
         loader, spec, has_input=layout.stage.rank == 0, has_output=layout.has_last_stage
     )
     blocks: list[Block] = []
-    mixers: list[MixerPart] = []
+    mixers: dict[int, MixerPart] = {}
     for index in layers:
         blocks.append(load_block(loader, spec, index, mixers))
         if progress is not None:
@@ -89,6 +90,7 @@ def build(
         loader.scheme.report(reader.dtype)
     if loader.cache_scales is not None:
         loader.cache_scales.report()
+    shapes = {number: shape for number, mixer in mixers.items() if (shape := mixer.state_shape) is not None}
     return Decoder(
         embedding=embedding,
         blocks=blocks,
@@ -104,21 +106,21 @@ def build(
         adapters=adapters,
         first_layer=layers.start,
         has_mixers=bool(mixers),
-        state_bytes=sum(mixer.state_bytes for mixer in mixers),
+        states=StatePool(shapes, device) if shapes else None,
     )
 
 
-def _load_mixer(loader: Loader, spec: Spec, index: int, mixers: list[MixerPart]) -> AttentionPart:
+def _load_mixer(loader: Loader, spec: Spec, index: int, mixers: dict[int, MixerPart]) -> AttentionPart:
     """Load attention, or what layer `index` has instead, also into `mixers`."""
     mixer = spec.mixer(index)
     if mixer is not None:
-        mixers.append(mixer.load(loader, spec, index))
-        return mixers[-1]
+        mixers[index - loader.first_layer] = part = mixer.load(loader, spec, index)
+        return part
     return load_attention(loader, spec, index) if spec.attention is None else spec.attention.load(loader, spec, index)
 
 
-def load_block(loader: Loader, spec: Spec, index: int, mixers: list[MixerPart] | None = None) -> Block:
-    """Load layer `index`; `mixers` gets what it has instead of attention."""
+def load_block(loader: Loader, spec: Spec, index: int, mixers: dict[int, MixerPart] | None = None) -> Block:
+    """Load layer `index`; `mixers` gets what it has instead of attention, by its place among this rank's layers."""
     names = spec.names
     prefix = f"{names.layers}.{index}."
 
@@ -129,7 +131,7 @@ def load_block(loader: Loader, spec: Spec, index: int, mixers: list[MixerPart] |
     attention_norm = norm(names.attention_norm) if has_norm else None
     attention_post_norm = norm(names.attention_post_norm)
     mlp_spec = spec.mlps[index] if spec.mlps else None
-    attention = _load_mixer(loader, spec, index, [] if mixers is None else mixers)
+    attention = _load_mixer(loader, spec, index, {} if mixers is None else mixers)
     mlp_norm, mlp_post_norm = norm(names.mlp_norm), norm(names.mlp_post_norm)
     mlp = load_mlp(loader, spec, index) if mlp_spec is None else mlp_spec.load(loader, spec, index)
     reduce = loader.tensor_group.all_reduce

@@ -23,9 +23,9 @@ from model_server.models.decoder.blocks import Block, Stream, residual_norm
 from model_server.models.decoder.cpp_stack import CppStack, cpp_stack
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.vocabulary import Output
-from model_server.recurrence.segments import Segments
-from model_server.recurrence.states import start_states
-from model_server.runner.runner import ModelInputs, RunnerTraits, TokenRow
+from model_server.recurrence.segments import Segments, starts_of
+from model_server.recurrence.states import StatePool
+from model_server.runner.runner import ModelInputs, RequestState, RunnerTraits, TokenRow
 
 _SEES_AHEAD = ReferenceBackend()
 
@@ -51,8 +51,8 @@ class Decoder:
         adapters: AdapterSites | None = None,
         first_layer: int = 0,
         has_mixers: bool = False,
-        # What these keep of a request beside its blocks.
-        state_bytes: int = 0,
+        # What these keep of requests beside their blocks.
+        states: StatePool | None = None,
     ) -> None:
         # None without the first layer: hidden states come instead of ids.
         self._embedding = embedding
@@ -69,6 +69,7 @@ class Decoder:
         self._first_layer = first_layer
         # Some layers have something else than attention.
         self._has_mixers = has_mixers
+        self._states = states
         self.bidirectional = bidirectional
         self.adapters = adapters
         self._kept_layers: tuple[int, ...] = ()
@@ -76,8 +77,8 @@ class Decoder:
         self._current = CurrentRows() if adapters is None else adapters.current
         self.traits = RunnerTraits(
             attention=attention,
-            capturable=attention.capturable and all(block.mlp.capturable for block in blocks) and not state_bytes,
-            recurrent_bytes=state_bytes,
+            capturable=attention.capturable and all(block.mlp.capturable for block in blocks) and states is None,
+            recurrent_bytes=0 if states is None else states.slot_bytes,
             in_pieces=not has_mixers,
             position_rows=None if embedding is None else embedding.position_rows,
             weight_bytes=weight_bytes,
@@ -149,6 +150,7 @@ class Decoder:
             attention=inputs.attention_step or self._start(metadata, cache),
             is_decode=metadata.is_decode,
             segments=self._segments(inputs, cache) if self._has_mixers else None,
+            states=self._states,
         )
         kept = inputs.kept
         rows_last = kept is not None and kept.all_tokens and inputs.logit_rows is not None
@@ -164,10 +166,12 @@ class Decoder:
         return hidden if self._output.head is None else self._output.head(hidden)
 
     def _segments(self, inputs: ModelInputs, cache: KvCache) -> Segments:
-        found = Segments(inputs.attention, cache.block_size, inputs.states)
-        if self.traits.recurrent_bytes:
-            start_states(found.requests, found.starts_host)
-        return found
+        metadata = inputs.attention
+        if self._states is None:
+            return Segments(metadata, cache.block_size)
+        # Without requests all segments are whole, and forgotten after the step.
+        requests = inputs.states or [RequestState(0) for _ in metadata.query_lengths_host]
+        return Segments(metadata, cache.block_size, self._states.slots(requests, starts_of(metadata)))
 
     def _start(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
         """Begin attention; libraries' kernels know causal masks only."""

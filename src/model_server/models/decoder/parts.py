@@ -15,6 +15,7 @@ from model_server.attention.backend import AttentionStep
 from model_server.layers.rotary import Rotations
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.recurrence.segments import Segments
+from model_server.recurrence.states import StatePool, StateShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Step:
     attention: AttentionStep
     is_decode: bool  # every sequence has one token
     segments: Segments | None = None  # None: no layer asks for them
+    states: StatePool | None = None  # None: no layer keeps any
 
 
 class AttentionPart(Protocol):
@@ -49,8 +51,8 @@ class MixerPart(AttentionPart, Protocol):
     """What a layer has instead of attention."""
 
     @property
-    def state_bytes(self) -> int:
-        """Return what it keeps of a request beside its blocks."""
+    def state_shape(self) -> StateShape | None:
+        """Return what it keeps of a request beside its blocks; None: nothing."""
 
 
 class Mlp(Protocol):

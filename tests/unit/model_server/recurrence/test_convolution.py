@@ -13,13 +13,16 @@ from parity.protocol import attention_metadata
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
+from model_server.cpp.library import usable
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.decoder.mixers.short_conv import kept_inputs
-from model_server.recurrence.convolution import convolve_cached
+from model_server.recurrence.convolution import TorchShortConvolution, convolve_cached
+from model_server.recurrence.cpp import CppShortConvolution
 from model_server.recurrence.segments import Segments
 
 CPU = torch.device("cpu")
 CHANNELS = 20
+needs_operators = pytest.mark.skipif(not usable(CPU, torch.float32), reason="no C++ operators")
 
 
 @dataclass
@@ -98,10 +101,34 @@ class Scene:
         return found
 
 
-def random_scene(seed: int) -> tuple[random.Random, Scene]:
+@dataclass
+class OperatorScene(Scene):
+    """The same by the C++ operator, with gates of 1; expected is what a step of whole sequences gives."""
+
+    def convolve(self, inputs: Tensor, metadata: AttentionMetadata) -> Tensor:
+        assert self.shape.newest is not None
+        segments = Segments(metadata, self.block_size)
+        ones = torch.ones_like(inputs)
+        plan = segments.convolution(self.width, self.shape.newest)
+        operator = CppShortConvolution(self.weight, self.bias)
+        return operator(torch.cat((ones, ones, inputs), 1), segments, plan, self.cache.rows[0])
+
+    def expected(self) -> list[Tensor]:
+        whole = OperatorScene(self.width, self.block_size, self.lengths, self.num_drafted, self.dtype, self.seed)
+        found = whole.step(self.lengths)
+        tolerance = 1e-5 if self.dtype is torch.float32 else 2e-2
+        for part, exact in zip(found, super().expected(), strict=True):
+            assert torch.allclose(part.float(), exact, rtol=tolerance, atol=tolerance)
+        return found
+
+
+SCENES = pytest.mark.parametrize("kind", [Scene, pytest.param(OperatorScene, marks=needs_operators)])
+
+
+def random_scene(seed: int, kind: type[Scene]) -> tuple[random.Random, Scene]:
     chance = random.Random(seed)
     lengths = [chance.randint(1, 40) for _ in range(chance.randint(1, 4))]
-    scene = Scene(
+    scene = kind(
         width=chance.randint(2, 6),
         block_size=chance.choice([1, 2, 4, 16]),
         lengths=lengths,
@@ -112,9 +139,10 @@ def random_scene(seed: int) -> tuple[random.Random, Scene]:
     return chance, scene
 
 
+@SCENES
 @pytest.mark.parametrize("seed", range(40))
-def test_any_cut_gives_the_bits_of_the_whole(seed: int) -> None:
-    chance, scene = random_scene(seed)
+def test_any_cut_gives_the_bits_of_the_whole(seed: int, kind: type[Scene]) -> None:
+    chance, scene = random_scene(seed, kind)
     parts: list[list[Tensor]] = [[] for _ in scene.lengths]
     while any(done < length for done, length in zip(scene.done, scene.lengths, strict=True)):
         left = [length - done for done, length in zip(scene.done, scene.lengths, strict=True)]
@@ -127,12 +155,13 @@ def test_any_cut_gives_the_bits_of_the_whole(seed: int) -> None:
         assert torch.equal(torch.cat(part), expected)
 
 
+@SCENES
 @pytest.mark.parametrize("as_rows", [False, True], ids=["in a segment", "as rows of their own"])
 @pytest.mark.parametrize("seed", range(20))
-def test_drafts_that_were_wrong_leave_nothing(seed: int, as_rows: bool) -> None:
+def test_drafts_that_were_wrong_leave_nothing(seed: int, as_rows: bool, kind: type[Scene]) -> None:
     """Every step computes a draft too, of which any number of tokens is right, beside rows of padding."""
-    chance, scene = random_scene(1000 + seed)
-    scene = Scene(scene.width, scene.block_size, [60], 5, scene.dtype, seed)
+    chance, scene = random_scene(1000 + seed, kind)
+    scene = kind(scene.width, scene.block_size, [60], 5, scene.dtype, seed)
     expected = scene.expected()[0]
     scene.step([3])
     while scene.done[0] < 60:
@@ -150,3 +179,21 @@ def test_a_plan_is_made_once_for_all_layers_alike() -> None:
     segments = Segments(attention_metadata([[1]], [(0, 3)], 4), 4)
     assert segments.convolution(3, 2) is segments.convolution(3, 2)
     assert segments.convolution(3, 2) is not segments.convolution(4, 3)
+
+
+@needs_operators
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_operator_gates_inputs_and_sums_as_torch_does(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    projected = torch.randn(12, 3 * CHANNELS, generator=generator).to(dtype)
+    scenes = [Scene(3, 4, [7, 5], dtype=dtype) for _ in range(2)]
+    metadata = attention_metadata(scenes[0].tables, [(0, 7), (0, 5)], 4)
+    found = []
+    for scene, make in zip(scenes, (TorchShortConvolution, CppShortConvolution), strict=True):
+        segments = Segments(metadata, 4)
+        plan = segments.convolution(3, 2)
+        found.append(make(scene.weight, scene.bias)(projected.clone(), segments, plan, scene.cache.rows[0]))
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    assert torch.allclose(found[1], found[0], rtol=tolerance, atol=tolerance)
+    kept = [scene.cache.rows[0].view(-1, 2, CHANNELS)[1:] for scene in scenes]
+    assert torch.allclose(*kept, equal_nan=True, rtol=0, atol=0)

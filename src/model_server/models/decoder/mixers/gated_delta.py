@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.adapters.folder import Targets
@@ -15,106 +14,31 @@ from model_server.memory.kv_cache import KvShape
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.spec import Spec
-from model_server.recurrence import gated_delta
-from model_server.recurrence.convolution import convolve
-from model_server.recurrence.segments import Segments
-from model_server.recurrence.states import gather, put
+from model_server.recurrence.choice import DeltaNet, delta_net
+from model_server.recurrence.delta_net import DeltaWeights
+from model_server.recurrence.states import StateShape
 from model_server.weights.matrix import Part
 from model_server.weights.reader import Range
-
-# Under the root of the length of a query or a key.
-_LENGTH_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class GatedDelta:
-    """The delta rule of this rank's heads, an `AttentionPart`."""
+    """The delta rule of this rank's heads, a `MixerPart`."""
 
     project: Linear  # rows: queries, keys, values, gates of the output, then a strength and a decay for each value head
     output: Linear
     index: int  # of the layer among this rank's
-    spec: GatedDeltaSpec
-    key_heads: int  # of this rank
-    convolution: Tensor  # [width, channels] float32
-    rate: Tensor  # [value heads] float32, below 0
-    bias: Tensor  # [value heads] float32, of the decays
-    norm: Tensor  # [value_dim] float32
-    eps: float
-    itemsize: int  # of an input of the convolution
+    net: DeltaNet
+    state_shape: StateShape
 
     @property
     def kv_shape(self) -> KvShape:
         return KvShape(0, 0, 0)
 
-    @property
-    def value_heads(self) -> int:
-        return self.key_heads * self.spec.repeats
-
-    @property
-    def state_bytes(self) -> int:
-        """What it keeps of one request."""
-        spec = self.spec
-        state = self.value_heads * spec.key_dim * spec.value_dim * torch.float32.itemsize
-        return state + (spec.width - 1) * self.convolution.shape[1] * self.itemsize
-
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """Compute [num_tokens, value heads * value_dim], before the output product."""
-        assert step.segments is not None, "the decoder knows that it has such layers"
-        spec, count = self.spec, len(hidden)
-        keys, values = self.key_heads * spec.key_dim, self.value_heads * spec.value_dim
-        mixed, gate, strength, decay = torch.split(
-            self.project(hidden), [2 * keys + values, values, self.value_heads, self.value_heads], dim=1
-        )
-        mixed = F.silu(self._convolve(mixed, step.segments))
-        query, key, value = torch.split(mixed, [keys, keys, values], dim=1)
-        heads = (count, self.key_heads, spec.key_dim)
-        query = _unit(query.reshape(heads)).mul_(spec.key_dim**-0.5)
-        key = _unit(key.reshape(heads))
-        if spec.repeats > 1:
-            query, key = (t.repeat_interleave(spec.repeats, dim=1) for t in (query, key))
-        value = value.reshape(count, self.value_heads, spec.value_dim)
-        strength = strength.float().sigmoid()
-        decay = F.softplus(decay.float() + self.bias).mul_(self.rate)
-        found = self._recur(gated_delta.Tokens(query, key, value, decay, strength), step.segments)
-        found = F.rms_norm(found, (spec.value_dim,), self.norm, self.eps)
-        return found.flatten(1).mul_(F.silu(gate.float())).to(hidden.dtype)
-
-    def _convolve(self, inputs: Tensor, segments: Segments) -> Tensor:
-        """Convolve, and keep each segment's newest inputs."""
-        width, key = self.spec.width, (self.index, "inputs")
-        previous = gather(segments.requests, key, inputs.new_zeros(width - 1, inputs.shape[1]))
-        sources, newest = segments.window(width)
-        every = torch.cat((inputs, previous.flatten(0, 1)))
-        put(segments.requests, key, every.index_select(0, newest.view(-1)).view_as(previous))
-        return convolve(inputs, self.convolution, None, previous, sources)
-
-    def _recur(self, tokens: gated_delta.Tokens, segments: Segments) -> Tensor:
-        """Advance single tokens together, longer segments one by one."""
-        name = (self.index, "state")
-        fresh = tokens.value.new_zeros(self.value_heads, self.spec.key_dim, self.spec.value_dim)
-        if segments.is_decode:
-            state = gather(segments.requests, name, fresh)
-            put(segments.requests, name, state)
-            return gated_delta.step(tokens, state)
-        outputs = torch.empty_like(tokens.value)
-        singles, rows = segments.singles
-        if singles:
-            requests = [segments.requests[number] for number in singles]
-            state = gather(requests, name, fresh)
-            put(requests, name, state)
-            outputs.index_copy_(0, rows, gated_delta.step(tokens.select(rows), state))
-        for request, (first, stop) in zip(segments.requests, segments.spans, strict=True):
-            if stop - first > 1:
-                state = gather([request], name, fresh)
-                put([request], name, state)
-                outputs[first:stop] = gated_delta.sequence(tokens.part(slice(first, stop)), state[0])
-        return outputs
-
-
-def _unit(heads: Tensor) -> Tensor:
-    """Vectors of length 1, float32."""
-    heads = heads.float()
-    return heads * heads.square().sum(-1, keepdim=True).add_(_LENGTH_EPS).rsqrt_()
+        """Return [num_tokens, value heads * value_dim] of [num_tokens, hidden], before the output product."""
+        assert step.segments is not None and step.states is not None, "the decoder knows that it has such layers"
+        return self.net(self.project(hidden), step.segments, step.states.layer(self.index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,20 +67,25 @@ class GatedDeltaSpec:
         values = heads[0] * self.repeats, heads[1] * self.repeats
         channels = self._channels(heads)
         size = self.value_heads
+        weights = DeltaWeights(
+            key_heads=heads[1] - heads[0],
+            repeats=self.repeats,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            convolution=loader.depthwise(prefix + "conv1d.weight", channels, self._num_channels, self.width),
+            rate=-loader.vector(prefix + "A_log", [values], size, torch.float32).exp(),
+            bias=loader.vector(prefix + "dt_bias", [values], size, torch.float32),
+            norm=loader.vector(prefix + "norm.weight", [(0, self.value_dim)], self.value_dim, torch.float32),
+            eps=spec.norm_eps,
+        )
         return GatedDelta(
             project=loader.column_linear(self._parts(prefix, heads), spec.hidden_size),
             output=loader.row_linear(
                 prefix + "out_proj", (values[0] * self.value_dim, values[1] * self.value_dim), spec.hidden_size
             ),
             index=index - loader.first_layer,
-            spec=self,
-            key_heads=heads[1] - heads[0],
-            convolution=loader.depthwise(prefix + "conv1d.weight", channels, self._num_channels, self.width),
-            rate=-loader.vector(prefix + "A_log", [values], size, torch.float32).exp(),
-            bias=loader.vector(prefix + "dt_bias", [values], size, torch.float32),
-            norm=loader.vector(prefix + "norm.weight", [(0, self.value_dim)], self.value_dim, torch.float32),
-            eps=spec.norm_eps,
-            itemsize=loader.reader.dtype.itemsize,
+            net=delta_net(weights, loader.device, loader.reader.dtype),
+            state_shape=weights.state_shape(loader.reader.dtype),
         )
 
     @property

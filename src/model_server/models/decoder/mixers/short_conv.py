@@ -16,33 +16,30 @@ from model_server.memory.kv_cache import KvShape
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.spec import Spec
-from model_server.recurrence.convolution import convolve_cached
+from model_server.recurrence.choice import ShortConvolution, short_convolution
 from model_server.weights.matrix import Part
 
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """gate * convolution(gate * x) of this rank's channels, an `AttentionPart`."""
+    """gate * convolution(gate * x) of this rank's channels, a `MixerPart`."""
 
     project: Linear  # rows: the gate of the inputs, the gate of the sums, the inputs
     output: Linear
     index: int  # of the layer in the cache
-    weight: Tensor  # [width, channels] float32
-    bias: Tensor | None  # [channels] float32
+    convolution: ShortConvolution
+    width: int
     kv_shape: KvShape
 
     @property
-    def state_bytes(self) -> int:
-        """What it keeps is in the blocks."""
-        return 0
+    def state_shape(self) -> None:
+        """Return None: what it keeps is in the blocks."""
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         assert step.segments is not None, "the decoder knows that it has such layers"
-        inputs, gate, values = self.project(hidden).chunk(3, dim=1)
         assert self.kv_shape.newest is not None
-        plan = step.segments.convolution(len(self.weight), self.kv_shape.newest)
-        sums = convolve_cached(inputs * values, self.weight, self.bias, step.cache.rows[self.index], plan)
-        return sums.mul_(gate).to(hidden.dtype)
+        plan = step.segments.convolution(self.width, self.kv_shape.newest)
+        return self.convolution(self.project(hidden), step.segments, plan, step.cache.rows[self.index])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +58,15 @@ class ShortConvSpec:
         name = prefix + self.project
         parts = [Part(name, ((i * size + start, i * size + stop),), 3 * size) for i in range(3)]
         convolution = prefix + self.convolution
-        bias = None
+        weight, bias = loader.depthwise(convolution + ".weight", [channels], size, self.width), None
         if loader.has(convolution + ".bias"):
             bias = loader.vector(convolution + ".bias", [channels], size).float()
         return ShortConv(
             project=loader.column_linear(parts, size),
             output=loader.row_linear(prefix + self.output, channels, size),
             index=index - loader.first_layer,
-            weight=loader.depthwise(convolution + ".weight", [channels], size, self.width),
-            bias=bias,
+            convolution=short_convolution(weight, bias, loader.reader.dtype),
+            width=self.width,
             kv_shape=KvShape(1, stop - start, 0, newest=kept_inputs(self.width, drafted), dtype=loader.reader.dtype),
         )
 

@@ -1,0 +1,135 @@
+"""Gated delta nets in C++: the torch ones, to the bit the same however prompts are cut and whatever rows are beside."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from parity.protocol import attention_metadata
+from torch import Tensor
+
+from model_server.cpp.library import usable
+from model_server.recurrence.choice import DeltaNet, delta_net
+from model_server.recurrence.cpp import MOST_KEY_DIM, CppDeltaNet
+from model_server.recurrence.delta_net import DeltaWeights, TorchDeltaNet
+from model_server.recurrence.segments import Segments, starts_of
+from model_server.recurrence.states import StatePool
+from model_server.runner.runner import RequestState
+
+CPU = torch.device("cpu")
+BLOCK = 16
+needs_operators = pytest.mark.skipif(not usable(CPU, torch.float32), reason="no C++ operators")
+
+
+def make_weights(chance: random.Random, generator: torch.Generator) -> DeltaWeights:
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    key_heads, repeats, width = chance.choice([1, 2, 3]), chance.choice([1, 2]), chance.choice([2, 4])
+    key_dim, value_dim = chance.choice([8, 17, 32, 64]), chance.choice([8, 24, 32, 40])
+    heads = key_heads * repeats
+    return DeltaWeights(
+        key_heads=key_heads, repeats=repeats, key_dim=key_dim, value_dim=value_dim,
+        convolution=noise(width, 2 * key_heads * key_dim + heads * value_dim), rate=-noise(heads).exp().mul_(0.2),
+        bias=noise(heads), norm=noise(value_dim), eps=1e-6,
+    )  # fmt: skip
+
+
+@dataclass
+class Scene:
+    """Sequences of random rows, and slots that are full of NaN before they begin."""
+
+    net: DeltaNet
+    weights: DeltaWeights
+    rows: Sequence[Tensor]
+    found: list[list[Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pool = StatePool({0: self.weights.state_shape(self.rows[0].dtype)}, CPU)
+        self.requests = [RequestState(1) for _ in self.rows]
+        others = [RequestState(1) for _ in range(len(self.rows) + 1)]
+        self.pool.slots(others, [0] * len(others))
+        self.pool.layer(0).inputs.fill_(math.nan)
+        self.pool.layer(0).state.fill_(math.nan)
+        # Some slots are taken by others, so that those of the scene do not follow each other.
+        self.other = others[1]
+        self.done, self.found = [0] * len(self.rows), [[] for _ in self.rows]
+
+    def run(self, steps: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Compute the next tokens of each sequence in each step."""
+        for counts in steps:
+            taking = [i for i, count in enumerate(counts) if count]
+            spans = [(self.done[i], self.done[i] + counts[i]) for i in taking]
+            metadata = attention_metadata([range(1, 20)] * len(taking), spans, BLOCK)
+            slots = self.pool.slots([self.requests[i] for i in taking], starts_of(metadata))
+            given = torch.cat([self.rows[i][start:stop] for i, (start, stop) in zip(taking, spans, strict=True)])
+            found = self.net(given, Segments(metadata, BLOCK, slots), self.pool.layer(0))
+            for i, part in zip(taking, found.split([counts[i] for i in taking]), strict=True):
+                self.found[i].append(part)
+                self.done[i] += counts[i]
+        return [torch.cat(parts) for parts in self.found]
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        slots = self.pool.slots(self.requests, self.done)
+        layer = self.pool.layer(0)
+        return layer.inputs[slots], layer.state[slots]
+
+
+def random_steps(chance: random.Random, lengths: Sequence[int]) -> list[list[int]]:
+    left, steps = list(lengths), []
+    while any(left):
+        most = chance.choice([1, 1, 3, 7, 40, 200])
+        counts = [min(rest, chance.randint(0, most)) for rest in left]
+        if any(counts):
+            steps.append(counts)
+            left = [rest - count for rest, count in zip(left, counts, strict=True)]
+    return steps
+
+
+@needs_operators
+@pytest.mark.parametrize("seed", range(12))
+def test_any_cut_gives_the_bits_of_the_whole_and_what_torch_gives(seed: int) -> None:
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    weights, dtype = make_weights(chance, generator), chance.choice([torch.float32, torch.bfloat16])
+    lengths = [chance.randint(1, 150) for _ in range(chance.randint(1, 4))]
+    width = weights.convolution.shape[1] + weights.values + 2 * weights.value_heads
+    rows = [torch.randn(length, width, generator=generator).to(dtype) for length in lengths]
+    native = CppDeltaNet(weights)
+    whole, cut = Scene(native, weights, rows), Scene(native, weights, rows)
+    reference = Scene(TorchDeltaNet(weights), weights, rows)
+    found, expected = whole.run([lengths]), reference.run(random_steps(chance, lengths))
+    for part, other, exact in zip(found, cut.run(random_steps(chance, lengths)), expected, strict=True):
+        assert torch.equal(part, other)
+        error = float((part.float() - exact.float()).abs().max() / exact.float().abs().max())
+        assert error < (1e-5 if dtype is torch.float32 else 1e-2)
+    assert all(torch.equal(a, b) for a, b in zip(whole.kept(), cut.kept(), strict=True))
+    (inputs, state), (exact_inputs, exact_state) = whole.kept(), reference.kept()
+    assert torch.equal(inputs, exact_inputs)
+    assert float((state - exact_state).abs().max() / exact_state.abs().max()) < 1e-5
+
+
+@needs_operators
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_row_that_is_not_a_number_touches_no_other(count: int) -> None:
+    chance, generator = random.Random(1), torch.Generator().manual_seed(1)
+    weights = make_weights(chance, generator)
+    width = weights.convolution.shape[1] + weights.values + 2 * weights.value_heads
+    rows = [torch.randn(20, width, generator=generator) for _ in range(3)]
+    steps = [[count] * 3] * 4
+    expected = Scene(CppDeltaNet(weights), weights, rows).run(steps)
+    rows[1] = torch.full_like(rows[1], math.nan)
+    found = Scene(CppDeltaNet(weights), weights, rows).run(steps)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[2], expected[2]) and bool(found[1].isnan().all())
+
+
+@needs_operators
+def test_keys_that_are_too_long_for_the_operator_are_computed_by_torch() -> None:
+    weights = make_weights(random.Random(0), torch.Generator())
+    assert isinstance(delta_net(weights, CPU, torch.float32), CppDeltaNet)
+    assert isinstance(delta_net(weights, CPU, torch.float16), TorchDeltaNet)
+    object.__setattr__(weights, "key_dim", MOST_KEY_DIM + 1)
+    assert isinstance(delta_net(weights, CPU, torch.float32), TorchDeltaNet)
