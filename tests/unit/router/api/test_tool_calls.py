@@ -92,7 +92,7 @@ async def test_a_streamed_call(make_router: MakeRouter, choice: str) -> None:
         ("required", CALL[:9], "length", "get_weather", ARGUMENTS, "length"),
         ("required", CALL[:10], "length", "get_weather", ARGUMENTS, "tool_calls"),
         ("required", [*CALL[:6], 'ty": "STOP'], "stop_sequence", "get_weather", '{"city":"', "stop"),
-        ("required", [*CALL[:6], 'ty": "STOP'], "length", "get_weather", '{"city":"', "length"),
+        ("required", [*CALL[:6], 'ty": "STOP'], "length", "get_weather", '{"city":"', "stop"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
