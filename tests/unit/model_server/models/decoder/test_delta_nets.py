@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import spec_of
 from model_server.models.model import check_batch_invariance, describe
+from model_server.recurrence.states import StatePool
 from model_server.speculation.loading import can_draft
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
@@ -40,6 +40,15 @@ def runner(folder: Path) -> Decoder:
     found = load(folder, backend=AttentionChoice(None, CPU).for_layers())
     assert isinstance(found, Decoder)
     return found
+
+
+def states_of(runner: Decoder) -> StatePool:
+    assert runner._states is not None
+    return runner._states
+
+
+def recurrent_layers(pool: StatePool) -> list[int]:
+    return list(pool._layers)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -62,9 +71,11 @@ def test_a_state_that_is_not_a_number_stays_with_its_request(runner: Decoder) ->
     expected = PagedBatch(runner, sequences[:1], BLOCK).step([9])[0]
     batch = PagedBatch(runner, sequences, BLOCK)
     batch.step([8, 8])
+    pool, slot = states_of(runner), batch.states[1].kept.number
     with torch.inference_mode():
-        for held in batch.states[1].kept.values():
-            held.rows[held.row] = torch.nan
+        for index in recurrent_layers(pool):
+            layer = pool.layer(index)
+            layer.inputs[slot], layer.state[slot] = torch.nan, torch.nan
     first, second = batch.step([1, 1])
     assert_equal_logits([first], [expected[8:]])
     assert second.isnan().all()
@@ -75,7 +86,6 @@ def test_a_state_that_is_not_a_number_stays_with_its_request(runner: Decoder) ->
 def test_states_go_with_their_requests(folder: Path, tiny_tokenizer: Tokenizer) -> None:
     """More requests than have room at once, which end at different times; each gets what it gets alone."""
     loaded: Any = load(folder)
-    made: list[weakref.ref[Tensor]] = []
     with torch.inference_mode():
         shard = EngineShard(tiny_tokenizer, budget=1000, runner=loaded)
         asked = [([*range(20 + i, 29 + 3 * i)], 4 + 5 * i) for i in range(4)]
@@ -84,15 +94,14 @@ def test_states_go_with_their_requests(folder: Path, tiny_tokenizer: Tokenizer) 
             single = EngineShard(tiny_tokenizer, budget=1000, runner=loaded)
             alone.append(tokens_of(*single.run_out(single.prefill(0, single.request(prompt, count)), 0))[0])
         first = shard.prefill(0, *(shard.request(*one) for one in asked[:2]))
-        (*_, last) = shard.engine._store.find(0).batch.sequences
-        made += [weakref.ref(held.rows) for held in last.state.kept.values()]
-        del last, _
         steps = [first, shard.decode(0)]
         steps.append(shard.prefill(1, *(shard.request(*one) for one in asked[2:]), cached=0))
         together = tokens_of(*steps, *shard.run_out(steps[-1], 0)[1:])
     assert [together[i] for i in range(4)] == alone
     gc.collect()
-    assert len(made) == 6 and all(one() is None for one in made)
+    pool = states_of(loaded)
+    num_slots = len(pool.layer(recurrent_layers(pool)[0]).state)
+    assert num_slots >= 4 and sorted(pool._free) == list(range(num_slots))
 
 
 def test_what_the_server_is_told(runner: Decoder, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
