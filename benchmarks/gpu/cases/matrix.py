@@ -8,10 +8,10 @@ from torch import Tensor
 
 from benchmarks.gpu.cases.tally import Tally, limit_of, poison_memory
 from benchmarks.gpu.context import Context
+from benchmarks.gpu.products import products_of
 from model_server.layers.activation import gated
 from model_server.layers.experts.choice import make_experts
 from model_server.layers.experts.experts import ExpertWeights
-from model_server.layers.linear.decode_gemm import DecodeGemm, DecodeGemmLinear
 from model_server.layers.linear.factory import LinearFactory
 from model_server.quantization.forms import Plain
 
@@ -45,10 +45,9 @@ def run_products(context: Context) -> None:
                     made = linears.make(Plain(weight), added)
                     tally.compare(name, made(x), wanted, limit_of(dtype))
                     # What is chosen by time later: every form must be right.
-                    if isinstance(made, DecodeGemmLinear) and isinstance(made.gemm, DecodeGemm):
-                        for number, product in enumerate(made.gemm.candidates_for(rows)):
-                            poison_memory(context.device)
-                            tally.compare(f"{name} form {number}", product(x, weight, added), wanted, limit_of(dtype))
+                    for number, product in enumerate(products_of(made, rows)):
+                        poison_memory(context.device)
+                        tally.compare(f"{name} form {number}", product(x, weight, added), wanted, limit_of(dtype))
     tally.tell()
 
 

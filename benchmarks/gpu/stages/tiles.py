@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.measuring.timing import captured, measure
-from model_server.layers.linear.decode_gemm import BUCKETS, DecodeGemm, DecodeGemmLinear, Product
+from benchmarks.gpu.products import products_of
+from model_server.layers.linear.decode_gemm import BUCKETS
 from model_server.layers.linear.factory import LinearFactory
-from model_server.layers.linear.linear import Linear, torch_product
 from model_server.quantization.forms import Plain
 
 # out, in: qkv, output, gate and up, down, head.
@@ -30,7 +30,7 @@ def run(context: Context) -> None:
         copies = [weight] if context.tiny else [weight.clone() for _ in range(max(2, MOST_COPY_BYTES // weight.nbytes))]
         for rows in BUCKETS:
             x = torch.randn(rows, depth, device=context.device).to(dtype)
-            for number, product in enumerate(_products(linear, rows)):
+            for number, product in enumerate(products_of(linear, rows)):
                 form = "the library's" if number == 0 else f"form {number}"
                 _time(context, f"product {rows}x{depth}x{out}, {form}", partial(product, x, bias=None), copies)
 
@@ -50,9 +50,3 @@ def _time(context: Context, name: str, product: partial[torch.Tensor], copies: S
     seconds = timing.seconds / len(copies)
     least = copies[0].nbytes / context.ceilings.bandwidth
     context.figure(name, seconds, "s", ratio=least / seconds, spread=timing.spread)
-
-
-def _products(linear: Linear, rows: int) -> Sequence[Product]:
-    if isinstance(linear, DecodeGemmLinear) and isinstance(linear.gemm, DecodeGemm):
-        return linear.gemm.candidates_for(rows)
-    return (torch_product,)

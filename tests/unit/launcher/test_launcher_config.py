@@ -59,7 +59,7 @@ def test_defaults_of_tgi() -> None:
             {"kv_cache_dtype": "fp8_e5m2", "attention": "flash_attn"},
             ["--attention flash_attn keeps its cache in the model's type; leave --kv-cache-dtype out or use triton"],
         ),
-        ({"tool_call_parser": "foo"}, ["`--tool-call-parser` foo is unknown; choose one of auto, tgi, apertus, cohere, "]),
+        ({"tool_call_parser": "foo"}, ["`--tool-call-parser` foo is unknown; choose one of auto, tgi, apertus, "]),
         ({"reasoning_parser": "tgi"}, ["`--reasoning-parser` tgi is unknown; choose one of auto, none, harmony, "]),
         ({"default_chat_template_kwargs": "{bad"}, ["`--default-chat-template-kwargs` is no JSON: "]),
         ({"default_chat_template_kwargs": '{"a": NaN}'}, ["`--default-chat-template-kwargs` is no JSON: NaN"]),
