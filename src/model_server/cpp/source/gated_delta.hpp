@@ -45,6 +45,13 @@ struct Pair {
     vf low = {}, high = {};
 };
 INLINE Pair load_pair(const float* p) { return {load(p), load(p + LANES)}; }
+// The first `columns` of them: what follows is another thread's.
+INLINE Pair load_pair(const float* p, long columns) {
+    if (columns == COLUMNS) return load_pair(p);
+    float part[COLUMNS] = {};
+    std::memcpy(part, p, columns * sizeof(float));
+    return load_pair(part);
+}
 INLINE void store(float* p, const Pair& x) {
     store(p, x.low);
     store(p + LANES, x.high);
@@ -230,7 +237,7 @@ template <class T> class GatedDeltaPart {
             float* value = of(token) + 2 * shape.keys() + head * width + column;
             const vf decay = splat(decays(token)[head]), strength = splat(strengths(token)[head]);
             const float* key = of(token) + shape.keys() + key_head * dim;
-            const Pair delta = times(load_pair(value) - times(sums.known, decay), strength);
+            const Pair delta = times(load_pair(value, columns) - times(sums.known, decay), strength);
             float output[COLUMNS];
             store(output, fma(delta, splat(products(token)[key_head]), times(sums.read, decay)));
             std::memcpy(value, output, columns * sizeof(float));
