@@ -88,7 +88,9 @@ def _json_of(text: str) -> str:
         pass
     else:
         return text
-    text = re.sub(r"^(-?)0+(?=\d+$)", r"\1", text.replace("\n", "\\n") if text[:1] in ("'", '"') else text)
+    if text[:1] in ("'", '"'):  # Python's own texts on a line lack these
+        text = text.replace("\n", "\\n").replace("\r", "\\r").replace("\0", "\\x00")
+    text = re.sub(r"^(-?)0+(?=\d+$)", r"\1", text)
     try:
         tree = _Words().visit(ast.parse(text, mode="eval"))
         return json.dumps(ast.literal_eval(tree), ensure_ascii=False, allow_nan=False)
