@@ -51,7 +51,6 @@ class Segments:
         self._metadata = metadata
         self.is_decode = metadata.is_decode
         self.slots_host = slots or []
-        self.starts_host = starts_of(metadata)
         self._block_size = block_size
         self._convolutions: dict[tuple[int, int], ConvolutionPlan] = {}
         self._windows: dict[int, tuple[tuple[Tensor, ...] | None, Tensor]] = {}
@@ -94,6 +93,11 @@ class Segments:
         sources = self._sources(width)
         written = torch.where(is_newest, written, self.positions % newest)
         return ConvolutionPlan(previous, missing.unsqueeze(2), sources, written, writes_first=False, reserved=newest)
+
+    @cached_property
+    def starts_host(self) -> list[int]:
+        """Return each segment's first position, by the host's lengths; C++ operators do without."""
+        return starts_of(self._metadata)
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
