@@ -213,7 +213,7 @@ $(VENV)/.installed: $(VENV)/.torch $(BUILT_FROM)
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.torch $(BUILT_FROM)
-	@echo "Installing Tercet and what its tests need: about 110 MB to download"
+	@echo "Installing Tercet and what its tests need: about 155 MB to download"
 	@$(PIP_INSTALL) --editable ".[test]"
 	@$(OPERATORS)
 	@touch $@ $(VENV)/.installed

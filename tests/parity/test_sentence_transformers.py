@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
 from support.encoder_models import write_model, write_sentence_files
 from support.pooling import load_pooled, run
 
 from model_server.pooling.items import Item, Kind
 from router.pooling.texts import Cut, Text, TextTokenizer
-
-sentence_transformers = pytest.importorskip("sentence_transformers", reason="not installed: extra `test`")
 
 TEXTS = ["what is rain", "a", "deep learning, machine learning! do cats like fish", "the water falls from clouds " * 20]
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
