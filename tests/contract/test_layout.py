@@ -31,7 +31,7 @@ LIMITS = {
     "files that name stages": 42,
     "files that name states": 15,
 }
-LINES = {"launcher": 11_600, "model_server": 47_600, "router": 27_500, "tercet": 60, "wire": 6_750}
+LINES = {"launcher": 11_600, "model_server": 47_600, "router": 27_700, "tercet": 60, "wire": 6_750}
 LONG_FILE = 400
 
 

@@ -13,6 +13,7 @@ from router.schemas.completion import CompletionBody
 from router.schemas.conversations.messages import MessagesBody
 from router.schemas.conversations.responses import ResponsesBody
 from router.schemas.generate import CompatBody, GenerateParameters
+from router.schemas.tokenize import TokenizeChatBody, TokenizeContentBody, TokenizePromptBody
 
 MARK = "mark3r"
 """In what is said to the model: a log that holds it holds a prompt."""
@@ -85,6 +86,17 @@ def completion_body(source: random.Random) -> Any:
     return some(source, CompletionBody) | {"prompt": prompt, "stream": source.random() < 0.5}
 
 
+def tokenize_body(source: random.Random) -> Any:
+    model = source.choice([TokenizePromptBody, TokenizeChatBody, TokenizeContentBody])
+    name = next(name for name in ("prompt", "messages", "content") if name in model.model_fields)
+    texts = [MARK, [{"role": "user", "content": MARK}], value(source)]
+    return some(source, model) | {name: source.choice(texts)}
+
+
+def detokenize_body(source: random.Random) -> Any:
+    return {"tokens": source.choice([[1, 2], [2**31], [], value(source)])}
+
+
 def vertex_body(source: random.Random) -> Any:
     kinds = (native_body, chat_body, value)
     return {"instances": [source.choice(kinds)(source) for _ in range(source.randrange(4))]}
@@ -132,6 +144,9 @@ ROUTES = [
     ("/generate", native_body),
     ("/generate_stream", native_body),
     ("/tokenize", native_body),
+    ("/tokenize", tokenize_body),
+    ("/detokenize", detokenize_body),
+    ("/apply-template", chat_body),
     ("/v1/chat/completions", chat_body),
     ("/v1/chat/completions", chat_body),
     ("/v1/completions", completion_body),

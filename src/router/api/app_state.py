@@ -81,9 +81,10 @@ class AppState:
             self._count(request)
         return await read_body(request, body_type, limit=self.config.payload_limit, large=self.large_bodies)
 
-    async def read_one_of(self, request: Request, *body_types: type[Body]) -> Body:
+    async def read_one_of(self, request: Request, *body_types: type[Body], counts: bool = True) -> Body:
         """Read the body as the first fitting type."""
-        self._count(request)
+        if counts:
+            self._count(request)
         return await read_one_of(request, *body_types, limit=self.config.payload_limit, large=self.large_bodies)
 
     def _count(self, request: Request) -> None:

@@ -18,9 +18,21 @@ from router.api.routes import Routes
 from router.config import TGI_VERSION
 from router.errors import UnhealthyError
 from router.openai.chat.prompt import BASE_MODEL
-from router.schemas.service import ErrorBody, Info, MessagesModel, MessagesModelList, ModelCard, ModelList, Version
+from router.schemas.service import (
+    ErrorBody,
+    Info,
+    MessagesModel,
+    MessagesModelList,
+    ModelCard,
+    ModelList,
+    Props,
+    PropsModalities,
+    PropsSettings,
+    Version,
+)
 
 routes = Routes("Service")
+_LLAMA_CPPS_NAMES = {"repetition_penalty": "repeat_penalty", "typical_p": "typ_p"}
 _VERSION_HEADER = "anthropic-version"
 _UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "description": "Not able to generate"}}
 _METRICS: dict[int | str, dict[str, Any]] = {
@@ -83,6 +95,24 @@ async def info(request: Request) -> Response:
         has_chat_template=bool(state.chat_template.sources),
         reads_images=state.inference.images is not None,
         sampling_defaults=dict(state.sampling_defaults),
+    )
+    return JsonResponse(answer.model_dump())
+
+
+@routes.describes("/props", response_model=Props)
+async def props(request: Request) -> Response:
+    """The model and the limits of a request, in llama.cpp's form."""
+    state = state_of(request)
+    limits = state.inference.limits
+    sampling = {_LLAMA_CPPS_NAMES.get(name, name): value for name, value in state.sampling_defaults.items()}
+    answer = Props(
+        default_generation_settings=PropsSettings(n_ctx=limits.max_total_tokens, params=sampling),
+        total_slots=limits.max_concurrent_requests,
+        model_alias=state.model_names[0],
+        model_path=state.model_id,
+        chat_template=state.chat_template.sources.get("default", ""),
+        modalities=PropsModalities(vision=state.inference.images is not None, audio=False),
+        build_info=f"tercet-{version('tercet')}",
     )
     return JsonResponse(answer.model_dump())
 

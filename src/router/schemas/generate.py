@@ -1,4 +1,4 @@
-"""Bodies of TGI's own routes `/`, `/generate`, `/generate_stream`, and of the tokenizing ones."""
+"""Bodies of TGI's own routes `/`, `/generate`, `/generate_stream`."""
 
 from __future__ import annotations
 
@@ -106,15 +106,6 @@ class CompatBody(GenerateBody):
     stream: Stream = False
 
 
-class TokenizeBody(Body):
-    """Takes a generate body; the parameters have no influence on the answer."""
-
-    inputs: Inputs
-    parameters: GenerateParameters | None = Field(
-        default=None, description="Without influence on the answer.", examples=[{"max_new_tokens": 20}]
-    )
-
-
 class TokenModel(BaseModel):
     id: int
     text: str
@@ -171,17 +162,3 @@ class StreamEvent(BaseModel):
     top_tokens: list[TokenModel] | None = None
     generated_text: str | None
     details: StreamDetails | None
-
-
-class TokenSpan(BaseModel):
-    """A token of `/tokenize`; `start` and `stop` are byte offsets into the UTF-8 text."""
-
-    id: int
-    text: str
-    start: int
-    stop: int
-
-
-class ChatTokenizeResponse(BaseModel):
-    tokenize_response: list[TokenSpan]
-    templated_text: str

@@ -84,6 +84,30 @@ class Version(BaseModel):
     tgi_version: str
 
 
+class PropsSettings(BaseModel):
+    """`params` are the sampling defaults of OpenAI's routes, in llama.cpp's words."""
+
+    n_ctx: int
+    params: dict[str, int | float]
+
+
+class PropsModalities(BaseModel):
+    vision: bool
+    audio: bool
+
+
+class Props(BaseModel):
+    """What llama.cpp's clients ask before their first request. A slot is a request that may run or wait."""
+
+    default_generation_settings: PropsSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    modalities: PropsModalities
+    build_info: str
+
+
 class ModelCard(BaseModel):
     id: str
     object: Literal["model"] = "model"

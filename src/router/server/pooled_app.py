@@ -74,7 +74,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return framework_answer(error.status_code, str(error.detail), path, dict(error.headers or {}))
 
 
-_GENERATES = ("/generate", "/v1/chat", "/v1/completions", "/v1/messages", "/v1/responses", "/chat_tokenize")
+_GENERATES = (
+    "/generate",
+    "/v1/chat",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/chat_tokenize",
+    "/apply-template",
+)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

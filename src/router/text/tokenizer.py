@@ -69,11 +69,19 @@ class PromptTokenizer:
         """Load a tokenizer of the model in `folder`."""
         return cls(load_tokenizer(path, folder), num_workers=num_workers)
 
-    async def encode(self, text: str, *, add_special_tokens: bool, truncate: int | None) -> list[int]:
-        """Return a prompt's last `truncate` ids."""
-        if len(text) <= _INLINE_CHARACTERS:
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, truncate: int | None, parse_special: bool = True
+    ) -> list[int]:
+        """Return a prompt's last `truncate` ids.
+
+        Args:
+            parse_special: Special tokens in the text are tokens, else text.
+        """
+        if len(text) <= _INLINE_CHARACTERS and parse_special:
             return _ids(self._on_loop, text, add_special_tokens, truncate)
-        return await self._lanes.run(len(text), partial(self._encode, text, add_special_tokens, truncate))
+        return await self._lanes.run(
+            len(text), partial(self._encode, text, add_special_tokens, truncate, parse_special)
+        )
 
     def fewest_tokens(self, text: str) -> int:
         """Bound a text's tokens from below; 0: unknown."""
@@ -91,6 +99,10 @@ class PromptTokenizer:
     async def offsets(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return where tokens begin, in characters; special ones at 0."""
         return await self._lanes.run(len(text), partial(self._offsets, text, add_special_tokens))
+
+    def name_of(self, token_id: int) -> str:
+        """Return a token as the vocabulary writes it."""
+        return self._on_loop.id_to_token(token_id) or ""
 
     async def text_of(self, ids: Sequence[int]) -> str:
         """Return ids' text, special tokens included."""
@@ -113,8 +125,13 @@ class PromptTokenizer:
 
     # In a worker.
 
-    def _encode(self, text: str, add_special_tokens: bool, truncate: int | None) -> list[int]:
-        return _ids(self._tokenizer, text, add_special_tokens, truncate)
+    def _encode(self, text: str, add_special_tokens: bool, truncate: int | None, parse_special: bool) -> list[int]:
+        tokenizer = self._tokenizer
+        tokenizer.encode_special_tokens = not parse_special
+        try:
+            return _ids(tokenizer, text, add_special_tokens, truncate)
+        finally:
+            tokenizer.encode_special_tokens = False
 
     def _spans(self, text: str, add_special_tokens: bool) -> TokenSpans:
         return TokenSpans(text, self._encoding(text, add_special_tokens))

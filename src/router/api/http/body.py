@@ -136,8 +136,12 @@ def _checked_one_of(raw: bytes, body_types: Sequence[type[Body]]) -> Body:
                 return _validated(value, body_type)
             except BodyError as error:
                 fault = fault or error
-    text = f"expected an object with one of {', '.join(f'`{mark}`' for mark in marks)}"
-    raise fault or _misshapen(FieldError(text, reason="missing_field"))
+    if fault is not None:
+        raise fault
+    text, misspelt = f"expected an object with one of {', '.join(f'`{mark}`' for mark in marks)}", UnknownNames()
+    if isinstance(value, dict):
+        misspelt.found(value, frozenset(marks))
+    raise _misshapen(misspelt.fault or FieldError(text, reason="missing_field"))
 
 
 def _mark(body_type: type[Body]) -> str:

@@ -26,6 +26,17 @@ async def test_health(router: Router, path: str) -> None:
     assert answer.json() == {"error": "unhealthy", "error_type": "healthcheck"}
 
 
+async def test_props_have_what_clients_of_llama_cpp_read(make_router: MakeRouter) -> None:
+    router = make_router(sampling_defaults={"temperature": 0.5, "repetition_penalty": 1.1})
+    answer = (await router.get("/props")).json()
+    settings = answer["default_generation_settings"]
+    assert settings == {"n_ctx": 2048, "params": {"temperature": 0.5, "repeat_penalty": 1.1}}
+    assert (answer["total_slots"], answer["model_path"]) == (4, "some/model")
+    assert "<|assistant|>" in answer["chat_template"]
+    assert answer["modalities"] == {"vision": False, "audio": False}
+    assert (await make_router(templates={}).get("/props")).json()["chat_template"] == ""
+
+
 async def test_info_has_tgis_keys_in_tgis_order_and_ours_behind(router: Router) -> None:
     answer = (await router.get("/info")).json()
     assert list(answer) == [
@@ -178,7 +189,8 @@ async def test_the_openapi_document_names_every_body(router: Router) -> None:
         "/vertex",
     ):  # fmt: skip
         (content,) = paths[path]["post"]["requestBody"]["content"].values()
-        schema = content["schema"].get("allOf", [content["schema"]])[0]  # a stream takes less than the whole body
+        schema = content["schema"]
+        schema = schema.get("allOf", schema.get("anyOf", [schema]))[0]  # a stream takes less than the whole body
         name = schema["$ref"].rpartition("/")[2]
         assert name in document["components"]["schemas"]
     (content,) = paths["/invocations"]["post"]["requestBody"]["content"].values()
