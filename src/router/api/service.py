@@ -164,6 +164,7 @@ async def model(request: Request, model_id: str) -> Response:
 def _card(state: AppState, name: str) -> ModelCard:
     return ModelCard(
         id=name,
+        object="model",
         created=state.created,
         owned_by=state.model_names[0],
         max_model_len=state.inference.limits.max_total_tokens,

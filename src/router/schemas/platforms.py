@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, RootModel, Tag
 
 from router.schemas.base import Body, Items
-from router.schemas.chat import ChatBody, ChatCompletion
-from router.schemas.generate import NO_PARAMETERS, GenerateBody, GenerateParameters
+from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
+from router.schemas.completion import Completion, CompletionChunk
+from router.schemas.generate import NO_PARAMETERS, GenerateBody, GenerateParameters, GenerateResponse, StreamEvent
 
 
 class VertexChat(ChatBody):
@@ -41,6 +42,14 @@ class VertexBody(Body):
         examples=[[{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}}]],
         json_schema_extra={"minItems": 1},
     )
+
+
+class SagemakerResponse(RootModel[list[GenerateResponse] | ChatCompletion | Completion]):
+    """An answer of `/invocations`."""
+
+
+class SagemakerStreamResponse(RootModel[StreamEvent | ChatChunk | CompletionChunk]):
+    """An event of `/invocations`; those of chats and completions end with `data: [DONE]`."""
 
 
 class VertexResponse(BaseModel):

@@ -110,7 +110,7 @@ class Props(BaseModel):
 
 class ModelCard(BaseModel):
     id: str
-    object: Literal["model"] = "model"
+    object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int

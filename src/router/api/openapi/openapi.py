@@ -20,10 +20,12 @@ from router.api.openapi.answers import (
     REQUEST_ID,
     STREAM_HEADERS,
 )
+from router.api.openapi.names import TGI_NAMES, renamed
 from router.config import TGI_VERSION
 from router.schemas.conversations.messages import MessageEvent
 from router.schemas.conversations.responses import ResponseEvent
 from router.schemas.generate import StreamEvent
+from router.schemas.platforms import SagemakerStreamResponse
 from router.schemas.service import ErrorBody, MessagesError, OpenAIError
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -97,9 +99,9 @@ def document(app: FastAPI, models: Sequence[type[BaseModel]], limits: object) ->
         schemas = definitions["$defs"] | components.get("schemas", {})
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)  # FastAPI's own, which this server never answers
-        components["schemas"] = schemas
+        components["schemas"] = dict(sorted((TGI_NAMES.get(name, name), one) for name, one in schemas.items()))
         components["securitySchemes"] = {"bearer": AUTHORIZATION}
-        app.openapi_schema = _finished(schema, limits)
+        app.openapi_schema = _finished(renamed(schema), limits)
     return app.openapi_schema
 
 
@@ -109,7 +111,7 @@ def _finished(schema: dict[str, Any], limits: object) -> dict[str, Any]:
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
                 del answers["422"]
-                content = {"application/json": {"schema": _reference(_ERRORS[family_of(path)])}}
+                content = {"application/json": {"schema": renamed(_reference(_ERRORS[family_of(path)]))}}
                 answers.setdefault("404", {"description": "Not found", "content": content})
             content = answers["200"].get("content", {})
             if content.get("application/json") == {"schema": {}}:
@@ -140,7 +142,7 @@ def _ok(response: Any, event: type[BaseModel] | None, headers: Sequence[str], fa
     if response is not None:
         ok["model"] = response
     if event is not None:
-        ok["description"] = _EVENTS + (_ENDS if event is StreamEvent else _DONE)
+        ok["description"] = _EVENTS + (_ENDS if event in (StreamEvent, SagemakerStreamResponse) else _DONE)
         if event in (MessageEvent, ResponseEvent):
             ok["description"] = _NAMED_EVENTS
         events = [_reference(event), _reference(_ERRORS[family])]

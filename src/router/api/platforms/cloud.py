@@ -18,10 +18,16 @@ from router.generation.collect import GenerationResult
 from router.generation.permits import HeldPermits
 from router.generation.running import Run
 from router.openai.stops import without_stop
-from router.schemas.chat import ChatBody, ChatCompletion
-from router.schemas.completion import Completion, CompletionBody
-from router.schemas.generate import CompatBody, GenerateBody, GenerateResponse
-from router.schemas.platforms import VertexBody, VertexChat, VertexResponse
+from router.schemas.chat import ChatBody
+from router.schemas.completion import CompletionBody
+from router.schemas.generate import CompatBody, GenerateBody
+from router.schemas.platforms import (
+    SagemakerResponse,
+    SagemakerStreamResponse,
+    VertexBody,
+    VertexChat,
+    VertexResponse,
+)
 
 routes = Routes("Platforms")
 
@@ -29,8 +35,9 @@ routes = Routes("Platforms")
 @routes.answers(
     "/invocations",
     (CompatBody, ChatBody, CompletionBody),
-    list[GenerateResponse] | ChatCompletion | Completion,
+    SagemakerResponse,
     span="sagemaker_compatibility",
+    event=SagemakerStreamResponse,
 )
 async def invocations(request: Request) -> Response:
     """`inputs` are answered as by `/`, `messages` as by the chat route, a `prompt` as by the completions route."""

@@ -195,6 +195,6 @@ async def test_the_openapi_document_names_every_body(router: Router) -> None:
         assert name in document["components"]["schemas"]
     (content,) = paths["/invocations"]["post"]["requestBody"]["content"].values()
     names = [one["$ref"].rpartition("/")[2] for one in content["schema"]["anyOf"]]
-    assert names == ["CompatBody", "ChatBody", "CompletionBody"]
+    assert names == ["CompatGenerateRequest", "ChatRequest", "CompletionRequest"]
     assert {"get", "post"} <= paths["/"].keys()
     assert "swagger" in (await router.get("/docs")).text.lower()

@@ -23,6 +23,7 @@ from router_fakes import LIMITS, Router
 
 from router.api import chat, completions, generate, service, tokenize
 from router.api.conversations import messages, responses
+from router.api.openapi.names import TGI_NAMES
 from router.api.platforms import cloud as platforms
 from router.config import RouterConfig
 from router.schemas.base import Body
@@ -274,7 +275,7 @@ def test_every_field_of_every_body_is_described(document: Schema) -> None:
     schemas = document["components"]["schemas"]
     seen = 0
     for model in bodies(Body):
-        properties = schemas[model.__name__]["properties"]
+        properties = schemas[TGI_NAMES.get(model.__name__, model.__name__)]["properties"]
         names = {field.alias or name: field for name, field in model.model_fields.items()}
         assert set(properties) == set(names), model
         for name, field in properties.items():
@@ -286,6 +287,31 @@ def test_every_field_of_every_body_is_described(document: Schema) -> None:
                 assert nulls, f"{model.__name__}.{name} may be left out, so it may be null"
             seen += 1
     assert seen > 100
+
+
+# Of the schemas in TGI 3.3.7's docs/openapi.json.
+NAMES_OF_TGI = {
+    "BestOfSequence", "ChatCompletion", "ChatCompletionChoice", "ChatCompletionChunk", "ChatCompletionComplete",
+    "ChatCompletionDelta", "ChatCompletionLogprob", "ChatCompletionLogprobs", "ChatCompletionTopLogprob",
+    "ChatRequest", "ChatTokenizeResponse", "Chunk", "CompatGenerateRequest", "CompletionComplete", "CompletionFinal",
+    "CompletionRequest", "DeltaToolCall", "Details", "ErrorResponse", "Function", "FunctionDefinition",
+    "GenerateParameters", "GenerateRequest", "GenerateResponse", "GrammarType", "Info", "Message", "ModelInfo",
+    "OutputMessage", "PrefillToken", "SagemakerResponse", "SagemakerStreamResponse", "SimpleToken", "StreamDetails",
+    "StreamOptions", "StreamResponse", "Token", "Tool", "ToolCall", "Url", "Usage", "VertexRequest", "VertexResponse",
+}  # fmt: skip
+
+
+def test_schemas_have_tgis_names(document: Schema) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas.keys() >= NAMES_OF_TGI
+    assert len(set(TGI_NAMES.values())) == len(TGI_NAMES)
+    assert not set(TGI_NAMES) - set(TGI_NAMES.values()) & schemas.keys()
+    written = json.dumps(document)
+    for name in TGI_NAMES.values():
+        assert f'"#/components/schemas/{name}"' in written, f"nothing refers to {name}"
+    (event,) = document["paths"]["/invocations"]["post"]["responses"]["200"]["content"]["text/event-stream"].values()
+    assert event["anyOf"][0] == {"$ref": "#/components/schemas/SagemakerStreamResponse"}
+    assert "object" in schemas["ModelInfo"]["required"]
 
 
 def bodies(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
