@@ -19,6 +19,7 @@ from launcher.clients.config import ClientConfig
 from launcher.config import LauncherConfig
 from launcher.doctor.config import DoctorConfig
 from launcher.estimate.config import EstimateConfig
+from launcher.keys.config import KeysConfig
 from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig
 from router.config import RouterConfig
@@ -53,6 +54,7 @@ def pages() -> dict[str, str]:
         "bench.md": _bench(),
         "chat.md": _chat(),
         "launch.md": _launch(),
+        "keys.md": _keys(),
         "models.md": _models(),
         "estimate.md": _estimate(),
         "doctor.md": _doctor(),
@@ -176,6 +178,18 @@ def _models() -> str:
         "## launcher rm",
         option_tables(RemoveConfig, lambda opt: ""),
         "Exit status: 0, or 1 with `error: …`; 1 too where the question before a removal is not answered with yes.",
+    )
+
+
+def _keys() -> str:
+    return page(
+        "# launcher keys",
+        "`launcher keys new NAME`: makes an API key. Standard output gets its row for `--keys-file`, which has the "
+        "key's SHA-256 only; standard error gets the key, which is kept nowhere "
+        "([running-for-others.md](../running-for-others.md)).",
+        _SEE_RULES,
+        option_tables(KeysConfig, lambda opt: ""),
+        "Exit status: 0, or 1 with `error: …` for a name that a file may not have.",
     )
 
 

@@ -11,6 +11,7 @@ from launcher.clients.config import ClientConfig
 from launcher.config import LauncherConfig, ServeConfig
 from launcher.doctor.config import DoctorConfig
 from launcher.estimate.config import EstimateConfig
+from launcher.keys.config import KeysConfig
 from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
 from wire.cli.commands import installed_version, run_group
 from wire.cli.other_servers.words import command_hint
@@ -25,6 +26,7 @@ def main() -> int:
             "serve": (ServeConfig, run),
             "chat": (ChatConfig, chat),
             "launch": (ClientConfig, launch),
+            "keys": (KeysConfig, keys),
             "bench": (BenchConfig, bench),
             "models": (ModelsConfig, models),
             "pull": (PullConfig, pull),
@@ -91,6 +93,13 @@ def estimate(config: EstimateConfig) -> int:
     from launcher.estimate.command import run_estimate
 
     return run_estimate(config, os.environ)
+
+
+def keys(config: KeysConfig) -> int:
+    """Make an API key for --keys-file: prints its row, and once the key."""
+    from launcher.keys.command import run_keys
+
+    return run_keys(config)
 
 
 def launch(config: ClientConfig) -> int:

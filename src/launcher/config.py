@@ -260,7 +260,7 @@ ROUTER_FLAGS = (
     "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens", "max_total_tokens",
     "max_client_batch_size", "payload_limit", "disable_grammar_support", "waiting_served_ratio",
     "max_batch_total_tokens", "max_step_prefill_tokens", "max_waiting_tokens", "max_batch_size", "validation_workers",
-    "cors_allow_origin", "served_model_name", "ssl_certfile", "ssl_keyfile",
+    "keys_file", "cors_allow_origin", "served_model_name", "ssl_certfile", "ssl_keyfile",
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
     *IMAGE_FLAGS, "lora_root", "lora_host_memory", "task", "pooling", *TEXT_FLAGS, "error_format",
@@ -368,7 +368,9 @@ def _check_token_limits(config: LauncherConfig) -> None:
 def _check_served(config: LauncherConfig) -> None:
     taken = (config.model_id or DEFAULT_MODEL_ID, *config.served_model_name)
     check_adapters(config.lora_adapters, ArgumentValidation, taken=taken)
-    check_lora_root(config.lora_root, config.api_key, ArgumentValidation, leads=not config.node_rank)
+    check_lora_root(
+        config.lora_root, config.api_key or config.keys_file, ArgumentValidation, leads=not config.node_rank
+    )
     adapters = config.lora_adapters or config.lora_root
     check_slots(config.lora_slots, config.lora_max_rank, adapters, ArgumentValidation)
     if config.quantize == "exl2" and (config.num_shard or 1) > 1:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from launcher.errors import ArgumentValidation
 from wire import tls
 from wire.cli.options import option
+from wire.keys import check_keys
 
 _HTTP = "HTTP"
 _PORT = 65535
@@ -35,6 +36,11 @@ class HttpConfig:
         None, panel=_HTTP, maximum=_PORT, help="A separate port for /metrics; opened only if given, 0 for none."
     )
     api_key: str | None = option(None, panel=_HTTP, header=True, help="Bearer token that clients must send.")
+    keys_file: Path | None = option(
+        None, panel=_HTTP,
+        help="YAML file of API keys with their scopes and limits, instead of --api-key; it may change while "
+        "the server runs. `launcher keys new NAME` makes a row.",
+    )  # fmt: skip
     cors_allow_origin: list[str] = option(
         [], panel=_HTTP, header=True, help="An allowed origin; repeatable. Default: any."
     )
@@ -68,6 +74,7 @@ def check_http(config: HttpConfig) -> None:
     """Refuses what is wrong whatever the machine. Raises ArgumentValidation."""
     if config.api_key == "":  # not what an empty variable comes to, which counts as not set
         raise ArgumentValidation("`--api-key` is empty: give a key, or leave the flag out to serve every client")
+    check_keys(config.keys_file, config.api_key, ArgumentValidation)
     flag, port = http_port(config)
     if config.prometheus_port is not None and config.prometheus_port == port != 0:
         raise ArgumentValidation(f"`{flag}` and `--prometheus-port` are both {port}")

@@ -356,7 +356,8 @@ class _Launch:
         if not self._leads:
             self._terminal.show_serving([])
             return
-        asks = how_to_ask(url, has_page=not plan.asked.no_playground, needs_key=plan.asked.api_key is not None)
+        needs_key = plan.asked.api_key is not None or plan.asked.keys_file is not None
+        asks = how_to_ask(url, has_page=not plan.asked.no_playground, needs_key=needs_key)
         self._terminal.show_serving(plan.served(info_of(url)) + asks)
         self._terminal.say(f"Ready after {seconds:.1f} s. Ctrl-C stops the server.")
 

@@ -87,5 +87,8 @@ def how_to_ask(url: str, *, has_page: bool, needs_key: bool) -> list[tuple[str, 
     return [
         ("address", url + (" (in a browser: a page to try the model)" if has_page else "")),
         ("try", f"curl {'-k ' if url.startswith('https') else ''}{url}/generate{header} {body}"),
-        ("key", "required: the value of --api-key" if needs_key else "not required (--api-key sets one)"),
+        (
+            "key",
+            "required: that of --api-key, or one of --keys-file" if needs_key else "not required (--api-key sets one)",
+        ),
     ]

@@ -13,6 +13,7 @@ from wire.cli.image_options import ImageOptions
 from wire.cli.options import option
 from wire.cli.pooling_options import Preset, TextOptions, check_prompts
 from wire.cli.sampling_options import SamplingOptions
+from wire.keys import check_keys
 from wire.tracing import TracingError
 from wire.tracing import check as check_tracing
 
@@ -132,6 +133,11 @@ class RouterConfig(ImageOptions, TextOptions, SamplingOptions):
         None, panel=_HTTP, help="A separate port for /metrics; opened only if given.", maximum=65535
     )
     api_key: str | None = option(None, panel=_HTTP, header=True, help="Bearer token that every POST route requires.")
+    keys_file: Path | None = option(
+        None, panel=_HTTP,
+        help="YAML file of API keys with their scopes and limits, instead of --api-key; it may change while "
+        "the server runs.",
+    )  # fmt: skip
     cors_allow_origin: tuple[str, ...] = option(
         (), panel=_HTTP, header=True, help="An allowed origin; repeatable. Default: any."
     )
@@ -232,7 +238,7 @@ class RouterConfig(ImageOptions, TextOptions, SamplingOptions):
     lora_root: str | None = option(
         None, panel=_MODEL,
         help="Folder of LoRA adapters: its sub-folders can be asked for, and others loaded and unloaded by "
-        "/v1/load_lora_adapter and /v1/unload_lora_adapter. Needs --api-key.",
+        "/v1/load_lora_adapter and /v1/unload_lora_adapter. Needs --api-key or --keys-file.",
     )  # fmt: skip
     lora_host_memory: float = option(
         4.0, panel=_MODEL, minimum=1e-6,
@@ -324,8 +330,9 @@ def check(config: RouterConfig) -> None:
         raise ArgumentValidation("`--image-hosts` has no effect with `--image-fetch off`: leave one of them out")
     if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:
         raise ArgumentValidation("ngrok tunnels are not served; remove `--ngrok*`")
-    if config.lora_root is not None and config.api_key is None:
-        raise ArgumentValidation("`--lora-root` lets clients load adapters: it needs `--api-key`")
+    check_keys(config.keys_file, config.api_key, ArgumentValidation)
+    if config.lora_root is not None and config.api_key is None and config.keys_file is None:
+        raise ArgumentValidation("`--lora-root` lets clients load adapters: it needs `--api-key` or `--keys-file`")
     for flag, route in (
         ("--aip-predict-route", config.aip_predict_route),
         ("--aip-health-route", config.aip_health_route),

@@ -10,6 +10,8 @@ RouterError
 ├── TemplateError         the chat template could not be rendered
 ├── ToolError             tools or tool output that cannot be honoured
 ├── OverloadedError       no permit is free
+│   └── RateLimitError        a limit of its API key is reached
+├── ForbiddenError        the API key may not do this
 ├── GenerationError       the shards failed
 ├── IncompleteError       the generation ended without a last token
 ├── UnhealthyError        a shard does not answer, or the server is stopping
@@ -25,9 +27,10 @@ from typing import Literal
 from wire.text.escape import quoted
 
 Reason = Literal[
-    "body_too_large", "cache_too_small", "conflict", "content_type", "draining", "invalid_grammar",
+    "body_too_large", "cache_too_small", "conflict", "content_type", "draining", "forbidden", "invalid_grammar",
     "invalid_image", "invalid_type", "invalid_value", "malformed_json", "missing_field", "overloaded",
-    "prompt_empty", "prompt_too_long", "template", "too_many_generations", "tools", "unauthorized", "unknown_adapter",
+    "prompt_empty", "prompt_too_long", "rate_limit", "template", "too_many_generations", "tools", "unauthorized",
+    "unknown_adapter",
     "unknown_field", "unknown_model", "unknown_response", "unknown_route", "unsupported", "wrong_method",
 ]  # fmt: skip
 """Why a request is refused, in the log and in `tgi_request_refused`."""
@@ -174,6 +177,25 @@ class OverloadedError(RouterError):
     def __init__(self, retry_after_s: int = 1) -> None:
         super().__init__("Model is overloaded")
         self.retry_after_s = retry_after_s
+
+
+class RateLimitError(OverloadedError):
+    """A limit of the request's API key; TGI's clients know it as an overload."""
+
+    reason: Reason | None = "rate_limit"
+
+    def __init__(self, detail: str, *, kind: str, retry_after_s: int) -> None:
+        RouterError.__init__(self, detail, code="rate_limit_exceeded")
+        # What is limited, OpenAI's `type`.
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+
+
+class ForbiddenError(RouterError):
+    """The API key is valid, but not for this."""
+
+    error_type = "forbidden"
+    reason: Reason | None = "forbidden"
 
 
 class GenerationError(RouterError):

@@ -6,6 +6,7 @@ Undeclared names raise KeyError, so requests add no series.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from bisect import bisect_left
@@ -21,39 +22,56 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _METHODS = ("method", ("prefill", "decode"))
 _DRAFT_KINDS = ("kind", (*DRAFT_KINDS, OTHER_DRAFTS))
 _OTHER_ADAPTERS, _MOST_ADAPTERS = "other", 100
+_OTHER_KEYS, _MOST_KEYS = "other", 100
+KeyRefusal = Literal["concurrency", "model", "requests", "scope", "tokens"]
 _Label = tuple[str, tuple[str, ...]]
 """A label and all values that it can have. They are written here, never taken from a request; names of adapters are
-added when the shards have answered."""
+added when the shards have answered, names of API keys when their file has been read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """One metric, its unit, and its label if any."""
+    """One metric, its unit, and its labels, two at most."""
 
     kind: Literal["counter", "gauge", "histogram", "info"]
     """info: one series, whose labels are facts that are known once the shards have answered. Its value is 1, or where
     they change the time at which it is read."""
     help: str
     unit: str
-    label: _Label | None = None
+    labels: tuple[_Label, ...] = ()
 
     @property
     def keys(self) -> tuple[tuple[str, ...], ...]:
         """Return each series' label values."""
-        return tuple((value,) for value in self.label[1]) if self.label else ((),)
+        return tuple(itertools.product(*(values for _, values in self.labels)))
 
 
-def _counter(help: str, unit: str, label: _Label | None = None) -> Declared:
-    return Declared("counter", help, unit, label)
+def _counter(help: str, unit: str, *labels: _Label) -> Declared:
+    return Declared("counter", help, unit, labels)
 
 
-def _gauge(help: str, unit: str, label: _Label | None = None) -> Declared:
-    return Declared("gauge", help, unit, label)
+def _gauge(help: str, unit: str, *labels: _Label) -> Declared:
+    return Declared("gauge", help, unit, labels)
 
 
-def _histogram(help: str, unit: str, label: _Label | None = None) -> Declared:
-    return Declared("histogram", help, unit, label)
+def _histogram(help: str, unit: str, *labels: _Label) -> Declared:
+    return Declared("histogram", help, unit, labels)
 
+
+_KEY = ("key", (_OTHER_KEYS,))
+_OF_KEYS: dict[str, Declared] = {
+    "tgi_key_requests": _counter("Requests of an API key that were let in", "requests", _KEY),
+    "tgi_key_tokens": _counter(
+        "Tokens of an API key; cached ones are of prompts, and counted there too",
+        "tokens",
+        _KEY,
+        ("kind", ("prompt", "cached", "output")),
+    ),
+    "tgi_key_refused": _counter(
+        "Requests of an API key that were refused, by reason", "requests", _KEY, ("reason", get_args(KeyRefusal))
+    ),
+}
+"""Of the first hundred keys of a file; the others are counted together."""
 
 DECLARED: dict[str, Declared] = {
     "tgi_request_count": _counter("Requests received", "requests"),
@@ -120,6 +138,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_request_generated_tokens": _histogram("Generated tokens of a request", "tokens"),
     "tgi_request_max_new_tokens": _histogram("Token budget that a request asked for, at most 1024", "tokens"),
     "tgi_request_skipped_tokens": _histogram("Speculated tokens accepted in one step of a request", "tokens"),
+    **_OF_KEYS,
 }
 
 
@@ -153,6 +172,7 @@ POOLING: dict[str, Declared] = {
     "tgi_batch_phase_duration": _histogram(
         "Part of a step on the shard in seconds", "seconds", ("phase", POOLING_PHASES)
     ),
+    **_OF_KEYS,
 }
 """Of a server whose task is embed, rerank or classify."""
 
@@ -213,6 +233,7 @@ class Metrics:
         self._values = {name: _ValueFamily(one) for name, one in declared.items() if one.kind in ("counter", "gauge")}
         self._infos: dict[str, str] = {}
         self._followed: dict[str, Callable[[], Mapping[str, str | int] | None]] = {}
+        self._refreshers: list[Callable[[], None]] = []
         self._histograms: dict[str, _HistogramFamily] = {}
 
     def set_limits(self, *, max_input_tokens: int, max_total_tokens: int, speculate: int) -> None:
@@ -236,6 +257,20 @@ class Metrics:
     def adapter_label(self, name: str) -> str:
         """Return the label of an adapter's requests."""
         return name if (name,) in self._values["tgi_lora_requests"].series else _OTHER_ADAPTERS
+
+    def set_keys(self, names: Sequence[str]) -> None:
+        """Give the first hundred API keys series."""
+        known = self._values["tgi_key_requests"].series
+        for name in names:
+            if len(known) > _MOST_KEYS:
+                return
+            for family in (self._values[metric] for metric in _OF_KEYS.keys() & self._values.keys()):
+                for others in itertools.product(*(values for _, values in family.declared.labels[1:])):
+                    family.series.setdefault((name, *others), 0)
+
+    def key_label(self, name: str) -> str:
+        """Return the label of an API key's requests."""
+        return name if (name,) in self._values["tgi_key_requests"].series else _OTHER_KEYS
 
     def count(self, name: str, value: float = 1, **labels: str) -> None:
         """Adds to a counter."""
@@ -264,6 +299,10 @@ class Metrics:
             raise KeyError(name)
         self._followed[name] = read
 
+    def refresh_by(self, refresh: Callable[[], None]) -> None:
+        """Call `refresh`, which sets gauges, whenever the text is made."""
+        self._refreshers.append(refresh)
+
     def observe(self, name: str, value: float, times: int = 1, **labels: str) -> None:
         """Add a value to a histogram, perhaps several times."""
         family = self._histograms[name]
@@ -273,6 +312,8 @@ class Metrics:
 
     def render(self) -> bytes:
         """The Prometheus text format."""
+        for refresh in self._refreshers:
+            refresh()
         lines: list[str] = []
         for name, declared in self._declared.items():
             kind = "gauge" if declared.kind == "info" else declared.kind
@@ -319,17 +360,13 @@ def _pairs(facts: Mapping[str, str | int]) -> str:
 
 
 def _key(declared: Declared, labels: dict[str, str]) -> tuple[str, ...]:
-    if declared.label is None:
-        if labels:
-            raise KeyError("this metric has no labels")
-        return ()
-    if len(labels) != 1:
-        raise KeyError(f"the label must be {declared.label[0]}")
-    return (labels[declared.label[0]],)
+    if len(labels) != len(declared.labels):
+        raise KeyError(f"the labels must be {[name for name, _ in declared.labels]}")
+    return tuple([labels[name] for name, _ in declared.labels])
 
 
 def _labels(declared: Declared, key: tuple[str, ...], *more: str) -> str:
-    pairs = [f'{declared.label[0]}="{key[0]}"'] if declared.label else []
+    pairs = [f'{name}="{value}"' for (name, _), value in zip(declared.labels, key, strict=True)]
     return "{" + ",".join([*pairs, *more]) + "}" if pairs or more else ""
 
 

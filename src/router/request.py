@@ -134,10 +134,17 @@ class ValidRequest:
     images: tuple[PlacedImage, ...] = field(default=(), repr=False)
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stopping: StoppingParameters
+    # KV is shared only among requests with the same.
+    cache_salt: str = ""
     answer: AnswerKind = "text"
     trace: GenerationTrace | None = field(default=None, compare=False, repr=False)  # only with a collector
 
     @property
     def namespace(self) -> str:
-        """Return what requests with KV of the same weights share."""
+        """Return what requests with the same weights share."""
         return (self.adapter_id or "") if self.adapter is None else f"{self.adapter_id}@{self.adapter}"
+
+    @property
+    def cache_namespace(self) -> str:
+        """Return what requests that may share KV have in common."""
+        return f"{self.namespace}\n{self.cache_salt}" if self.cache_salt else self.namespace

@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from router.generation_trace import GenerationTrace
+from router.keys.account import Account
 from router.request import ValidRequest
 from wire.log.console import REQUESTS
 from wire.text.counting import counted
@@ -41,6 +42,7 @@ class RequestSpan:
 
     __slots__ = (
         "_scope",
+        "account",
         "began_at",
         "fields",
         "inference_s",
@@ -56,6 +58,7 @@ class RequestSpan:
         self._scope = scope
         self.began_at = time.monotonic()
         self.fields: dict[str, str] = {}
+        self.account: Account | None = None  # of its API key, where keys are of a file
         self.refused = ""  # why, in the words of the log
         self.tokens_in = self.tokens_out = 0  # of all finished generations
         self.queue_s = self.inference_s = 0.0  # the longest wait; the sum
@@ -85,7 +88,8 @@ class RequestSpan:
     def log_fields(self) -> dict[str, Any]:
         """Return TGI's `span` and `spans`, and our id."""
         span = {"name": self.name} | self.fields
-        return {"request_id": self._scope.get("request_id", ""), "span": span, "spans": [span]}
+        fields = {"request_id": self._scope.get("request_id", ""), "span": span, "spans": [span]}
+        return fields if self.account is None else fields | {"key": self.account.key.name}
 
     async def around_validation(self, validation: Awaitable[ValidRequest]) -> ValidRequest:
         """Validate, in a span with a collector, and hand on the trace."""
@@ -108,6 +112,8 @@ class RequestSpan:
         if method in ("GET", "HEAD", "OPTIONS") and status < 400:
             return
         parts = [f"{status} {method} {one_line(str(self._scope['path'])[:_MOST_SHOWN])}"]
+        if self.account is not None:
+            parts.append(f"key {self.account.key.name}")
         if self.refused:
             parts.append(self.refused)
         if self.tokens_out:

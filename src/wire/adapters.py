@@ -57,14 +57,14 @@ def check_adapters(value: str | None, error: type[Exception], *, taken: Collecti
             raise error(f"LoRA adapter `{source.name}`: no adapter_config.json in {folder}")
 
 
-def check_lora_root(root: str | None, api_key: str | None, error: type[Exception], *, leads: bool = True) -> None:
+def check_lora_root(root: str | None, keys: object, error: type[Exception], *, leads: bool = True) -> None:
     """Refuses a `--lora-root` that cannot be served. leads: clients reach this node. Raises `error`."""
     if root is None:
         return
     if not Path(root).expanduser().is_dir():
         raise error(f"`--lora-root` {root}: no such directory")
-    if api_key is None and leads:
-        raise error("`--lora-root` lets clients load adapters: it needs `--api-key`")
+    if keys is None and leads:
+        raise error("`--lora-root` lets clients load adapters: it needs `--api-key` or `--keys-file`")
 
 
 def check_slots(slots: int | None, max_rank: int | None, adapters: str | None, error: type[Exception]) -> None:

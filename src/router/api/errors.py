@@ -15,9 +15,11 @@ from starlette.responses import Response
 from router.api.json_out import JsonResponse, dumps
 from router.errors import (
     ContextLengthError,
+    ForbiddenError,
     GenerationError,
     IncompleteError,
     OverloadedError,
+    RateLimitError,
     Reason,
     RouterError,
     TemplateError,
@@ -99,6 +101,7 @@ _TABLE: dict[type[RouterError], _Row] = {
     IncompleteError: _Row(500, 500),
     UnhealthyError: _Row(503, 503, "overloaded"),
     UnauthorizedError: _Row(401, 401),
+    ForbiddenError: _Row(403, 403),
     NotServedError: _Row(404, 404),
     InternalError: _Row(500, 500),
 }
@@ -164,6 +167,8 @@ def openai_error(error: RouterError) -> dict[str, Any]:
     """OpenAI's object `error`."""
     status = status_of(error, "openai")
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
+    if isinstance(error, RateLimitError):
+        kind = error.kind
     usual = None if error.reason is None else _OPENAI_CODES.get(error.reason, "invalid_value")
     code = error.code or usual
     return {"message": shown(_message(error, "openai")), "type": kind, "param": error.param, "code": code}

@@ -42,6 +42,8 @@ class GenerateRequest:
     grammar: AskedGrammar | None = None
     answer: AnswerKind = "text"
     adapter_id: str | None = None
+    # Prompt and answer together, below the server's limit; None: only that.
+    max_total_tokens: int | None = None
     prediction: str = ""  # what the answer will probably be
     # Of a chat's placeholders; None: `inputs` may have markers.
     images: tuple[AskedImage, ...] | None = None

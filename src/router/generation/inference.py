@@ -43,8 +43,11 @@ class Inference:
         limits: ServingLimits,
         metrics: Metrics,
         adapters: AdapterRegistry,
+        model_names: tuple[str, ...] = (),
     ) -> None:
+        """Take the router's parts, and all names of the model, for keys that may use some models only."""
         self.adapters = adapters
+        self._model_names = model_names
         self.limits = limits
         self.metrics = metrics
         self.tokenizer = tokenizer
@@ -79,11 +82,18 @@ class Inference:
 
     async def start(self, request: GenerateRequest, permits: HeldPermits) -> Running:
         """Validate and queue, taking over one permit."""
-        validation = self._preparing.of(self.validator.validate(request))
         asked = permits.request_span
+        account = None if asked is None else asked.account
+        if account is not None:
+            account.check_model(self._model_names if request.adapter_id is None else (request.adapter_id,))
+            request = replace(request, max_total_tokens=account.key.max_total_tokens)
+        validation = self._preparing.of(self.validator.validate(request))
         valid = await (validation if asked is None else asked.around_validation(validation))
         parsed_bodies.release()
         logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
+        if account is not None:
+            valid = replace(valid, cache_salt=account.cache_salt)
+            account.prompted(valid.input_length)
         if request.adapter_id is None:
             return Running(valid, self._scheduler.submit(valid), self.metrics, permits)
         self.metrics.count("tgi_lora_requests", adapter=self.metrics.adapter_label(request.adapter_id))

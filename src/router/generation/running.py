@@ -28,6 +28,7 @@ class Running:
     """One generation, to be read to `Finished` or closed."""
 
     __slots__ = (
+        "_account",
         "_adapter",
         "_before",
         "_closed",
@@ -60,6 +61,7 @@ class Running:
         self._entry = entry
         self._adapter = adapter
         self._request_span = permits.request_span
+        self._account = None if permits.request_span is None else permits.request_span.account
         self._before = permits.before
         self._is_decision = permits.is_decision
         self._ended: Finished | None = None
@@ -123,6 +125,8 @@ class Running:
 
     def _observe_tokens(self, count: int) -> None:
         """Observe a step's tokens, each its share of the time; 0: counted already."""
+        if self._account is not None and count:
+            self._account.generated(count)
         if not count or self._is_decision:
             return
         now = time.monotonic()
@@ -143,6 +147,8 @@ class Running:
             num_tokens=event.generated_tokens,
         )
         self.timings = timings.after(self._before)
+        if self._account is not None and event.cached_tokens:
+            self._account.cached(event.cached_tokens)
         self.close()
         self._ended = event
         if not self._is_decision:

@@ -254,27 +254,29 @@ class Validator:
     ) -> int:
         """Return the exact number of tokens it may generate; `or_more`: of a longer prompt."""
         limits, api, asked = self._limits, request.api, request.max_new_tokens
-        room = max(limits.max_total_tokens - input_length, 0)
+        most_tokens = min(limits.max_total_tokens, request.max_total_tokens or limits.max_total_tokens)
+        longest_input = min(limits.max_input_tokens, most_tokens - 1)
+        room = max(most_tokens - input_length, 0)
         checked = min(room if asked is None else asked, _CHECKED_NEW_TOKENS)
         shown = f"{input_length} or more" if or_more else str(input_length)
-        is_too_long = input_length > limits.max_input_tokens
-        if input_length + checked > limits.max_total_tokens:
+        is_too_long = input_length > longest_input
+        if input_length + checked > most_tokens:
             raise ContextLengthError(
-                f"`{api.prompt}` tokens + `{api.max_new_tokens}` must be <= {limits.max_total_tokens}. "
+                f"`{api.prompt}` tokens + `{api.max_new_tokens}` must be <= {most_tokens}. "
                 f"Given: {shown} `{api.prompt}` tokens and {checked} `{api.max_new_tokens}`",
                 param=api.prompt,
                 num_tokens=input_length,
                 asked=None if is_too_long else checked,
                 asked_in=api.max_new_tokens,
-                limit=limits.max_input_tokens if is_too_long else limits.max_total_tokens,
+                limit=longest_input if is_too_long else most_tokens,
                 or_more=or_more,
             )
         if is_too_long:
             raise ContextLengthError(
-                f"`{api.prompt}` must have less than {limits.max_input_tokens} tokens. Given: {shown}",
+                f"`{api.prompt}` must have less than {longest_input} tokens. Given: {shown}",
                 param=api.prompt,
                 num_tokens=input_length,
-                limit=limits.max_input_tokens,
+                limit=longest_input,
                 or_more=or_more,
             )
         granted, most = room if asked is None else min(asked, room), self._most_new_tokens(input_length, num_images)

@@ -76,13 +76,19 @@ class PooledInference:
     """What endpoints may ask of such a router."""
 
     def __init__(
-        self, scheduler: PooledScheduler, tokenizer: TextTokenizer, limits: PooledLimits, metrics: PoolingMetrics
+        self,
+        scheduler: PooledScheduler,
+        tokenizer: TextTokenizer,
+        limits: PooledLimits,
+        metrics: PoolingMetrics,
+        model_names: tuple[str, ...] = (),
     ) -> None:
         self.limits = limits
         self.metrics = metrics
         self.tokenizer = tokenizer
         self.permit_pool = PermitPool(limits.max_concurrent_requests)
         self.is_draining = False
+        self._model_names = model_names
         self._preparing = Preparing()
         self._scheduler = scheduler
 
@@ -93,6 +99,10 @@ class PooledInference:
         job: Job = "predict" if asked.kind == "SCORES" else "embed"
         self.metrics.count("te_request_count", method=method)
         self.check_size(len(asked.texts) - asked.num_free, asked.name)
+        span = entered()
+        account = None if span is None else span.account
+        if account is not None:
+            account.check_model(self._model_names)
         if self.is_draining:
             raise UnhealthyError
         if not self.permit_pool.acquire(1):
@@ -107,6 +117,8 @@ class PooledInference:
                 self._scheduler.queue.num_tokens + sum(num_tokens) > self.limits.max_queue_tokens
             ):
                 raise overloaded(self._retry_after_s)
+            if account is not None:
+                account.prompted(sum(num_tokens))
             for length in num_tokens:
                 self.metrics.observe("te_request_input_length", length)
             entry = Entry(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,7 +19,7 @@ from router.api import adapters, chat, completions, generate, service, tokenize,
 from router.api.app_state import AppState, errors_of
 from router.api.conversations import messages, responses
 from router.api.embeddings.state import PooledState
-from router.api.errors import MESSAGES, RESPONSES, BodyError, ErrorAnswers, InternalError, UnauthorizedError
+from router.api.errors import BodyError, ErrorAnswers, InternalError
 from router.api.http.fast_path import Application, endpoints_of
 from router.api.openapi import openapi
 from router.api.pages.pages import add_pages
@@ -30,7 +29,9 @@ from router.api.unsupported import ServedRoutes
 from router.config import RouterConfig
 from router.errors import RouterError
 from router.generation import parsed_bodies
+from router.keys.accounts import Accounts
 from router.metrics import Metrics
+from router.server.authorization import Answer, ApiKeyMiddleware, KeysMiddleware, header
 from router.tracing import RequestSpan, enter
 from wire.tracing import Tracing
 
@@ -52,6 +53,7 @@ def create_app(
     state: AppState | None = None,
     *,
     api_key: str | None = None,
+    accounts: Accounts | None = None,
     allow_origins: Sequence[str] = (),
     tracing: Tracing | None = None,
 ) -> FastAPI:
@@ -87,22 +89,25 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, client_left)
     app.add_exception_handler(Exception, _internal_error)
-    add_middleware(app, state, errors.answer, api_key, allow_origins, ["GET", "POST", "DELETE"], tracing)
+    add_middleware(app, state, errors.answer, api_key, accounts, allow_origins, ["GET", "POST", "DELETE"], tracing)
     return app
 
 
 def add_middleware(
     app: FastAPI,
     state: AppState | PooledState | None,
-    answer: Callable[[RouterError, Scope], Response],
+    answer: Answer,
     api_key: str | None,
+    accounts: Accounts | None,
     allow_origins: Sequence[str],
     allow_methods: Sequence[str],
     tracing: Tracing | None = None,
 ) -> None:
     """Put key, origins and request id around all routes; `answer` refuses."""
     # The last one added is the outermost.
-    if api_key is not None:
+    if accounts is not None:
+        app.add_middleware(KeysMiddleware, accounts=accounts, answer=answer)
+    elif api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key, answer=answer)
     app.add_middleware(
         CORSMiddleware,
@@ -142,10 +147,10 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = _header(scope, b"x-request-id")
+        given = header(scope, b"x-request-id")
         request_id = given if _REQUEST_ID.fullmatch(given) else b"%032x" % random.getrandbits(128)
         scope["request_id"] = request_id.decode()
-        span = RequestSpan(scope, self._tracing, _header(scope, b"traceparent").decode("latin-1"))
+        span = RequestSpan(scope, self._tracing, header(scope, b"traceparent").decode("latin-1"))
         enter(span)
         status = 500
 
@@ -164,36 +169,6 @@ class RequestIdMiddleware:
         finally:
             parsed_bodies.release()
             span.finish(status)
-
-
-def _header(scope: Scope, name: bytes) -> bytes:
-    return next((value for key, value in scope["headers"] if key == name), b"")
-
-
-class ApiKeyMiddleware:
-    """Demands the key of every POST and stored responses; descriptions stay open."""
-
-    def __init__(self, app: ASGIApp, *, api_key: str, answer: Callable[[RouterError, Scope], Response]) -> None:
-        self._app = app
-        self._key = api_key.encode()
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _needs_key(scope) and not self._is_allowed(scope):
-            await self._answer(UnauthorizedError(), scope)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _is_allowed(self, scope: Scope) -> bool:
-        scheme, _, key = _header(scope, b"authorization").partition(b" ")
-        if not scheme and scope["path"].startswith(MESSAGES):
-            scheme, key = b"bearer", _header(scope, b"x-api-key")
-        return hmac.compare_digest(key, self._key) and scheme.lower() == b"bearer"
-
-
-def _needs_key(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return scope["method"] == "POST" or path.startswith(RESPONSES + "/")
 
 
 async def _router_error(request: Request, error: Exception) -> Response:

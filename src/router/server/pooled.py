@@ -9,6 +9,7 @@ import socket
 from router.api.embeddings.state import PooledState
 from router.config import RouterConfig, image_labels
 from router.errors import ArgumentValidation, BackendError, StartupError
+from router.keys.accounts import Accounts
 from router.limits import ShardInfo
 from router.metrics import PoolingMetrics
 from router.pooling.inference import PooledInference, PooledLimits
@@ -77,9 +78,14 @@ async def serve_pooled(
                 max_size=config.max_batch_size,
                 max_step_s=config.max_step_seconds,
             )
-            inference = PooledInference(scheduler, tokenizer, limits, metrics)
+            inference = PooledInference(scheduler, tokenizer, limits, metrics, model_names=_names(config))
             state = _state(config, task, files, sentence, info, inference, prompts, capacity.pooling)
-            app = create_pooled_app(state, api_key=config.api_key, allow_origins=config.cors_allow_origin)
+            app = create_pooled_app(
+                state,
+                api_key=config.api_key,
+                accounts=Accounts.of_file(config.keys_file, metrics, resources),
+                allow_origins=config.cors_allow_origin,
+            )
             try:
                 return await serve_application(
                     app, config, inference, scheduler, stop, listener, metrics_listener, metrics
@@ -88,6 +94,11 @@ async def serve_pooled(
                 await scheduler.close()
     finally:
         await shards.close()
+
+
+def _names(config: RouterConfig) -> tuple[str, ...]:
+    """Return the model's names, the first that answers have first."""
+    return (*config.served_model_name, config.tokenizer_name)
 
 
 def _refuse(config: RouterConfig, task: FoundTask) -> None:

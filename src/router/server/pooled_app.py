@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import Scope
 
 from router.api.embeddings import openai, ranking, service
 from router.api.embeddings import routes as tei
@@ -19,6 +20,7 @@ from router.api.openapi import openapi
 from router.api.unsupported import ServedRoutes
 from router.config import RouterConfig
 from router.errors import RouterError
+from router.keys.accounts import Accounts
 from router.pooling.errors import PoolingError
 from router.server.app import NO_TELEMETRY, add_middleware, client_left
 
@@ -26,7 +28,11 @@ _FAMILIES = (tei.routes, openai.routes, ranking.routes, service.routes)
 
 
 def create_pooled_app(
-    state: PooledState | None = None, *, api_key: str | None = None, allow_origins: Sequence[str] = ()
+    state: PooledState | None = None,
+    *,
+    api_key: str | None = None,
+    accounts: Accounts | None = None,
+    allow_origins: Sequence[str] = (),
 ) -> FastAPI:
     """Make the application; without `state` only for its document."""
     app = Application(
@@ -46,9 +52,11 @@ def create_pooled_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, client_left)
     app.add_exception_handler(Exception, _internal_error)
-    add_middleware(
-        app, state, lambda error, scope: error_answer(error, scope["path"]), api_key, allow_origins, ["GET", "POST"]
-    )
+
+    def answer(error: RouterError, scope: Scope) -> Response:
+        return error_answer(error, scope["path"])
+
+    add_middleware(app, state, answer, api_key, accounts, allow_origins, ["GET", "POST"])
     return app
 
 

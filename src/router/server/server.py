@@ -16,6 +16,7 @@ from router.generation.inference import Inference
 from router.generation.validation import Validator
 from router.grammar.checker import GrammarChecker
 from router.images.prompt import ImagePrompts
+from router.keys.accounts import Accounts
 from router.lora.folders import register_folders
 from router.lora.registry import AdapterRegistry
 from router.metrics import Metrics
@@ -35,6 +36,7 @@ from router.text.tokenizer import PromptTokenizer
 from wire import phases
 from wire.pooling.task import find_task
 from wire.text.counting import counted
+from wire.text.model_name import short_name
 from wire.text.sampling_defaults import AUTO, sampling_defaults
 from wire.tracing import Tracing, TracingError
 
@@ -66,7 +68,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             resources.callback(tracing.close)
         # Bound now, so that a port in use is found before the model is warm; it listens at the very end.
         listener = resources.enter_context(bind(config.hostname, config.listening_port))
-        if config.api_key is None:
+        if config.api_key is None and config.keys_file is None:
             warn_without_key(listener)
         metrics_listener = None
         if config.prometheus_port is not None:
@@ -123,7 +125,13 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             )
             state = replace(state, template_defaults=template_defaults, sampling_defaults=defaults)
             _tell(defaults)
-            app = create_app(state, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
+            app = create_app(
+                state,
+                api_key=config.api_key,
+                accounts=Accounts.of_file(config.keys_file, metrics, resources),
+                allow_origins=config.cors_allow_origin,
+                tracing=tracing,
+            )
             scheduler = started.scheduler
             return await serve_application(
                 app, config, state.inference, scheduler, stop, listener, metrics_listener, metrics
@@ -195,6 +203,7 @@ def _app_state(
         limits=limits,
         metrics=metrics,
         adapters=adapters,
+        model_names=(*config.served_model_name, short_name(config.tokenizer_name), config.tokenizer_name),
     )
     labels = image_labels()
     return AppState(

@@ -20,7 +20,9 @@ class AdapterOptions:
         "id[@revision], which is fetched before the model is loaded; also name=id[@revision].",
     )  # fmt: skip
     lora_root: str | None = option(
-        None, panel=_ADAPTERS, help="Folder of LoRA adapters to load while the server runs; needs --api-key."
+        None,
+        panel=_ADAPTERS,
+        help="Folder of LoRA adapters to load while the server runs; needs --api-key or --keys-file.",
     )
     lora_host_memory: float | None = option(
         None, panel=_ADAPTERS, minimum=1e-6, help="GiB for those of a shard. Default: 4."

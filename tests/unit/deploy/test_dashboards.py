@@ -67,14 +67,15 @@ def test_metrics_labels_and_values_of_a_query_exist(where: str, query: str) -> N
         for label, operator, value in re.findall(r'(\w+)(=~|=|!=|!~)"([^"]*)"', selector):
             if label in ("job", "instance"):
                 continue
-            declared = DECLARED[name].label
-            assert declared is not None and declared[0] == label, f"{series} has no label {label}"
+            declared = dict(DECLARED[name].labels)
+            assert label in declared, f"{series} has no label {label}"
             values = value.split("|") if "~" in operator else [value]
-            assert set(values) <= set(declared[1]), f"{series}: {label} is never {value}"
+            assert set(values) <= set(declared[label]), f"{series}: {label} is never {value}"
     for grouping in re.findall(r"\bby \(([^)]*)\)", query):
         for label in re.split(r",\s*", grouping):
-            known = {"job", "instance", "le"} | {DECLARED[family(name)[0]].label[0] for name, _ in found
-                                                if DECLARED[family(name)[0]].label}  # fmt: skip
+            known = {"job", "instance", "le"} | {
+                one for name, _ in found for one, _ in DECLARED[family(name)[0]].labels
+            }
             assert label in known, f"no series has the label {label}"
 
 

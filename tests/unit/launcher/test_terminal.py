@@ -89,7 +89,7 @@ def test_without_an_answer_of_info_the_plan_is_shown(screen: Screen) -> None:
     ("has_page", "needs_key", "address", "key"),
     [
         (True, False, f"{URL} (in a browser: a page to try the model)", "not required (--api-key sets one)"),
-        (False, True, URL, "required: the value of --api-key"),
+        (False, True, URL, "required: that of --api-key, or one of --keys-file"),
     ],
 )
 def test_how_to_ask(has_page: bool, needs_key: bool, address: str, key: str) -> None:

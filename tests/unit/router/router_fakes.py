@@ -25,6 +25,7 @@ from router.events import Event, Failed, Finished, FinishReason, Token, TokenGen
 from router.generation.inference import Inference
 from router.generation.validation import Validator
 from router.grammar.checker import GrammarChecker
+from router.keys.accounts import Accounts
 from router.limits import ServingLimits, ShardInfo
 from router.lora.registry import AdapterRegistry
 from router.metrics import Metrics
@@ -36,6 +37,7 @@ from router.responses.store import ResponseStore
 from router.server.app import create_app
 from router.server.stop import Server
 from router.text.tokenizer import PromptTokenizer
+from wire.keys import Key
 from wire.tracing import Tracing
 
 LIMITS = ServingLimits(
@@ -186,6 +188,8 @@ class Router:
         sampling_defaults: dict[str, float] | None = None,
         adapters: AdapterRegistry | None = None,
         scheduler: FakeScheduler | None = None,
+        keys: Sequence[Key] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = config or RouterConfig(tokenizer_name="some/model")
         self.scheduler = scheduler or FakeScheduler(script)
@@ -210,7 +214,9 @@ class Router:
             limits=limits,
             metrics=self.metrics,
             adapters=adapters,
+            model_names=(*config.served_model_name, config.tokenizer_name),
         )
+        self.accounts = Accounts(keys, self.metrics, clock) if keys else None
         self.chat_template = ChatTemplate(
             {"default": CHAT_TEMPLATE} if templates is None else templates, {}, renderer=renderer
         )
@@ -228,7 +234,11 @@ class Router:
         )
         self._server: uvicorn.Server | None = None
         self.app: FastAPI = create_app(
-            state, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing
+            state,
+            api_key=config.api_key,
+            accounts=self.accounts,
+            allow_origins=config.cors_allow_origin,
+            tracing=tracing,
         )
 
     async def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:

@@ -15,7 +15,7 @@ from router_fakes import Router, failing, says
 
 from router import metrics
 from router.errors import IncompleteError, Reason
-from router.metrics import DECLARED, Metrics
+from router.metrics import DECLARED, KeyRefusal, Metrics
 
 MakeRouter = Callable[..., Router]
 
@@ -65,6 +65,9 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
     ("tgi_request_preempted", "counter", {}, ""),
     ("tgi_request_refused", "counter", {"reason": REFUSALS}, ""),
     ("tgi_lora_requests", "counter", {"adapter": {"other"}}, ""),
+    ("tgi_key_requests", "counter", {"key": {"other"}}, ""),
+    ("tgi_key_tokens", "counter", {"key": {"other"}, "kind": {"prompt", "cached", "output"}}, ""),
+    ("tgi_key_refused", "counter", {"key": {"other"}, "reason": set(get_args(KeyRefusal))}, ""),
     ("tgi_encoder_cache_hits", "counter", {}, ""),
     ("tgi_encoder_cache_misses", "counter", {}, ""),
     ("tgi_image_encode_duration", "histogram", {}, DURATION),
@@ -246,7 +249,7 @@ def test_the_documentation_lists_them_all() -> None:
     rows = re.findall(r"^\| `(tgi_\w+)` \| (\w+) \| ([^|]*) \| (\w+) \| [^|]+ \|$", text, re.M)
     expected = []
     for name, one in DECLARED.items():
-        label = f"{one.label[0]}: {', '.join(one.label[1])}" if one.label else "–"
+        label = "; ".join(f"{label}: {', '.join(values)}" for label, values in one.labels) or "–"
         expected.append((name, one.kind, label, one.unit))
     assert sorted(rows) == sorted(expected)
 

@@ -30,6 +30,10 @@ ERRORS: dict[int, Refusal] = {
         {"unauthorized": "invalid or missing API key"},
         {"www-authenticate": _header("`Bearer`", "string")},
     ),
+    403: Refusal(
+        "The API key of `--keys-file` is not for this",
+        {"forbidden": "this API key has no scope `inference`"},
+    ),
     413: Refusal(
         "The body is larger than `--payload-limit`",
         {"payload_too_large": "The body must not exceed 2000000 bytes"},

@@ -70,7 +70,7 @@ async def test_the_key_is_compared_in_constant_time(make_router: MakeRouter, mon
         compared.append((given, key))
         return given == key
 
-    monkeypatch.setattr("router.server.app.hmac.compare_digest", compare)
+    monkeypatch.setattr("router.server.authorization.hmac.compare_digest", compare)
     router = make_router(config=RouterConfig(api_key="Sesame"))
     for given in ("Bearer x", "Bearer Sesam", "Basic Sesame", "Bearer Sesame ", "Bearer  Sesame", ""):
         assert (await router.post("/generate", {"inputs": "x"}, authorization=given)).status_code == 401

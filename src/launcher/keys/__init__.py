@@ -1,0 +1,1 @@
+"""Keys of a server's clients."""
