@@ -168,7 +168,7 @@ def test_drafts_change_nothing(scene: VisionScene) -> None:
     shard = scene.shard()
     speculator = Speculator(3)
     speculator.pace = Pace([(1, 1.0)])
-    shard.engine.speculator = shard.engine._stepper._speculator = speculator
+    shard.engine.steps.speculator = speculator
     new = request(shard, prompt, prediction_ids=tuple(expected))
     results = shard.run_out(shard.prefill(0, new), 0)
     assert tokens_of(*results)[new.id] == expected
@@ -185,7 +185,7 @@ def test_a_draft_model_changes_nothing(scene: VisionScene) -> None:
     shard = scene.shard(runner=DraftedRunner(base, drafter))
     speculator = ModelSpeculator(3, drafter)
     speculator.pace, drafter.pace = Pace([(1, 1.0)]), Pace([(1, 0.01)])
-    shard.engine.speculator = shard.engine._stepper._speculator = speculator
+    shard.engine.steps.speculator = speculator
     requests = [request(shard, one) for one in prompts]
     results = [shard.prefill(0, requests[0]), shard.prefill(1, requests[1], cached=0)]
     results += shard.run_out(results.pop(), 0)

@@ -96,14 +96,14 @@ def drafting_on_a_gpu(
     rank = {} if group is None else {"rank": group.rank, "world_size": group.size}
     shard = EngineShard(tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS, runner=graphed, **rank, **options)
     graphed.capture(shard.engine.cache, 96, ranks)
-    shard.engine._stepper._staging = copying_staging()
+    shard.engine.steps.staging = copying_staging()
     made = DiceDrafts(most, random.Random(seed), device_drafter(drafter), alone=ranks.size == 1)
     if speculator is not None:
         made = speculator(device_drafter(drafter))
     asked: list[Drafted] = []
     begin = made.drafter.start
     made.drafter.start = lambda staging: noting(begin(staging), asked)  # type: ignore[method-assign]
-    shard.engine.speculator = shard.engine._stepper._speculator = made
+    shard.engine.steps.speculator = made
     return shard, asked
 
 

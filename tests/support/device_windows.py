@@ -68,6 +68,6 @@ def on_a_gpu(
         tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS, runner=graphed, **options,  # type: ignore[arg-type]
     )  # fmt: skip
     graphed.capture(shard.engine.cache, 96, ProcessGroup())
-    shard.engine._stepper._staging = copying_staging()
-    shard.engine.speculator = shard.engine._stepper._speculator = speculator
+    shard.engine.steps.staging = copying_staging()
+    shard.engine.steps.speculator = speculator
     return shard

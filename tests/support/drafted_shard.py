@@ -51,7 +51,7 @@ def shard_of(
     shard = EngineShard(tokenizer, budget=budget, runner=whole, **rank, **options)
     drafts = ModelSpeculator(MOST, drafter)
     drafts.pace, drafter.pace = FREE, CHEAP
-    shard.engine.speculator = shard.engine._stepper._speculator = drafts
+    shard.engine.steps.speculator = drafts
     asked: list[tuple[DraftRow, list[int], list[int]]] = []
     drafted = drafter.draft
 

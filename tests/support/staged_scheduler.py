@@ -69,7 +69,7 @@ class Stage:
             runner=replays if graphs else self.runner,  # type: ignore[arg-type]
         )  # fmt: skip
         if graphs:
-            shard.engine._stepper._staging = copying_staging()
+            shard.engine.steps.staging = copying_staging()
         self._dice = dice
         self.device = DeviceThread(
             torch.inference_mode, print, lambda error: True, most_pending=num_stages + 1, look_every_s=1e-3

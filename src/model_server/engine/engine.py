@@ -1,9 +1,9 @@
 """What the shard does for each call: prefill, decode, filter, clear; on the device thread only."""
 
-# A step is submitted and later collected. `submit_*` enqueues the forward and the sampling and moves every sequence's
-# counters on; the function that it returns waits for the tokens and does the host's share. On an asynchronous device
-# the next decode of the same batch is submitted in between, fed with ids that the host has not seen: what it computes
-# for a request that turns out to have ended is discarded.
+# A step (`steps/`) is submitted and later collected. `submit_*` chooses it, enqueues its forward and sampling and moves
+# every sequence's counters on; the function that it returns waits for the tokens and does the host's share. On an
+# asynchronous device the next decode of the same batch is submitted in between, fed with ids that the host has not
+# seen: what it computes for a request that turns out to have ended is discarded.
 #
 # Knows nothing of protobuf, sockets or how a model computes.
 
@@ -31,13 +31,15 @@ from model_server.distributed.stage_links import StageLinks
 from model_server.engine.answers import Answers
 from model_server.engine.calls import DecodeCall, PrefillCall, Session, StepCall
 from model_server.engine.profile import StepProfiler
-from model_server.engine.running import Running, StepTimes, SubmittedStep
-from model_server.engine.seen import SeenStep, see
 from model_server.engine.sequences import CacheLayout, SequenceFactory
-from model_server.engine.step import Stepper
+from model_server.engine.steps.choice import may_follow, next_step, prepare_rows
+from model_server.engine.steps.context import StepContext, StepTimes
+from model_server.engine.steps.running import Running, SubmittedCall
+from model_server.engine.steps.step import Step
 from model_server.engine.store import BatchStore
 from model_server.errors import BatchGoneError, FatalError, GrammarError, OutOfMemoryError, RequestError
 from model_server.memory.kv_cache import KvCache
+from model_server.memory.transfer import Staging
 from model_server.runner.runner import Runner
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
@@ -84,49 +86,59 @@ class Engine:
         speculator: Speculator | None = None,
         encoder: ImageEncoder | None = None,
     ) -> None:
-        """links, speculator, encoder: as in `Stepper`."""
+        """links, speculator, encoder: as in `StepContext`."""
         self.runner = runner
         self.tokenizer = tokenizer
         self.options = options
         self._sampler = sampler
-        self._stepper = Stepper(
-            runner, sampler, options.device, options.block_size, options.grows, self._see_last, links, speculator,
-            encoder,
-        )  # fmt: skip
-        self._links = links
-        self.speculator = speculator
-        self.encoder = encoder
         self.keeps_state = runner.traits.keeps_state
+        self.session = Session()
+        self.steps = StepContext(
+            runner=runner,
+            sampler=sampler,
+            answers=self._new_answers(),
+            device=options.device,
+            staging=Staging(options.device),
+            block_size=options.block_size,
+            grows=options.grows,
+            links=links,
+            speculator=speculator,
+            encoder=encoder,
+        )
         self._factory = SequenceFactory(
             tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, options.layout.owns,
             runner.traits.decoder_prefix, runner.traits.adapters, None if encoder is None else encoder.tower,
             options.residents, runner.traits.slots, options.peers,
         )  # fmt: skip
         self._store = BatchStore()
-        self._cache: KvCache | None = None
-        self._submitted: deque[tuple[Running, SubmittedStep]] = deque()  # and not collected, the oldest first
+        self._submitted: deque[SubmittedCall] = deque()  # and not collected, the oldest first
         self._collected_at = 0  # when the last step was collected, by `time.perf_counter_ns`
-        self.start(Session())
 
     @property
     def cache(self) -> KvCache:
-        if self._cache is None:
-            raise RequestError("the shard has not been warmed up")
-        return self._cache
+        return self.steps.cache
+
+    @property
+    def speculator(self) -> Speculator | None:
+        return self.steps.speculator
+
+    @property
+    def encoder(self) -> ImageEncoder | None:
+        return self.steps.encoder
 
     def start(self, session: Session) -> None:
         """Begin a router's session."""
         self.session = session
-        self._answers = Answers(self.tokenizer, alone=self.options.layout.world.size == 1)
+        self.steps.answers = self._new_answers()
 
     def set_cache(self, cache: KvCache | None) -> None:
         """Set the KV memory, and forget batches of the old one."""
         self._store.clear(None)
-        self._cache = cache
+        self.steps.warmed_cache = cache
 
     def profile(self, profiler: StepProfiler) -> None:
         """Profile steps from now on."""
-        self._stepper.profiler = profiler
+        self.steps.profiler = profiler
 
     def compile_grammars(self, requests: list[NewRequest]) -> None:
         """Compile as `SequenceFactory.compile_grammars`."""
@@ -138,7 +150,7 @@ class Engine:
         # waits for the last one's tokens runs other batches meanwhile; the last stage does not, since the others wait
         # for its tokens.
         batch_ids = call.continued
-        if self._links is not None:
+        if self.steps.links is not None:
             return self._awaits_tokens and not any(self._is_in_flight(batch_id) for batch_id in batch_ids)
         if not self._runs_ahead:
             return False
@@ -157,7 +169,7 @@ class Engine:
         # All ranks then build the same rows, collected or not, and collectives have the same shapes. Not if a row would
         # lack a slot: it may end in the last step, and then must not fail.
         running.drop(lambda s: s.ended_in is not None and call.follows_answer_of(s.ended_in))
-        if not call.unanswered or running.needs_last_step or not self._stepper.may_follow(running, call):
+        if not call.unanswered or running.needs_last_step or not may_follow(self.steps, running, call):
             return False
         return (
             not self.options.grows
@@ -169,10 +181,7 @@ class Engine:
         """Whether the oldest uncollected step has ended, or no other could be submitted before."""
         if not self._submitted or not (self._runs_ahead or self._awaits_tokens):
             return True
-        running, step = self._submitted[0]
-        if self._awaits_tokens:
-            return step.sampled is None or step.sampled.is_over()
-        return step.sampled is None or running.needs_last_step or step.sampled.is_over()
+        return self._submitted[0].is_over(follows_tokens=not self._awaits_tokens)
 
     @property
     def _runs_ahead(self) -> bool:
@@ -181,10 +190,10 @@ class Engine:
     @property
     def _awaits_tokens(self) -> bool:
         """Whether tokens come from another stage."""
-        return self._links is not None and not self._links.is_last
+        return self.steps.links is not None and not self.steps.links.is_last
 
     def _is_in_flight(self, batch_id: int) -> bool:
-        return any(running.batch.id == batch_id for running, _ in self._submitted)
+        return any(one.running.batch.id == batch_id for one in self._submitted)
 
     def submit_prefill(self, call: PrefillCall, requests: list[NewRequest]) -> Collect:
         """Start a batch: one forward of all prompts (or first chunks), and a token for each.
@@ -199,21 +208,19 @@ class Engine:
         running = self._store.find(call.cached_id) if call.cached_id is not None else None
         if running is not None:
             running = self._without_ended(running, call, is_alone=True)
-        with self._losing_on_error(running):
+        with self._losing_on_error(running, times):
             sequences, refused = self._admit(requests, call)
             if running is not None:
                 with times.merging():
-                    running.batch.join(Batch(call.batch_id, sequences))
-                    if running.in_flight is not None:
-                        running.in_flight.joined_since |= {sequence.id for sequence in sequences}
+                    self._join(running, Batch(call.batch_id, sequences))
             elif sequences:
                 batch_id = call.batch_id if call.cached_id is None else call.cached_id
-                running = self._stepper.start(Batch(batch_id, sequences))
+                running = Running(Batch(batch_id, sequences), self.steps.decode_state())
         if running is None:
             return lambda: _nothing(times, refused)
-        step = self._submit(running, SubmittedStep(times, refused=refused), call)
+        submitted = self._submit(running, call, times, refused)
         self._store.put(running)
-        return partial(self._collect, running, step)
+        return partial(self._collect, submitted)
 
     def submit_decode(self, call: DecodeCall) -> Collect:
         """Merge the batches into the first and run its next step.
@@ -230,8 +237,7 @@ class Engine:
         if not batches:
             return lambda: _nothing(times)
         running = self._merge(batches, times)
-        step = self._submit(running, SubmittedStep(times), call)
-        return partial(self._collect, running, step)
+        return partial(self._collect, self._submit(running, call, times, []))
 
     def lose(self, batch_id: int) -> None:
         """Lose the batch of a call that failed before it was submitted."""
@@ -309,56 +315,51 @@ class Engine:
                     self._store.remove(other)
         return first
 
-    def _submit(self, running: Running, step: SubmittedStep, call: StepCall) -> SubmittedStep:
-        """Enqueue a batch's next forward and sampling."""
-        self._stepper.profiler.step()
-        step.number = call.sequence if self._runs_ahead else None
-        step.times.began = time.perf_counter_ns()
+    def _join(self, running: Running, batch: Batch) -> None:
+        """Add new requests to a batch, of whose submitted step they are no part."""
+        for submitted in self._submitted:
+            if submitted.step is not None and submitted.step is running.in_flight:
+                submitted.joined_since |= {sequence.id for sequence in batch.sequences}
+        running.batch.join(batch)
+
+    def _submit(self, running: Running, call: StepCall, times: StepTimes, refused: list[Generation]) -> SubmittedCall:
+        """Choose a batch's next step, and enqueue its forward and sampling."""
+        steps = self.steps
+        steps.profiler.step()
+        times.began = time.perf_counter_ns()
         if running.has_run and running.in_flight is None:
-            step.times.idle_ns = max(0, step.times.began - self._collected_at)
-        with self._losing_on_error(running, step):
-            failures = self._stepper.submit(running, step, call, self.cache, self.session)
-            step.refused += self._answers.failures(failures)
-        self._submitted.append((running, step))
-        return step
-
-    def _collect(self, running: Running, step: SubmittedStep) -> StepResult:
-        """Wait for a step and make its answers."""
-        self._submitted.remove((running, step))
-        if running.lost_at is None or running.lost_at <= step.times.began:
-            self._store.find(running.batch.id)  # raises if an earlier step failed; a later one answers itself
-        with self._losing_on_error(running, step):
-            found = self._see(running, step)
-        batch = running.batch
-        if step.number is not None:
-            batch.note_ended(step.number)
-        else:
-            running.drop_finished()
-        if not batch.sequences:
-            self._store.remove(running)
-        seen = batch.without(step.joined_since)  # the router's next answer tells it of the others
-        done = self._collected_at = time.perf_counter_ns()
-        return StepResult(
-            generations=step.refused + found.generations,
-            batch=seen.describe(self.options.block_size) if seen.is_running else None,
-            forward_ns=found.on_host - step.times.called,
-            decode_ns=done - found.on_host,
-            total_ns=done - step.times.called,
-            concat_ns=step.times.concat_ns,
-            phases_ns=step.times.phases(found.waited_from, found.on_host, found.done),
-            drafted=step.drafted,
-            images=step.images,
+            times.idle_ns = max(0, times.began - self._collected_at)
+        with self._losing_on_error(running, times):
+            failures, images = prepare_rows(steps, running, call)
+            refused += steps.answers.failures(failures)
+            step = next_step(steps, running, call, self.session, times)
+        if step is not None:
+            with self._losing_on_error(running, times, step):
+                step.submit(running.in_flight)
+            running.on_submitted(step)
+        number = call.sequence if self._runs_ahead else None
+        submitted = SubmittedCall(
+            running=running, step=step, times=times, refused=refused, images=images, number=number
         )
+        self._submitted.append(submitted)
+        return submitted
 
-    def _see_last(self, running: Running) -> None:
-        if running.in_flight is not None:
-            self._see(running, running.in_flight)
-
-    def _see(self, running: Running, step: SubmittedStep) -> SeenStep:
-        return see(running, step, self._answers, self._stepper.profiler)
+    def _collect(self, submitted: SubmittedCall) -> StepResult:
+        """Wait for a step and make its answers."""
+        running, times = submitted.running, submitted.times
+        self._submitted.remove(submitted)
+        if running.lost_at is None or running.lost_at <= times.began:
+            self._store.find(running.batch.id)  # raises if an earlier step failed; a later one answers itself
+        with self._losing_on_error(running, times, submitted.step):
+            found = submitted.collect()
+        submitted.release()
+        if not running.batch.sequences:
+            self._store.remove(running)
+        self._collected_at = time.perf_counter_ns()
+        return submitted.result(found, self.options.block_size)
 
     @contextlib.contextmanager
-    def _losing_on_error(self, running: Running | None, step: SubmittedStep | None = None) -> Iterator[None]:
+    def _losing_on_error(self, running: Running | None, times: StepTimes, step: Step | None = None) -> Iterator[None]:
         """Lose the batch of a step that fails: sequences and cache may disagree; other stages lose it too.
 
         One rank of several without memory must end: it leaves the others in a collective.
@@ -367,27 +368,30 @@ class Engine:
             yield
         except (torch.OutOfMemoryError, MemoryError) as error:
             if running is not None:
-                self._lose(running, step)
-                self._stepper.drop_tensors(running)
+                self._lose(running, times)
+                running.drop_tensors(self.steps)
             # The error's frames hold the step's tensors for as long as the error is being reported.
             traceback.clear_frames(error.__traceback__)
             torch.cuda.empty_cache()
             kind = OutOfMemoryError if self.options.layout.tensor.size == 1 else FatalError
             failure = kind("out of memory in one step; lower --max-batch-prefill-tokens or --max-batch-size")
             if step is not None:
-                step.tell_stages(failure)
+                step.fail(failure)
             raise failure from error
         except BaseException as error:
             if running is not None:
-                self._lose(running, step)
+                self._lose(running, times)
             if step is not None:
-                step.tell_stages(error)
+                step.fail(error)
             raise
 
-    def _lose(self, running: Running, step: SubmittedStep | None) -> None:
+    def _lose(self, running: Running, times: StepTimes) -> None:
         self._store.lose(running.batch.id)
         if running.lost_at is None:
-            running.lost_at = time.perf_counter_ns() if step is None else step.times.began
+            running.lost_at = times.began or time.perf_counter_ns()
+
+    def _new_answers(self) -> Answers:
+        return Answers(self.tokenizer, alone=self.options.layout.world.size == 1)
 
 
 def _nothing(times: StepTimes, refused: list[Generation] | None = None) -> StepResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from model_server.engine.calls import StepCall
-from model_server.engine.running import Running
+from model_server.engine.steps.running import Running
 from model_server.errors import BatchGoneError
 
 # Ids of failed batches that are remembered; the router clears each one soon after the failure.

@@ -58,7 +58,6 @@ class Sampled:
     _packed: Tensor  # [3, num_rows] float64 on the host: ids, logprobs, failed
     _top: list[TopTokens]
     _copied: torch.cuda.Event | None
-    several: bool = False  # rows may have got several tokens: how many, `to_host` says
 
     def is_over(self) -> bool:
         """Whether `to_host` would not wait."""

@@ -97,8 +97,6 @@ class Window:
 class CheckedTokens:
     """A window's tokens on the host; `ids`: the last ones."""
 
-    several = True
-
     def __init__(self, ids: Tensor, host: HostSampled) -> None:
         self.ids = ids
         self._host = host

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,18 +28,24 @@ from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Axis, Layout, Ranks
 from model_server.distributed.placement import Placement
 from model_server.distributed.stage_links import StageTokens
+from model_server.engine.answers import Answers
 from model_server.engine.calls import DecodeCall, Session
-from model_server.engine.running import Running, StepTimes, SubmittedStep
-from model_server.engine.step import Stepper
+from model_server.engine.steps.choice import next_step, prepare_rows
+from model_server.engine.steps.context import StepContext, StepTimes
+from model_server.engine.steps.running import Running
+from model_server.engine.steps.step import Step
+from model_server.engine.steps.verify import DeviceVerifyStep
 from model_server.layers.experts.experts import ExpertWeights
 from model_server.layers.experts.grouped import GroupedExperts
 from model_server.memory.kv_cache import KvCache
+from model_server.memory.transfer import Staging
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import spec_of
 from model_server.quantization.forms import Plain
 from model_server.runner.cuda_graphs import GraphedRunner
+from model_server.runner.runner import Runner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.device.speculator import DeviceSpeculator
@@ -129,16 +135,35 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         yield decoder(state, config)
 
 
-def submit(stepper: Stepper, running: Running, cache: KvCache, *new_blocks: BlockGrowth) -> SubmittedStep:
+def context_of(runner: Runner, sampler: Sampler, cache: KvCache, **more: Any) -> StepContext:
+    return StepContext(
+        runner=runner, sampler=sampler, warmed_cache=cache, answers=cast(Answers, None), device=CUDA,
+        staging=Staging(CUDA), block_size=BLOCK, grows=True, **more,
+    )  # fmt: skip
+
+
+def start(context: StepContext, batch: Batch) -> Running:
+    return Running(batch, context.decode_state())
+
+
+def submit(context: StepContext, running: Running, *new_blocks: BlockGrowth) -> Step:
     """A step of all rows of the batch, which leaves its tokens on the device and waits for nothing."""
-    session = Session(max_prefill_tokens=1000)
-    submitted = SubmittedStep(StepTimes())
-    call = DecodeCall(batch_ids=(0,), sequence=0, new_blocks=new_blocks)
     with NeverWaits():
-        assert not stepper.submit(running, submitted, call, cache, session)
+        submitted = submit_step(context, running, *new_blocks)
     assert submitted.sampled is not None and submitted.sampled.ids.device == CUDA
     assert submitted.sampled.ids.shape == (len(running.batch.sequences),)
     return submitted
+
+
+def submit_step(context: StepContext, running: Running, *new_blocks: BlockGrowth) -> Step:
+    call = DecodeCall(batch_ids=(0,), sequence=0, new_blocks=new_blocks)
+    failures, _ = prepare_rows(context, running, call)
+    assert not failures
+    step = next_step(context, running, call, Session(max_prefill_tokens=1000), StepTimes())
+    assert step is not None
+    step.submit(None)
+    running.on_submitted(step)
+    return step
 
 
 def test_every_step_stays_on_the_device(runner: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +175,11 @@ def test_every_step_stays_on_the_device(runner: Decoder, monkeypatch: pytest.Mon
     graphs = GraphedRunner(runner, (8, 4, 2), DeviceGraphCapture())
     graphs.capture(cache, MAX_LENGTH, ProcessGroup())
     assert graphs.captured_sizes == (2, 4, 8) and graphs.captured_tokens == (64,)
-    stepper = Stepper(graphs, sampler, CUDA, BLOCK, True, lambda running: None)
-    running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
+    context = context_of(graphs, sampler, cache)
+    running = start(context, Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
 
     def step(*new_blocks: BlockGrowth) -> None:
-        found = submit(stepper, running, cache, *new_blocks)
+        found = submit(context, running, *new_blocks)
         assert found.sampled is not None and found.sampled.ids.dtype == torch.int64
 
     for _ in range(4):
@@ -189,31 +214,31 @@ def step_windows(
     sampler: Sampler,
     cache: KvCache,
     monkeypatch: pytest.MonkeyPatch,
-) -> tuple[Running, Callable[[], SubmittedStep]]:
+) -> tuple[Running, Callable[[], Step]]:
     """Drafts of changing lengths, with more blocks and with leavers, and prompts that join behind a plain window. The
     batch after these, whose windows the host has not seen, and its next step."""
     speculator.pace = Pace([(1, 1.0)])
     lengths = itertools.cycle([3, 1, 0, 2])
     monkeypatch.setattr(type(speculator), "length", lambda *_: next(lengths))
-    stepper = Stepper(graphs, sampler, CUDA, BLOCK, True, lambda running: None, None, speculator)
-    running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
+    context = context_of(graphs, sampler, cache, speculator=speculator)
+    running = start(context, Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
 
-    step = partial(submit, stepper, running, cache)
-    assert step().window is None
+    step = partial(submit, context, running)
+    assert not isinstance(step(), DeviceVerifyStep)
     for _ in range(4):
-        assert step().window is not None
+        assert isinstance(step(), DeviceVerifyStep)
     step(BlockGrowth(2, np.array([60])))
     running.filter([0, 2, 3, 5, 6])
-    assert step().window is not None
+    assert isinstance(step(), DeviceVerifyStep)
     running.filter([2, 5])
-    assert step().window is not None
+    assert isinstance(step(), DeviceVerifyStep)
     assert running.windows is not None and running.windows.unseen > 0
     running.windows.unseen = 0  # as if the host had seen all
     for sequence in running.batch.sequences:
         sequence.ids += [7] * (sequence.num_sampled - 1)
     running.batch.join(Batch(1, requests(sampler, [{}], 20)))
-    assert step().window is None
-    assert step().window is not None
+    assert not isinstance(step(), DeviceVerifyStep)
+    assert isinstance(step(), DeviceVerifyStep)
     return running, step
 
 
@@ -265,13 +290,11 @@ def test_a_step_of_a_stage_never_waits(
         graphs.capture(cache, MAX_LENGTH, ProcessGroup())
         assert graphs.captured_sizes == (4, 8) and graphs.captured_tokens == ()
         links = LinksOnDevice(runner)
-        stepper = Stepper(graphs, sampler, CUDA, BLOCK, True, lambda running: None, links)  # type: ignore[arg-type]
-        running = stepper.start(Batch(0, requests(sampler, [{}, {"do_sample": True, "seed": 3}, {}])))
-        session = Session(max_prefill_tokens=1000)
+        context = context_of(graphs, sampler, cache, links=links)
+        running = start(context, Batch(0, requests(sampler, [{}, {"do_sample": True, "seed": 3}, {}])))
         for number in range(4):
-            submitted = SubmittedStep(StepTimes())
             with NeverWaits():
-                assert not stepper.submit(running, submitted, DecodeCall(batch_ids=(0,), sequence=0), cache, session)
+                submitted = submit_step(context, running)
                 assert submitted.sampled is not None and submitted.sampled.ids.device == CUDA
                 if stage == 0:
                     submitted.sampled.to_host()

@@ -26,9 +26,7 @@ class RowOutcome:
 
 
 class WindowTokens:
-    """`engine.running.StepTokens` with the copy queued; `outcomes` by row after `to_host`."""
-
-    several = True
+    """`engine.steps.step.StepTokens` with the copy queued; `outcomes` by row after `to_host`."""
 
     def __init__(self, checked: Checked, length: int, top: list[TopTokens]) -> None:
         self.ids = checked.newest

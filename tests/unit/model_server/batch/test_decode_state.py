@@ -12,7 +12,7 @@ from support.graph_doubles import CapturableRunner, FakeEvent
 
 from model_server.batch.growth import BlockGrowth
 from model_server.batch.results import StepResult
-from model_server.engine.running import Running
+from model_server.engine.steps.running import Running
 from model_server.memory.transfer import Staging
 from model_server.text.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ class CountingStaging(Staging):
 def shard_with(tokenizer: Tokenizer, *, grows: bool = False) -> tuple[EngineShard, CountingStaging]:
     runner = CapturableRunner(vocab_size=tokenizer.vocab_size)
     shard = EngineShard(tokenizer, budget=1000, grows=grows, runner=runner)
-    staging = shard.engine._stepper._staging = CountingStaging()
+    staging = shard.engine.steps.staging = CountingStaging()
     return shard, staging
 
 

@@ -86,7 +86,7 @@ def test_top_tokens_that_have_no_text(tiny_tokenizer: Tokenizer, monkeypatch: py
         shard = EngineShard(tiny_tokenizer)
         plain, faulty = shard.request([1, 2], STEPS), shard.request([3], STEPS, top_n_tokens=2)
         first = shard.prefill(0, plain, faulty)
-        monkeypatch.setattr(shard.engine._answers, "_top_tokens", _broken)
+        monkeypatch.setattr(shard.engine.steps.answers, "_top_tokens", _broken)
         said = generations_of(*shard.run_out(first, 0))
         assert said[faulty.id][-1].error is not None
         assert [i for g in said[plain.id] if g.tokens for i in g.tokens.ids] == shard.expected(plain)

@@ -246,7 +246,7 @@ def as_on_a_gpu(tokenizer: Tokenizer, budget: int, rank: int = 0, world_size: in
         runner=runner,  # type: ignore[arg-type]
     )  # fmt: skip
     runner.capture(shard.engine.cache, 64, ProcessGroup())
-    shard.engine._stepper._staging = copying_staging()
+    shard.engine.steps.staging = copying_staging()
     return shard
 
 

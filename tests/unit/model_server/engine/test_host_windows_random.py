@@ -60,6 +60,6 @@ def test_whatever_a_router_does_each_request_says_what_it_says_alone(tiny_tokeni
     shard = EngineShard(tiny_tokenizer, budget=dice.choice([1, 3, 8, 40, 1000]), grows=True, num_blocks=NUM_BLOCKS)
     wrong = (None, 0.0, 0.2, 1.0)[seed % 4]
     speculator = HostDice(dice.choice([1, 2, 3, 5, 8]), dice, tiny_tokenizer.vocab_size, wrong)
-    shard.engine.speculator = shard.engine._stepper._speculator = speculator
+    shard.engine.steps.speculator = speculator
     drive(WindowRouter([shard], dice), tiny_tokenizer)
     assert speculator.num_windows > 0 or wrong is None

@@ -67,7 +67,7 @@ def several(
 ) -> EngineShard:
     shard = EngineShard(tokenizer, budget=1000, **options)  # type: ignore[arg-type]
     assert isinstance(shard.runner, FakeRunner)
-    shard.engine.speculator = shard.engine._stepper._speculator = Oracle(shard.runner, most, seed, wrong, known or {})
+    shard.engine.steps.speculator = Oracle(shard.runner, most, seed, wrong, known or {})
     return shard
 
 

@@ -172,7 +172,7 @@ def test_the_longest_request_always_fits_beside_the_reserved_block(tokenizer: To
 def test_two_prompts_of_images_are_kept(tokenizer: Tokenizer, limits: dict[str, int], rows: int) -> None:
     """However little a step may compute."""
     engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size), chunking=True)
-    engine.encoder = ImageEncoder(cast(SeesImages, None))
+    engine.steps.encoder = ImageEncoder(cast(SeesImages, None))
     _warm_up(tokenizer, engine=engine, **limits)
     assert engine.encoder.capacity == rows
 
@@ -443,7 +443,7 @@ def test_memory_of_drafts_beside_the_model_is_kept_free(tokenizer: Tokenizer) ->
     """Histories of the longest sequences, and what penalties make of them."""
     engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size))
     speculator = DeviceSpeculator(3, 8, torch.device("cpu"), BLOCK, alone=True)
-    engine.speculator = speculator
+    engine.steps.speculator = speculator
     _warm_up(tokenizer, engine=engine, memory=FakeMemory(), max_total_tokens=1000)
     beside = speculator.bytes_beside(1000)
     assert 8 * 1000 * 17 < beside < 8 * 1000 * 40
@@ -540,7 +540,7 @@ class SampledTower:
 
 def _with_tower(tokenizer: Tokenizer, tower: SampledTower) -> Engine:
     engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size))
-    engine.encoder = ImageEncoder(tower, samples=cast(SampleImages, tower))
+    engine.steps.encoder = ImageEncoder(tower, samples=cast(SampleImages, tower))
     return engine
 
 

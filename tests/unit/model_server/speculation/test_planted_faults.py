@@ -56,7 +56,7 @@ def plain(tiny_tokenizer: Tokenizer) -> dict[int, list[int]]:
 
 def drafted(tokenizer: Tokenizer, plain: dict[int, list[int]]) -> dict[int, list[int]]:
     shard = EngineShard(tokenizer, budget=1000)
-    shard.engine.speculator = shard.engine._stepper._speculator = KnowingSpeculator(plain)
+    shard.engine.steps.speculator = KnowingSpeculator(plain)
     return said_by(shard, tokenizer)
 
 

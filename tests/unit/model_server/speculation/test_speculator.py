@@ -33,7 +33,7 @@ def speculating(tokenizer: Tokenizer, most: int, pace: Pace = FREE, **options: o
     shard = EngineShard(tokenizer, budget=1000, **options)  # type: ignore[arg-type]
     speculator = Speculator(most)
     speculator.pace = pace
-    shard.engine.speculator = shard.engine._stepper._speculator = speculator
+    shard.engine.steps.speculator = speculator
     return shard
 
 

@@ -110,7 +110,7 @@ def test_drafts_change_no_token(folder: Path, tiny_tokenizer: Tokenizer, seed: i
         plain, drafted = (EngineShard(tiny_tokenizer, budget=1000, runner=runner) for _ in range(2))
         ids = tokens_of(*plain.run_out(plain.prefill(0, plain.request(prompt, 60)), 0))[0]
         speculator = Guesses(prompt + ids, most, seed)
-        drafted.engine.speculator = drafted.engine._stepper._speculator = speculator
+        drafted.engine.steps.speculator = speculator
         steps = drafted.run_out(drafted.prefill(0, drafted.request(prompt, 60)), 0)
     assert tokens_of(*steps)[0] == ids
     assert max(speculator.lengths) == most and len(steps) < 60

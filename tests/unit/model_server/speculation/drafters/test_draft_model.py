@@ -71,7 +71,7 @@ def shard_of(
     shard = EngineShard(tokenizer, budget=1000, runner=whole, **options)
     speculator = ModelSpeculator(most, model)
     speculator.pace, model.pace = FREE, model_pace
-    shard.engine.speculator = shard.engine._stepper._speculator = speculator
+    shard.engine.steps.speculator = speculator
     return shard
 
 

@@ -155,7 +155,7 @@ def shard_of(
     shard = EngineShard(tokenizer, budget=1000, runner=whole, **rank, **options)
     speculator = ModelSpeculator(drafter._number, drafter)
     speculator.pace, drafter.pace = FREE, CHEAP
-    shard.engine.speculator = shard.engine._stepper._speculator = speculator
+    shard.engine.steps.speculator = speculator
     return shard, drafter
 
 

@@ -1,0 +1,104 @@
+"""Steps that check drafts: one forward over each row's newest token and its draft."""
+
+from __future__ import annotations
+
+import time
+
+from model_server.batch.newest import NewestTokens
+from model_server.batch.results import Drafted
+from model_server.batch.sequence import Sequence
+from model_server.batch.tables import BlockTables
+from model_server.distributed.stage_links import Passage
+from model_server.engine.steps.context import StepContext, StepTimes
+from model_server.engine.steps.step import Step
+from model_server.runner.runner import ModelInputs
+from model_server.sampling.sampler import HostSampled
+from model_server.speculation.device.speculator import BatchWindows, DeviceSpeculator
+from model_server.speculation.device.tokens import WindowTokens
+from model_server.speculation.speculator import Speculator
+from model_server.speculation.window import Window
+
+
+class VerifyStep(Step):
+    """Checks drafts that the host made, and waits for the tokens: their number decides the next step."""
+
+    decides_next = True
+
+    def __init__(
+        self, context: StepContext, passage: Passage | None, times: StepTimes,
+        speculator: Speculator, window: Window, tables: BlockTables,
+    ) -> None:  # fmt: skip
+        super().__init__(context, window.rows, passage, times)
+        self._speculator = speculator
+        self._window = window
+        self._tables = tables
+        self._drafted: Drafted | None = None
+
+    def inputs(self) -> ModelInputs:
+        return self._window.inputs(self._tables, self.context.staging)
+
+    def submit(self, previous: Step | None) -> None:
+        with self.context.phase("inputs"):
+            inputs = self.inputs()
+        kept = self._speculator.retains()
+        logits = self.forward(inputs, kept)
+        with self.context.phase("sampling"):
+            self.sampled = checked = self._window.check(logits, self.context.sampler)
+        self.times.sampled = time.perf_counter_ns()
+        self._drafted = self._speculator.note(self._window, checked, self.computed(inputs, kept))
+        for sequence in self.rows:
+            sequence.advance()
+
+    def accept(self, host: HostSampled) -> Drafted | None:
+        _accept_counts(self.rows, host)
+        return self._drafted
+
+
+class DeviceVerifyStep(Step):
+    """Checks drafts that the device made, and has it draft for the next step; waits for nothing."""
+
+    def __init__(
+        self, context: StepContext, rows: list[Sequence], passage: Passage | None, times: StepTimes,
+        speculator: DeviceSpeculator, windows: BatchWindows, tables: BlockTables, newest: NewestTokens | None,
+    ) -> None:  # fmt: skip
+        """Take a batch's drafts, and its last sampled tokens, which the host may not have seen."""
+        super().__init__(context, rows, passage, times)
+        self._speculator = speculator
+        self._windows = windows
+        self._tables = tables
+        self._newest = newest
+        self._length = speculator.length(windows, rows)
+
+    def inputs(self) -> ModelInputs:
+        state = self._windows.state
+        state.start(self.rows, self._tables, self._newest, self._windows.unseen)
+        return state.inputs(self._length, self._tables)
+
+    def submit(self, previous: Step | None) -> None:
+        speculator, windows, length = self._speculator, self._windows, self._length
+        with self.context.phase("inputs"):
+            inputs = self.inputs()
+        kept = speculator.retains()
+        logits = self.forward(inputs, kept)
+        with self.context.phase("sampling"):
+            state = windows.state
+            chosen = self.context.sampler.sample_places(logits, [s.row for s in self.rows], state.places(length))
+            checked = state.accept(length, chosen.ids, chosen.packed, kept)
+            self.sampled = self._tokens = WindowTokens(checked, length, chosen.top)
+        self.times.sampled = time.perf_counter_ns()
+        windows.submitted(self.rows, length)
+        # Other ranks take the same decisions from what all of them have seen.
+        self.decides_next = not speculator.alone and (length > 0 or speculator.is_due(windows))
+        for sequence in self.rows:
+            sequence.advance()
+
+    def accept(self, host: HostSampled) -> Drafted | None:
+        _accept_counts(self.rows, host)
+        return self._windows.seen(self.rows, self._tokens, self._length)
+
+
+def _accept_counts(rows: list[Sequence], host: HostSampled) -> None:
+    """Move the rows on by what they got beyond one token."""
+    assert host.counts is not None
+    for sequence, count in zip(rows, host.counts, strict=True):
+        sequence.accept(count - 1)
