@@ -19,7 +19,7 @@ GOOD = """
 import triton
 import triton.language as tl
 
-from model_server.kernels.variant import Variant
+from aot.variant import Variant
 
 
 @triton.jit
@@ -50,7 +50,7 @@ import triton
 import triton.language as tl
 
 from good import add_one, variant
-from model_server.kernels.variant import Variant
+from aot.variant import Variant
 
 
 @triton.jit
@@ -90,7 +90,20 @@ def run(folder: Path, files: dict[str, str]) -> tuple[int, str, list[dict[str, A
     for name, text in {"__init__": "", **files}.items():
         (package / f"{name}.py").write_text(text.replace("from good", "from some_kernels.good"))
     path = os.pathsep.join(map(str, (folder, HERE, HERE.parents[1] / "src")))
-    command = [sys.executable, "-m", "aot", "--package", "some_kernels", "--jobs", "1", "--targets", "80", "90"]
+    command = [
+        sys.executable,
+        "-m",
+        "aot",
+        "--package",
+        "some_kernels",
+        "--variants",
+        "some_kernels",
+        "--jobs",
+        "1",
+        "--targets",
+        "80",
+        "90",
+    ]
     done = subprocess.run(
         [*command, "--out", str(folder / "aot.json"), "--cache", str(folder / "cache")],
         env=os.environ | {"PYTHONPATH": path},

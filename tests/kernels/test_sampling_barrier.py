@@ -21,7 +21,7 @@ from aot.compiler import arguments
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from model_server.kernels.sampling.sampling import variants
+from aot.variants.sampling.sampling import variants
 
 variant = next(v for v in variants() if v.name == sys.argv[1])
 signature, constants = arguments(variant.kernel, variant.signature, variant.constants)

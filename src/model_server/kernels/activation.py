@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from model_server.kernels.dependent import after_previous, early_launch
-from model_server.kernels.variant import Variant
 
 BLOCK = 1024
 
@@ -93,21 +92,3 @@ def _activate(x, KIND: tl.constexpr):
         result = tl.where(x < 0.0, 0.0, x)
         result = result * result
     return result
-
-
-def variants() -> list[Variant]:
-    """Compile every activation in bfloat16, the most common in all types."""
-    kinds = [*dict.fromkeys(KINDS.values()), "clamped_swiglu"]
-    return [_variant(kind, "bf16") for kind in kinds] + [_variant("silu", "fp16"), _variant("silu", "fp32")]
-
-
-def _variant(kind: str, dtype: str) -> Variant:
-    return Variant(
-        name=f"{kind}, {dtype}",
-        kernel=gated_rows,
-        signature={
-            "gate_up": f"*{dtype}", "out": f"*{dtype}", "size": "i32", "stride": "i32", "alpha": "fp32", "limit": "fp32"
-        },
-        constants={"KIND": kind, "BLOCK": BLOCK},
-        divisible=("gate_up", "out", "size", "stride"),
-    )  # fmt: skip

@@ -6,8 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_server.kernels.variant import Variant
-
 _ROWS = 128
 
 
@@ -29,18 +27,3 @@ def advance_rows(positions: Tensor, tables: Tensor, block_size: int, kv_lengths:
         advance[(triton.cdiv(count, _ROWS),)](
             positions, tables, kv_lengths, slots, count, tables.stride(0), BLOCK=block_size, ROWS=_ROWS
         )
-
-
-def variants() -> list[Variant]:
-    """Compile for our block sizes and flash-attn's."""
-    pointers = {"positions": "*i64", "tables": "*i32", "kv_lengths": "*i32", "slots": "*i64"}
-    return [
-        Variant(
-            name=f"advance_{block}",
-            kernel=advance,
-            signature={**pointers, "count": "i32", "stride": "i32"},
-            constants={"BLOCK": block, "ROWS": _ROWS},
-            divisible=tuple(pointers),
-        )
-        for block in (16, 256)
-    ]

@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from model_server.kernels.variant import Variant
-
 _WRITTEN = 7
 
 
@@ -31,8 +29,3 @@ def launch(device: torch.device) -> None:
         write_constant[(1,)](out, VALUE=_WRITTEN)
         if int(out) != _WRITTEN:
             raise RuntimeError("a kernel was launched and wrote nothing")
-
-
-def variants() -> list[Variant]:
-    """The only form."""
-    return [Variant(name="trial", kernel=write_constant, signature={"out": "*i32"}, constants={"VALUE": _WRITTEN})]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import importlib
+import importlib.util
 import multiprocessing
 import os
 import pkgutil
@@ -17,6 +18,7 @@ from aot.compiler import Job, Row
 from aot.limits import SHARED_KIB
 
 PACKAGE = "model_server.kernels"
+VARIANTS = "aot.variants"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,8 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.pop("TRITON_INTERPRET", None)  # read when a kernel is defined
     os.environ.setdefault("TRITON_CACHE_DIR", str(asked.cache.resolve()))
     modules = [name for name in _modules(asked.package) if asked.only in name]
-    forgotten = [f"{module}.{name}" for module in modules for name in coverage.forgotten(module)]
-    jobs = [job for module in modules for job in compiler.jobs(module, tuple(asked.targets))]
+    listed = {module: _listed(asked.variants + module.removeprefix(asked.package)) for module in modules}
+    forgotten = [f"{module}.{name}" for module in modules for name in coverage.forgotten(module, listed[module])]
+    lists = [found for found in listed.values() if found is not None]
+    jobs = [job for found in lists for job in compiler.jobs(found, tuple(asked.targets))]
     rows = _worked(jobs, asked.jobs)
     print(report.table(rows))
     for name in forgotten:
@@ -63,9 +67,18 @@ def _modules(package: str) -> list[str]:
     return [found.name for found in pkgutil.walk_packages(folder, package + ".")]
 
 
+def _listed(module: str) -> str | None:
+    """The module of this name, if there is one."""
+    try:
+        return None if importlib.util.find_spec(module) is None else module
+    except ModuleNotFoundError:
+        return None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aot", description=__doc__)
     parser.add_argument("--package", default=PACKAGE, help="whose files hold the kernels")
+    parser.add_argument("--variants", default=VARIANTS, help="whose files, of the same names, list what is compiled")
     parser.add_argument("--only", default="", help="only files whose name contains this")
     parser.add_argument("--targets", type=int, nargs="+", default=[80, 90, 100], choices=sorted(SHARED_KIB))
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))

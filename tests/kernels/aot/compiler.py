@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 import tempfile
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from aot.coverage import variants_of
 from aot.limits import SHARED_KIB, SPILL_STORE_BYTES, TENSOR_MEMORY_COLUMNS
 
 # Lines of `ptxas -v`.
@@ -69,7 +69,7 @@ def died(job: Job) -> Row:
 
 
 def _variant(job: Job) -> Any:
-    return importlib.import_module(job.module).variants()[job.index]
+    return variants_of(job.module)[job.index]
 
 
 def _names(job: Job, variant: Any) -> dict[str, Any]:
@@ -174,11 +174,8 @@ def _one_line(error: BaseException) -> str:
 
 
 def jobs(module: str, targets: tuple[int, ...]) -> Iterator[Job]:
-    """All that `module` asks for; nothing if it has no `variants`."""
-    variants = getattr(importlib.import_module(module), "variants", None)
-    if variants is None:
-        return
-    for index, variant in enumerate(variants()):
+    """All that the variants of `module` ask for."""
+    for index, variant in enumerate(variants_of(module)):
         for target in targets:
             if target not in variant.excluded:
                 yield Job(module=module, index=index, target=target)

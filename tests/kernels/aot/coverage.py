@@ -6,9 +6,17 @@ import ast
 import importlib
 import inspect
 
+from aot.variant import Variant
 
-def forgotten(module: str) -> list[str]:
-    """Names of kernels that `module` launches and compiles in no variant."""
+
+def variants_of(listed: str | None) -> list[Variant]:
+    """What a module lists; nothing if there is none, or it has no `variants`."""
+    found = None if listed is None else getattr(importlib.import_module(listed), "variants", None)
+    return [] if found is None else list(found())
+
+
+def forgotten(module: str, listed: str | None) -> list[str]:
+    """Names of kernels that `module` launches and no variant of the module `listed` compiles."""
     from triton.runtime.jit import JITFunction
 
     loaded = importlib.import_module(module)
@@ -20,5 +28,4 @@ def forgotten(module: str) -> list[str]:
         and isinstance(node.func.value, ast.Name)
         and isinstance(getattr(loaded, node.func.value.id, None), JITFunction)
     }
-    variants = loaded.variants() if hasattr(loaded, "variants") else []
-    return sorted(launched - {variant.kernel.__name__ for variant in variants})
+    return sorted(launched - {variant.kernel.__name__ for variant in variants_of(listed)})

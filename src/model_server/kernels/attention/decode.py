@@ -28,13 +28,10 @@ import triton.language as tl
 from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
-from model_server.kernels.attention.decode_config import NO_SPLITS, DecodeConfig, config_of
+from model_server.kernels.attention.decode_config import DecodeConfig
 from model_server.kernels.attention.decode_plan import ITEM_WIDTH, DecodePlan
-from model_server.kernels.attention.examples import Example, example_variants
 from model_server.kernels.attention.parts import (
-    STRIDES,
     LayerArguments,
-    Tiles,
     base2_scores,
     layer_arguments,
     load_tile,
@@ -42,14 +39,9 @@ from model_server.kernels.attention.parts import (
     normalised,
     shared_constants,
     slots_of,
-    widths_of,
 )
 from model_server.kernels.dependent import after_previous, early_launch
 from model_server.kernels.product import product
-from model_server.kernels.variant import Variant
-
-# Layers that windows are compiled for ahead of time.
-_WINDOW_EXAMPLES = ("64", "128", "256, softcap")
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -269,28 +261,3 @@ def _constants(
 ) -> dict[str, int | bool]:
     shared = shared_constants(layer, arguments, config.widths, config.tiles, page)
     return shared | {"PLACES": config.places, "PARTS": config.parts, "UNROLL": config.unroll, "WIDTH": ITEM_WIDTH}
-
-
-def variants() -> list[Variant]:
-    """Layers of real models, pages of 16."""
-
-    def constants(example: Example, memory: int) -> list[tuple[dict[str, int | bool], Tiles]]:
-        layer = example.layer
-        widths = widths_of(layer, example.value_in_key)
-        found = []
-        for places in (1, 6) if example.name in _WINDOW_EXAMPLES else (1,):
-            config = config_of(widths, layer, example.cache_itemsize, memory, NO_SPLITS, places)
-            found.append((_constants(layer, layer_arguments(layer), config, 16), config.tiles))
-        return found
-
-    return example_variants(
-        decode_kernel,
-        {
-            **dict.fromkeys(("tables", "items", "arrivals", "lengths"), "*i32"),
-            **dict.fromkeys(("partials", "stats"), "*fp32"),
-            **dict.fromkeys(("scale", "softcap", "alibi_scale", "value_scale"), "fp32"),
-            **dict.fromkeys((*STRIDES, "table_stride"), "i32"),
-        },
-        STRIDES,
-        constants,
-    )

@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from model_server.kernels.attention.parts import REACH_ALL, REACH_CHUNK, REACH_WINDOW, first_seen
-from model_server.kernels.variant import Variant
 
 # Columns of an item: sequence (-1: none), row of the query, first key, one past the last key, its number among the
 # items of its sequence, how many those are, position of the query. The last column is padding.
@@ -179,25 +178,3 @@ def plan_decode(
         num_warps=4,
     )
     return DecodePlan(items, arrivals)
-
-
-def variants() -> list[Variant]:
-    """With and without a window."""
-    pointers = ("kv_lengths", "cu_seqlens", "items", "arrivals")
-    numbers = ("num_seqs", "num_items", "num_arrivals", "target", "min_keys", "max_splits", "reach")
-    return [
-        Variant(
-            name=name,
-            kernel=plan_kernel,
-            signature={**dict.fromkeys(pointers, "*i32"), **dict.fromkeys(numbers, "i32")},
-            constants={
-                "REACH": reach,
-                "UNIT": 64,
-                "SEQUENCES": _SEQUENCES_AT_ONCE,
-                "ITEMS": _ITEMS_PER_PROGRAM,
-                "WIDTH": ITEM_WIDTH,
-            },
-            divisible=pointers,
-        )
-        for name, reach in (("all keys", REACH_ALL), ("window", REACH_WINDOW))
-    ]

@@ -26,10 +26,8 @@ import triton.language as tl
 from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
-from model_server.kernels.attention.examples import Example, example_variants
 from model_server.kernels.attention.parts import (
     SHARED_MEMORY,
-    STRIDES,
     LayerArguments,
     Tiles,
     Widths,
@@ -44,7 +42,6 @@ from model_server.kernels.attention.parts import (
     widths_of,
 )
 from model_server.kernels.product import product
-from model_server.kernels.variant import Variant
 
 # Columns of a tile: sequence, its first row, first token of the sequence's run, queries in the run, keys in all. The
 # others are padding.
@@ -361,33 +358,3 @@ def _constants(
 ) -> dict[str, int | bool]:
     shared = shared_constants(layer, arguments, config.widths, config.tiles, page)
     return shared | {"REACH": arguments.reach_kind, "AHEAD": ahead, "WIDTH": TILE_WIDTH}
-
-
-def variants() -> list[Variant]:
-    """Compile real layers with pages of 16, those with a window also seeing ahead."""
-
-    def constants(example: Example, memory: int) -> list[tuple[dict[str, int | bool | None], Tiles]]:
-        layer = example.layer
-        widths = widths_of(layer, example.value_in_key)
-        return [
-            (
-                {
-                    **_constants(layer, layer_arguments(layer), PrefillConfig(widths, tiles), 16, ahead=ahead),
-                    **({} if ahead else {"last_keys": None, "first_keys": None}),
-                },
-                tiles,
-            )
-            for tiles in prefill_tiles(widths, example.cache_itemsize, memory)
-            for ahead in ((False, True) if layer.window is not None else (False,))
-        ]
-
-    return example_variants(
-        prefill_kernel,
-        {
-            **dict.fromkeys(("tables", "tiles", "last_keys", "first_keys"), "*i32"),
-            **dict.fromkeys(("scale", "softcap", "alibi_scale", "value_scale"), "fp32"),
-            **dict.fromkeys((*STRIDES, "table_stride", "reach"), "i32"),
-        },
-        STRIDES,
-        constants,
-    )

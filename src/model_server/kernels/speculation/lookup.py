@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_server.kernels.variant import Variant
-
 # Lanes of a program; histories have fewer tokens than 2^27.
 _LANES = 1024
 _PLACES = tl.constexpr(1 << 27)
@@ -63,18 +61,3 @@ def look_up_rows(history: Tensor, lengths: Tensor, most: int) -> tuple[Tensor, T
             LANES=_LANES, DRAFT=triton.next_power_of_2(most),
         )  # fmt: skip
     return drafts, counts
-
-
-def variants() -> list[Variant]:
-    """Compile drafts of 3, 5 and 15 tokens."""
-    pointers = {"history": "*i32", "lengths": "*i64", "drafts": "*i64", "counts": "*i64"}
-    return [
-        Variant(
-            name=f"look_up_{draft}",
-            kernel=look_up,
-            signature={**pointers, "stride": "i32", "most": "i32"},
-            constants={"LANES": _LANES, "DRAFT": draft},
-            divisible=tuple(pointers),
-        )
-        for draft in (4, 8, 16)
-    ]

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from aot.variant import Variant
 from model_server.attention.backend import Alibi, AttentionLayer
 from model_server.kernels.attention.parts import SHARED_MEMORY, Tiles
-from model_server.kernels.variant import Variant
 
 
 @dataclass(frozen=True, slots=True)
