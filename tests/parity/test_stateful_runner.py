@@ -10,8 +10,10 @@ import pytest
 import torch
 from parity.library import STATEFUL, load, make_case, run_whole
 from parity.protocol import PagedBatch, assert_equal_logits
+from support.tiny_types import type_checkpoint
 
 from model_server.errors import RequestError
+from model_server.models.hf.self_check import LENGTHS, alone, compare, run
 from model_server.models.hf.stateful import StatefulRunner
 
 # State spaces under both names, a hybrid, biases that no interface shows, encoder-decoders, one without any cache.
@@ -32,6 +34,18 @@ def check(model_type: str, path: Path) -> None:
 @pytest.mark.parametrize("model_type", REPRESENTATIVE)
 def test_type_equals_transformers(model_type: str, tmp_path: Path) -> None:
     check(model_type, tmp_path)
+
+
+@pytest.mark.parity
+def test_a_window_longer_than_the_check_that_the_full_forward_does_not_know(tmp_path: Path) -> None:
+    """Moshi's full forward attends to all tokens, its cache keeps those of the window."""
+    model, cpu = type_checkpoint("moshi", tmp_path, sliding_window=max(LENGTHS) + 16), torch.device("cpu")
+    runner = load(tmp_path)
+    generator = torch.Generator().manual_seed(1)
+    sequences = [torch.randint(2, model.config.vocab_size, (n,), generator=generator) for n in (60, 50)]
+    with torch.inference_mode():
+        served = run(runner, sequences, torch.float32, cpu, prefilled=(45, 20))
+        assert compare(served, [alone(model, one) for one in sequences], 1e-4, torch.float32).passed
 
 
 @pytest.mark.parity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router_fakes import Router, failing, says
 
 from router import metrics
+from router.config import RouterConfig
 from router.errors import IncompleteError, Reason
 from router.metrics import DECLARED, KeyRefusal, Metrics
 
@@ -278,6 +280,41 @@ async def test_a_request_counts_once(make_router: MakeRouter, path: str, body: A
     router = make_router(templates={"default": "{{ messages[0].content }}"})
     await router.post(path, body)
     assert families((await router.get("/metrics")).text)["tgi_request_count"].samples[0].value == 1
+
+
+REFUSED: list[tuple[str, Any]] = [
+    ("/generate", {"inputs": 7}),
+    ("/generate", b"{"),
+    ("/generate", b'{"inputs": "' + b"x" * 5000 + b'"}'),
+    ("/v1/chat/completions", CHAT | {"tools": 1}),
+    ("/v1/responses", {"input": 7}),
+    ("/v1/responses", {"input": "x", "background": True}),
+    ("/v1/responses", {"input": "x", "previous_response_id": "resp_1"}),
+    ("/v1/responses", {"input": "x", "temperature": -1}),
+    ("/v1/responses/input_tokens", {"input": "x", "tool_choice": {"type": "web_search"}}),
+    ("/v1/messages", {"messages": CHAT["messages"]}),
+    ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 0}),
+    ("/v1/messages/count_tokens", b"x" * 5000),
+    ("/invocations", {}),
+    ("/vertex", {"instances": []}),
+    ("/v2/models/m/versions/1/infer", {"inputs": 1}),
+]
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
+@pytest.mark.parametrize(("path", "body"), REFUSED)
+async def test_a_refusal_is_one_request_and_one_failure(
+    make_router: MakeRouter, path: str, body: Any, content_type: str
+) -> None:
+    """Whether its type, its size, its shape or what it says is wrong."""
+    config = RouterConfig(tokenizer_name="m", kserve_api=True, payload_limit=4000)
+    router = make_router(config=config, templates={"default": "{{ messages[0].content }}"})
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = await router.request("POST", path, content=raw, headers={"content-type": content_type})
+    assert 400 <= answer.status_code < 500, answer.text
+    found = families((await router.get("/metrics")).text)
+    for name in ("tgi_request_count", "tgi_request_failure", "tgi_request_refused"):
+        assert sum(sample.value for sample in found[name].samples) == 1, name
 
 
 async def test_methods_and_content_type(router: Router) -> None:
