@@ -38,7 +38,7 @@ class HttpConfig:
     api_key: str | None = option(None, panel=_HTTP, header=True, help="Bearer token that clients must send.")
     keys_file: Path | None = option(
         None, panel=_HTTP,
-        help="YAML file of API keys with their scopes and limits, instead of --api-key; it may change while "
+        help="YAML file of API keys with their scopes, limits and shares, instead of --api-key; it may change while "
         "the server runs. `launcher keys new NAME` makes a row.",
     )  # fmt: skip
     cors_allow_origin: list[str] = option(

@@ -135,7 +135,7 @@ class RouterConfig(ImageOptions, TextOptions, SamplingOptions):
     api_key: str | None = option(None, panel=_HTTP, header=True, help="Bearer token that every POST route requires.")
     keys_file: Path | None = option(
         None, panel=_HTTP,
-        help="YAML file of API keys with their scopes and limits, instead of --api-key; it may change while "
+        help="YAML file of API keys with their scopes, limits and shares, instead of --api-key; it may change while "
         "the server runs.",
     )  # fmt: skip
     cors_allow_origin: tuple[str, ...] = option(

@@ -233,7 +233,6 @@ class Metrics:
         self._values = {name: _ValueFamily(one) for name, one in declared.items() if one.kind in ("counter", "gauge")}
         self._infos: dict[str, str] = {}
         self._followed: dict[str, Callable[[], Mapping[str, str | int] | None]] = {}
-        self._refreshers: list[Callable[[], None]] = []
         self._histograms: dict[str, _HistogramFamily] = {}
 
     def set_limits(self, *, max_input_tokens: int, max_total_tokens: int, speculate: int) -> None:
@@ -299,10 +298,6 @@ class Metrics:
             raise KeyError(name)
         self._followed[name] = read
 
-    def refresh_by(self, refresh: Callable[[], None]) -> None:
-        """Call `refresh`, which sets gauges, whenever the text is made."""
-        self._refreshers.append(refresh)
-
     def observe(self, name: str, value: float, times: int = 1, **labels: str) -> None:
         """Add a value to a histogram, perhaps several times."""
         family = self._histograms[name]
@@ -312,8 +307,6 @@ class Metrics:
 
     def render(self) -> bytes:
         """The Prometheus text format."""
-        for refresh in self._refreshers:
-            refresh()
         lines: list[str] = []
         for name, declared in self._declared.items():
             kind = "gauge" if declared.kind == "info" else declared.kind

@@ -134,6 +134,9 @@ class ValidRequest:
     images: tuple[PlacedImage, ...] = field(default=(), repr=False)
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stopping: StoppingParameters
+    # The API key whose turn it is, and its share; empty: of all without one.
+    key: str = ""
+    weight: float = 1.0
     # KV is shared only among requests with the same.
     cache_salt: str = ""
     answer: AnswerKind = "text"

@@ -30,6 +30,8 @@ class Key:
     digest: bytes
     scopes: frozenset[Scope] = frozenset({"inference"})
     models: frozenset[str] | None = None
+    # Its share, relative to those of other keys.
+    weight: float = 1.0
     # Requests that are answered at the same time.
     concurrent: int | None = None
     requests_per_minute: int | None = None
@@ -158,6 +160,12 @@ def _texts(value: object) -> frozenset[str]:
     return frozenset(value)
 
 
+def _weight(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.001 <= value <= 1000:
+        raise ValueError("must be a number from 0.001 to 1000")
+    return float(value)
+
+
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _INT64:
         raise ValueError("must be a whole number above 0; leave it out for no limit")
@@ -189,6 +197,7 @@ _FIELDS: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "hash": ("digest", _hash),
     "scopes": ("scopes", _scopes),
     "models": ("models", _texts),
+    "weight": ("weight", _weight),
     "concurrent": ("concurrent", _count),
     "requests_per_minute": ("requests_per_minute", _count),
     "tokens_per_minute": ("tokens_per_minute", _count),

@@ -92,7 +92,7 @@ class Inference:
         parsed_bodies.release()
         logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
         if account is not None:
-            valid = replace(valid, cache_salt=account.cache_salt)
+            valid = replace(valid, key=account.key.name, weight=account.key.weight, cache_salt=account.cache_salt)
             account.prompted(valid.input_length)
         if request.adapter_id is None:
             return Running(valid, self._scheduler.submit(valid), self.metrics, permits)

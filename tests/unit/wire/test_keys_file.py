@@ -18,6 +18,7 @@ WHOLE = f"""
   hash: sha256:{"CD" * 32}
   scopes: [inference, metrics, admin]
   models: [chat, tuned]
+  weight: 2.5
   concurrent: 8
   requests_per_minute: 60
   tokens_per_minute: 20000
@@ -38,7 +39,7 @@ def test_every_field(tmp_path: Path) -> None:
         Key(name="alice", digest=bytes.fromhex("ab" * 32)),
         Key(
             name="team-b.1", digest=bytes.fromhex("cd" * 32), scopes=frozenset({"inference", "metrics", "admin"}),
-            models=frozenset({"chat", "tuned"}), concurrent=8, requests_per_minute=60,
+            models=frozenset({"chat", "tuned"}), weight=2.5, concurrent=8, requests_per_minute=60,
             tokens_per_minute=20000, max_total_tokens=4096, expires=datetime(2031, 2, 3, tzinfo=UTC),
             has_own_cache=True,
         ),
@@ -68,6 +69,8 @@ def test_a_time_has_a_zone(tmp_path: Path, written: str) -> None:
         (f"- {{name: a, hash: '{HASH}', scopes: [all]}}", "`scopes` must be a list of inference"),
         (f"- {{name: a, hash: '{HASH}', scopes: []}}", "`scopes` must be a list of inference"),
         (f"- {{name: a, hash: '{HASH}', models: chat}}", "`models` must be a list"),
+        (f"- {{name: a, hash: '{HASH}', weight: 0}}", "`weight` must be a number"),
+        (f"- {{name: a, hash: '{HASH}', weight: .nan}}", "`weight` must be a number"),
         (f"- {{name: a, hash: '{HASH}', concurrent: 0}}", "`concurrent` must be a whole number above 0"),
         (f"- {{name: a, hash: '{HASH}', tokens_per_minute: true}}", "`tokens_per_minute` must be a whole number"),
         (f"- {{name: a, hash: '{HASH}', expires: soon}}", "`expires` must be a date"),

@@ -1,9 +1,10 @@
-"""The queue, first come first served, as TGI's (backends/v3/src/queue.rs); only waits for adapter slots are passed."""
+"""The queue, first come first served, as TGI's (backends/v3/src/queue.rs), within each API key; only waits for adapter
+slots are passed.
+"""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from router.scheduling.cache.keys import ContentRange
 from router.scheduling.entry import Entry
 from router.scheduling.queue.adapter_slots import AdapterSlots, Verdict
 from router.scheduling.queue.budget import Budget, round_up
+from router.scheduling.queue.fair import FairLine
 from wire.images.borders import chunk_end, encoder_end
 
 # Entries whose caller has disconnected are skipped when they reach the front. While the head waits for blocks they
@@ -64,7 +66,7 @@ class RequestQueue:
         image_reserve: int = 0,
         on_dropped: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
-        self._entries: deque[Entry] = deque()
+        self._entries = FairLine()
         self._next_request_id = 0
         self._next_batch_id = 0
         self._block_size = max(block_size, 1)
@@ -121,17 +123,16 @@ class RequestQueue:
         """One of the waiting entries was closed."""
         self._num_left += 1
         if self._num_left >= _SWEEP_AT and 2 * self._num_left >= len(self._entries):
-            kept = deque(e for e in self._entries if not e.closed)
             for entry in self._entries:
                 if entry.closed:
                     self._drop(entry)
-            self._entries = kept
+            self._entries.replace([entry for entry in self._entries if not entry.closed])
             self._num_left = 0
 
     def drain(self) -> list[Entry]:
         """Take everything out."""
         entries = list(self._entries)
-        self._entries.clear()
+        self._entries.replace(())
         self._num_left = 0
         return entries
 
@@ -152,14 +153,16 @@ class RequestQueue:
         min_size = budget.min_size
         if min_size is not None and len(self._entries) < min_size:
             return None
-        if self._is_blocked(self._entries[0], spare_blocks):
+        self._entries.charge_generated()
+        if self._blocked is not None and self._is_blocked(self._entries.first, spare_blocks):
             return None
         scan = self._pick(budget, spare_blocks)
         picked = scan.picked
         if min_size is not None and len(picked) < min_size:
             self._put_all_back(scan)
             return None
-        self._entries.extendleft(entry for _, entry in reversed(scan.passed))
+        for _, entry in reversed(scan.passed):
+            self._entries.appendleft(entry)
         if not picked:
             return None
         now = time.monotonic()
@@ -204,6 +207,8 @@ class RequestQueue:
                     self._blocked = (entry, self._allocator.version, spare_blocks)
                 break
             picked.append(entry)
+            if entry.request.key:
+                self._entries.charge(entry)
             if scan.is_full or len(picked) == budget.max_size:
                 break
         return scan

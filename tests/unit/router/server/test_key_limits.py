@@ -124,12 +124,13 @@ async def test_models(make_router: MakeRouter) -> None:
 
 async def test_the_longest_request_of_a_key(make_router: MakeRouter) -> None:
     scheduler = FakeScheduler()
-    router = make_router(scheduler=scheduler, keys=[key(max_total_tokens=10), key("bob", has_own_cache=True)])
+    router = make_router(scheduler=scheduler, keys=[key(max_total_tokens=10), key("bob", has_own_cache=True, weight=2)])
     assert (await router.post("/generate", {"inputs": "x"}, **ALICE)).status_code == 200
     assert scheduler.last.input_length + scheduler.last.stopping.max_new_tokens == 10
     body = {"inputs": "x", "parameters": {"max_new_tokens": 50}}
     assert (await router.post("/generate", body, **ALICE)).status_code == 422
     assert (await router.post("/generate", body, authorization="Bearer tk-bob")).status_code == 200
+    assert (scheduler.last.key, scheduler.last.weight) == ("bob", 2)
     assert scheduler.last.cache_namespace == "\nbob" and scheduler.submitted[0].cache_namespace == ""
 
 
