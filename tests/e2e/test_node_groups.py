@@ -134,14 +134,31 @@ def test_a_network_that_is_cut_for_five_seconds_is_survived(group: NodeGroup, ne
     assert not group.has_ended
 
 
+# No answer ends before a group with a frozen node does.
+_LONG = {"max_tokens": 3000, "min_tokens": 3000}
+_IN_FLIGHT: list[tuple[str, dict[str, Any]]] = 4 * [
+    ("/generate", generation({"max_new_tokens": 3000, "ignore_eos": True})),
+    ("/generate_stream", generation({"max_new_tokens": 3000, "ignore_eos": True})),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], **_LONG}),
+    ("/v1/completions", {"model": "demo", "prompt": "one, two,", "stream": True, **_LONG}),
+]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_frozen_node_ends_the_others_and_itself_when_it_thaws(group: NodeGroup, number: int) -> None:
     group.start("--lease-seconds", "8")
     group.wait_ready()
     frozen, other = group.nodes[number], group.nodes[1 - number]
-    frozen.freeze()
-    wait_until(lambda: other.status is not None, "the end of the other node")
+    with ThreadPoolExecutor(len(_IN_FLIGHT)) as clients:
+        asked = [clients.submit(group.ask, "POST", path, body) for path, body in _IN_FLIGHT if number]
+        came = f"tgi_request_count {len(asked)}\n"
+        wait_until(lambda: not asked or came in group.ask("GET", "/metrics")[1], "the requests")
+        frozen.freeze()
+        wait_until(lambda: other.status is not None, "the end of the other node")
+        answers = [answer.result(60) for answer in asked]  # none is cut off
+    assert {status for status, _ in answers} <= {200, 424, 500}, answers
+    assert all(str(text).count("error_type") == 1 for _, text in answers), answers
     assert other.status == LOST_NODE
     assert f"node {number} (10.77.0.{number + 1}) has not been heard from for 8 s" in other.last_line
     frozen.thaw()

@@ -110,6 +110,7 @@ class Drain:
 
     def end_without_scheduler(self) -> None:
         """Wait only for clients that have not read."""
+        self.cancel()
         self._inference.end()
         self._server.config.timeout_graceful_shutdown = FLUSH_TIMEOUT_S
         self._server.should_exit = True
@@ -172,13 +173,12 @@ class Stop:
         """End a server that cannot generate."""
         if self._is_over:
             return
-        if self.requested:
-            # The drain continues, for those who read their error; but this was no orderly stop.
-            self.scheduler_failed = failure is not None
-            return
-        self.scheduler_failed = True
-        assert self._drain is not None
-        self._drain.end_without_scheduler()
+        # A drain closes its scheduler last. If that fails before, this was no orderly stop, and the launcher does not
+        # wait until requests in preparation are ready.
+        self.scheduler_failed = failure is not None or not self.requested
+        if self.scheduler_failed:
+            assert self._drain is not None
+            self._drain.end_without_scheduler()
 
     def finished(self) -> None:
         self._is_over = True

@@ -81,9 +81,12 @@ async def test_the_status_says_that_the_shards_are_stuck(config: RouterConfig, s
     assert await asyncio.wait_for(serving_task, ENDS_S) == STALLED
 
 
-@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("path", "drained"),
+    [("/generate", False), ("/generate_stream", False), ("/v1/completions", False), ("/generate", True)],
+)
 async def test_requests_that_are_being_prepared_are_answered_when_the_scheduler_ends(
-    config: RouterConfig, scheduler: EndingScheduler, monkeypatch: pytest.MonkeyPatch, path: str
+    config: RouterConfig, scheduler: EndingScheduler, monkeypatch: pytest.MonkeyPatch, path: str, drained: bool
 ) -> None:
     """Images may take many seconds, which no client of a server without shards has to wait."""
     entered = asyncio.Event()
@@ -97,9 +100,12 @@ async def test_requests_that_are_being_prepared_are_answered_when_the_scheduler_
     serving_task = asyncio.ensure_future(serve(config))
     asked = asyncio.ensure_future(post(config.port, path))
     await entered.wait()
+    if drained:  # as the launcher asks for when it has lost a node
+        terminate()
+        await drains(config.port)
     scheduler.failure = RuntimeError("shard lost")
     scheduler.ended.set()
-    answer = await asked
+    answer = await asyncio.wait_for(asked, ENDS_S)
     assert answer.startswith(b"HTTP/1.1 503 ") and b'"healthcheck"' in answer
     assert await asyncio.wait_for(serving_task, ENDS_S) == 1
 
