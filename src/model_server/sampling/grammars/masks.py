@@ -5,6 +5,7 @@ The sampled token moves the automaton on the host, so a step's mask waits for th
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,11 +28,14 @@ from model_server.text.tokenizer import Tokenizer
 from model_server.text.watch import TextWatch
 from wire.grammar import TextTrigger, compile_grammar, is_by_client, may_be_expensive, trigger_of
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _MOST_THREADS = 8
 _WORD_BITS = 32
 _LONGEST_REASON = 300
+_NO_FIT = "doesn't satisfy the grammar"  # how llguidance calls it
 # The highest values that the tokens of one byte of a mask may have: what is allowed is not bounded.
 _BOUNDS: npt.NDArray[np.float32] = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf
@@ -82,7 +86,7 @@ class GrammarState:
         """Say why the automaton cannot continue, if so."""
         if self.cost is not None and self.cost.is_over:
             return "the grammar takes too much time for each token: name fewer alternatives, or make it unambiguous"
-        return f"the grammar failed: {_reason(self.matcher)}" if self.matcher.is_error() else None
+        return _failure(self.matcher) if self.matcher.is_error() else None
 
     def forced(self) -> list[int]:
         """Return tokens that must follow."""
@@ -126,7 +130,7 @@ class GrammarState:
         if self.cost is not None and self.cost.is_over:
             return  # as the next mask says
         if not fits:
-            raise GrammarError(f"the grammar failed: {_reason(self.matcher)}")
+            raise GrammarError(_failure(self.matcher))
         if self.matcher.is_stopped():
             self.is_over = not self._eos_token_ids or token_id in self._eos_token_ids
 
@@ -166,7 +170,7 @@ class Grammars:
         """Return a request's state, if its grammar is valid."""
         kept = self.compiled(grammar)
         if kept.matcher.is_error():
-            raise GrammarError(f"grammar is not valid: {_reason(kept.matcher)}")
+            raise GrammarError(_refusal(_reason(kept.matcher)))
         assert self._executor is not None and self._vocabulary is not None
         trigger = trigger_of(grammar.kind, grammar.text)
         watched = TextWatch(trigger, self._vocabulary) if isinstance(trigger, TextTrigger) else trigger
@@ -196,7 +200,7 @@ class Grammars:
             ends = self._eos_token_ids or {self._made_up_eos or 0}
             matcher = compile_grammar(grammar.kind, grammar.text, vocabulary, sorted(ends))
         except ValueError as error:
-            raise GrammarError(f"grammar is not valid: {error}") from None
+            raise GrammarError(_refusal(str(error))) from None
         return self.cache.add(grammar, matcher)
 
     def _load(self) -> LLTokenizer:
@@ -313,6 +317,21 @@ def _with_made_up_eos(tokenizer_json: str) -> tuple[str, int]:
     backend.add_special_tokens([_MADE_UP_EOS])
     text: str = backend.to_str()
     return text, max(backend.get_vocab(with_added_tokens=True).values())
+
+
+def _refusal(reason: str) -> str:
+    """Say that a grammar does not compile; why, to the log: the router has explained what it can see."""
+    logger.warning("a grammar does not compile: %s", reason)
+    return "grammar is not valid: it is malformed, or too large for this model's vocabulary"
+
+
+def _failure(matcher: LLMatcher) -> str:
+    """Say why a grammar cannot continue, in our words."""
+    reason = _reason(matcher)
+    logger.debug("a grammar failed: %s", reason)
+    if _NO_FIT in reason:
+        return "the grammar failed: a token does not fit it"
+    return "the grammar failed: it grows too large; name fewer alternatives, or bound its repetitions lower"
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -113,7 +113,8 @@ def test_a_grammar_that_fails_on_the_way_fails_its_request_alone(engine: Engine)
 
 def test_a_grammar_that_does_not_compile_fails_its_request_alone(engine: Engine) -> None:
     found = run(engine, [request(0, "a("), request(1, "ab")])
-    assert "grammar is not valid" in (found[0][0].error or "") and found[0][0].grammar_at_fault
+    told = "grammar is not valid: it is malformed, or too large for this model's vocabulary"
+    assert found[0][0].error == told and found[0][0].grammar_at_fault
     assert found[1][-1].generated_text is not None and found[1][-1].generated_text.text == "ab"
 
 
