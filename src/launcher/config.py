@@ -192,6 +192,11 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, Text
     )  # fmt: skip
     max_waiting_tokens: int = option(20, panel=_BATCH, help="Decode steps after which waiting requests join the batch.")
     max_batch_size: int | None = option(None, panel=_BATCH, maximum=_U32, help="Largest number of requests in a batch.")
+    state_slots: int | None = option(
+        None, panel=_BATCH, minimum=1, maximum=_U32,
+        help="States of recurrent layers (Qwen 3.5, Qwen 3 Next) kept at once: one of each running request, the others "
+        "saved for prompts that begin alike. Default: half of a GPU's memory beside the weights, a fifth of a CPU's.",
+    )  # fmt: skip
     validation_workers: int = option(2, panel=_BATCH, help="Threads of the router that tokenize prompts.")
 
     json_output: bool = option(False, panel=_RUN, help="Write the log as JSON.")
@@ -278,6 +283,7 @@ SHARD_VARIABLES = (
     "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "batch_invariant",
     "disable_custom_kernels", "lora_adapters", "lora_root", "lora_slots", "lora_max_rank", "speculator", "num_stage",
     "stage_layers", "watermark_gamma", "watermark_delta", "attention", "speculate_max_rows", "pooling",
+    "state_slots",
 )  # fmt: skip
 GROUP_TLS = ("group_tls_cert", "group_tls_key", "group_tls_ca")
 """Variables of the shards and the router of a group of nodes."""

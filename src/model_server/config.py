@@ -93,6 +93,13 @@ class ServeConfig(PoolingOptions):
         maximum=_U32,
         help="Most requests that the router decodes at once; no larger CUDA graph is captured",
     )
+    state_slots: int | None = option(
+        None,
+        minimum=1,
+        maximum=_U32,
+        help="States of recurrent layers kept at once, of running requests and saved for prompts that begin alike. "
+        "Unset: half of a GPU's memory beside the weights, a fifth of a CPU's, at least --max-batch-size",
+    )
     lora_adapters: str | None = option(
         None,
         help="LoRA adapters to load with the model, separated by commas: name=path, path, or a hub id[@revision] that "

@@ -71,6 +71,8 @@ logger = logging.getLogger(__name__)
 STOP_LIMIT_S = 5.0
 # Of a shard that reads images: each large one that is not encoded yet is one.
 _OPEN_FILES = 8192
+# Tokens that recurrent layers compute at once on a GPU.
+_DEVICE_GRID = 64
 
 
 def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
@@ -132,14 +134,16 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             )
             config = replace(config, prefill_chunking=False, prefix_caching=False)
         engine = _engine(config, runner, tokenizer, device, ranks, links, speculator, encoder, residents)
+        state_slots = _reserve_states(config, runner, device, layout.local.size)
         facts = replace(
             announce(config, runner, device, dtype, layout, stored, model.scheme.method),
+            state_slots=state_slots,
             images=encoder is not None,
             speculator=None if speculator is None else LOOKUP if found is None else found.kind,
             loads_adapters=residents is not None,
             adapter_slots=config.lora_slots if model.slots is None else model.slots.number,
         )
-        plan = _memory_plan(config, engine, stored or dtype, layout.local.size)
+        plan = _memory_plan(config, engine, stored or dtype, layout.local.size, state_slots)
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
         phases.enter(phases.BINDING)
@@ -197,8 +201,7 @@ def _load(
         progress=LoadProgress(),
     )
     if placement.ranks.world.rank == 0:
-        caching, shares = config.prefix_caching, runner.traits.continues_from_blocks
-        attention.log(runner.traits.attention, caching_asked=caching, shares_blocks=shares)
+        attention.log(runner.traits.attention, caching_asked=config.prefix_caching)
     return runner
 
 
@@ -286,13 +289,16 @@ def announce(
         attention_impl="paged" if traits.attention is None else traits.attention.tgi_name,
         block_size=traits.block_size,
         chunking=config.prefill_chunking and not traits.keeps_state,
-        prefix_caching=config.prefix_caching and traits.continues_from_blocks,
+        prefix_caching=config.prefix_caching and not traits.keeps_state,
         grows=_grows(config, runner),
         kv_cache_dtype=str(cache_dtype or dtype),
         quantize=quantize,
         adapters=traits.adapters,
         speculate=config.num_drafted if traits.continues_from_blocks else 0,
         image_reserve=traits.image_reserve,
+        state_bytes=traits.recurrent_bytes,
+        # On a GPU chunks of so many tokens are computed at once.
+        state_grid=traits.block_size if device.type == "cpu" else max(traits.block_size, _DEVICE_GRID),
         # With one more than stages, each has its next step before it has finished one.
         micro_batches=1 if layout.stage.size == 1 else layout.stage.size + 1,
         urls=tuple(config.endpoints)
@@ -300,7 +306,24 @@ def announce(
     )
 
 
-def _memory_plan(config: ServeConfig, engine: Engine, cache_dtype: torch.dtype, local_size: int) -> MemoryPlan:
+def _reserve_states(config: ServeConfig, runner: Runner, device: torch.device, local_size: int) -> int:
+    """Allocate the states of recurrent layers; return the slots for requests and saved states."""
+    states = runner.traits.recurrent
+    if states is None:
+        return 0
+    on_gpu = device.type == "cuda"
+    share = torch.cuda.mem_get_info(device)[0] // 2 if on_gpu else int((free_memory() or 0) * kv_memory.STATES_SHARE)
+    asked, batch, share = config.state_slots, config.max_batch_size, share // (1 if on_gpu else local_size)
+    num_slots = kv_memory.state_slots(asked, batch, share, states.slot_bytes, on_gpu=on_gpu)
+    states.reserve(num_slots + 1)
+    taken = (num_slots + 1) * states.slot_bytes / 2**20
+    logger.info("States of recurrent layers: %s, %.1f MiB", counted(num_slots, "slot"), taken)
+    return num_slots
+
+
+def _memory_plan(
+    config: ServeConfig, engine: Engine, cache_dtype: torch.dtype, local_size: int, state_slots: int
+) -> MemoryPlan:
     """Plan memory just after loading, when a GPU holds only weights.
 
     Args:
@@ -308,7 +331,8 @@ def _memory_plan(config: ServeConfig, engine: Engine, cache_dtype: torch.dtype, 
     """
     device = engine.options.device
     is_cuda = device.type == "cuda"
-    states = (config.max_batch_size or kv_memory.MOST_STATES_CPU) * engine.runner.traits.recurrent_bytes
+    # Their pages are not taken yet on a CPU.
+    states = (state_slots + 1) * engine.runner.traits.recurrent_bytes
     default = config.default_kv_cache_memory
     if default is None:
         default = kv_memory.default_bytes((free_memory() or 0) - states * local_size) // local_size
@@ -316,7 +340,7 @@ def _memory_plan(config: ServeConfig, engine: Engine, cache_dtype: torch.dtype, 
         dtype=cache_dtype, max_batch_total_tokens=config.max_batch_total_tokens, cache_bytes=config.kv_cache_memory,
         default_cache_bytes=default, cuda_memory_fraction=config.cuda_memory_fraction,
         model_max_length=engine.tokenizer.model_max_length, memory=CudaMemory(device) if is_cuda else None,
-        weight_bytes=torch.cuda.memory_allocated(device) if is_cuda else engine.runner.traits.weight_bytes,
+        weight_bytes=torch.cuda.memory_allocated(device) - states if is_cuda else engine.runner.traits.weight_bytes,
         state_bytes=states,
     )  # fmt: skip
 

@@ -56,6 +56,9 @@ class ShardInfo:
     loads_adapters: bool = False  # LoRA adapters come and go while the shards serve
     images: bool = False  # prompts may have images
     shares_memory: bool = False  # the shards open memory of this process
+    state_slots: int = 0  # states that layers keep at once, of requests and saved; 0: they keep none
+    state_bytes: int = 0  # of a slot, on the rank with the most
+    state_grid: int = 0  # states are saved at multiples of so many tokens
 
     @property
     def overlaps(self) -> bool:

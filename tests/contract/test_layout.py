@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 846,
+    "files": 848,
     "files below 50 lines": 235,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -29,9 +29,9 @@ LIMITS = {
     "files that name images": 138,
     "files that name drafts": 97,
     "files that name stages": 42,
-    "files that name states": 15,
+    "files that name states": 27,
 }
-LINES = {"launcher": 11_600, "model_server": 46_800, "router": 28_370, "tercet": 60, "wire": 6_750}
+LINES = {"launcher": 11_600, "model_server": 46_800, "router": 28_710, "tercet": 60, "wire": 6_750}
 LONG_FILE = 400
 
 

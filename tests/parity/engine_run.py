@@ -47,6 +47,8 @@ def make_engine(checkpoint: Path, group: ProcessGroup, budget: int, num_stages: 
     """An engine whose cache is full of NaN, with requests that grow."""
     ranks = Ranks.of(group, Layout.of(group.rank, group.size, num_stages=num_stages))
     runner = load(checkpoint, ranks=ranks)
+    if runner.traits.recurrent is not None:
+        runner.traits.recurrent.reserve(len(KINDS))
     options = EngineOptions(
         device=CPU, layout=ranks.layout, block_size=BLOCK, prompt_logprobs_allowed=True,
         chunking=True, grows=True,
@@ -72,7 +74,7 @@ def make_requests() -> list[NewRequest]:
                 id=number, input_ids=tuple(prompt.tolist()), sampling=sampling,
                 stopping=StoppingParameters(max_new_tokens=NEW_TOKENS, ignore_eos_token=True),
                 prefill_logprobs=number == 0, top_n_tokens=0, blocks=blocks,
-                cache_len=0, chunk_len=None,
+                cache_len=0, chunk_len=None, state_slot=number,
             )
         )  # fmt: skip
     return requests

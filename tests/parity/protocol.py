@@ -61,7 +61,7 @@ class PagedBatch:
         for rows in self.cache.rows:
             rows.fill_(float("nan"))
         self.done = [0] * len(self.sequences)
-        self.states = [RequestState(0) for _ in self.sequences]
+        self.states = [RequestState(0, i) for i, _ in enumerate(self.sequences)]
 
     def inputs(self, counts: Sequence[int], logit_rows: Tensor | None = None) -> ModelInputs:
         """A forward over the next counts[i] tokens of each sequence; those with 0 take no part."""
@@ -69,7 +69,7 @@ class PagedBatch:
         spans = [(self.done[i], self.done[i] + counts[i]) for i in taking]
         for i in taking:
             if self.done[i] == 0:
-                self.states[i] = RequestState(counts[i])
+                self.states[i] = RequestState(counts[i], i)
         metadata = attention_metadata([self.tables[i] for i in taking], spans, self.block_size, self.device)
         if self.adapters is not None:
             metadata = replace(metadata, adapters=tuple(self.adapters[i] for i in taking))

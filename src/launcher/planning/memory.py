@@ -40,7 +40,7 @@ class Estimate:
     state: int = 0
     """Bytes that one shard keeps of a request beside its tokens in the KV cache."""
     requests: int | None = None
-    """How many requests that keep some run at once; None: these bytes set no bound."""
+    """How many states are kept at once, of running requests and saved ones; None: nothing is kept."""
 
 
 def estimate(
@@ -79,16 +79,16 @@ def estimate(
         if weights is not None and token and sizes and len(sizes) == num_shard:
             free = int(min(sizes) * config.cuda_memory_fraction) - weights // num_shard
             free -= slot_bytes(config, info, num_shard // stages, width, listed) // stages
-            requests = _most_requests(config, state, free // 2, kv_memory.MOST_STATES_GPU)
-            free -= state * (requests or 0)
+            requests = _state_slots(config, state, free // 2, on_gpu=True)
+            free -= _states(state, requests)
             tokens = max(0, free if asked is None else min(free, asked)) // token
     else:
         if weights is not None and hardware.free_bytes is not None:
             free = hardware.free_bytes - weights
             share = int(free * kv_memory.STATES_SHARE) // num_shard
-            requests = _most_requests(config, state, share, kv_memory.MOST_STATES_CPU)
+            requests = _state_slots(config, state, share, on_gpu=False)
             if asked is None:
-                cache = kv_memory.default_bytes(free - state * (requests or 0) * num_shard) // num_shard
+                cache = kv_memory.default_bytes(free - _states(state, requests) * num_shard) // num_shard
         if cache is not None and token:
             tokens = _cpu_tokens(config, cache, token, longest)
     return Estimate(
@@ -102,16 +102,16 @@ def estimate(
     )
 
 
-def _most_requests(config: LauncherConfig, state: int, share: int, most: int) -> int | None:
-    """Return how many requests with a state of `state` bytes run at once; None without states.
-
-    Args:
-        share: Bytes for all of them.
-        most: Bound where no option sets one.
-    """
+def _state_slots(config: LauncherConfig, state: int, share: int, *, on_gpu: bool) -> int | None:
+    """Return the slots for states of `state` bytes; None without states."""
     if not state:
         return None
-    return config.max_batch_size or min(most, max(kv_memory.LEAST_STATES, share // state))
+    return kv_memory.state_slots(config.state_slots, config.max_batch_size, share, state, on_gpu=on_gpu)
+
+
+def _states(state: int, slots: int | None) -> int:
+    """Return the bytes of all slots, with the one for the health probe."""
+    return 0 if slots is None else state * (slots + 1)
 
 
 def _cpu_tokens(config: LauncherConfig, cache: int, token: int, longest: int) -> int:

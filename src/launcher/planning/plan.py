@@ -195,10 +195,10 @@ def make_plan(
         reasons.append(f"Default `max_batch_prefill_tokens` to {prefill.value} ({prefill.reason})")
     longest = max(config.max_total_tokens or 0, prefill.value)
     memory = estimate(config, hardware, info, shards.value, listed, longest=longest)
-    if memory.requests is not None and config.max_batch_size is None:
-        config = replace(config, max_batch_size=memory.requests)
+    if memory.requests is not None and config.state_slots is None:
+        config = replace(config, state_slots=memory.requests)
         size = shown_bytes(memory.state * memory.requests)
-        reasons.append(f"Default `max_batch_size` to {memory.requests} (the states of so many requests take {size})")
+        reasons.append(f"Default `state_slots` to {memory.requests} (so many states take {size})")
     _check_cache(config, memory, on_gpu=bool(hardware.gpus))
     if memory.cache is not None and config.kv_cache_memory is None and config.max_batch_total_tokens is None:
         reasons.append(_cache_reason(memory, hardware, shards.value))

@@ -47,6 +47,9 @@ class NewRequest:
     adapter: int | None = None  # load id of an adapter that came while the model serves; None: it has none
     prediction_ids: tuple[int, ...] = ()  # what will probably be generated
     images: tuple[ImagePlace, ...] = ()
+    state_slot: int = 0  # of recurrent layers' state, and where the first cache_len tokens' comes from
+    state_from: int | None = None
+    state_saves: tuple[tuple[int, int], ...] = ()  # (position, slot) of copies
 
 
 class Sequence:
@@ -91,7 +94,7 @@ class Sequence:
         self.ids = [*prompt_ids, *request.resume_ids]
         self.prompt_length = len(prompt_ids)
         self.prefill_length = len(self.ids)
-        self.state = RequestState(self.prompt_length)
+        self.state = RequestState(self.prompt_length, request.state_slot, request.state_from, request.state_saves)
         self.blocks = request.blocks
         self.slots = slots_of(request.blocks, block_size)
         self.cache_length = request.cache_len
@@ -246,6 +249,22 @@ def check_layout(request: NewRequest, block_size: int, num_blocks: int, *, chunk
         raise RequestError(f"{name}: {len(request.blocks)} blocks for {needed} tokens")
     if int(request.blocks.max()) >= num_blocks:
         raise RequestError(f"{name}: a block is outside the cache of {num_blocks} blocks")
+
+
+def check_state(request: NewRequest, num_states: int) -> None:
+    """Refuse slots of states that are not there, and what cannot be continued or saved.
+
+    Args:
+        num_states: Slots; 0: no layer keeps states.
+    """
+    if not num_states:
+        return
+    name = f"request {request.id}"
+    saved = [slot for _, slot in request.state_saves]
+    if max(request.state_slot, request.state_from or 0, *saved) >= num_states:
+        raise RequestError(f"{name}: a state is outside the {num_states} slots")
+    if request.cache_len and request.state_from is None:
+        raise RequestError(f"{name}: cache_len is {request.cache_len}, but state_from names no state to continue from")
 
 
 def slots_of(blocks: npt.NDArray[Any], block_size: int) -> npt.NDArray[np.int64]:

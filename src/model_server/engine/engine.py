@@ -278,10 +278,11 @@ class Engine:
 
     def _admit(self, requests: list[NewRequest], call: PrefillCall) -> tuple[list[Sequence], list[Generation]]:
         """Return sequences of requests that can run, and this rank's answers to the others."""
-        options, num_blocks = self.options, self.cache.num_blocks
+        options, states = self.options, self.runner.traits.recurrent
         layout = CacheLayout(
-            block_size=options.block_size, num_blocks=num_blocks, chunking=options.chunking, grows=options.grows
-        )
+            block_size=options.block_size, num_blocks=self.cache.num_blocks, chunking=options.chunking,
+            grows=options.grows, num_states=0 if states is None else states.num_slots,
+        )  # fmt: skip
         in_use = partial(self._store.adapters_in_use, call)
         sequences, refusals = self._factory.sequences(requests, layout, in_use)
         answers = [

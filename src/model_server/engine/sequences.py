@@ -11,7 +11,7 @@ import numpy as np
 from model_server.adapters.residents import Residence, Residents
 from model_server.adapters.rows import BASE
 from model_server.adapters.slots.table import SlotTable
-from model_server.batch.sequence import NewRequest, Sequence, check_layout, number_blocks
+from model_server.batch.sequence import NewRequest, Sequence, check_layout, check_state, number_blocks
 from model_server.batch.stopping import StoppingState
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import RequestError
@@ -35,6 +35,7 @@ class CacheLayout:
     num_blocks: int
     chunking: bool  # its first forward may leave some of the prompt out
     grows: bool  # it may get more blocks later
+    num_states: int = 0  # slots of layers' states; 0: they keep none
 
 
 class SequenceFactory:
@@ -118,6 +119,7 @@ class SequenceFactory:
     ) -> Sequence:
         prompt = list(request.input_ids)
         check_layout(request, layout.block_size, layout.num_blocks, chunking=layout.chunking, grows=layout.grows)
+        check_state(request, layout.num_states)
         residence = self._residence(request)
         adapter = self._adapter(request) if residence is None else residence.number
         adapter = self._slot(request, adapter, slots_in_use)

@@ -77,7 +77,7 @@ class MemoryPlan:
     weight_bytes: int | None = None  # None: not known
     cache_bytes: int | None = None  # None: the user has not said it
     default_cache_bytes: int | None = None  # on a CPU, where the user has said nothing of the cache
-    state_bytes: int = 0  # of all requests that may run at once, beside the cache
+    state_bytes: int = 0  # of states that layers keep, allocated beside the cache
 
 
 def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: WarmupRequest) -> Capacity:
@@ -209,7 +209,7 @@ def _report_memory(
     else:
         use = MemoryUse(
             weights=plan.weight_bytes,
-            activations=measured.peak - plan.state_bytes,
+            activations=measured.peak,
             cache=taken,
             graphs=measured.graphs,
             free=measured.free - taken - measured.peak - measured.graphs,
@@ -234,7 +234,7 @@ def _measure(
     request: WarmupRequest,
 ) -> Measured:
     """Measure the device's memory after the step, without a cache."""
-    peak = memory.peak() + plan.state_bytes
+    peak = memory.peak()
     if engine.encoder is not None:
         peak += engine.encoder.capacity * engine.encoder.tower.row_bytes
     cost = GraphCost(0, 0)
@@ -316,7 +316,10 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
     numbered = number_blocks(tokens, engine.options.block_size)
     # With adapters its products are computed too, and their kernels compiled.
     slot = None if engine.runner.traits.slots is None else 0
-    kept = [dataclasses.replace(r, blocks=b, adapter_slot=slot) for r, b in zip(kept, numbered, strict=True)]
+    kept = [
+        dataclasses.replace(r, blocks=b, adapter_slot=slot, state_slot=number)
+        for number, (r, b) in enumerate(zip(kept, numbered, strict=True))
+    ]
     used_blocks = sum(map(len, numbered))
     engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
     if plan.memory is not None:

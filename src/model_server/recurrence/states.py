@@ -36,12 +36,15 @@ class LayerStates:
     inputs: Tensor  # [slots, number, channels]
     state: Tensor  # [slots, heads, key_dim, value_dim] float32
 
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy slots (from, to) one after another."""
+        for source, to in pairs:
+            self.inputs[to].copy_(self.inputs[source])
+            self.state[to].copy_(self.state[source])
+
 
 class StatePool:
-    """The slots of this rank's recurrent layers, of the same numbers in all of them.
-
-    A `RequestState` holds its slot, and gives it back when it goes, however its sequence leaves its batch.
-    """
+    """The slots of this rank's recurrent layers, of the same numbers in all of them, which the router gives."""
 
     def __init__(self, shapes: dict[int, StateShape], device: torch.device) -> None:
         """Take the shapes by the layers' indices on this rank."""
@@ -54,50 +57,44 @@ class StatePool:
             for index, shape in shapes.items()
         }
         self._capacity = 0
-        self._free: list[int] = []
 
     def layer(self, index: int) -> LayerStates:
         """Return the slots of a layer."""
         return self._layers[index]
 
-    def slots(self, requests: Sequence[RequestState], starts: Sequence[int]) -> list[int]:
-        """Return each request's slot, in a step that computes its tokens from position `start` on."""
-        return [self._slot(request, start) for request, start in zip(requests, starts, strict=True)]
+    @property
+    def num_slots(self) -> int:
+        return self._capacity
 
-    def _slot(self, request: RequestState, start: int) -> int:
-        if request.kept is None:
-            if start:
-                raise RuntimeError(f"the state of a request is gone, of which {start} tokens are said to be computed")
-            if not self._free:
-                self._grow()
-            # The lowest: slots that follow each other in the order of the rows are one piece of the buffer.
-            number = min(self._free)
-            self._free.remove(number)
-            request.kept = _Slot(number, self._free)
-        slot: _Slot = request.kept
-        return slot.number
-
-    def _grow(self) -> None:
-        """Add a quarter, so that little memory is unused."""
-        added = max(1, self._capacity // 4)
+    def reserve(self, num_slots: int) -> None:
+        """Have so many slots at least."""
+        added = num_slots - self._capacity
+        if added <= 0:
+            return
         for layer in self._layers.values():
             layer.inputs = _longer(layer.inputs, added)
             layer.state = _longer(layer.state, added)
-        self._free += range(self._capacity, self._capacity + added)
-        self._capacity += added
+        self._capacity = num_slots
 
+    def start(self, requests: Sequence[RequestState], starts: Sequence[int]) -> list[int]:
+        """Return each request's slot, in a step that computes its tokens from position `start` on.
 
-class _Slot:
-    """A number that goes back to the free ones when its holder goes."""
-
-    __slots__ = ("_free", "number")
-
-    def __init__(self, number: int, free: list[int]) -> None:
-        self.number = number
-        self._free = free
-
-    def __del__(self) -> None:
-        self._free.append(self.number)
+        What is to be restored is copied there first, in the order of the requests: one that comes later may have got
+        the slot that an earlier one is restored from.
+        """
+        slots = [request.slot for request in requests]
+        self.reserve(max(slots) + 1)
+        restored = []
+        for request, start in zip(requests, starts, strict=True):
+            if start and not request.has_begun:
+                if request.restored_from is None:
+                    raise RuntimeError(f"a request has no state, of which {start} tokens are said to be computed")
+                restored.append((request.restored_from, request.slot))
+            request.has_begun = True
+        if restored:
+            for layer in self._layers.values():
+                layer.copy(restored)
+        return slots
 
 
 def _longer(rows: Tensor, added: int) -> Tensor:

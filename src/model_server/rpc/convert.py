@@ -99,6 +99,9 @@ def _request_from(message: pb.Request, images: Mapping[bytes, Image]) -> NewRequ
         adapter=message.adapter if message.HasField("adapter") else None,
         prediction_ids=tuple(message.prediction_ids),
         images=tuple([ImagePlace(p.key, p.start, p.length, images.get(p.key)) for p in message.images]),
+        state_slot=message.state_slot,
+        state_from=message.state_from if message.HasField("state_from") else None,
+        state_saves=tuple([(one.position, one.slot) for one in message.state_saves]),
     )
 
 

@@ -54,6 +54,9 @@ class ShardFacts:
     loads_adapters: bool = False
     adapter_slots: int | None = None
     image_reserve: int = 0
+    state_slots: int = 0
+    state_bytes: int = 0
+    state_grid: int = 0
 
 
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
@@ -95,6 +98,9 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             grows=self._facts.grows,
             loads_adapters=self._facts.loads_adapters,
             images=self._facts.images,
+            state_slots=self._facts.state_slots,
+            state_bytes=self._facts.state_bytes,
+            state_grid=self._facts.state_grid,
         )
 
     @answering_errors

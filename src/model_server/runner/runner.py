@@ -22,11 +22,28 @@ STATE_BLOCK_SIZE = 16
 class RequestState:
     """What a runner remembers of one request, made and freed with its sequence."""
 
-    __slots__ = ("kept", "prompt_length")
+    __slots__ = ("has_begun", "kept", "prompt_length", "restored_from", "saves", "slot")
 
-    def __init__(self, prompt_length: int) -> None:
+    def __init__(
+        self,
+        prompt_length: int,
+        slot: int = 0,
+        restored_from: int | None = None,
+        saves: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """Take what recurrent layers need.
+
+        Args:
+            slot: Where their state is.
+            restored_from: Slot of the state that its first forward continues; None: it begins with the first token.
+            saves: (position, slot): where the state behind so many tokens is copied to.
+        """
         self.prompt_length = prompt_length
         self.kept: Any = None
+        self.slot = slot
+        self.restored_from = restored_from
+        self.saves = saves
+        self.has_begun = False
 
 
 @dataclass(slots=True)
@@ -78,6 +95,18 @@ class TokenRow:
     dtype: torch.dtype
 
 
+class StateSlots(Protocol):
+    """Slots of states."""
+
+    slot_bytes: int
+
+    @property
+    def num_slots(self) -> int: ...
+
+    def reserve(self, num_slots: int) -> None:
+        """Have so many slots at least."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerTraits:
     """What kind of runner a model has."""
@@ -92,9 +121,9 @@ class RunnerTraits:
     decoder_prefix: tuple[int, ...] | None = None
     # Decode steps may be captured: they ask the device for nothing, and the host's lengths are only bounds.
     capturable: bool = False
-    # What layers keep of a request beside its blocks: then blocks are not enough to continue from, no prefix is shared
-    # and no draft checked.
-    recurrent_bytes: int = 0
+    # Slots of what recurrent layers keep of a request beside its blocks; None: they keep nothing. Blocks alone are then
+    # not enough to continue from, and no draft is checked.
+    recurrent: StateSlots | None = None
     # Steps with prompts may be captured between calls of attention: all else depends on the number of tokens.
     in_pieces: bool = True
     # Length of a learned table of positions, if any.
@@ -123,6 +152,11 @@ class RunnerTraits:
         budgets.
         """
         return self.state_bytes is not None
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Return the bytes of a slot of states."""
+        return 0 if self.recurrent is None else self.recurrent.slot_bytes
 
     @property
     def continues_from_blocks(self) -> bool:

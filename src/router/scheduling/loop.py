@@ -18,6 +18,7 @@ from router.scheduling.answers import Answers
 from router.scheduling.batches import Batches
 from router.scheduling.cache.blocks import BlockAllocator, FreeList
 from router.scheduling.cache.prefix_cache import PrefixCache
+from router.scheduling.cache.states import StateSlots
 from router.scheduling.delivery import Delivery, server_error
 from router.scheduling.entry import MAX_UNREAD_BYTES, Entry
 from router.scheduling.growth import Grower
@@ -232,7 +233,8 @@ class Scheduler:
 
 def _allocator(info: ShardInfo, limits: ServingLimits) -> BlockAllocator:
     num_blocks = limits.max_batch_total_tokens // info.block_size
-    return (PrefixCache if info.shares_prefixes else FreeList)(num_blocks, info.block_size)
+    states = StateSlots(info.state_slots, info.state_grid) if info.state_slots else None
+    return (PrefixCache if info.shares_prefixes else FreeList)(num_blocks, info.block_size, states)
 
 
 def _may_share(info: ShardInfo) -> Callable[[ValidRequest], bool]:

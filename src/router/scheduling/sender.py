@@ -16,6 +16,7 @@ from __future__ import annotations
 from router.limits import ShardInfo
 from router.scheduling.batch import RunningBatch
 from router.scheduling.batches import Batches, MicroBatch
+from router.scheduling.cache.states import StatePlace
 from router.scheduling.delivery import server_error
 from router.scheduling.entry import Entry
 from router.scheduling.growth import Grower
@@ -24,7 +25,16 @@ from router.scheduling.pipeline import Call, Pipeline
 from router.scheduling.queue.admission import Admission
 from router.scheduling.queue.request_queue import NextBatch
 from router.scheduling.step_metrics import StepMetrics
-from router.shards.interface import PROBE_ID, DecodeCall, NewBatch, NewRequest, PrefillCall, Shards, UnsendableError
+from router.shards.interface import (
+    PROBE_ID,
+    DecodeCall,
+    NewBatch,
+    NewRequest,
+    PrefillCall,
+    Shards,
+    StateRef,
+    UnsendableError,
+)
 
 
 class Sender:
@@ -250,4 +260,11 @@ def _new_request(entry: Entry) -> NewRequest:
         allocation.prefix_length,
         entry.chunk_len,
         tuple(entry.generated_ids),
+        _state_of(allocation.state),
     )
+
+
+def _state_of(state: StatePlace | None) -> StateRef | None:
+    if state is None:
+        return None
+    return StateRef(state.slot, state.restored_from, [(save.position, save.slot) for save in state.saves])

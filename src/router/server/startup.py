@@ -125,7 +125,7 @@ async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> 
             max_input_tokens=config.max_input_tokens,
             max_prefill_tokens=tokens_of_a_step(budget, config.max_step_prefill_tokens, info)[0],
             max_total_tokens=config.max_total_tokens,
-            max_batch_size=config.max_batch_size,
+            max_batch_size=_most_requests(config, info),
         )
         try:
             capacity = await shards.warm_up(plan)
@@ -215,10 +215,15 @@ def resolve_limits(
         max_batch_prefill_tokens=step_tokens,
         default_prefill_tokens=default_step_tokens,
         max_batch_total_tokens=max_batch_total_tokens,
-        max_batch_size=config.max_batch_size,
+        max_batch_size=_most_requests(config, info),
         max_waiting_tokens=config.max_waiting_tokens,
         waiting_served_ratio=config.waiting_served_ratio,
     )
+
+
+def _most_requests(config: RouterConfig, info: ShardInfo) -> int | None:
+    """Return the most requests that run at once, each of which needs a slot where layers keep states."""
+    return min((most for most in (config.max_batch_size, info.state_slots) if most), default=None)
 
 
 def _batch_total(config: RouterConfig, capacity: Capacity) -> int:

@@ -144,6 +144,12 @@ def _request_to(new: NewRequest) -> pb.Request:
         message.adapter = request.adapter
     elif request.adapter_id is not None:
         message.adapter_id = request.adapter_id
+    if new.state is not None:
+        message.state_slot = new.state.slot
+        if new.state.restored_from is not None:
+            message.state_from = new.state.restored_from
+        for position, slot in new.state.saves:
+            message.state_saves.add(position=position, slot=slot)
     for one in request.images:
         message.images.add(key=one.place.key, start=one.place.start, length=one.place.length)
     return message
@@ -206,6 +212,9 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
         loads_adapters=all(m.loads_adapters for m in messages),
         images=all(m.images for m in messages),
         shares_memory=_see_this_process(messages),
+        state_slots=min((m.state_slots for m in messages if m.state_slots), default=0),
+        state_bytes=max(m.state_bytes for m in messages),
+        state_grid=max(m.state_grid for m in messages),
     )
 
 

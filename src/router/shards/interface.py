@@ -41,6 +41,17 @@ class UnsendableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class StateRef:
+    """What layers keep of a request beside its blocks: its slots."""
+
+    slot: int
+    # Slot of the state behind the first `cache_len` tokens.
+    restored_from: int | None
+    # (position, slot): copies behind so many tokens of the prompt.
+    saves: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class NewRequest:
     """A request with its KV place."""
 
@@ -53,6 +64,7 @@ class NewRequest:
     chunk_len: int | None = None
     # Generated before a preemption.
     resume_ids: Sequence[int] = ()
+    state: StateRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

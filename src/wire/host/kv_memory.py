@@ -14,6 +14,19 @@ STATES_SHARE = 0.2
 _STEP = 256
 
 
+def state_slots(asked: int | None, max_batch_size: int | None, share: int, slot_bytes: int, *, on_gpu: bool) -> int:
+    """Return how many states are kept at once, of running requests and copies for later prompts.
+
+    Args:
+        asked: `--state-slots`.
+        share: Bytes for all of them, where no option says how many.
+    """
+    if asked is not None:
+        return asked
+    most = MOST_STATES_GPU if on_gpu else MOST_STATES_CPU
+    return max(min(most, max(LEAST_STATES, share // slot_bytes)), max_batch_size or 0)
+
+
 def default_bytes(free: int) -> int:
     """Return the cache's bytes of `free` ones, in eight steps per power of two, to be stable."""
     share = max(0, int(free * SHARE))

@@ -39,7 +39,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("protocol", "dtype", "device_type", "speculate", "support_chunking", "attention_impl", "block_size", "pipeline_depth", "kv_cache_dtype", "quantize", "adapters", "prefix_caching", "micro_batches", "adapter_slots", "image_reserve", "speculator", "process_namespace", "task", "grows", "loads_adapters", "images", "other_ranks")
+    __slots__ = ("protocol", "dtype", "device_type", "speculate", "support_chunking", "attention_impl", "block_size", "pipeline_depth", "kv_cache_dtype", "quantize", "adapters", "prefix_caching", "micro_batches", "adapter_slots", "image_reserve", "speculator", "process_namespace", "task", "grows", "loads_adapters", "images", "state_slots", "state_bytes", "state_grid", "other_ranks")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,9 @@ class InfoResponse(_message.Message):
     GROWS_FIELD_NUMBER: _ClassVar[int]
     LOADS_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    STATE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_GRID_FIELD_NUMBER: _ClassVar[int]
     OTHER_RANKS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     dtype: str
@@ -83,8 +86,11 @@ class InfoResponse(_message.Message):
     grows: bool
     loads_adapters: bool
     images: bool
+    state_slots: int
+    state_bytes: int
+    state_grid: int
     other_ranks: _containers.RepeatedCompositeFieldContainer[InfoResponse]
-    def __init__(self, protocol: _Optional[int] = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., speculate: _Optional[int] = ..., support_chunking: bool = ..., attention_impl: _Optional[str] = ..., block_size: _Optional[int] = ..., pipeline_depth: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., quantize: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., prefix_caching: bool = ..., micro_batches: _Optional[int] = ..., adapter_slots: _Optional[int] = ..., image_reserve: _Optional[int] = ..., speculator: _Optional[str] = ..., process_namespace: _Optional[str] = ..., task: _Optional[str] = ..., grows: bool = ..., loads_adapters: bool = ..., images: bool = ..., other_ranks: _Optional[_Iterable[_Union[InfoResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., speculate: _Optional[int] = ..., support_chunking: bool = ..., attention_impl: _Optional[str] = ..., block_size: _Optional[int] = ..., pipeline_depth: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., quantize: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., prefix_caching: bool = ..., micro_batches: _Optional[int] = ..., adapter_slots: _Optional[int] = ..., image_reserve: _Optional[int] = ..., speculator: _Optional[str] = ..., process_namespace: _Optional[str] = ..., task: _Optional[str] = ..., grows: bool = ..., loads_adapters: bool = ..., images: bool = ..., state_slots: _Optional[int] = ..., state_bytes: _Optional[int] = ..., state_grid: _Optional[int] = ..., other_ranks: _Optional[_Iterable[_Union[InfoResponse, _Mapping]]] = ...) -> None: ...
 
 class ServiceDiscoveryRequest(_message.Message):
     __slots__ = ()
@@ -165,7 +171,7 @@ class StoppingCriteriaParameters(_message.Message):
     def __init__(self, max_new_tokens: _Optional[int] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., ignore_eos_token: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "parameters", "stopping_parameters", "prefill_logprobs", "top_n_tokens", "blocks", "adapter_id", "cache_len", "chunk_len", "input_ids", "adapter", "resume_ids", "prediction_ids", "images")
+    __slots__ = ("id", "parameters", "stopping_parameters", "prefill_logprobs", "top_n_tokens", "blocks", "adapter_id", "cache_len", "chunk_len", "input_ids", "adapter", "resume_ids", "prediction_ids", "images", "state_slot", "state_from", "state_saves")
     ID_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     STOPPING_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +186,9 @@ class Request(_message.Message):
     RESUME_IDS_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_IDS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    STATE_SLOT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FROM_FIELD_NUMBER: _ClassVar[int]
+    STATE_SAVES_FIELD_NUMBER: _ClassVar[int]
     id: int
     parameters: NextTokenChooserParameters
     stopping_parameters: StoppingCriteriaParameters
@@ -194,7 +203,18 @@ class Request(_message.Message):
     resume_ids: _containers.RepeatedScalarFieldContainer[int]
     prediction_ids: _containers.RepeatedScalarFieldContainer[int]
     images: _containers.RepeatedCompositeFieldContainer[ImagePlace]
-    def __init__(self, id: _Optional[int] = ..., parameters: _Optional[_Union[NextTokenChooserParameters, _Mapping]] = ..., stopping_parameters: _Optional[_Union[StoppingCriteriaParameters, _Mapping]] = ..., prefill_logprobs: bool = ..., top_n_tokens: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., adapter_id: _Optional[str] = ..., cache_len: _Optional[int] = ..., chunk_len: _Optional[int] = ..., input_ids: _Optional[_Iterable[int]] = ..., adapter: _Optional[int] = ..., resume_ids: _Optional[_Iterable[int]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., images: _Optional[_Iterable[_Union[ImagePlace, _Mapping]]] = ...) -> None: ...
+    state_slot: int
+    state_from: int
+    state_saves: _containers.RepeatedCompositeFieldContainer[StateSave]
+    def __init__(self, id: _Optional[int] = ..., parameters: _Optional[_Union[NextTokenChooserParameters, _Mapping]] = ..., stopping_parameters: _Optional[_Union[StoppingCriteriaParameters, _Mapping]] = ..., prefill_logprobs: bool = ..., top_n_tokens: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., adapter_id: _Optional[str] = ..., cache_len: _Optional[int] = ..., chunk_len: _Optional[int] = ..., input_ids: _Optional[_Iterable[int]] = ..., adapter: _Optional[int] = ..., resume_ids: _Optional[_Iterable[int]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., images: _Optional[_Iterable[_Union[ImagePlace, _Mapping]]] = ..., state_slot: _Optional[int] = ..., state_from: _Optional[int] = ..., state_saves: _Optional[_Iterable[_Union[StateSave, _Mapping]]] = ...) -> None: ...
+
+class StateSave(_message.Message):
+    __slots__ = ("position", "slot")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    slot: int
+    def __init__(self, position: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class PreparedImage(_message.Message):
     __slots__ = ("key", "features", "grid", "num_embeds")

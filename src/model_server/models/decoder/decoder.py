@@ -23,8 +23,9 @@ from model_server.models.decoder.blocks import Block, Stream, residual_norm
 from model_server.models.decoder.cpp_stack import CppStack, cpp_stack
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.vocabulary import Output
-from model_server.recurrence.segments import Segments, starts_of
+from model_server.recurrence.segments import Segments
 from model_server.recurrence.states import StatePool
+from model_server.recurrence.step import RecurrentStep, plan_step
 from model_server.runner.runner import ModelInputs, RequestState, RunnerTraits, TokenRow
 
 _SEES_AHEAD = ReferenceBackend()
@@ -78,7 +79,7 @@ class Decoder:
         self.traits = RunnerTraits(
             attention=attention,
             capturable=attention.capturable and all(block.mlp.capturable for block in blocks) and states is None,
-            recurrent_bytes=0 if states is None else states.slot_bytes,
+            recurrent=states,
             in_pieces=not has_mixers,
             position_rows=None if embedding is None else embedding.position_rows,
             weight_bytes=weight_bytes,
@@ -149,8 +150,9 @@ class Decoder:
             cache=cache,
             attention=inputs.attention_step or self._start(metadata, cache),
             is_decode=metadata.is_decode,
-            segments=self._segments(inputs, cache) if self._has_mixers else None,
+            segments=Segments(metadata, cache.block_size) if self._has_mixers and self._states is None else None,
             states=self._states,
+            recurrent=self._recurrent(inputs, cache, self._states),
         )
         kept = inputs.kept
         rows_last = kept is not None and kept.all_tokens and inputs.logit_rows is not None
@@ -165,13 +167,13 @@ class Decoder:
             hidden = hidden.index_select(0, inputs.logit_rows)
         return hidden if self._output.head is None else self._output.head(hidden)
 
-    def _segments(self, inputs: ModelInputs, cache: KvCache) -> Segments:
+    def _recurrent(self, inputs: ModelInputs, cache: KvCache, states: StatePool | None) -> RecurrentStep | None:
+        if states is None:
+            return None
         metadata = inputs.attention
-        if self._states is None:
-            return Segments(metadata, cache.block_size)
         # Without requests all segments are whole, and forgotten after the step.
-        requests = inputs.states or [RequestState(0) for _ in metadata.query_lengths_host]
-        return Segments(metadata, cache.block_size, self._states.slots(requests, starts_of(metadata)))
+        requests = inputs.states or [RequestState(0, slot) for slot, _ in enumerate(metadata.query_lengths_host)]
+        return plan_step(metadata, cache.block_size, states, requests)
 
     def _start(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
         """Begin attention; libraries' kernels know causal masks only."""

@@ -16,6 +16,7 @@ from model_server.layers.rotary import Rotations
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.recurrence.segments import Segments
 from model_server.recurrence.states import StatePool, StateShape
+from model_server.recurrence.step import RecurrentStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Step:
     is_decode: bool  # every sequence has one token
     segments: Segments | None = None  # None: no layer asks for them
     states: StatePool | None = None  # None: no layer keeps any
+    recurrent: RecurrentStep | None = None  # beside `states`
 
 
 class AttentionPart(Protocol):

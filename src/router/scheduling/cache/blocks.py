@@ -19,6 +19,7 @@ from typing import Protocol
 
 from router.scheduling.cache.keys import ContentRange
 from router.scheduling.cache.radix import RadixNode
+from router.scheduling.cache.states import StatePlace, StateSlots
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class Allocation:
     content: Sequence[ContentRange] = field(default=(), repr=False, compare=False)
     # Private blocks among those first ones: another request had shared the same tokens before.
     duplicates: list[int] = field(default_factory=list, repr=False, compare=False)
+    # Its slots of states; None: layers keep none, or given back.
+    state: StatePlace | None = field(default=None, repr=False, compare=False)
 
     def append(self, blocks: list[int]) -> None:
         """Append blocks, and count positions to their end."""
@@ -46,10 +49,13 @@ class Allocation:
         self.blocks = []
         self.duplicates = []
         self.num_in_trie = 0
+        self.state = None
 
 
 class BlockAllocator(Protocol):
     """What the scheduler needs of `FreeList` or `PrefixCache`."""
+
+    states: StateSlots | None
 
     @property
     def num_free(self) -> int:
@@ -77,11 +83,14 @@ class BlockAllocator(Protocol):
         prompt_ids: Sequence[int] | None,
         namespace: str = "",
         content: Sequence[ContentRange] = (),
+        *,
+        num_prompt: int | None = None,
     ) -> Allocation | None:
         """Allocate `num_tokens` positions, if possible.
 
         Args:
             prompt_ids: None: not shared.
+            num_prompt: How many of `prompt_ids` are the prompt, before what was generated; None: all.
             namespace: Within which blocks are shared.
             content: Where ids are placeholders; holds for `commit` and `free` too.
         """
@@ -134,7 +143,9 @@ class BlockStack:
 class FreeList:
     """A stack without sharing, like TGI's simple allocator."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, states: StateSlots | None = None) -> None:
+        """Take the slots of states, if layers keep any."""
+        self.states = states
         self._free = BlockStack(num_blocks)
         self.version = 0
         self._num_usable = len(self._free)
@@ -158,9 +169,16 @@ class FreeList:
         prompt_ids: Sequence[int] | None = None,
         namespace: str = "",
         content: Sequence[ContentRange] = (),
+        *,
+        num_prompt: int | None = None,
     ) -> Allocation | None:
+        if self.states is not None and not self.states.has_any:
+            return None
         blocks = self._pop(-(-num_tokens // self._block_size))
-        return None if blocks is None else Allocation(blocks, num_tokens, self._block_size)
+        if blocks is None:
+            return None
+        state = None if self.states is None else self.states.start(num_tokens)
+        return Allocation(blocks, num_tokens, self._block_size, state=state)
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
         taken = self._pop(num_blocks)
@@ -174,6 +192,8 @@ class FreeList:
     def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
         self.version += 1
         self._free.give_back(allocation.blocks)
+        if self.states is not None and allocation.state is not None:
+            self.states.free(allocation.state)
         allocation.forget()
 
     def _pop(self, num_blocks: int) -> list[int] | None:

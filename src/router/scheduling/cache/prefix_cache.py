@@ -18,17 +18,20 @@ from collections.abc import Sequence
 from router.scheduling.cache.blocks import Allocation, BlockStack
 from router.scheduling.cache.keys import ContentRange, cache_keys
 from router.scheduling.cache.radix import RadixTrie
+from router.scheduling.cache.states import StateSlots
 
 
 class PrefixCache:
     """A `BlockAllocator` that shares, and evicts only for success."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, states: StateSlots | None = None) -> None:
+        """Take the slots of states, if layers keep any: then prompts continue from saved states alone."""
+        self.states = states
         self._free = BlockStack(num_blocks)
         self.version = 0
         self._num_usable = len(self._free)
         self._block_size = block_size
-        self._trie = RadixTrie(block_size)
+        self._trie = RadixTrie(block_size) if states is None else RadixTrie(block_size, states.forget)
 
     @property
     def num_free(self) -> int:
@@ -49,14 +52,27 @@ class PrefixCache:
         prompt_ids: Sequence[int] | None = None,
         namespace: str = "",
         content: Sequence[ContentRange] = (),
+        *,
+        num_prompt: int | None = None,
     ) -> Allocation | None:
         """Without success nothing is evicted."""
-        size = self._block_size
+        size, states = self._block_size, self.states
         needed = -(-num_tokens // size)
+        if states is not None and not states.has_any:
+            return None
         if prompt_ids is None:
             private = self._pop(needed)
-            return None if private is None else Allocation(private, num_tokens, size)
-        node, shared = self._trie.find(cache_keys(prompt_ids, content), num_tokens // size, namespace)
+            if private is None:
+                return None
+            return Allocation(private, num_tokens, size, state=None if states is None else states.start(num_tokens))
+        keys, restored = cache_keys(prompt_ids, content), None
+        node, shared = self._trie.find(keys, num_tokens // size, namespace)
+        num_known = len(shared)
+        if states is not None:
+            # Blocks behind the state are computed again, and others may read them: the request gets its own.
+            restored, depth = node.checkpoint(num_known, (len(keys) - 1) // size)
+            if depth < num_known:
+                node, shared = self._trie.find(keys, depth, namespace)
         self._trie.hold(node)  # before anything is evicted
         private = self._pop(needed - len(shared))
         if private is None:
@@ -64,7 +80,12 @@ class PrefixCache:
             return None
         num_shared = len(shared)
         shared += private
-        return Allocation(shared, num_tokens, size, num_shared * size, node, num_shared, content)
+        allocation = Allocation(shared, num_tokens, size, num_shared * size, node, num_shared, content)
+        if states is not None:
+            num_prompt = len(keys) if num_prompt is None else num_prompt
+            allocation.state = states.start(num_prompt, restored)
+            states.plan_saves(allocation.state, num_shared * size, num_known * size)
+        return allocation
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
         """Extend; what the request shares is held."""
@@ -74,11 +95,14 @@ class PrefixCache:
         return taken
 
     def commit(self, allocation: Allocation, token_ids: Sequence[int]) -> None:
-        """Share full blocks.
+        """Share full blocks, without those of an answer where no state is saved behind it.
 
         Raises:
             ValueError: `token_ids` are not those shared before.
         """
+        state = allocation.state
+        if state is not None:
+            token_ids = token_ids[: state.num_prompt]
         start, depth = allocation.trie_node, allocation.num_in_trie
         num_full = min(len(token_ids) // self._block_size, len(allocation.blocks))
         if start is None or num_full <= depth:
@@ -95,6 +119,8 @@ class PrefixCache:
             self._trie.hold(node)
             self._trie.release(start)
             allocation.trie_node = node
+        if self.states is not None and state is not None:
+            self.states.register(state, node, num_full, size)
 
     def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
         self.version += 1
@@ -104,6 +130,8 @@ class PrefixCache:
             allocation.trie_node = None
         self._free.give_back(allocation.duplicates)
         self._free.give_back(allocation.blocks[allocation.num_in_trie :])
+        if self.states is not None and allocation.state is not None:
+            self.states.free(allocation.state)
         allocation.forget()
 
     def _pop(self, num_blocks: int) -> list[int] | None:

@@ -12,7 +12,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from itertools import compress, count
 from operator import ne
@@ -23,10 +24,21 @@ _PIECE = 512
 _SPARE_ROOTS = 64
 
 
+@dataclass(eq=False, slots=True)
+class Checkpoint:
+    """A saved state, behind the first `offset` blocks of `node`."""
+
+    slot: int
+    kind: int
+    last_use: int
+    node: RadixNode
+    offset: int
+
+
 class RadixNode:
     """A run of blocks below `parent`; a root has neither."""
 
-    __slots__ = ("blocks", "children", "is_queued", "key", "last_access", "num_protectors", "parent")
+    __slots__ = ("blocks", "checkpoints", "children", "is_queued", "key", "last_access", "num_protectors", "parent")
 
     def __init__(self, key: list[int], blocks: list[int], parent: RadixNode | None, last_access: int) -> None:
         self.key = key
@@ -36,12 +48,51 @@ class RadixNode:
         self.last_access = last_access
         self.num_protectors = 0  # holds of this very node, and protected children
         self.is_queued = False  # it has an entry in the eviction queue
+        self.checkpoints: dict[int, Checkpoint] = {}  # by offset
+
+    def holder(self, depth: int, target: int) -> tuple[RadixNode, int]:
+        """Find the node, this one or above, with block `target` of the path, and how many of its blocks that is.
+
+        Args:
+            depth: Blocks of the path to the end of this node.
+        """
+        node = self
+        while (start := depth - len(node.blocks)) >= target:
+            assert node.parent is not None, "the target is on the path"
+            node, depth = node.parent, start
+        return node, target - start
+
+    def checkpoint(self, depth: int, limit: int) -> tuple[Checkpoint | None, int]:
+        """Find the deepest checkpoint of the path behind at most `limit` blocks, and its depth; without, 0.
+
+        Args:
+            depth: Blocks of the path to the end of this node.
+        """
+        node: RadixNode | None = self
+        while node is not None:
+            start = depth - len(node.blocks)
+            offset = max((offset for offset in node.checkpoints if start + offset <= limit), default=None)
+            if offset is not None:
+                return node.checkpoints[offset], start + offset
+            node, depth = node.parent, start
+        return None, 0
+
+    def cut_checkpoints(self) -> list[Checkpoint]:
+        """Forget the checkpoints behind the last block; return them."""
+        gone = [one for offset, one in self.checkpoints.items() if offset > len(self.blocks)]
+        for one in gone:
+            del self.checkpoints[one.offset]
+        return gone
 
 
 class RadixTrie:
     """Blocks whose KV is known."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(
+        self, block_size: int, on_forgotten: Callable[[list[Checkpoint]], None] = lambda checkpoints: None
+    ) -> None:
+        """Call `on_forgotten` for checkpoints that go with their last block."""
+        self._on_forgotten = on_forgotten
         self.roots: dict[str, RadixNode] = {}
         self._most_roots = _SPARE_ROOTS
         self.num_blocks = 0
@@ -147,9 +198,11 @@ class RadixTrie:
                 evicted += node.blocks[-missing:]
                 del node.blocks[-missing:]
                 del node.key[-missing * self._block_size :]
+                self._on_forgotten(node.cut_checkpoints())
             else:
                 heappop(queue)
                 evicted += node.blocks
+                self._on_forgotten(list(node.checkpoints.values()))
                 self._remove(node)
         self.num_blocks -= len(evicted)
         self.num_evictable -= len(evicted)
@@ -188,6 +241,13 @@ class RadixTrie:
         node.parent.children[self._edge(upper.key, 0)] = upper
         del node.key[:cut]
         del node.blocks[:num_blocks]
+        checkpoints, node.checkpoints = node.checkpoints, {}
+        for one in checkpoints.values():  # each stays behind its last block
+            if one.offset <= num_blocks:
+                one.node = upper
+            else:
+                one.offset -= num_blocks
+            one.node.checkpoints[one.offset] = one
         node.parent = upper
         upper.children[self._edge(node.key, 0)] = node
         return upper

@@ -128,24 +128,25 @@ def test_as_many_requests_run_as_have_room_for_their_states() -> None:
     planned = estimate(LauncherConfig(), machine, found, 1)
     assert (planned.state, planned.token) == (state, 16 * 2 * 4 * 256 * 2)
     assert planned.requests == (20 << 30) // 5 // state == 27
-    assert planned.cache == kv_memory.default_bytes((20 << 30) - 27 * state)
-    assert estimate(LauncherConfig(max_batch_size=3), machine, found, 1).requests == 3
+    assert planned.cache == kv_memory.default_bytes((20 << 30) - 28 * state)  # slot 0 is no request's
+    assert estimate(LauncherConfig(state_slots=3), machine, found, 1).requests == 3
+    # What requests leave is for saved states.
+    assert estimate(LauncherConfig(max_batch_size=3), machine, found, 1).requests == 27
+    assert estimate(LauncherConfig(max_batch_size=30), machine, found, 1).requests == 30
     assert estimate(LauncherConfig(), Hardware(free_bytes=54 << 30), found, 1).requests == 4
     on_gpu = estimate(LauncherConfig(), gpus(memory_mib=81920), found, 1)
     free = (80 << 30) - (54 << 30)
     assert on_gpu.requests == free // 2 // state
-    assert on_gpu.tokens == (free - free // 2 // state * state) // (16 * 2 * 4 * 256 * 2)
+    assert on_gpu.tokens == (free - (free // 2 // state + 1) * state) // (16 * 2 * 4 * 256 * 2)
 
 
-def test_the_plan_bounds_the_requests_of_a_batch_by_their_states() -> None:
+def test_the_plan_tells_the_shards_how_many_states_have_room() -> None:
     found = dataclasses.replace(from_config(QWEN35_27B), weight_bytes=54 << 30)
     plan = make_plan(LauncherConfig(model_id="/m"), Hardware(free_bytes=74 << 30), found, ENDS)
-    assert plan.asked.max_batch_size == 27
-    assert any(
-        "Default `max_batch_size` to 27 (the states of so many requests take 3.9 GiB)" in r for r in plan.reasons
-    )
-    asked = LauncherConfig(model_id="/m", max_batch_size=5)
-    assert make_plan(asked, Hardware(free_bytes=74 << 30), found, ENDS).asked.max_batch_size == 5
+    assert (plan.asked.state_slots, plan.asked.max_batch_size) == (27, None)
+    assert any("Default `state_slots` to 27 (so many states take 3.9 GiB)" in r for r in plan.reasons)
+    asked = LauncherConfig(model_id="/m", state_slots=5)
+    assert make_plan(asked, Hardware(free_bytes=74 << 30), found, ENDS).asked.state_slots == 5
 
 
 def _token_bytes(runner: Runner) -> int:

@@ -89,15 +89,6 @@ def test_rows_of_tgis_table(
     assert said[2:] == (["Prefix caching is off: PREFIX_CACHING=0"] if not config.prefix_caching else [])
 
 
-def test_a_model_whose_layers_keep_a_state(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    attention = AttentionChoice("reference", CPU)
-    attention.log(attention.for_layers(), caching_asked=True, shares_blocks=False)
-    said = [record.getMessage() for record in caplog.records]
-    assert said[0] == "Using attention reference - Prefix caching 0"
-    assert said[-1] == "Prefix caching is off: layers keep a state for each request, which cannot be shared yet"
-
-
 def test_a_model_that_keeps_a_state(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     AttentionChoice(None, CPU).log(None, caching_asked=True)

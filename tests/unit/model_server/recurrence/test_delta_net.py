@@ -16,8 +16,8 @@ from model_server.cpp.library import usable
 from model_server.recurrence.choice import DeltaNet, delta_net
 from model_server.recurrence.cpp import MOST_KEY_DIM, CppDeltaNet
 from model_server.recurrence.delta_net import DeltaWeights, TorchDeltaNet
-from model_server.recurrence.segments import Segments, starts_of
 from model_server.recurrence.states import StatePool
+from model_server.recurrence.step import plan_step
 from model_server.runner.runner import RequestState
 
 CPU = torch.device("cpu")
@@ -50,32 +50,33 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.pool = StatePool({0: self.weights.state_shape(self.rows[0].dtype)}, CPU)
-        self.requests = [RequestState(1) for _ in self.rows]
-        others = [RequestState(1) for _ in range(len(self.rows) + 1)]
-        self.pool.slots(others, [0] * len(others))
+        # Not in the order of the rows.
+        slots = random.Random(len(self.rows)).sample(range(2 * len(self.rows)), len(self.rows))
+        self.requests = [RequestState(1, slot) for slot in slots]
+        self.pool.reserve(2 * len(self.rows))
         self.pool.layer(0).inputs.fill_(math.nan)
         self.pool.layer(0).state.fill_(math.nan)
-        # Some slots are taken by others, so that those of the scene do not follow each other.
-        self.other = others[1]
         self.done, self.found = [0] * len(self.rows), [[] for _ in self.rows]
 
     def run(self, steps: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Compute the next tokens of each sequence in each step."""
+        """Compute the next tokens of each sequence in each step; return all of each."""
+        self.run_some(steps)
+        return [torch.cat(parts) for parts in self.found]
+
+    def run_some(self, steps: Sequence[Sequence[int]]) -> None:
         for counts in steps:
             taking = [i for i, count in enumerate(counts) if count]
             spans = [(self.done[i], self.done[i] + counts[i]) for i in taking]
             metadata = attention_metadata([range(1, 20)] * len(taking), spans, BLOCK)
-            slots = self.pool.slots([self.requests[i] for i in taking], starts_of(metadata))
+            step = plan_step(metadata, BLOCK, self.pool, [self.requests[i] for i in taking])
             given = torch.cat([self.rows[i][start:stop] for i, (start, stop) in zip(taking, spans, strict=True)])
-            found = self.net(given, Segments(metadata, BLOCK, slots), self.pool.layer(0))
+            found = step(self.net, given, self.pool.layer(0))
             for i, part in zip(taking, found.split([counts[i] for i in taking]), strict=True):
                 self.found[i].append(part)
                 self.done[i] += counts[i]
-        return [torch.cat(parts) for parts in self.found]
 
     def kept(self) -> tuple[Tensor, Tensor]:
-        slots = self.pool.slots(self.requests, self.done)
-        layer = self.pool.layer(0)
+        slots, layer = [request.slot for request in self.requests], self.pool.layer(0)
         return layer.inputs[slots], layer.state[slots]
 
 
@@ -110,6 +111,38 @@ def test_any_cut_gives_the_bits_of_the_whole_and_what_torch_gives(seed: int) -> 
     (inputs, state), (exact_inputs, exact_state) = whole.kept(), reference.kept()
     assert torch.equal(inputs, exact_inputs)
     assert float((state - exact_state).abs().max() / exact_state.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_operators), False])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sequence_goes_on_from_a_saved_state_as_from_its_own(seed: int, native: bool) -> None:
+    """Whatever the cuts: the saved state is that behind its position, and what follows is the same."""
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    weights = make_weights(chance, generator)
+    width = weights.convolution.shape[1] + weights.values + 2 * weights.value_heads
+    lengths = [chance.randint(2, 150) for _ in range(3)]
+    rows = [torch.randn(length, width, generator=generator) for length in lengths]
+    net = CppDeltaNet(weights) if native else TorchDeltaNet(weights)
+    plain, scene = Scene(net, weights, rows), Scene(net, weights, rows)
+    scene.pool.reserve(12)
+    positions = [sorted(chance.sample(range(1, length + 1), min(length, 2))) for length in lengths]
+    for number, request in enumerate(scene.requests):
+        request.saves = tuple((position, 6 + 2 * number + i) for i, position in enumerate(positions[number]))
+    expected, found = plain.run([lengths]), scene.run(random_steps(chance, lengths))
+    same = torch.equal if native else close
+    assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+    for number, request in enumerate(scene.requests):
+        for position, slot in request.saves:
+            scene.requests[number] = RequestState(1, request.slot, restored_from=slot)
+            scene.done[number], scene.found[number] = position, []
+            left = [lengths[number] - position if i == number else 0 for i, _ in enumerate(lengths)]
+            if any(left):
+                scene.run_some(random_steps(chance, left))
+                assert same(torch.cat(scene.found[number]), expected[number][position:])
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 @needs_operators

@@ -37,8 +37,8 @@ class GatedDelta:
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """Return [num_tokens, value heads * value_dim] of [num_tokens, hidden], before the output product."""
-        assert step.segments is not None and step.states is not None, "the decoder knows that it has such layers"
-        return self.net(self.project(hidden), step.segments, step.states.layer(self.index))
+        assert step.recurrent is not None and step.states is not None, "the decoder knows that it has such layers"
+        return step.recurrent(self.net, self.project(hidden), step.states.layer(self.index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

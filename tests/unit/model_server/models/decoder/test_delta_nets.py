@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ def test_a_state_that_is_not_a_number_stays_with_its_request(runner: Decoder) ->
     expected = PagedBatch(runner, sequences[:1], BLOCK).step([9])[0]
     batch = PagedBatch(runner, sequences, BLOCK)
     batch.step([8, 8])
-    pool, slot = states_of(runner), batch.states[1].kept.number
+    pool, slot = states_of(runner), batch.states[1].slot
     with torch.inference_mode():
         for index in recurrent_layers(pool):
             layer = pool.layer(index)
@@ -84,8 +83,9 @@ def test_a_state_that_is_not_a_number_stays_with_its_request(runner: Decoder) ->
 
 
 def test_states_go_with_their_requests(folder: Path, tiny_tokenizer: Tokenizer) -> None:
-    """More requests than have room at once, which end at different times; each gets what it gets alone."""
+    """Requests that end at different times, in slots that others had; each gets what it gets alone."""
     loaded: Any = load(folder)
+    states_of(loaded).reserve(4)
     with torch.inference_mode():
         shard = EngineShard(tiny_tokenizer, budget=1000, runner=loaded)
         asked = [([*range(20 + i, 29 + 3 * i)], 4 + 5 * i) for i in range(4)]
@@ -93,15 +93,29 @@ def test_states_go_with_their_requests(folder: Path, tiny_tokenizer: Tokenizer) 
         for prompt, count in asked:
             single = EngineShard(tiny_tokenizer, budget=1000, runner=loaded)
             alone.append(tokens_of(*single.run_out(single.prefill(0, single.request(prompt, count)), 0))[0])
-        first = shard.prefill(0, *(shard.request(*one) for one in asked[:2]))
+        requests = [shard.request(*one, state_slot=3 - i) for i, one in enumerate(asked)]
+        first = shard.prefill(0, *requests[:2])
         steps = [first, shard.decode(0)]
-        steps.append(shard.prefill(1, *(shard.request(*one) for one in asked[2:]), cached=0))
+        steps.append(shard.prefill(1, *requests[2:], cached=0))
         together = tokens_of(*steps, *shard.run_out(steps[-1], 0)[1:])
     assert [together[i] for i in range(4)] == alone
-    gc.collect()
-    pool = states_of(loaded)
-    num_slots = len(pool.layer(recurrent_layers(pool)[0]).state)
-    assert num_slots >= 4 and sorted(pool._free) == list(range(num_slots))
+
+
+def test_a_request_without_its_state_is_refused(folder: Path, tiny_tokenizer: Tokenizer) -> None:
+    loaded: Any = load(folder)
+    states_of(loaded).reserve(4)
+    with torch.inference_mode():
+        shard = EngineShard(tiny_tokenizer, budget=1000, runner=loaded)
+        wrong = [
+            {"state_slot": 4}, {"state_slot": 1, "state_from": 9, "cache_len": 4}, {"state_saves": ((4, 5),)},
+            {"state_slot": 1, "cache_len": 4},
+        ]  # fmt: skip
+        result = shard.prefill(0, *(shard.request([*range(20, 29)], 4, **one) for one in wrong))
+    found = {one.request_id: one.error or "" for one in result.generations}
+    assert [found[i].split(": ", 1)[1] for i in range(4)] == [
+        *["a state is outside the 4 slots"] * 3,
+        "cache_len is 4, but state_from names no state to continue from",
+    ]
 
 
 def test_what_the_server_is_told(runner: Decoder, folder: Path, caplog: pytest.LogCaptureFixture) -> None:

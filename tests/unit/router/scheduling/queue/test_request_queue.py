@@ -218,7 +218,7 @@ def test_a_head_without_blocks_is_looked_up_again_only_when_something_was_freed(
     assert s.next_ids(None, None, 4096) == [0]
     tries = []
     allocate = s.allocator.allocate
-    monkeypatch.setattr(s.allocator, "allocate", lambda *args: tries.append(args) or allocate(*args))
+    monkeypatch.setattr(s.allocator, "allocate", lambda *args, **more: tries.append(args) or allocate(*args, **more))
     for _ in range(5):
         assert s.next_ids(None, None, 4096) is None
     assert not tries  # that there were none was seen when the first one was taken
