@@ -41,7 +41,8 @@ def test_products(
     assert actual.dtype == dtype
     assert (actual.double() - wanted).norm() / wanted.norm() < 1e-2
     assert torch.equal(matmul.multiply(x, weight, bias, tiles, processors), actual)
-    wide = matmul.multiply(x, weight, bias, tiles, processors, torch.float32)
+    wide = torch.empty(actual.shape, dtype=torch.float32, device=x.device)
+    assert matmul.multiply(x, weight, bias, tiles, processors, wide.dtype, wide) is wide
     assert wide.dtype == torch.float32
     assert (wide.double() - wanted).norm() / wanted.norm() < 1e-5
 

@@ -251,4 +251,7 @@ def test_many_rows_of_8_bit_activations(device: torch.device) -> None:
         linear._many_rows = ScaledProduct(form, None)
     if linear._many_rows is not None:
         assert torch.equal(linear(x), linear._many_rows(x, torch.bfloat16))
+    for rows in (x, x[:32]):
+        wide = torch.empty(len(rows), 32, device=device)
+        assert linear.write(rows, wide) is wide and torch.equal(wide, linear.wide(rows))
     assert torch.equal(linear(x[:32]), few)

@@ -31,8 +31,10 @@ class MeetingRank(ProcessGroup):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return torch.stack(self._exchange(tensor.clone())).sum(dim=0)
 
-    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
         found = torch.cat(self._exchange(tensor.clone()), dim=-1)
+        if out is not None:
+            return out.copy_(found)
         return found if dtype is None else found.to(dtype)
 
     def all_reduce_min(self, value: int) -> int:

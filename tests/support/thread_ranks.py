@@ -25,8 +25,9 @@ class ThreadGroup(ProcessGroup):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return torch.stack(self._all(tensor)).sum(0)
 
-    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.cat(self._all(tensor if dtype is None else tensor.to(dtype)), -1)
+    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
+        found = torch.cat(self._all(tensor if dtype is None else tensor.to(dtype)), -1)
+        return found if out is None else out.copy_(found)
 
     def all_reduce_min(self, value: int) -> int:
         return min(int(one) for one in self._all(torch.tensor(value)))

@@ -60,8 +60,10 @@ class ProcessGroup:
         """Sum over the ranks; `tensor` itself is no longer to be read."""
         return tensor
 
-    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Gather [..., n] to [..., n * size] in the order of the ranks, in `dtype` if given."""
+    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
+        """Gather [..., n] to [..., n * size] in the order of the ranks, in `dtype` if given, or into `out`."""
+        if out is not None:
+            return out.copy_(tensor)
         return tensor if dtype is None else tensor.to(dtype)
 
     def all_reduce_min(self, value: int) -> int:
@@ -269,16 +271,19 @@ class _TorchGroup(ProcessGroup):
         self._run(lambda: dist.all_reduce(tensor, group=self._handle))
         return tensor
 
-    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
         rows = tensor.reshape(-1, tensor.shape[-1]).contiguous()
         gathered = rows.new_empty(self.size * rows.shape[0], rows.shape[1])
         self._run(lambda: _gather(gathered, rows, self._handle))
         # [ranks, rows, n] -> [rows, ranks, n]; for one row the memory is in order already.
         by_row = gathered.view(self.size, *rows.shape).transpose(0, 1)
         shape = (*tensor.shape[:-1], self.size * tensor.shape[-1])
+        # Order and type in one pass over the logits.
+        if out is not None:
+            out.view(by_row.shape).copy_(by_row)
+            return out
         if dtype is None or dtype is tensor.dtype:
             return by_row.reshape(shape)
-        # Order and type in one pass over the logits.
         return torch.empty(by_row.shape, dtype=dtype, device=tensor.device).copy_(by_row).view(shape)
 
     def all_reduce_min(self, value: int) -> int:

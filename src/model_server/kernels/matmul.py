@@ -59,11 +59,15 @@ def multiply(
     tiles: TileConfig,
     num_processors: int,
     dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Compute x [m, in] @ weight [out, in].T + bias [out] for m up to MOST_ROWS, in 16 bits with float32 sums."""
+    """Compute x [m, in] @ weight [out, in].T + bias [out] for m up to MOST_ROWS, in 16 bits with float32 sums, into
+    `out` if given.
+    """
     num_rows, depth = x.shape
     width = weight.shape[0]
-    out = torch.empty(num_rows, width, dtype=dtype or x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(num_rows, width, dtype=dtype or x.dtype, device=x.device)
     x = x.contiguous()
     blocks = triton.cdiv(width, tiles.columns)
     even = depth % tiles.depth == 0
@@ -89,11 +93,14 @@ def multiply(
     return out
 
 
-def multiply_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-    """Compute x [m, in] @ weight [out, in].T + bias [out] with the same sums for any m, in 16 bits."""
+def multiply_invariant(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Compute x [m, in] @ weight [out, in].T + bias [out] with the same sums for any m, in 16 bits; in `out` if any."""
     num_rows, depth = x.shape
     width = weight.shape[0]
-    out = torch.empty(num_rows, width, dtype=dtype or x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(num_rows, width, dtype=dtype or x.dtype, device=x.device)
     if num_rows == 0:
         return out
     tiles = INVARIANT_TILES

@@ -46,16 +46,19 @@ def tiles_for(num_rows: int) -> TileConfig:
 
 def multiply(
     x: Tensor, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, num_processors: int,
-    tiles: TileConfig | None = None,
+    tiles: TileConfig | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute x [n, depth] @ matrix.T + bias [out] in 16 bits with float32 sums; tiles by `tiles_for` if None."""
+    """Compute x [n, depth] @ matrix.T + bias [out] in 16 bits with float32 sums, into `out` if given; tiles by
+    `tiles_for` if None.
+    """
     num_rows = x.shape[0]
     depth, width = matrix.depth, matrix.width
     tiles = tiles or tiles_for(num_rows)
     blocks = triton.cdiv(width, tiles.columns)
     num_parts, share = parts(blocks, depth, tiles.depth, num_processors) if num_rows <= MOST_SPLIT_ROWS else (1, depth)
     split = num_parts > 1
-    out = torch.empty(num_rows, width, dtype=dtype, device=x.device)
+    if out is None:
+        out = torch.empty(num_rows, width, dtype=dtype, device=x.device)
     sums = torch.empty(num_parts, num_rows, width, dtype=torch.float32, device=x.device) if split else out
     within = matrix.within(tiles.depth)
     _decode_multiply[(blocks, triton.cdiv(num_rows, tiles.rows), num_parts)](

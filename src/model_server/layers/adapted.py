@@ -13,7 +13,7 @@ from model_server.adapters.rows import CurrentRows, RowIndex
 from model_server.adapters.slots.experts import ExpertFactors
 from model_server.cpp.library import usable
 from model_server.layers.embedding import Embedding
-from model_server.layers.linear.linear import Linear
+from model_server.layers.linear.linear import Linear, wide_into
 from model_server.memory.huge_pages import Arena
 
 
@@ -79,6 +79,9 @@ class AdaptedLinear:
 
     def wide(self, x: Tensor) -> Tensor:
         return self.adapt(x, self.base.wide(x))
+
+    def write(self, x: Tensor, out: Tensor) -> Tensor:
+        return self.adapt(x, wide_into(self.base, x, out))
 
     def adapt(self, x: Tensor, out: Tensor) -> Tensor:
         """Change out [n, outputs], the base model's for x [n, in]."""

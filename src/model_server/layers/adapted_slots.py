@@ -16,7 +16,7 @@ from model_server.adapters.slots.product import ProductSlots
 from model_server.adapters.slots.rows import EmbeddingSlots, HeadSlots
 from model_server.layers.adapted import AdaptedEmbedding, Addition
 from model_server.layers.embedding import Embedding
-from model_server.layers.linear.linear import Linear
+from model_server.layers.linear.linear import Linear, wide_into
 
 
 class SlottedLinear:
@@ -76,6 +76,9 @@ class SlottedLinear:
 
     def wide(self, x: Tensor) -> Tensor:
         return self._with_adapters(x, self.base.wide(x))
+
+    def write(self, x: Tensor, out: Tensor) -> Tensor:
+        return self._with_adapters(x, wide_into(self.base, x, out))
 
     def _with_adapters(self, x: Tensor, out: Tensor) -> Tensor:
         rows = self._current.rows

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.distributed.group import ProcessGroup
-from model_server.layers.linear.linear import Linear
+from model_server.layers.linear.linear import Linear, wide_into
 from model_server.layers.norm import Norm
 
 
@@ -153,13 +153,14 @@ class Head:
         best = found[..., 0].argmax(dim=-1, keepdim=True)
         return found[..., 1].gather(1, best).squeeze(1).long()
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        if self._sharded and self._gathers_rounded:
-            logits = self._group.all_gather_last(self._linear(hidden), torch.float32)
+    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Compute logits, in `out` if given and the product can write there."""
+        if not self._sharded:
+            logits = wide_into(self._linear, hidden, out)
+        elif self._gathers_rounded:
+            logits = self._group.all_gather_last(self._linear(hidden), torch.float32, out)
         else:
-            logits = self._linear.wide(hidden)
-            if self._sharded:
-                logits = self._group.all_gather_last(logits)
+            logits = self._group.all_gather_last(self._linear.wide(hidden), out=out)
         if self._multiplier != 1.0:
             logits.mul_(self._multiplier)
         if self._softcap is not None:

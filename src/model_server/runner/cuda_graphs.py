@@ -336,12 +336,11 @@ class GraphedRunner:
         buffers = self._buffers
         assert buffers is not None
         kept = None if self._keeps is None else self._keeps()
-        inputs = replace(buffers.inputs(size * places, places, adapted=adapted), kept=kept)
         output = buffers.output[: size * places]
+        inputs = replace(buffers.inputs(size * places, places, adapted=adapted), kept=kept, output=output)
 
         def work() -> None:
-            # Copied: as outputs of their own, the logits of all sizes together would take gigabytes.
-            output.copy_(self._runner.forward(inputs, cache))
+            self._compute(inputs, cache, output)
             if kept is not None:
                 buffers.hold(kept)
 
@@ -355,11 +354,17 @@ class GraphedRunner:
         recorder = Recorder(buffers)
 
         def work(cut: Callable[[], None]) -> None:
-            inputs = buffers.inputs(tokens, recorder.start(cut), adapted=adapted)
-            logits.copy_(self._runner.forward(inputs, cache))
+            inputs = replace(buffers.inputs(tokens, recorder.start(cut), adapted=adapted), output=logits)
+            self._compute(inputs, cache, logits)
 
         self._warm_up(lambda: work(lambda: None), world)
         return PiecewiseGraph(self._capture.capture_pieces(work), tuple(recorder.calls))
+
+    def _compute(self, inputs: ModelInputs, cache: KvCache, output: Tensor) -> None:
+        """Compute into `output`: as outputs of their own, the logits of all sizes together would take gigabytes."""
+        computed = self._runner.forward(inputs, cache)
+        if computed is not output:  # the residual stream, or a head that cannot write there
+            output.copy_(computed)
 
     def _agreed(self, what: str, capture: Callable[[], Graph], world: ProcessGroup) -> Graph | None:
         """Return what `capture` gives, if all ranks have memory."""

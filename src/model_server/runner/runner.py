@@ -85,6 +85,8 @@ class ModelInputs:
     # Takes hidden states, of the native decoder alone.
     kept: Kept | None = None
     token_types: Tensor | None = None  # [num_tokens] int64; None: all are 0
+    # Where logits are wanted, [num_rows, vocab_size] float32; a runner that cannot write there returns other memory.
+    output: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

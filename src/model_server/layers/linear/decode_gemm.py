@@ -23,8 +23,15 @@ logger = logging.getLogger(__name__)
 class Product(Protocol):
     """One way to multiply."""
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Multiply x [n, in] by weight [out, in], plus bias [out], in float32 or x's type."""
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Multiply x [n, in] by weight [out, in], plus bias [out], in float32 or x's type; into `out` if given."""
 
 
 # Numbers of rows that share a choice: each up to its own, from the one before.
@@ -45,11 +52,18 @@ class DecodeGemm:
         self.candidates = tuple((torch_product, *own) for own in candidates)
         self._by_rows: list[Product] = [torch_product] * (BUCKETS[-1] + 1)
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """See `Product`."""
         num_rows = x.shape[0]
         product = self._by_rows[num_rows] if num_rows <= BUCKETS[-1] else torch_product
-        return product(x, weight, bias, dtype)
+        return product(x, weight, bias, dtype, out)
 
     def choose(self, bucket: int, number: int) -> None:
         """Take candidate `number` from now on."""
@@ -85,6 +99,9 @@ class DecodeGemmLinear:
 
     def wide(self, x: Tensor) -> Tensor:
         return self.gemm(x, self._weight, self._bias, torch.float32)
+
+    def write(self, x: Tensor, out: Tensor) -> Tensor:
+        return self.gemm(x, self._weight, self._bias, out.dtype, out)
 
 
 def measure(gemms: Sequence[DecodeGemm], device: torch.device, group: ProcessGroup) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.layers.linear.linear import Linear
+from model_server.layers.linear.linear import Linear, wide_into
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.offset_codes import OffsetCodes
 
@@ -28,16 +28,18 @@ class DequantizingLinear:
         self._step = max(PIECE_BYTES // (4 * max(form.shape[1], 1)) // _ROWS, 1) * _ROWS
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self.write(x, x.new_empty(*x.shape[:-1], self._form.shape[0]))
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self(x).float()
+
+    def write(self, x: Tensor, out: Tensor) -> Tensor:
         num_rows = self._form.shape[0]
-        out = x.new_empty(*x.shape[:-1], num_rows)
         for start in range(0, num_rows, self._step):
             stop = min(start + self._step, num_rows)
             bias = None if self._bias is None else self._bias[start:stop]
             out[..., start:stop] = F.linear(x, self._form.rows(start, stop).dequantize(x.dtype), bias)
         return out
-
-    def wide(self, x: Tensor) -> Tensor:
-        return self(x).float()
 
 
 class OffsetLinear:
@@ -57,9 +59,15 @@ class OffsetLinear:
         return self.wide(x).to(x.dtype)
 
     def wide(self, x: Tensor) -> Tensor:
+        return self._product(x, None)
+
+    def write(self, x: Tensor, out: Tensor) -> Tensor:
+        return self._product(x, out)
+
+    def _product(self, x: Tensor, out: Tensor | None) -> Tensor:
         inputs = F.pad(x, (0, self._num_padding)) if self._num_padding else x
         sums = inputs.reshape(*x.shape[:-1], -1, self._group).sum(-1, dtype=torch.float32)
-        return self._codes.wide(x).sub_(self._offsets(sums))
+        return wide_into(self._codes, x, out).sub_(self._offsets(sums))
 
 
 def offsets_of(form: OffsetCodes) -> Tensor:

@@ -116,8 +116,14 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> Sequence[Sequence[Prod
     processors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def product(tiles: TileConfig) -> Product:
-        def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-            return multiply(x, weight, bias, tiles, processors, dtype)
+        def multiplied(
+            x: Tensor,
+            weight: Tensor,
+            bias: Tensor | None,
+            dtype: torch.dtype | None = None,
+            out: Tensor | None = None,
+        ) -> Tensor:
+            return multiply(x, weight, bias, tiles, processors, dtype, out)
 
         return multiplied
 

@@ -29,14 +29,15 @@ class ScaledProduct:
         self._one = torch.ones((), device=form.weight.device)
         self._bias = bias
 
-    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Multiply x [n, in] to `dtype`; rows with own scales are rounded to bfloat16 first."""
+    def __call__(self, x: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """Multiply x [n, in] to `dtype`, into `out` if given; rows with own scales are rounded to bfloat16 first."""
         inputs, scales = quantize_inputs(x)
         if self._by_rows:
-            out = torch._scaled_mm(inputs, self._weight, scales, self._scales, out_dtype=torch.bfloat16)
+            product = torch._scaled_mm(inputs, self._weight, scales, self._scales, out_dtype=torch.bfloat16)
         else:
-            out = torch._scaled_mm(inputs, self._weight, self._one, self._scales, out_dtype=torch.float32) * scales
-        return (out if self._bias is None else out + self._bias).to(dtype)
+            product = torch._scaled_mm(inputs, self._weight, self._one, self._scales, out_dtype=torch.float32) * scales
+        product = product if self._bias is None else product + self._bias
+        return product.to(dtype) if out is None else out.copy_(product)
 
 
 def can_scale(form: object, dtype: torch.dtype, capability: tuple[int, int]) -> bool:

@@ -49,14 +49,17 @@ class TritonQuantizedLinear:
     def wide(self, x: Tensor) -> Tensor:
         return self._product(x, torch.float32)
 
-    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def write(self, x: Tensor, out: Tensor) -> Tensor:
+        return self._product(x, out.dtype, out)
+
+    def _product(self, x: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         if x.shape[0] == 0:
-            return x.new_empty(0, self._matrix.width, dtype=dtype)
+            return x.new_empty(0, self._matrix.width, dtype=dtype) if out is None else out
         if self._many_rows is not None and x.shape[0] > MOST_SPLIT_ROWS:
-            return self._many_rows(x, dtype)
+            return self._many_rows(x, dtype, out)
         if self._order is not None:
             x = x.index_select(1, self._order)
-        return multiply(x, self._matrix, self._bias, dtype, self._num_processors)
+        return multiply(x, self._matrix, self._bias, dtype, self._num_processors, out=out)
 
     def _compile(self, num_inputs: int, dtype: torch.dtype) -> None:
         """Compile the tiles of every number of rows ahead of the first such batch."""

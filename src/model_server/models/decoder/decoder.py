@@ -165,7 +165,7 @@ class Decoder:
             kept.final = hidden
         if rows_last and inputs.logit_rows is not None:
             hidden = hidden.index_select(0, inputs.logit_rows)
-        return hidden if self._output.head is None else self._output.head(hidden)
+        return hidden if self._output.head is None else self._output.head(hidden, inputs.output)
 
     def _recurrent(self, inputs: ModelInputs, cache: KvCache, states: StatePool | None) -> RecurrentStep | None:
         if states is None:

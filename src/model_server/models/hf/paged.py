@@ -267,9 +267,11 @@ class TransformersRunner:
         attention = inputs.attention_step or self._backend.start(metadata, cache)
         step = _Step(metadata.slots, cache, attention, inputs.positions, self._temperatures)
         self._adapters.rows = inputs.adapters
-        return self._run(step, inputs.input_ids, inputs.positions, inputs.logit_rows)
+        logits = self._run(step, inputs.input_ids, inputs.positions, inputs.logit_rows)
+        return logits.float() if inputs.output is None else inputs.output.copy_(logits)
 
     def _run(self, call: _Call, ids: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:
+        """Return logits in the model's type."""
         picked = {"logits_to_keep": rows} if rows is not None and self._picks_rows else {}
         token = _call.set(call)
         try:
@@ -285,4 +287,4 @@ class TransformersRunner:
         logits = output.logits[0]
         if rows is not None and not picked:
             logits = logits.index_select(0, rows)
-        return logits.float()  # type: ignore[no-any-return]
+        return logits  # type: ignore[no-any-return]

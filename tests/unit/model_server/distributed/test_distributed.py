@@ -203,6 +203,8 @@ for view in (lambda t: t, lambda t: t[0, 0], lambda t: t.transpose(1, 2)):
     assert torch.equal(group.all_gather_last(view(x)), gathered(view(own)))
     wide = group.all_gather_last(view(x).bfloat16(), torch.float32)
     assert wide.dtype == torch.float32 and torch.equal(wide, gathered(view(own)))
+    out = torch.empty_like(wide)
+    assert group.all_gather_last(view(x), out=out) is out and torch.equal(out, wide)
 assert torch.equal(group.all_reduce(x.clone()), 4 * own + 60)
 assert group.all_reduce_min(7 - rank) == 4
 group.barrier()
@@ -280,6 +282,8 @@ def test_one_rank_can_be_made_a_real_group() -> None:
         tensor = torch.arange(6.0).view(2, 3)
         assert torch.equal(group.all_reduce(tensor.clone()), tensor)
         assert torch.equal(group.all_gather_last(tensor), tensor)
+        out = torch.empty(2, 3)
+        assert group.all_gather_last(tensor.bfloat16(), torch.float32, out) is out and torch.equal(out, tensor)
         assert group.all_reduce_min(3) == 3
     finally:
         group.close()

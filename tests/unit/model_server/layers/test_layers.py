@@ -10,12 +10,18 @@ import torch.nn.functional as F
 from support.linears import make_linear
 from torch import Tensor
 
+from model_server.adapters.rows import CurrentRows
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.layers.activation import ACTIVATIONS, activation, clamped_swiglu, gated
+from model_server.layers.adapted import AdaptedLinear
+from model_server.layers.adapted_slots import SlottedLinear
 from model_server.layers.embedding import Embedding, Head, InputEmbedding, vocab_range
+from model_server.layers.linear.dequantizing import DequantizingLinear, SplitLinear
+from model_server.layers.linear.linear import Linear, TorchLinear
 from model_server.layers.norm import LayerNorm, RmsNorm, WideRmsNorm
 from model_server.layers.temperature import QueryTemperature
+from model_server.quantization.forms import Plain
 
 
 class Rank(ProcessGroup):
@@ -30,9 +36,10 @@ class Rank(ProcessGroup):
         self.reduced.append(tensor)
         return tensor
 
-    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
         self.gathered.append(tensor.dtype)
-        return torch.cat([tensor] * self.size, -1).to(dtype)
+        found = torch.cat([tensor] * self.size, -1)
+        return found.to(dtype) if out is None else out.copy_(found)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e4])
@@ -165,6 +172,31 @@ def test_a_head_that_gathers_what_is_rounded() -> None:
     logits = Head(make_linear(weight), group, sharded=True, gathers_rounded=True)(hidden)
     assert group.gathered == [torch.bfloat16] and logits.dtype == torch.float32
     assert torch.equal(logits[:, :6], make_linear(weight)(hidden).float())
+
+
+@pytest.mark.parametrize("kind", ["plain", "quantized", "gathered", "gathered as rounded", "adapted", "adapted slots"])
+def test_a_head_writes_where_logits_are_wanted(kind: str) -> None:
+    weight, hidden = torch.randn(6, 4), torch.randn(2, 4)
+    group, gathers = Rank(0, 2), kind.startswith("gathered")
+    linear: Linear = TorchLinear(weight, None)
+    if kind == "quantized":
+        linear = DequantizingLinear(Plain(weight), None)
+    elif kind == "adapted":
+        linear = AdaptedLinear(linear, CurrentRows(), 1, weight.device, weight.dtype)
+    elif kind == "adapted slots":
+        linear = SlottedLinear(linear, CurrentRows(), None)
+    head = Head(linear, group, sharded=gathers, gathers_rounded="rounded" in kind, multiplier=0.5, softcap=2.0)
+    expected = head(hidden)
+    out = torch.full_like(expected, torch.nan)
+    assert head(hidden, out) is out
+    assert torch.equal(out, expected)
+
+
+def test_a_head_that_cannot_write_there_gives_memory_of_its_own() -> None:
+    weight, hidden = torch.randn(6, 4), torch.randn(2, 4)
+    head = Head(SplitLinear([TorchLinear(weight, None)]), ProcessGroup(), sharded=False)
+    out = torch.full((2, 6), torch.nan)
+    assert torch.equal(head(hidden, out), head(hidden)) and out.isnan().all()
 
 
 def test_head_multiplies_then_bends() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from support.engine_shard import BLOCK, CPU, EngineShard, slots_of, tokens_of
 from support.fake_model import FakeRunner, FakeStageRunner, FakeStateRunner
 from support.graph_doubles import CapturableRunner, CapturableStageRunner, PlainGraphCapture
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.distributed.group import ProcessGroup
@@ -111,6 +114,40 @@ def test_a_replay_is_the_step_itself(rows: int) -> None:
     assert torch.equal(logits, expected)
     assert inner.seen == [min(size for size in SIZES if size >= rows)], "the smallest size that holds the rows"
     assert torch.equal(cache.rows[0][BLOCK:].nan_to_num(-1), written[BLOCK:].nan_to_num(-1))
+
+
+class WritingRunner(CapturableRunner):
+    """Writes its logits where they are wanted."""
+
+    def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
+        logits = super().forward(inputs, cache)
+        return logits if inputs.output is None else torch.add(logits, 0, out=inputs.output)
+
+
+class CopiesTo(TorchDispatchMode):
+    """Counts copies to one address."""
+
+    def __init__(self, address: int) -> None:
+        super().__init__()
+        self._address, self.number = address, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func is torch.ops.aten.copy_.default and args[0].data_ptr() == self._address
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("kind", "copies"), [(CapturableRunner, 1), (WritingRunner, 0)])
+def test_logits_are_copied_only_from_where_the_runner_wrote_them(kind: type[CapturableRunner], copies: int) -> None:
+    inner = kind()
+    runner = GraphedRunner(inner, SIZES, PlainGraphCapture())
+    cache = cache_of(inner)
+    runner.capture(cache, MAX_LENGTH, ALONE)
+    step = decode_step(cache, [5, 9, 2])
+    expected = CapturableRunner().forward(step, cache)
+    with CopiesTo(runner.forward(step, cache).data_ptr()) as counted:
+        logits = runner.forward(step, cache)
+    assert torch.equal(logits, expected)
+    assert counted.number == copies
 
 
 def test_padding_writes_nothing_but_the_reserved_block() -> None:

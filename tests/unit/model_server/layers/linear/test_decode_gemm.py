@@ -21,10 +21,17 @@ class Candidate:
         self.rows: list[int] = []
         self.dtypes: list[torch.dtype | None] = []
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
         self.rows.append(len(x))
         self.dtypes.append(dtype)
-        return linear(x, weight, bias)
+        return linear(x, weight, bias) if out is None else out.copy_(linear(x, weight, bias))
 
 
 def gemm_of(*candidates: Candidate) -> DecodeGemm:

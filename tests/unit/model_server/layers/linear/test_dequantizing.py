@@ -75,6 +75,8 @@ def test_products(name: str, dtype: torch.dtype, most: float) -> None:
             assert ((found.double() - wanted).abs().max() / wanted.abs().max()).item() <= most
         assert linear(x).dtype == dtype
         assert linear.wide(x).dtype == torch.float32
+        out = torch.empty(num_rows, OUT)
+        assert linear.write(x, out) is out and torch.equal(out, linear.wide(x))
 
 
 def test_products_side_by_side() -> None:

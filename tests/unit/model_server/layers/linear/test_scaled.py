@@ -36,6 +36,8 @@ def test_products_with_quantized_inputs(kind: str, dtype: torch.dtype, biased: b
     wanted = read @ form.dequantize(torch.float32).double().T + (0 if bias is None else bias.double())
     actual = ScaledProduct(form, bias)(x, dtype)
     assert actual.dtype == dtype
+    out = torch.full_like(actual, torch.nan)
+    assert ScaledProduct(form, bias)(x, dtype, out) is out and torch.equal(out, actual)
     torch.testing.assert_close(actual.double(), wanted, rtol=1e-2, atol=5e-2)
 
 

@@ -20,9 +20,10 @@ class OnGpu(Tensor):
 
 @pytest.mark.parametrize("writes", [True, False])
 def test_a_gpu_writes_float32_once(writes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def mm(x: Tensor, weight: Tensor, *, out_dtype: torch.dtype) -> Tensor:
+    def mm(x: Tensor, weight: Tensor, *, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         calls.append(tuple(weight.shape))
-        return (x.double() @ weight.double()).to(out_dtype)
+        product = (x.double() @ weight.double()).to(out_dtype)
+        return product if out is None else out.copy_(product)
 
     calls: list[Any] = []
     monkeypatch.setattr(linear, "_WRITES_FLOAT32", writes)
@@ -38,10 +39,22 @@ def test_a_gpu_writes_float32_once(writes: bool, monkeypatch: pytest.MonkeyPatch
             rtol=2e-2,
             atol=2e-2,
         )
-        assert calls == [(3, 4)] * (wanted if writes else 0)
+        out = torch.full((2, 4), torch.nan)
+        TorchLinear(weight, added).write(given, out)
+        assert torch.equal(out, made.as_subclass(Tensor))
+        assert calls == [(3, 4)] * (2 * wanted if writes else 0)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_product_of_float32_is_written_into_memory_of_the_caller(biased: bool) -> None:
+    x, weight, bias = torch.randn(2, 3), torch.randn(4, 3), torch.randn(4) if biased else None
+    out = torch.full((3, 4), torch.nan)[:2]
+    assert torch_product(x, weight, bias, out.dtype, out) is out
+    assert torch.equal(out, torch_product(x, weight, bias))
 
 
 def test_the_overload_is_called_as_torch_declares_it() -> None:
+    assert "dtype_out" in torch.ops.aten.mm.overloads()
     assert (
         str(torch.ops.aten.mm.dtype._schema)
         == "aten::mm.dtype(Tensor self, Tensor mat2, ScalarType out_dtype) -> Tensor"
