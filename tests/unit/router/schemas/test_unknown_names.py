@@ -69,6 +69,8 @@ shape datatype data binary_data context citations
         *((path, TEXT | {"parameters": {"temprature": 1}}, "temprature", "temperature")
           for path in ("/generate", "/generate_stream", "/", "/tokenize", "/invocations")),
         ("/generate", TEXT | {"parameters": {"maxNewTokens": 1}}, "maxNewTokens", "max_new_tokens"),
+        ("/generate", TEXT | {"parameters": {"Temperature": 1}}, "Temperature", "temperature"),
+        ("/v1/chat/completions", CHAT | {"MAX_TOKENS": 5}, "MAX_TOKENS", "max_tokens"),
         ("/generate", TEXT | {"paramters": {}}, "paramters", "parameters"),
         ("/generate", {"input": "x"}, "input", "inputs"),
         ("/generate", TEXT | {"parameters": {"grammar": {"type": "regex", "vaule": "a"}}}, "vaule", "value"),
