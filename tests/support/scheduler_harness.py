@@ -56,7 +56,7 @@ class Harness:
         for shard in self.shards:
             shard.run_freely()
         await settle()
-        while self.scheduler.queue_length or self.scheduler.num_running:
+        while len(self.scheduler._queue) or self.scheduler.num_running:
             await settle()
 
     def check(self) -> None:

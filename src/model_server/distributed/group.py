@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import PrefixStore
 
 from model_server.distributed import peer_reduce
 from model_server.distributed.peer_reduce import PeerReduce
@@ -35,7 +35,7 @@ from model_server.distributed.peer_watch import Identity, PeerWatch
 from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
 # As TGI's (utils/dist.py); also the longest time that ranks may drift apart while they load.
 TIMEOUT_S = 120.0
@@ -171,11 +171,11 @@ def _unmet(rank: int, world_size: int, address: str, port: int, timeout_s: float
 
 def _store(rank: int, world_size: int, address: str, port: int, timeout_s: float, key_prefix: str) -> Store:
     if world_size == 1:
-        return dist.HashStore()  # type: ignore[attr-defined]
+        return dist.HashStore()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, port), family=family) if rank == 0 else None
     try:
-        store = dist.TCPStore(  # type: ignore[attr-defined]
+        store = dist.TCPStore(
             address,
             port,
             world_size,

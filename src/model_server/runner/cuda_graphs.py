@@ -112,11 +112,6 @@ class GraphedRunner:
         return self._captured(1)
 
     @property
-    def captured_windows(self) -> dict[int, tuple[int, ...]]:
-        """Return sizes by number of places."""
-        return {places: sizes for places in self._families if places > 1 and (sizes := self._captured(places))}
-
-    @property
     def num_graphs(self) -> int:
         return sum(map(len, self._families.values()))
 

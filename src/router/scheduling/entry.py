@@ -243,11 +243,6 @@ class Entry:
         """Tokens that it may still generate."""
         return self.request.stopping.max_new_tokens - len(self.generated_ids)
 
-    @property
-    def num_unread(self) -> int:
-        """Count unread events."""
-        return len(self._events)
-
     def _wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():

@@ -157,11 +157,6 @@ class Scheduler:
         return self._batches.drain_rate.wait_s(len(self._queue) + 1)
 
     @property
-    def queue_length(self) -> int:
-        """Requests that wait for a batch."""
-        return len(self._queue)
-
-    @property
     def num_running(self) -> int:
         """Requests in a batch."""
         return self._batches.num_running

@@ -111,12 +111,3 @@ def family_name(config: Mapping[str, Any]) -> str | None:
         if isinstance(vision, Mapping) and vision.get("model_type") == "pixtral":
             return "pixtral"
     return name if isinstance(name, str) and name in FAMILIES else None
-
-
-def image_token_id(config: Mapping[str, Any]) -> int | None:
-    """The id of the image token, as the config names it."""
-    for name in ("image_token_id", "image_token_index"):
-        value = config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    return None

@@ -395,7 +395,8 @@ def test_windows_replay_graphs_of_their_own() -> None:
     runner = GraphedRunner(inner, (16, 4, 1), PlainGraphCapture(), {4: (4, 2), 3: (4, 2), 2: (3, 1)})
     cache = cache_of(inner)
     runner.capture(cache, MAX_LENGTH, ProcessGroup())
-    assert runner.captured_sizes == (1, 4, 16) and runner.captured_windows == {4: (2, 4), 3: (2, 4), 2: (1, 3)}
+    assert runner.captured_sizes == (1, 4, 16)
+    assert {places: runner._captured(places) for places in (4, 3, 2)} == {4: (2, 4), 3: (2, 4), 2: (1, 3)}
     assert runner.num_graphs == 9
     for sequences, places, rows in ((1, 4, 8), (3, 4, 16), (5, 2, 16), (2, 2, 6), (1, 2, 2), (4, 3, 12), (1, 1, 1)):
         inner.seen.clear()
@@ -410,7 +411,7 @@ def test_windows_without_memory_are_left_out_at_once(caplog: pytest.LogCaptureFi
     capture = PlainGraphCapture(fail={2: torch.OutOfMemoryError("no memory")})
     runner = GraphedRunner(inner, (16, 4), capture, {4: (4, 2), 2: (3, 1)})
     runner.capture(cache_of(inner), MAX_LENGTH, ProcessGroup())
-    assert runner.captured_windows == {2: (1, 3)}
+    assert {places: runner._captured(places) for places in (4, 2)} == {4: (), 2: (1, 3)}
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
         "No memory for a CUDA graph of 4 rows with drafts of 3 tokens, and of fewer rows: it is left out"
     ]

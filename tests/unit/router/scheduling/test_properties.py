@@ -151,7 +151,7 @@ async def outcome(shard: FakeShard, arrivals: list[tuple[int, int, int]], limits
         waiting = [a for a in sorted(waiting) if h.scheduler.can_ever_fit(a[2], a[3])]
         for _ in range(2000):
             now = sum(step.startswith("D(r") for step in h.trace)
-            idle = not h.scheduler.num_running and not h.scheduler.queue_length
+            idle = not h.scheduler.num_running and not len(h.scheduler._queue)
             while waiting and (waiting[0][0] <= now or idle):
                 _, name, length, new = waiting.pop(0)
                 h.submit(name, length, new)

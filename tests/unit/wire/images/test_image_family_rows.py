@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wire.images.expansions import Layout
-from wire.images.families import FAMILIES, family_name, image_token_id
+from wire.images.families import FAMILIES, family_name
 
 F = "<fake_token_around_image>"
 I = "<image>"  # noqa: E741
@@ -89,10 +89,3 @@ def test_paligemma_has_bos_behind_the_last_image_and_a_newline_at_the_end() -> N
 )
 def test_the_config_names_the_row(config: dict[str, object], name: str | None) -> None:
     assert family_name(config) == name
-
-
-def test_the_config_names_the_image_token() -> None:
-    assert image_token_id({"image_token_index": 32000}) == 32000
-    assert image_token_id({"image_token_id": 0, "image_token_index": 1}) == 0
-    assert image_token_id({"image_token_id": True}) is None
-    assert image_token_id({}) is None
