@@ -32,7 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "granite": {"model_type": "granite", "residual_multiplier": 0.5},
     "olmo2": {"model_type": "olmo2"},  # one norm over all heads of q and of k
     "cohere": {"model_type": "cohere"},  # layer norms, parallel halves
-    "half rotated": {"model_type": "llama", "partial_rotary_factor": 0.5},
+    "half rotated": {"model_type": "phi3", "partial_rotary_factor": 0.5},  # packed qkv and gate_up
 }
 
 
@@ -52,6 +52,8 @@ def tensors(model_type: str) -> dict[str, Tensor]:
         shapes |= {
             prefix + "self_attn.q_proj": (queries, hidden), prefix + "self_attn.k_proj": (keys, hidden),
             prefix + "self_attn.v_proj": (keys, hidden), prefix + "self_attn.o_proj": (hidden, queries),
+            prefix + "self_attn.qkv_proj": (queries + 2 * keys, hidden),
+            prefix + "mlp.gate_up_proj": (2 * inner, hidden),
             prefix + "mlp.gate_proj": (inner, hidden), prefix + "mlp.up_proj": (inner, hidden),
             prefix + "mlp.down_proj": (hidden, inner),
         }  # fmt: skip
