@@ -14,6 +14,7 @@ from support import documents
 
 from router.config import RouterConfig
 from router.errors import GenerationError, IncompleteError
+from wire.keys import Key, digest_of
 
 MakeRouter = Callable[..., Router]
 
@@ -69,6 +70,13 @@ WRONG_FIELDS: dict[str, list[Sent | None]] = {
         ("/vertex", {"instances": [BODIES[TGI]] * 5}), ("/v1/completions", {"prompt": ["x"] * 5}), None,
     ],
 }  # fmt: skip
+KEYS: dict[str, dict[str, Any]] = {
+    "a key without the scope": {"scopes": frozenset({"metrics"})},
+    "a key for other models": {"models": frozenset({"other"})},
+    "a key's requests a minute": {"requests_per_minute": 1},
+    "a key's tokens a minute": {"tokens_per_minute": 1},
+    "a key's concurrent requests": {"concurrent": 1},
+}
 ROWS = documents.rows(documents.section(documents.read("docs/compatibility.md"), "Errors"))
 TABLE = {case: cells for case, *cells in ROWS if len(cells) == 3}
 
@@ -90,7 +98,7 @@ def check(answers: Sequence[httpx.Response | None], case: str) -> None:
 
 
 def test_the_table_has_every_case() -> None:
-    assert len(TABLE) == len(WRONG_FIELDS) + 12
+    assert len(TABLE) == len(WRONG_FIELDS) + len(KEYS) + 12
 
 
 @pytest.mark.parametrize("case", WRONG_FIELDS)
@@ -123,6 +131,17 @@ async def test_what_is_wrong_with_a_request(make_router: MakeRouter) -> None:
         check([await router.post(path, BODIES[path], **key) for path in paths], "too many requests at once")
     router.inference.is_draining = True
     check([await router.post(path, BODIES[path], **key) for path in paths], "the server is stopping")
+
+
+@pytest.mark.parametrize("case", KEYS)
+async def test_what_a_key_may_not_do(make_router: MakeRouter, case: str) -> None:
+    router = make_router(keys=[Key(name="a", digest=digest_of(b"secret"), **KEYS[case])], clock=lambda: 5.0)
+    account = router.accounts.find(b"secret")
+    account.admit()
+    account.prompted(2)
+    paths, key = (TGI, OPENAI, ANTHROPIC), {"authorization": "Bearer secret"}
+    check([await router.post(path, BODIES[path], **key) for path in paths], case)
+    account.end()
 
 
 async def test_failures(make_router: MakeRouter) -> None:
