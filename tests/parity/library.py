@@ -41,7 +41,7 @@ PAGED = (
     "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
     "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense",
     "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna",
-    "llama", "llama4_text", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "minimax_m3_vl_text",
+    "longcat_flash", "llama", "llama4_text", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "minimax_m3_vl_text",
     "ministral", "ministral3", "mistral", "mixtral", "modernbert-decoder", "moshi", "nanochat", "nemotron",
     "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
     "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma", "youtu",
@@ -59,7 +59,8 @@ STATEFUL = (
     "gpt_neo", "xglm", "biogpt", "stablelm", "diffllama", "doge", "hrm_text", "t5", "bart",
     "hy_v4_vl", "inkling2", "inkling2_loop", "kosmos-2.5", "lfm2_vl", "lfm3_vl", "minicpm_ocr", "minicpmv4_6",
     "minicpmv4_7", "mistral_large4", "mllama", "nemotron_h_omni", "qwen3_5", "qwen3_5_moe", "unlimited_ocr",
-    "openai-gpt", "recurrent_gemma", *(() if _SINCE_5_24 else _NOW_PAGED),
+    "blt", "cpmant", "openai-gpt", "prophetnet", "recurrent_gemma",
+    *(() if _SINCE_5_24 else _NOW_PAGED),
 )  # fmt: skip
 
 
@@ -95,8 +96,11 @@ def make_case(model_type: str, path: Path, *, eager: bool = True, **overrides: A
     with torch.inference_mode():
         if getattr(model.config, "is_encoder_decoder", False):
             prefix = decoder_prefix(model)
-            logits = [translated(model, s[:n], prefix, s[n:]) for s, n in zip(sequences, lengths, strict=True)]
-        elif "reference_sliding_attention" in (getattr(text_config, "layer_types", None) or ()):
+            translate = _translated_by_steps if model_type == "prophetnet" else translated
+            logits = [translate(model, s[:n], prefix, s[n:]) for s, n in zip(sequences, lengths, strict=True)]
+        elif model_type == "cpmant" or "reference_sliding_attention" in (
+            getattr(text_config, "layer_types", None) or ()
+        ):
             logits = [_generated(model, s, n) for s, n in zip(sequences, lengths, strict=True)]
         else:
             cross = cross_attention_of(model)
@@ -124,10 +128,24 @@ def _generated(model: Any, sequence: Tensor, prompt: int) -> Tensor:
     """Logits with transformers' own cache, token by token behind the prompt, which is another thing to such layers."""
     output = model(input_ids=sequence[None, :prompt], use_cache=True)
     rows = [output.logits[0]]
-    for token in sequence[prompt:]:
-        output = model(input_ids=token[None, None], cache=output.cache, use_cache=True)
+    first = 0 if model.config.model_type == "cpmant" else prompt  # it takes all tokens, and skips those of its cache
+    for end in range(prompt + 1, len(sequence) + 1):
+        output = model(input_ids=sequence[None, first:end], cache=output.cache, use_cache=True)
         rows.append(output.logits[0])
+        first = first and end
     return torch.cat(rows)
+
+
+def _translated_by_steps(model: Any, prompt: Tensor, prefix: tuple[int, ...], generated: Tensor) -> Tensor:
+    """Like `translated`, with transformers' own cache, token by token."""
+    mask = torch.ones_like(prompt)[None]
+    encoded, cache, rows = model.get_encoder()(input_ids=prompt[None], attention_mask=mask), None, []
+    for token in [*prefix, *generated.tolist()]:
+        ids = torch.tensor([[token]])
+        output = model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=ids, cache=cache, use_cache=True)
+        rows.append(output.logits[0])
+        cache = output.cache
+    return torch.cat(rows)[len(prefix) - 1 :]
 
 
 def load(path: Path, group: ProcessGroup | None = None, *, trust_remote_code: bool = False) -> Runner:

@@ -27,6 +27,14 @@ def _sections(*sections: int, **others: Any) -> dict[str, Any]:
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "bamba": {"attn_layer_indices": [1, 3]},
+    "blt": {
+        "vocab_size": 260,
+        "encoder_hash_byte_group_vocab": 64,
+        "patching_threshold": 5.08,
+        "patcher_config": {"vocab_size": 260},
+        "encoder_config": {"vocab_size": 260, "hidden_size_global": 32},
+        "decoder_config": {"vocab_size": 260, "hidden_size_global": 32},
+    },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 2.0},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
@@ -40,6 +48,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mt5": {"decoder_start_token_id": 0},
     "umt5": {"decoder_start_token_id": 0},
     "switch_transformers": {"decoder_start_token_id": 0},
+    "longcat_flash": {"head_dim": 8, "num_hidden_layers": LEFT_OUT, "num_layers": 2, "zero_expert_num": 2},
+    "prophetnet": {"pad_token_id": 0, "bos_token_id": 2, "decoder_start_token_id": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "llama4_text": {"floor_scale": 4},
     "mamba2": {"num_heads": 8, "state_size": 16, "n_groups": 1, "head_dim": 16},
@@ -110,6 +120,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "audio_token_offset": 116,
         "vision_config": {"codebook_size": 16, "base_channels": 32, "embed_dim": 16},
     },
+    "dots3_note_audio_encoder": {"adapter_input_size": 32, "adapter_out_dim": 64},
     "dots3_note_vision_encoder": {
         "num_hidden_layers": 42,
         "adapter_in_dim": 32,
@@ -127,6 +138,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_heads": [2],
         "num_groups": [2],
     },
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "glm5_next_text": {
         "qk_rope_head_dim": 0,
         "q_lora_rank": 32,
@@ -142,6 +154,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "xlm": {"causal": True},
     "xlnet": {"attn_type": "uni"},
     "xmod": {"is_decoder": True, "languages": ["en_XX"], "default_language": "en_XX"},
-    "zamba2": {"layer_types": ["mamba", "hybrid"] * 2, "mamba_headdim": 16},
+    "zamba": {"attention_hidden_size": LEFT_OUT, "head_dim": LEFT_OUT, "num_key_value_heads": 4},
+    "zamba2": {
+        "layer_types": LEFT_OUT,
+        "layers_block_type": ["mamba", "hybrid"] * 2,
+        "head_dim": LEFT_OUT,
+        "kv_channels": LEFT_OUT,
+        "num_key_value_heads": 4,
+        "adapter_rank": 8,
+    },
     "zaya": {"num_experts_per_tok": 1},
 }

@@ -103,7 +103,7 @@ def _fields(config_class: Any, sizes: dict[str, Any] = SIZES) -> dict[str, Any]:
         sizes_of_part = sizes if name in _TEXTS else TOWER
         if hasattr(part, "model_type") and part.model_type:
             fields[name] = _merged(_fields(part, sizes_of_part), OVERRIDES.get(part.model_type, {}))
-        elif (default := _default_type(config_class, name)) is not None:
+        elif default := _default_type(config_class, name):
             found = _merged(_fields(CONFIG_MAPPING[default], sizes_of_part), OVERRIDES.get(default, {}))
             fields[name] = {"model_type": default, **found}
     return fields

@@ -13,7 +13,14 @@ from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.hf.adapters import HookedAdapters
 from model_server.models.hf.crossing import CROSSING
-from model_server.models.hf.loading import HfModel, check_sharding, load_model, max_positions, one_line
+from model_server.models.hf.loading import (
+    HfModel,
+    attention_of_text,
+    check_sharding,
+    load_model,
+    max_positions,
+    one_line,
+)
 from model_server.models.hf.paged import ATTENTION_NAME, TransformersRunner, UnsuitableError, register
 from model_server.models.hf.positions import by_length
 from model_server.models.hf.quantized import check_quantized
@@ -79,7 +86,8 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice, *
     if model is None:
         model = _load(hf, placement, None)
     else:
-        model.set_attn_implementation("sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
+        own = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
+        model.set_attn_implementation(attention_of_text(hf.config, own))
     stateful, error, why = _stateful_or_recomputing(hf, model, placement)
     _report("stateful", hf, error, started, f"; {why or reason}: no chunked prefill, no prefix cache")
     return stateful

@@ -21,6 +21,10 @@ from model_server.weights.leftover import check_leftover
 from model_server.weights.library_names import StoredNames
 from wire.model_files import POSITIONS, check_small_file
 
+# Types all of whose parts read text.
+_OF_TEXT = ("blt",)
+# Types whose ranks give other logits than one does, by transformers' own plan.
+_WRONG_PLANS = ("step3p5",)
 _READ_BY_LIBRARY = ("config.json", "generation_config.json", "adapter_config.json", "model.safetensors.index.json")
 
 
@@ -202,7 +206,7 @@ def _towers(config: Any) -> dict[str, Any]:
     """Return the parts of a config beside that of the text model, by name; none for a model of text alone."""
     text = config.get_text_config(decoder=True)
     parts = {key: getattr(config, key, None) for key in getattr(config, "sub_configs", ())}
-    if not any(part is text for part in parts.values()):
+    if config.model_type in _OF_TEXT or not any(part is text for part in parts.values()):
         return {}
     return {key: part for key, part in parts.items() if part is not None and part is not text}
 
@@ -242,6 +246,8 @@ def check_sharding(hf: HfModel, world_size: int) -> None:
     plan = getattr(config, "base_model_tp_plan", None)
     if not plan:
         raise StartupError(f"transformers has no tensor-parallel plan for {hf.model_type}: use --num-shard 1")
+    if config.model_type in _WRONG_PLANS:
+        raise StartupError(f"transformers' tensor-parallel plan for {hf.model_type} is wrong: use --num-shard 1")
     if not any(name.endswith(("k_proj", "qkv_proj", "query_key_value", "Wqkv")) for name in plan):
         return  # attention is replicated, only the rest is divided
     heads = getattr(config, "num_attention_heads", None)

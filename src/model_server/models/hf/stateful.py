@@ -6,7 +6,7 @@ For state-space models, hybrids, encoder-decoders, and what the paged cache cann
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,11 @@ _CACHE_NAMES = ("past_key_values", "cache_params", "state", "cache")
 
 # Layers of this type see all of the prompt, and a window of what was generated.
 _OF_PROMPTS = "reference_sliding_attention"
+# Types that compute several generated tokens at once otherwise than one after another, as `generate` does: CPM-Ant's
+# see each other, and ProphetNet's get one another's biases.
+_ONE_BY_ONE = ("cpmant", "prophetnet")
+# Types whose forward takes all tokens, and skips those that its cache has.
+_TAKES_ALL = ("cpmant",)
 
 
 @dataclass(slots=True)
@@ -45,6 +50,7 @@ class _Kept:
     length: int
     cache: Any
     encoded: Any = None  # what the encoder made of the prompt
+    ids: Tensor | None = None  # all tokens, if each forward takes them
     # Further arguments of each forward of one token.
     always: Arguments = field(default_factory=dict)
 
@@ -82,7 +88,9 @@ class StatefulRunner:
         self._takes_dynamic_cache = getattr(type(model), "_supports_default_dynamic_cache", lambda: True)()
         self._prefix = decoder_prefix(model) if model.config.is_encoder_decoder else None
         types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
-        self._keeps_prompts = _OF_PROMPTS in types
+        self.one_by_one = model.config.model_type in _ONE_BY_ONE
+        self._takes_all = model.config.model_type in _TAKES_ALL
+        self._keeps_prompts = self.one_by_one or _OF_PROMPTS in types
         self._vocab_size, state_bytes = self._measure(STATE_BLOCK_SIZE)
         reserve = 0 if self.cross is None else self._image_reserve(self.cross, state_bytes)
         self.traits = RunnerTraits(state_bytes=state_bytes, image_reserve=reserve, decoder_prefix=self._prefix)
@@ -143,7 +151,8 @@ class StatefulRunner:
             return self._recompute(state, ids, start, wanted)
         prompt = state.prompt_length
         if self._keeps_prompts and start == 0 and 0 < prompt < len(ids):
-            return self._advance_parts(state, ids.tensor_split([prompt]), wanted)
+            cuts = range(prompt, len(ids)) if self.one_by_one else [prompt]
+            return self._advance_parts(state, ids.tensor_split(list(cuts)), wanted)
         arguments: dict[str, Any] = {"input_ids": ids.unsqueeze(0)}
         if self._takes_positions:
             arguments["position_ids"] = torch.arange(start, start + len(ids), device=ids.device).unsqueeze(0)
@@ -156,18 +165,19 @@ class StatefulRunner:
             if len(ids) != 1:
                 raise RequestError("behind a prompt with images a step has one token")
             arguments |= kept.always
+        if self._takes_all:
+            kept.ids = ids if kept.ids is None else torch.cat([kept.ids, ids])
+            arguments["input_ids"] = kept.ids.unsqueeze(0)
         logits = self._call(kept, arguments, len(ids), wanted)
         state.kept = kept
         return logits
 
     def _advance_parts(self, state: RequestState, parts: Sequence[Tensor], wanted: list[int]) -> Tensor:
         """Take in a prompt, then what had been generated before a preemption: what comes first counts as the prompt."""
-        found, start = [], 0
-        for part in parts:
-            stop = start + len(part)
-            local = [place - start for place in wanted if start <= place < stop]
-            found.append(self._advance(state, part, start, local))
-            start = stop
+        found = []
+        for first, part in _numbered(parts):
+            local = [place - first for place in wanted if first <= place < first + len(part)]
+            found.append(self._advance(state, part, first, local))
         return torch.cat(found)
 
     def tower(self, family: VisionFamily, tokenizer: Tokenizer) -> CrossTower:
@@ -210,9 +220,13 @@ class StatefulRunner:
         arguments = {
             "encoder_outputs": kept.encoded,
             "attention_mask": torch.ones(kept.encoded[0].shape[:2], dtype=torch.int64, device=ids.device),
-            "decoder_input_ids": ids.unsqueeze(0),
         }
-        logits = self._call(kept, arguments, count, local)
+        found = []
+        for first, part in _numbered(ids.tensor_split(len(ids)) if self.one_by_one else [ids]):
+            rows = [place - first for place in local if first <= place < first + len(part)]
+            found.append(self._call(kept, arguments | {"decoder_input_ids": part.unsqueeze(0)}, 0, rows))
+        logits = torch.cat(found)
+        kept.length += count
         state.kept = kept
         unknown = logits.new_full((len(wanted) - len(local), logits.shape[1]), float("nan"))
         return torch.cat([unknown, logits])
@@ -279,6 +293,14 @@ def decoder_prefix(model: Any) -> tuple[int, ...]:
     return (start,) if forced is None else (start, forced)
 
 
+def _numbered(parts: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Pair each part with how many tokens are before it."""
+    start = 0
+    for part in parts:
+        yield start, part
+        start += len(part)
+
+
 def _tensor_bytes(value: Any, seen: set[int]) -> int:
     """Count the bytes of all tensors inside, each once."""
     if id(value) in seen:
@@ -291,7 +313,7 @@ def _tensor_bytes(value: Any, seen: set[int]) -> int:
     if isinstance(value, list | tuple | set):
         return sum(_tensor_bytes(v, seen) for v in value)
     if isinstance(value, _Kept):
-        return _tensor_bytes((value.cache, value.encoded, value.always), seen)
+        return _tensor_bytes((value.cache, value.encoded, value.ids, value.always), seen)
     if "Cache" in type(value).__name__ and hasattr(value, "__dict__"):  # a cache or a layer of one
         return _tensor_bytes(vars(value), seen)
     return _tensor_bytes(vars(value), seen) if type(value).__name__.endswith("Layer") else 0
