@@ -176,5 +176,6 @@ def test_chats_get_the_same_with_and_without_the_prefix_cache(
                 if chance.random() < 0.6:
                     chats[number] += [token for token, _ in answer][: chance.choice([1, 9])]
     states = server.cache.states
-    assert states is not None and states.counts.restored and states.counts.saved
+    assert states is not None and states.counts.saved
+    assert states.counts.restored or states.counts.recomputed  # what is cached was met, with a state or without
     assert states.num_free + states.num_checkpoints == NUM_SLOTS
