@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from wire.model_files import read_text
+from wire.model_files import read_yaml
 
 Scope = Literal["inference", "metrics", "admin"]
 
@@ -85,17 +85,9 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     # Imported here: only a start with such a file is worth the time.
     import yaml
 
-    try:
-        # The C loader reads ten thousand keys in a second, the other one in ten.
-        rows = yaml.load(read_text(path, ValueError), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}{where} is not YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply") from None
+    # The C loader reads ten thousand keys in a second, the other one in ten.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    rows = read_yaml(path, lambda text: yaml.load(text, Loader=loader))
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"{path} holds no keys: it is a list of rows, which `launcher keys new NAME` prints")
     keys: list[Key] = []

@@ -1,4 +1,4 @@
-"""What all read alike of small model files: regular, of bounded size."""
+"""What all read alike of small files, most of them a model's: regular, of bounded size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -63,6 +63,27 @@ def read_text(path: Path, error: type[Exception]) -> str:
     if found is None:
         raise error(f"cannot read {path}: No such file or directory")
     return _decoded(path, found, error)
+
+
+def read_yaml(path: Path, parse: Callable[[str], Any]) -> Any:
+    """Parse a file by one of yaml's functions.
+
+    Raises:
+        ValueError: One line that names the file.
+    """
+    # Imported here: only a start with such a file is worth the time.
+    import yaml
+
+    try:
+        return parse(read_text(path, ValueError))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{path}{where} is not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
 
 
 def read_tokenizer(path: Path, error: type[Exception]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from wire.cli.options import Option
 from wire.cli.other_servers.words import option_hint
 from wire.cli.spelling import closest, flag_of
-from wire.model_files import read_text
+from wire.model_files import read_yaml
 
 _NULL = "tag:yaml.org,2002:null"
 
@@ -33,16 +33,7 @@ def read(path: Path, options: Sequence[Option]) -> Mapping[str, Given]:
     # Imported here: only a start with such a file is worth the time.
     import yaml
 
-    try:
-        root = yaml.compose(read_text(path, ValueError), Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}{where} is not YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply") from None
+    root = read_yaml(path, lambda text: yaml.compose(text, Loader=yaml.SafeLoader))
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):

@@ -135,8 +135,8 @@ def _check_state(runner: StatefulRunner, dtype: torch.dtype, device: torch.devic
     if runner.one_by_one:
         skipped = [0 if runner.traits.decoder_prefix is None else prompt - 1 for prompt in PREFILLED]
         steps = [run(runner, [s], dtype, device, [n])[0] for s, n in zip(sequences, PREFILLED, strict=True)]
-        together, alone_ = ([s[n:] for s, n in zip(all_, skipped, strict=True)] for all_ in (served, steps))
-        return compare(together, alone_, 2e-3, dtype)
+        together, apart = ([s[n:] for s, n in zip(all_, skipped, strict=True)] for all_ in (served, steps))
+        return compare(together, apart, 2e-3, dtype)
     if runner.traits.decoder_prefix is None:
         return compare(served, [alone(runner.model, s, **runner.of_text(s)) for s in sequences], 2e-3, dtype)
     expected = [
