@@ -43,11 +43,12 @@ class ThroughHost(ProcessGroup):
         dist.all_reduce(copy)
         return tensor.copy_(copy)
 
-    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
         copy = tensor.cpu().contiguous()
         parts = [torch.empty_like(copy) for _ in range(self.size)]
         dist.all_gather(parts, copy)
-        return torch.cat(parts, dim=-1).to(tensor.device, dtype)
+        gathered = torch.cat(parts, dim=-1).to(tensor.device, dtype)
+        return gathered if out is None else out.copy_(gathered)
 
     def all_reduce_min(self, value: int) -> int:
         tensor = torch.tensor([value])
