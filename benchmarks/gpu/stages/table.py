@@ -35,5 +35,6 @@ STAGES = (
     Stage("S14", "the kernels' tests, a process for each file", "kernel_tests", 180),
     Stage("S15", "decode and prompts against the roofline, kernels by time", "quick_speed", 110, for_model=True),
     Stage("S16", "a server under load", "quick_served", 120, for_model=True),
+    Stage("S17", "a tiny model of every type against transformers", "model_types", 180),
 )
 BY_NAME = {stage.name: stage for stage in STAGES}
