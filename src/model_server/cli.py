@@ -23,7 +23,7 @@ from wire import phases
 from wire.cli.commands import installed_version, run_group
 from wire.exit_status import LOST_PEER, MISSING_PEER
 from wire.log import log_setup
-from wire.model_files import read_object
+from wire.model_files import read_config
 from wire.pooling.task import find_task
 from wire.processes import stack_dump
 from wire.quantization.config import by_tensors, said_of
@@ -148,7 +148,7 @@ def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:
 
     if heads_of(directory, StartupError) is not None:
         return  # what their base is
-    fields = read_object(directory / "config.json", StartupError)
+    fields = read_config(directory / "config.json", StartupError)
     said = said_of(directory, fields, StartupError)
     if said is None and (index := index_of(directory)) is not None:
         said = by_tensors(dict.fromkeys(weight_map(index), ()))

@@ -22,6 +22,9 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 # transformers writes "no limit" as int(1e30).
 _NO_LIMIT = 10**18
 _ABSENT = object()
+_THINKER = "thinker_config"
+# Objects around a thinker's config that are of the whole model.
+_OF_ALL = ("quantization_config", "compression_config")
 
 
 def most_stored(tensors: Iterable[tuple[str, int]]) -> str | None:
@@ -45,6 +48,25 @@ def read_object(path: Path, error: type[Exception]) -> dict[str, Any]:
 def read_optional_object(path: Path, error: type[Exception]) -> dict[str, Any]:
     """Read an object; absent: empty."""
     return _read(path, error) or {}
+
+
+def read_config(path: Path, error: type[Exception]) -> dict[str, Any]:
+    """Read a model's config.json, by `generating`."""
+    return generating(read_object(path, error))
+
+
+def read_optional_config(path: Path, error: type[Exception]) -> dict[str, Any]:
+    """Read a config.json; absent: empty."""
+    return generating(read_optional_object(path, error))
+
+
+def generating(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of what makes text: of a model that speaks too its thinker, and the fields around."""
+    thinker = config.get(_THINKER)
+    if not isinstance(thinker, dict):
+        return config
+    around = {name: value for name, value in config.items() if not isinstance(value, dict) or name in _OF_ALL}
+    return {**around, "model_type": f"{config.get('model_type')}_thinker", **thinker}
 
 
 def read_optional_array(path: Path, error: type[Exception]) -> list[Any]:

@@ -50,7 +50,7 @@ PAGED = (
     "apertus1p5", "aria", "audioflamingo3", "chameleon", "cohere_compass", "cosmos3_edge", "cosmos3_omni",
     "deepseek_ocr2", "emu3", "ernie4_5_vl_moe", "exaone4_5", "fuyu", "gemma4", "gemma4_unified", "glm4v_moe", "glm_ocr",
     "glmasr", "granite_speech", "hunyuan_vl", "hyperclovax_vision_v2", "minimax_m3_vl", "mistral4", "molmo2",
-    "muse_glimmer", "muse_spark", "paddleocr_vl", "qwen2_audio", "qwen3_asr", "step3p7", "voxtral",
+    "gemma3n", "muse_glimmer", "muse_spark", "paddleocr_vl", "qwen2_audio", "qwen3_asr", "step3p7", "voxtral",
 )  # fmt: skip
 # With a state per request.
 STATEFUL = (
@@ -59,13 +59,16 @@ STATEFUL = (
     "gpt_neo", "xglm", "biogpt", "stablelm", "diffllama", "doge", "hrm_text", "t5", "bart",
     "hy_v4_vl", "inkling2", "inkling2_loop", "kosmos-2.5", "lfm2_vl", "lfm3_vl", "minicpm_ocr", "minicpmv4_6",
     "minicpmv4_7", "mistral_large4", "mllama", "nemotron_h_omni", "qwen3_5", "qwen3_5_moe", "unlimited_ocr",
-    "blt", "cpmant", "openai-gpt", "prophetnet", "recurrent_gemma",
+    "blt", "cpmant", "evolla", "inkling_mm_model", "kosmos-2", "nemo_speechlm", "openai-gpt",
+    "prophetnet", "recurrent_gemma",
     *(() if _SINCE_5_24 else _NOW_PAGED),
 )  # fmt: skip
 
 
-# Their towers are of a library that is not among the requirements -> the type of their text model.
-FOREIGN = {"fast_vlm": "qwen2", "perception_lm": "llama"}
+# Their towers are of a library that is not among the requirements, or take long -> the type of their text model.
+FOREIGN = {"fast_vlm": "qwen2", "gemma3n": "gemma3n_text", "perception_lm": "llama", "vibevoice_asr": "qwen2"}
+# What speaks too -> the part that makes text.
+THINKERS = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,12 @@ class LibraryCase:
 
 def make_case(model_type: str, path: Path, *, eager: bool = True, **overrides: Any) -> LibraryCase:
     """Write a tiny checkpoint of the type and compute the reference with `eager` attention, or what the model takes."""
-    model = type_checkpoint(FOREIGN.get(model_type, model_type), path, eager=eager, **overrides)
+    built = FOREIGN.get(model_type) or THINKERS.get(model_type, model_type)
+    model = type_checkpoint(built, path, eager=eager, **overrides)
     if model_type in FOREIGN:
         _with_foreign_tower(model_type, path)
+    if model_type in THINKERS:
+        _with_talker(model_type, path)
     text_config = model.config.get_text_config(decoder=True)
     # Without the padding token, which some models skip when they count positions.
     padding = getattr(text_config, "pad_token_id", None)
@@ -113,15 +119,32 @@ def _with_foreign_tower(model_type: str, path: Path) -> None:
     """Make a model of text the text model of another, whose tower the libraries here do not know."""
     file, config = path / "model.safetensors", path / "config.json"
     tensors = {name.replace("model.", "model.language_model.", 1): one for name, one in load_file(file).items()}
-    tower = ("model.vision_tower.timm_model.stem.weight", "model.multi_modal_projector.linear_1.weight")
+    tower = (
+        "model.vision_tower.timm_model.stem.weight",
+        "model.embed_vision.embedding.weight"
+        if model_type == "gemma3n"
+        else "model.multi_modal_projector.linear_1.weight",
+    )
     save_file(tensors | {name: torch.ones(2) for name in tower}, file)
     fields = {"model_type": model_type, "text_config": json.loads(config.read_text()), "vision_config": {}}
     config.write_text(json.dumps(fields))
 
 
+def _with_talker(model_type: str, path: Path) -> None:
+    """Make a model that reads a part of one that speaks, as public files hold it."""
+    file, config = path / "model.safetensors", path / "config.json"
+    tensors = {f"thinker.{name}": one for name, one in load_file(file).items()}
+    speaking = ("talker.model.norm.weight", "token2wav.code2wav_dit_model.proj_out.weight", "code2wav.norm.weight")
+    save_file(tensors | {name: torch.ones(2) for name in speaking}, file)
+    thinker = json.loads(config.read_text())
+    config.write_text(json.dumps({"model_type": model_type, "thinker_config": thinker, "talker_config": {}}))
+
+
 def _reading(model: Any) -> Any:
     """What computes logits of text: of models whose whole reads nothing without a picture, the language model."""
-    return model if type(model).main_input_name == "input_ids" else model.language_model
+    if type(model).main_input_name == "input_ids":
+        return model
+    return next(part for name in ("language_model", "text_model") if (part := getattr(model, name, None)) is not None)
 
 
 def _generated(model: Any, sequence: Tensor, prompt: int) -> Tensor:

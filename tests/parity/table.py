@@ -31,6 +31,7 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.models.families.vision import TEXT_TYPES
+from model_server.models.hf.loading import NO_TEXT
 from model_server.models.hf.paged import TransformersRunner
 from model_server.models.hf.self_check import compare
 from model_server.models.hf.stateful import StatefulRunner
@@ -117,13 +118,14 @@ def main() -> None:
 
 
 def all_types() -> list[str]:
-    """Types that transformers maps to a causal model, an encoder-decoder, or one that makes text of images."""
+    """Types that transformers maps to a causal model, an encoder-decoder, or one that makes text of images or sound."""
     from transformers.models.auto import modeling_auto
 
     mappings = (
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     )
     return sorted({name for mapping in mappings for name in mapping})
 
@@ -246,12 +248,13 @@ def _page(rows: list[Row]) -> str:
     runners = [row.runner for row in rows]
     counts = ", ".join(f"{runners.count(n)} {n}" for n in ("native", "transformers", "stateful", "refused"))
     untried = runners.count("–")
+    without_text = sum(row.model_type in NO_TEXT for row in rows)
     served = [r for r in rows if r.runner not in ("–", "refused")]
     others = [r for r in rows if r.runner in ("–", "refused")]
     head = HEAD.format(
         transformers=transformers.__version__,
         torch=torch.__version__,
-        counts=f"Of {len(rows)} types: {counts}, {untried} not tried (no tiny checkpoint could be made).",
+        counts=f"Of {len(rows)} types: {counts} ({without_text} make no text), {untried} not tried.",
         vision=textwrap.fill(VISION.format(", ".join(f"`{one}`" for one in sorted(TEXT_TYPES))), 120),
     )
     return head + "\n".join(r.line() for r in served + others) + "\n"

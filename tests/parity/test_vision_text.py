@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity.library import make_case
+from parity.library import THINKERS, make_case
 from parity.protocol import CHUNKS, assert_equal_logits, prompts, run_protocol
 from safetensors.torch import load_file, save_file
 from support.loading import load
@@ -33,7 +33,7 @@ TEXT_OF: dict[str, dict[str, Any]] = {
 # Prompts of PaliGemma are not causal: `parity.test_vision_images` has them, also without images.
 # What reads nothing without a picture is compared in `test_language_models_that_wholes_hide`.
 HIDDEN = ("blip-2", "instructblip", "instructblipvideo")
-CAUSAL = sorted(set(TEXT_TYPES) - {"paligemma", *HIDDEN})
+CAUSAL = sorted({*TEXT_TYPES, *THINKERS} - {"paligemma", *HIDDEN})
 ALWAYS = ("gemma3", "qwen2_vl", "llava")
 
 

@@ -92,6 +92,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "molmo2_vision": {"image_size": [28, 28]},
     "molmo2_adapter": {"vision_feature_layer": [-1, -2]},
     "muse_spark_audio": {"num_hidden_layers": 4, "hidden_sizes": [8, 16, 24, 32]},
+    "nemo_speechlm": {
+        "audio_config": {"diarization_config": {"head_config": {"audio_hidden_size": 32}}},
+        "text_config": {"hybrid_override_pattern": "M*EM", "mamba_num_heads": 8, "ssm_state_size": 16},
+        "word_timestamp_config": {"blank_token_id": 63},
+    },
     "nemotron_h_omni": {
         "vision_config": {"video_temporal_patch_size": 2},
         "audio_config": {"projection_hidden_size": 32, "projection_bias": False},
@@ -138,6 +143,21 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_heads": [2],
         "num_groups": [2],
     },
+    "evolla": {
+        "protein_encoder_config": {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "vocab_size": 64,
+        },
+        "aligner_num_add_layers": 2,
+        "resampler_depth": 1,
+        "resampler_num_latents": 4,
+    },
+    "fun_asr_nano": {"adaptor_config": {"hidden_size": 64, "intermediate_size": 16, "num_attention_heads": 2}},
+    "kyutai_speech_to_text": {"audio_pad_token_id": 255, "num_codebooks": 2, "codebook_vocab_size": 16},
+    "mimi": {"upsample_groups": 32},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "glm5_next_text": {
         "qk_rope_head_dim": 0,

@@ -130,7 +130,8 @@ def type_model(model_type: str, *, seed: int = 0, eager: bool = True, **override
     auto_class = _auto_class(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = auto_class.from_config(config, **({"attn_implementation": "eager"} if eager else {}))
+        make = getattr(auto_class, "from_config", None) or auto_class._from_config
+        model = make(config, **({"attn_implementation": "eager"} if eager else {}))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -149,11 +150,17 @@ def _auto_class(config: Any) -> Any:
     import transformers
     from transformers.models.auto import modeling_auto
 
-    seeing = (modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, transformers.AutoModelForImageTextToText)
-    translating = (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, transformers.AutoModelForSeq2SeqLM)
-    return next(
-        (one for mapping, one in (seeing, translating) if type(config) in mapping), transformers.AutoModelForCausalLM
+    pairs = (
+        (modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, transformers.AutoModelForImageTextToText),
+        (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, transformers.AutoModelForSeq2SeqLM),
+        (modeling_auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING, transformers.AutoModelForTextToWaveform),
+        (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.AutoModelForCausalLM),
+        (modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING, transformers.AutoModelForMultimodalLM),
     )
+    found = next((one for mapping, one in pairs if type(config) in mapping), None)
+    if found is None:  # a mapping does not find the class of a config that has two types
+        return getattr(transformers, modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type])
+    return found
 
 
 # What files of these types have, where transformers writes names that it alone reads, or does not read itself.

@@ -16,7 +16,7 @@ from launcher.planning.mixers import Mixers, mixers_in
 from launcher.planning.weight_files import tensors_of_codes, type_in, weight_bytes
 from wire.cli.spelling import closest
 from wire.lora.merged import ADAPTER_CONFIG, base_model
-from wire.model_files import read_object, read_text
+from wire.model_files import read_config, read_text
 from wire.quantization import gguf
 from wire.quantization.config import by_tensors, in_config, said_of, wants_float8_cache
 from wire.quantization.methods import method_of, refuse_gguf
@@ -269,7 +269,7 @@ def read(path: Path | None) -> ModelInfo | None:
     if path is None:
         return None
     try:
-        config = read_object(path / "config.json", ValueError)
+        config = read_config(path / "config.json", ValueError)
         said = said_of(path, config, ValueError)
         wants_float8 = wants_float8_cache(path, config, ValueError)
     except ValueError as error:

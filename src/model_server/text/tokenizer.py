@@ -17,7 +17,14 @@ from tokenizers import Tokenizer as _Backend
 
 from model_server.errors import RequestError, StartupError
 from wire import tokenizer_file
-from wire.model_files import NAMED_TOKENS, length_limit, read_optional_object, read_tokenizer, token_text
+from wire.model_files import (
+    NAMED_TOKENS,
+    length_limit,
+    read_optional_config,
+    read_optional_object,
+    read_tokenizer,
+    token_text,
+)
 from wire.text.added_tokens import add_tokens
 from wire.text.token_bytes import byte_level
 from wire.text.tokenizer_failure import reason_of
@@ -74,7 +81,7 @@ class Tokenizer:
         generation = _read_json(model_dir / "generation_config.json").get("eos_token_id")
         if generation is None:
             # As transformers: without a generation config the model's config is used.
-            config = _read_json(model_dir / "config.json")
+            config = read_optional_config(model_dir / "config.json", StartupError)
             text_config = config.get("text_config")
             generation = config.get("eos_token_id")
             if generation is None and isinstance(text_config, dict):

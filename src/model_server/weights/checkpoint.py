@@ -15,7 +15,7 @@ from model_server.errors import StartupError
 from model_server.weights.gguf.names import read_named
 from model_server.weights.header import Header, read_headers, stored_type
 from model_server.weights.locate import index_of, weight_files, weight_map
-from wire.model_files import read_object
+from wire.model_files import read_config
 from wire.quantization.gguf import SUFFIX
 
 # Names of sizes in configs of all families. Fields that are not numbers are not checked here.
@@ -70,7 +70,7 @@ class Checkpoint:
 
 def examine(directory: Path, merged: Path | None = None) -> Checkpoint:
     """Read all that serving needs, except the tokenizer."""
-    fields = read_object(directory / "config.json", StartupError)
+    fields = read_config(directory / "config.json", StartupError)
     files = weight_files(directory)
     headers = {file: read_named(file) for file in files} if files[0].suffix == SUFFIX else read_headers(files)
     _check_sizes(fields, sum(len(header.tensors) for header in headers.values()))

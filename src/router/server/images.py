@@ -17,7 +17,7 @@ from router.text.model_files import ModelFiles
 from router.text.tokenizer import PromptTokenizer
 from router.worker.memory import keep_no_large_blocks
 from wire.images.families import FAMILIES, family_name
-from wire.model_files import read_optional_object
+from wire.model_files import read_optional_config
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ async def image_prompts(
     config: RouterConfig, files: ModelFiles, tokenizer: PromptTokenizer, info: ShardInfo, metrics: Metrics
 ) -> ImagePrompts | None:
     """Return what reads images, if model and shards do; its `reader` is to be closed."""
-    model_config = read_optional_object(files.folder / "config.json", StartupError)
+    model_config = read_optional_config(files.folder / "config.json", StartupError)
     name = family_name(model_config)
     if name is None or not info.images:
         if name is not None or "vision_config" in model_config:

@@ -12,7 +12,15 @@ from typing import Any
 from router.errors import StartupError
 from wire import tokenizer_file
 from wire.lora.merged import with_base
-from wire.model_files import NAMED_TOKENS, POSITIONS, length_limit, read_optional_object, read_text, token_text
+from wire.model_files import (
+    NAMED_TOKENS,
+    POSITIONS,
+    length_limit,
+    read_optional_config,
+    read_optional_object,
+    read_text,
+    token_text,
+)
 from wire.quantization import gguf
 from wire.text.model_name import quantization_name
 
@@ -52,7 +60,7 @@ def load(
             f"{model_id} has no tokenizer.json in {folder}: fetch or convert the model first "
             f"(`model-server download-weights {model_id}`)"
         )
-    config = _read_json(folder / "config.json")
+    config = read_optional_config(folder / "config.json", StartupError)
     own_tokenizer_config = folder / "tokenizer_config.json"
     tokenizer_config = _read_json(Path(tokenizer_config_path) if tokenizer_config_path else own_tokenizer_config)
     templates = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from wire.model_files import NAMED_TOKENS, read_optional_object, token_text
+from wire.model_files import NAMED_TOKENS, read_optional_config, read_optional_object, token_text
 
 CONFIG = "tokenizer_config.json"
 _BY_ID = "added_tokens_decoder"
@@ -98,7 +98,7 @@ def _with_embedding(wanted: Sequence[AddedToken], tokenizer: Tokenizer, num_embe
 
 
 def _num_embeddings(folder: Path, error: type[Exception]) -> int | None:
-    config = read_optional_object(folder / "config.json", error)
+    config = read_optional_config(folder / "config.json", error)
     text = config.get("text_config")
     for place in (text if isinstance(text, dict) else {}, config):
         if type(place.get("vocab_size")) is int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import tracemalloc
 from collections.abc import Callable
@@ -11,9 +12,12 @@ import pytest
 from wire import model_files
 from wire.model_files import (
     check_small_file,
+    generating,
     length_limit,
     open_regular,
+    read_config,
     read_object,
+    read_optional_config,
     read_optional_object,
     read_text,
     read_tokenizer,
@@ -31,6 +35,34 @@ def test_an_object_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a": 1}')
     assert read_object(tmp_path / "config.json", Refused) == {"a": 1}
     assert read_optional_object(tmp_path / "config.json", Refused) == {"a": 1}
+
+
+def test_the_thinker_of_a_model_that_speaks_is_its_config(tmp_path: Path) -> None:
+    thinker = {"text_config": {"vocab_size": 9}, "eos_token_id": 3}
+    fields = {
+        "model_type": "qwen2_5_omni",
+        "dtype": "bfloat16",
+        "eos_token_id": 1,
+        "talker_config": {"hidden_size": 7},
+        "quantization_config": {"quant_method": "fp8"},
+        "thinker_config": thinker,
+    }
+    wanted = {
+        "model_type": "qwen2_5_omni_thinker",
+        "dtype": "bfloat16",
+        "quantization_config": {"quant_method": "fp8"},
+        **thinker,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert read_config(tmp_path / "config.json", Refused) == wanted
+    assert read_optional_config(tmp_path / "config.json", Refused) == wanted
+    assert read_optional_config(tmp_path / "absent.json", Refused) == {}
+    named = generating({**fields, "thinker_config": {"model_type": "other"}})
+    assert named["model_type"] == "other"
+    assert generating({"model_type": "llama", "thinker_config": None}) == {
+        "model_type": "llama",
+        "thinker_config": None,
+    }
 
 
 def test_only_an_optional_file_may_be_absent(tmp_path: Path) -> None:

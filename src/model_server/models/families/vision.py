@@ -17,6 +17,7 @@ TEXT_TYPES: dict[str, str] = {
     "deepseek_vl": "llama",
     "deepseek_vl_hybrid": "llama",
     "fast_vlm": "qwen2",
+    "fun_asr_nano": "qwen3",
     "gemma3": "gemma3_text",
     "glm46v": "glm4v_text",
     "glm4v": "glm4v_text",
@@ -51,6 +52,7 @@ TEXT_TYPES: dict[str, str] = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "shieldgemma2": "gemma3_text",
     "smolvlm": "llama",
+    "vibevoice_asr": "qwen2",
     "video_llama_3": "qwen2",
     "video_llava": "llama",
     "vipllava": "llama",
@@ -133,21 +135,28 @@ DEFAULTS: dict[str, dict[str, float]] = {
 }
 """Type of the text model -> field -> transformers' default: some public files leave sizes out of `text_config`."""
 
-BASES = ("model.language_model.", "model.language_model.model.", "language_model.model.", "model.text_model.", "model.")
+BASES = (
+    "model.language_model.", "model.language_model.model.", "language_model.model.", "model.text_model.",
+    "thinker.model.", "model.",
+)  # fmt: skip
 """What the names of the text model's tensors have begun with, at one time or another."""
 
 _TOWERS = (
-    "aligner", "audio_tower", "connector", "generation_aligner", "generation_embeddings", "generation_head",
-    "high_res_vision_alpha", "high_res_vision_model", "high_res_vision_neck", "high_res_vision_proj",
-    "image_newline", "image_tower", "language_projection", "layerwise_projectors", "mlp1", "mm_projector",
-    "multi_modal_projector", "projector", "qformer", "query_tokens", "spatial_projectors", "video_tower",
-    "vision_encoder", "vision_model", "vision_projection", "vision_tower", "visual", "visual_embeddings_table",
-    "vqmodel",
+    "acoustic_tokenizer_encoder", "aligner", "audio_tower", "connector", "generation_aligner",
+    "generation_embeddings", "generation_head", "high_res_vision_alpha", "high_res_vision_model",
+    "high_res_vision_neck", "high_res_vision_proj", "image_newline", "image_tower", "language_projection",
+    "layerwise_projectors", "mlp1", "mm_projector", "multi_modal_projector", "projector", "qformer", "query_tokens",
+    "semantic_tokenizer_encoder", "spatial_projectors", "video_tower", "vision_encoder", "vision_model",
+    "vision_projection", "vision_tower", "visual", "visual_embeddings_table", "vqmodel",
 )  # fmt: skip
 # What holds the parts of a model.
 _MODEL = "model."
 
-_HEAD = "language_model.lm_head"
+_HEADS = ("language_model.lm_head", "thinker.lm_head")
+
+# What holds those of a model that speaks too, beside what speaks.
+_THINKER = "thinker."
+_SPEAKING = ("code2wav", "talker", "token2wav")
 
 OUTER_NAMES = (
     "embedding", "embedding_projection", "positions", "embedding_norm", "norm", "output_projection",
@@ -179,8 +188,8 @@ def text_config(config: ModelConfig) -> ModelConfig:
 
 
 def is_of_tower(tensor: str) -> bool:
-    """Whether a tensor belongs to the tower or projector."""
-    return tensor.removeprefix(_MODEL).split(".")[0] in _TOWERS
+    """Whether a tensor belongs to the tower, the projector, or what speaks."""
+    return tensor.removeprefix(_THINKER).removeprefix(_MODEL).split(".")[0] in (*_TOWERS, *_SPEAKING)
 
 
 def text_names(names: Names, tensors: Iterable[str]) -> Names:
@@ -195,13 +204,13 @@ def text_names(names: Names, tensors: Iterable[str]) -> Names:
         return base + name.removeprefix(names.base)
 
     outer: dict[str, Any] = {name: spelt(value) for name in OUTER_NAMES if (value := getattr(names, name)) is not None}
-    has_inner_head = any(name.startswith(_HEAD + ".") for name in stored)
+    inner_head = next((head for head in _HEADS if any(name.startswith(head + ".") for name in stored)), None)
     return dataclasses.replace(
         names,
         base=base,
         layers=spelt(names.layers),
         **outer,
-        head=_HEAD if has_inner_head else names.head,
+        head=inner_head or names.head,
     )
 
 

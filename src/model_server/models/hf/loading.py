@@ -25,6 +25,26 @@ from wire.model_files import POSITIONS, check_small_file
 _OF_TEXT = ("blt",)
 # Types whose ranks give other logits than one does, by transformers' own plan.
 _WRONG_PLANS = ("step3p5",)
+# Types whose whole needs a library for its towers (timm): their text model alone is loaded.
+_BY_TEXT_CLASS = ("gemma3n",)
+_TOWERS_OF_TEXT_CLASS = (r"^model\.(vision_tower|audio_tower|embed_vision|embed_audio)\.",)
+# Types whose whole reads nothing without a picture -> the language model within.
+_PARTS = {"kosmos-2": "text_model"}
+# Types that transformers computes only with something else beside the text -> what.
+_READ_ALSO = {
+    "kyutai_speech_to_text": "tokens of sound beside each of text",
+    "udop": "the place of every word on a page",
+    "voxtral_realtime": "sound beside each token",
+}
+NO_TEXT = {
+    "gemma4_assistant": "it guesses tokens for gemma4, whose keys and values it reads",
+    "gemma4_unified_assistant": "it guesses tokens for gemma4_unified, whose keys and values it reads",
+    "musicgen": "it makes sound",
+    "musicgen_melody": "it makes sound",
+    "pi0": "it makes the movements of a robot",
+}
+"""Types whose result is no text -> what it is."""
+_NOT_BY_TOKENS = {"diffusion_gemma": "it writes a block of text by repeated corrections, not token by token"}
 _READ_BY_LIBRARY = ("config.json", "generation_config.json", "adapter_config.json", "model.safetensors.index.json")
 
 
@@ -50,6 +70,8 @@ class HfModel:
     @property
     def reads_text_alone(self) -> bool:
         """Whether it has towers that are not served."""
+        if self.model_type in _BY_TEXT_CLASS:
+            return True
         return self.model_type not in CROSSING and not self.is_encoder_decoder and bool(_towers(self.config))
 
     @property
@@ -83,11 +105,17 @@ def find_classes(model: Model, *, trust_remote_code: bool) -> HfModel:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # anything may come from a config class
         raise StartupError(f"cannot read the config of {model_type}: {one_line(error)}") from error
+    if model_type in NO_TEXT or model_type in _NOT_BY_TOKENS:
+        reason = NO_TEXT.get(model_type) or _NOT_BY_TOKENS[model_type]
+        raise StartupError(f"model type {model_type} cannot be served: {reason}")
+    if model_type in _BY_TEXT_CLASS:
+        config = config.get_text_config(decoder=True)
     auto_class, model_class = _classes(config, fields, trust_remote_code)
     wanted = getattr(model_class, "main_input_name", "input_ids")
-    if wanted != "input_ids":
+    also = _READ_ALSO.get(model_type) or (None if wanted == "input_ids" else f"`{wanted}`")
+    if also is not None and model_type not in _PARTS:
         raise StartupError(
-            f"model type {model_type} generates nothing from text alone: it reads `{wanted}`, which is not served"
+            f"model type {model_type} generates nothing from text alone: it reads {also}, which is not served"
         )
     return HfModel(
         described=model,
@@ -100,13 +128,19 @@ def find_classes(model: Model, *, trust_remote_code: bool) -> HfModel:
 
 def _classes(config: Any, fields: ModelConfig, trust_remote_code: bool) -> tuple[Any, Any]:
     """Return the auto class, and what it chooses (None: the repository's)."""
+    import transformers
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+    from transformers.models.auto import modeling_auto
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     )
 
+    hearing: tuple[Any, Any] = (
+        getattr(transformers, "AutoModelForMultimodalLM", None),  # older releases have none
+        getattr(modeling_auto, "MODEL_FOR_MULTIMODAL_LM_MAPPING", {}),
+    )
     translators: tuple[Any, Any] = (AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
     decoders: tuple[Any, Any] = (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING)
     seeing: tuple[Any, Any] = (AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
@@ -119,12 +153,17 @@ def _classes(config: Any, fields: ModelConfig, trust_remote_code: bool) -> tuple
     else:
         pairs = [translators, decoders, seeing]
     remote = fields.get("auto_map") if trust_remote_code else None
-    for auto_class, mapping in pairs:
-        if isinstance(remote, dict) and auto_class.__name__ in remote:
+    for auto_class, mapping in (*pairs, hearing):
+        if auto_class is not None and isinstance(remote, dict) and auto_class.__name__ in remote:
             return auto_class, None
         if type(config) in mapping:
             found = mapping[type(config)]
             return auto_class, found[0] if isinstance(found, list | tuple) else found
+    # A mapping does not find the class of a config that has two types (Evolla).
+    name = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(fields.model_type)
+    if isinstance(name, str):
+        own = getattr(transformers, name)
+        return own, own
     raise StartupError(f"model type {fields.model_type} is not one that generates text from text")
 
 
@@ -184,11 +223,13 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
         unread,
         hf.model_type,
         names.layer_beyond,
-        known=names.left_over,
+        known=(*names.left_over, *(_TOWERS_OF_TEXT_CLASS if hf.model_type in _BY_TEXT_CLASS else ())),
         warns=placement.ranks.world.rank == 0,
     )
     if hf.reads_text_alone:
         _empty_towers(hf.config, model)
+    if hf.model_type in _PARTS:
+        model = getattr(model, _PARTS[hf.model_type])
     return model.eval().requires_grad_(False)
 
 

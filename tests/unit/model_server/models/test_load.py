@@ -12,6 +12,7 @@ import torch
 from parity.library import load as load_from_library
 from parity.library import make_case
 from parity.protocol import assert_equal_logits, run_protocol
+from safetensors.torch import save_file
 from support.loading import child_environment, load
 from support.tiny_models import tiny_checkpoint
 from support.tiny_types import type_checkpoint, type_config, type_model
@@ -121,8 +122,15 @@ def test_a_model_that_sees_the_future_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_of_pictures_alone_is_refused(tmp_path: Path) -> None:
-    type_checkpoint("kosmos-2", tmp_path)
-    with pytest.raises(StartupError, match="kosmos-2 generates nothing from text alone: it reads `pixel_values`"):
+    type_checkpoint("blip", tmp_path)
+    with pytest.raises(StartupError, match="blip generates nothing from text alone: it reads `pixel_values`"):
+        load(tmp_path)
+
+
+def test_a_model_that_makes_no_text_is_refused_before_its_weights(tmp_path: Path) -> None:
+    type_config("musicgen").save_pretrained(tmp_path)
+    save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(StartupError, match="musicgen cannot be served: it makes sound"):
         load(tmp_path)
 
 
