@@ -32,11 +32,10 @@ CARD_MIB = 4096
 IS_REAL = os.environ.get("FAKE_CARD_KERNELS") == "none"
 
 
-def small(**changes: str | int) -> list[str]:
-    """Options with which a step takes a second, and others."""
-    return [
-        word for name, value in {**_SMALL, **changes}.items() for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
+def small(**changes: str | int | None) -> list[str]:
+    """Options with which a step takes a second, and others; None leaves one of them out."""
+    options = {name: value for name, value in {**_SMALL, **changes}.items() if value is not None}
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @contextmanager

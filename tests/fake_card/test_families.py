@@ -23,7 +23,7 @@ WEEKLY = [
     ("gemma2", "plain"),
     ("gpt2", "plain"),
     ("opt", "post_norm"),
-    ("bloom", "no_prefix"),
+    ("bloom", "six_heads"),
     ("falcon", "plain"),
     ("mixtral", "plain"),
     ("qwen2_moe", "plain"),

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.e2e
 PROMPTS = ("The quick brown fox jumps", "Numbers: 0 1 2 3 0 1 2 3 0 1")
 DRAFTED = 3
 CHEAP_STEPS = str(Path(__file__).with_name("cheap_steps.py"))
+# Of models that compute each prompt in one step.
+WHOLE_PROMPTS: dict[str, int | None] = {"max_step_prefill_tokens": None}
 Asked = list[tuple[str, dict[str, Any]]]
 
 
@@ -120,8 +122,11 @@ def test_pictures(name: str, order: str, tmp_path: Path) -> None:
         write_vision_checkpoint(model, name)
     shown = base64.b64encode(picture(60, 80, 1)).decode()
     asked: Asked = [(f"See ![](data:image/png;base64,{shown}) here", {"ignore_eos": True}), (PROMPTS[0], {})]
-    limits = {"max_input_tokens": 200, "max_total_tokens": 240, "max_batch_prefill_tokens": 200}
-    options = small(**limits, max_batch_total_tokens=1024)
+    limits: dict[str, int | None] = {
+        "max_input_tokens": 200, "max_total_tokens": 240, "max_batch_prefill_tokens": 200,
+        "max_batch_total_tokens": 1024,
+    }  # fmt: skip
+    options = small(**limits, **(WHOLE_PROMPTS if name == "mllama" else {}))
     with on_cpu(model, *options) as server:
         expected = [said(answer(server, inputs, **parameters)) for inputs, parameters in asked]
     with on_card(model, tmp_path / "reports", *options, order=order) as server:
@@ -139,6 +144,8 @@ def test_a_model_that_transformers_computes(kind: str, tmp_path: Path, order: st
     type_checkpoint(kind, model, vocab_size=VOCAB_SIZE)
     write_tokenizer(model, vocab_size=VOCAB_SIZE)
     asked: Asked = [(prompt, {"ignore_eos": True}) for prompt in PROMPTS]
-    expected = _on_cpu(model, asked)
-    with on_card(model, tmp_path / "reports", *small(), order=order) as server:
+    options = small(**(WHOLE_PROMPTS if kind == "mamba" else {}))
+    with on_cpu(model, *options) as server:
+        expected = [said(answer(server, inputs, **parameters)) for inputs, parameters in asked]
+    with on_card(model, tmp_path / "reports", *options, order=order) as server:
         assert all_at_once(server, asked) == expected

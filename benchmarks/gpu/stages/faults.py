@@ -181,11 +181,11 @@ def fault():
     torch.nn.functional.embedding(torch.tensor([9], device=device), table)
     torch.cuda.synchronize()
 try:
-    thread.enqueue(whole(fault)).result(30)
+    thread.enqueue(whole(fault), 0).result(30)
 except Exception as error:
     print("reported:", str(error).splitlines()[0])
 try:
-    thread.enqueue(whole(lambda: 1)).result(30)
+    thread.enqueue(whole(lambda: 1), 1).result(30)
     print("went on")
 except Exception as error:
     print("refused:", error)

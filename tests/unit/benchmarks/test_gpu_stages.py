@@ -20,7 +20,7 @@ from benchmarks.gpu.measuring.idle import Ran, busy_share, by_time
 from benchmarks.gpu.measuring.roofline import Machine
 from benchmarks.gpu.record import Line, Target, from_json
 from benchmarks.gpu.running import Report, Run, run_stages
-from benchmarks.gpu.stages import quick_speed, speed
+from benchmarks.gpu.stages import faults, quick_speed, speed
 from benchmarks.gpu.stages.table import STAGES, Stage
 from benchmarks.gpu.subjects.models import Subject, subjects
 
@@ -46,12 +46,19 @@ def run_child(tmp_path: Path, stage: str, *arguments: str) -> list[dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "stage", [LONG("S2"), LONG("S3"), "S4", LONG("S7"), LONG("S8"), LONG("S10"), LONG("S12"), "S15"]
+    "stage", [LONG("S2"), LONG("S3"), "S4", LONG("S7"), LONG("S8"), LONG("S10"), LONG("S12"), "S15", LONG("S17")]
 )
 def test_a_stage_runs(tmp_path: Path, stage: str) -> None:
     said = run_child(tmp_path, stage)
     assert said
     assert [line for line in said if line.get("passed") is False] == []
+
+
+@pytest.mark.parity
+def test_an_assertion_on_the_device_is_tried(tmp_path: Path) -> None:
+    with (tmp_path / "lines").open("w") as lines:
+        faults._device_assert(Context(torch.device("cpu"), tiny=True, deadline=1e9, lines=lines))
+    assert '"passed": true' in (tmp_path / "lines").read_text()
 
 
 @pytest.mark.parametrize("part", ["sampling", *(LONG(p) for p in running.PARTS["S1"] if p != "sampling")])
