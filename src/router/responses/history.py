@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from router.errors import ValidationError
 from router.responses.conversation import reasoning_text
-from router.responses.store import ResponseStore
+from router.responses.store import OwnResponses
 from router.schemas.conversations.responses import (
     CallOutputItem,
     InputImage,
@@ -44,7 +44,7 @@ class Conversation:
 class History:
     """What a request takes from the store, looked up at once."""
 
-    def __init__(self, body: ResponsesBody, store: ResponseStore | None, *, most_bytes: int) -> None:
+    def __init__(self, body: ResponsesBody, store: OwnResponses | None, *, most_bytes: int) -> None:
         """Look up at most `most_bytes`, items counted each time."""
         self._body = body
         self._store = store if body.store else None
@@ -126,7 +126,7 @@ def _part(part: InputPart) -> dict[str, Any]:
     return {"type": part.type, "text": part.text, **others}
 
 
-def _absent(subject: str, param: str, name: str, store: ResponseStore | None) -> ValidationError:
+def _absent(subject: str, param: str, name: str, store: OwnResponses | None) -> ValidationError:
     if store is None:
         text = f"{subject} is refused: nothing is stored here: {_INSTEAD}, or start the server with `--response-store`"
     else:

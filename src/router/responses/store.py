@@ -44,18 +44,26 @@ def _json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+_Name = tuple[str, str]
+"""An owner, and an id."""
+
+
 class ResponseStore:
-    """The last used responses, on one thread."""
+    """The last used responses of all owners, on one thread."""
 
     def __init__(self, most: int, *, most_bytes: int = MOST_BYTES) -> None:
         """Keep `most`, and as many as fit, one at least."""
         self._most = most
         self._most_bytes = most_bytes
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._items: dict[str, bytes] = {}
+        self._responses: OrderedDict[_Name, StoredResponse] = OrderedDict()
+        self._items: dict[_Name, bytes] = {}
         self._num_bytes = 0
 
-    def put(self, whole: dict[str, Any], asked: Sequence[bytes], new_ids: Sequence[str]) -> None:
+    def of(self, owner: str) -> OwnResponses:
+        """Return what an API key sees; the empty name: all clients of a server without keys."""
+        return OwnResponses(self, owner)
+
+    def put(self, owner: str, whole: dict[str, Any], asked: Sequence[bytes], new_ids: Sequence[str]) -> None:
         """Keep the response `whole` to `asked`, with the request's `new_ids` last."""
         output = [_json(item) for item in whole["output"]]
         item_ids = (*new_ids, *(item["id"] for item in whole["output"]))
@@ -63,27 +71,48 @@ class ResponseStore:
         stored = StoredResponse(
             response=_json(whole), items=items, num_answered=len(output), item_ids=item_ids
         )  # fmt: skip
-        self._responses[whole["id"]] = stored
-        self._items |= zip(item_ids, items[len(items) - len(item_ids) :], strict=True)
+        self._responses[owner, whole["id"]] = stored
+        named = ((owner, item_id) for item_id in item_ids)
+        self._items |= zip(named, items[len(items) - len(item_ids) :], strict=True)
         self._num_bytes += stored.num_bytes
         while len(self._responses) > self._most or (self._num_bytes > self._most_bytes and len(self._responses) > 1):
-            self.delete(next(iter(self._responses)))
+            self.delete(*next(iter(self._responses)))
 
-    def get(self, response_id: str) -> StoredResponse | None:
-        """Return a response, if still there."""
-        if (stored := self._responses.get(response_id)) is not None:
-            self._responses.move_to_end(response_id)
+    def get(self, owner: str, response_id: str) -> StoredResponse | None:
+        if (stored := self._responses.get((owner, response_id))) is not None:
+            self._responses.move_to_end((owner, response_id))
         return stored
 
-    def item(self, item_id: str) -> bytes | None:
-        """Return a stored response's or request's item."""
-        return self._items.get(item_id)
+    def item(self, owner: str, item_id: str) -> bytes | None:
+        return self._items.get((owner, item_id))
 
-    def delete(self, response_id: str) -> bool:
-        """Whether it was there."""
-        if (stored := self._responses.pop(response_id, None)) is None:
+    def delete(self, owner: str, response_id: str) -> bool:
+        if (stored := self._responses.pop((owner, response_id), None)) is None:
             return False
         self._num_bytes -= stored.num_bytes
         for item_id in stored.item_ids:
-            self._items.pop(item_id, None)
+            self._items.pop((owner, item_id), None)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class OwnResponses:
+    """The responses that one owner has stored."""
+
+    _store: ResponseStore
+    _owner: str
+
+    def put(self, whole: dict[str, Any], asked: Sequence[bytes], new_ids: Sequence[str]) -> None:
+        self._store.put(self._owner, whole, asked, new_ids)
+
+    def get(self, response_id: str) -> StoredResponse | None:
+        """Return a response, if still there."""
+        return self._store.get(self._owner, response_id)
+
+    def item(self, item_id: str) -> bytes | None:
+        """Return a stored response's or request's item."""
+        return self._store.item(self._owner, item_id)
+
+    def delete(self, response_id: str) -> bool:
+        """Whether it was there."""
+        return self._store.delete(self._owner, response_id)

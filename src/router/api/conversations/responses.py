@@ -21,7 +21,7 @@ from router.generation.api_rules import RESPONSES
 from router.openai.chat.prompt import model_name
 from router.responses.conversation import chat_of
 from router.responses.history import Conversation, History
-from router.responses.store import StoredResponse, has_id
+from router.responses.store import OwnResponses, StoredResponse, has_id
 from router.responses.tools import ServedTools
 from router.responses.writer import Keep, ResponseWriter
 from router.schemas.chat import ChatBody
@@ -34,6 +34,7 @@ from router.schemas.conversations.responses import (
     ResponsesBody,
 )
 from router.schemas.service import OpenAIError
+from router.tracing import entered
 
 routes = Routes("Responses", is_fast=True)
 
@@ -84,7 +85,7 @@ async def stored_response(request: Request, response_id: str) -> Response:
 async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response. Those that continue it stay."""
     _stored(request, response_id)
-    store = state_of(request).responses
+    store = _own(state_of(request))
     assert store is not None
     store.delete(response_id)
     return JsonResponse({"id": response_id, "object": "response", "deleted": True})
@@ -117,9 +118,16 @@ async def _refuse(request: Request) -> Response:
 routes.add_api_route("/v1/responses/{rest:path}", _refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)
 
 
+def _own(state: AppState) -> OwnResponses | None:
+    """Return the responses of the request's API key, if any are stored here."""
+    asked = entered()
+    account = None if asked is None else asked.account
+    return None if state.responses is None else state.responses.of("" if account is None else account.key.name)
+
+
 async def _chat(state: AppState, body: ResponsesBody, tools: ServedTools) -> tuple[ChatBody, Conversation]:
     """Return the chat that asks for the same, and what of it is stored."""
-    history = History(body, state.responses, most_bytes=state.config.payload_limit)
+    history = History(body, _own(state), most_bytes=state.config.payload_limit)
     num_items = 0 if isinstance(body.input, str) else len(body.input)
     make = partial(_read, body, tools, history)
     return await as_chat(state, num_items, make, num_bytes=history.cost)
@@ -132,7 +140,7 @@ def _read(body: ResponsesBody, tools: ServedTools, history: History) -> tuple[Ch
 
 def _keep(state: AppState, body: ResponsesBody, conversation: Conversation) -> Keep | None:
     """Return what stores the ended response, if anything."""
-    store = state.responses
+    store = _own(state)
     if store is None or not body.store:
         return None
     return lambda whole: store.put(whole, conversation.written, conversation.new_ids)
@@ -140,7 +148,7 @@ def _keep(state: AppState, body: ResponsesBody, conversation: Conversation) -> K
 
 def _stored(request: Request, response_id: str) -> StoredResponse:
     """Raises NotServedError."""
-    store = state_of(request).responses
+    store = _own(state_of(request))
     if store is None:
         raise NotServedError(
             "responses are not stored here: send the whole conversation to /v1/responses, or start the server with "

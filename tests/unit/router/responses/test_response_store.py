@@ -8,20 +8,20 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.responses.store import ResponseStore
+from router.responses.store import OwnResponses, ResponseStore
 
 
 def response(name: str, text: str = "") -> dict[str, Any]:
     return {"id": name, "output": [{"id": f"msg_{name}", "type": "message", "text": text}]}
 
 
-def put(store: ResponseStore, name: str, text: str = "", earlier: tuple[bytes, ...] = ()) -> None:
+def put(store: OwnResponses, name: str, text: str = "", earlier: tuple[bytes, ...] = ()) -> None:
     asked = (*earlier, orjson.dumps({"id": f"in_{name}"}))
     store.put(response(name, text), asked, (f"in_{name}",))
 
 
 def test_a_response_and_its_items_are_found() -> None:
-    store = ResponseStore(2)
+    store = ResponseStore(2).of("")
     put(store, "a", "A")
     stored = store.get("a")
     assert stored is not None and orjson.loads(stored.response) == response("a", "A")
@@ -33,7 +33,7 @@ def test_a_response_and_its_items_are_found() -> None:
 
 
 def test_items_of_a_deleted_beginning_stay_with_what_continues_it() -> None:
-    store = ResponseStore(2)
+    store = ResponseStore(2).of("")
     put(store, "a")
     first = store.get("a")
     assert first is not None
@@ -44,7 +44,7 @@ def test_items_of_a_deleted_beginning_stay_with_what_continues_it() -> None:
 
 
 def test_one_is_kept_whatever_its_size() -> None:
-    store = ResponseStore(5, most_bytes=1000)
+    store = ResponseStore(5, most_bytes=1000).of("")
     put(store, "a", "x" * 5000)
     assert store.get("a") is not None
     put(store, "b")
@@ -53,7 +53,8 @@ def test_one_is_kept_whatever_its_size() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("pgd"), st.integers(0, 5), st.integers(0, 3)), max_size=40))
 def test_bounds_hold_and_what_was_used_last_stays(steps: list[tuple[str, int, int]]) -> None:
-    store, used = ResponseStore(3, most_bytes=6000), list[str]()
+    whole, used = ResponseStore(3, most_bytes=6000), list[str]()
+    store = whole.of("")
     for number, (step, which, size) in enumerate(steps):
         name = str(which)
         if step == "p":
@@ -67,9 +68,23 @@ def test_bounds_hold_and_what_was_used_last_stays(steps: list[tuple[str, int, in
         elif step == "d":
             assert store.delete(name) == (name in used)
             used = [one for one in used if one != name]
-        kept = list(store._responses)
+        kept = [name for _, name in whole._responses]
         assert used[len(used) - len(kept) :] == kept and len(kept) <= 3
-        assert store._num_bytes == sum(one.num_bytes for one in store._responses.values())
-        assert store._num_bytes <= 6000 or len(kept) == 1
-        assert set(store._items) == {one for stored in store._responses.values() for one in stored.item_ids}
+        assert whole._num_bytes == sum(one.num_bytes for one in whole._responses.values())
+        assert whole._num_bytes <= 6000 or len(kept) == 1
+        assert set(whole._items) == {("", one) for stored in whole._responses.values() for one in stored.item_ids}
         used = kept
+
+
+def test_each_owner_has_its_own_within_one_bound() -> None:
+    whole = ResponseStore(2)
+    alice, bob = whole.of("alice"), whole.of("bob")
+    put(alice, "a", "A")
+    put(bob, "a", "B")
+    assert alice.get("a") is not None and alice.get("a") != bob.get("a")
+    assert alice.item("msg_a") != bob.item("msg_a") is not None
+    assert bob.delete("a") and bob.get("a") is bob.item("in_a") is None
+    assert alice.get("a") is not None and alice.item("in_a") is not None
+    put(bob, "b")
+    put(bob, "c")
+    assert alice.get("a") is alice.item("in_a") is None

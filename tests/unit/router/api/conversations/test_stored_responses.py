@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from router.openai.formats.choice import ModelFormat
 from router.openai.formats.markers import Markers
 from router.openai.formats.reasoning import named as style_named
 from router.openai.formats.table import FORMATS
+from wire.keys import Key, digest_of
 
 MakeRouter = Callable[..., Router]
 CALL = [
@@ -30,9 +31,10 @@ CALL = [
 
 @pytest.fixture
 def make_storing(make_router: MakeRouter) -> MakeRouter:
-    def make(*answers: list[str], most: int = 10, **options: Any) -> Router:
+    def make(*answers: list[str], most: int = 10, keys: Sequence[Key] = (), **options: Any) -> Router:
         return make_router(
-            script(*([*answer, "</s>"] for answer in answers)),
+            keys=keys,
+            script=script(*([*answer, "</s>"] for answer in answers)),
             templates={"default": TEMPLATE},
             model_format=ModelFormat(format=FORMATS["hermes"], style=style_named("think"), markers=Markers((), {})),
             config=RouterConfig(tokenizer_name="some/model", response_store=most, **options),
@@ -236,3 +238,20 @@ async def test_openais_client(make_storing: MakeRouter) -> None:
             await client.responses.retrieve(first.id)
         with pytest.raises(openai.BadRequestError, match="send the whole conversation"):
             await client.responses.create(model="tgi", input="Hi", previous_response_id=first.id)
+
+
+async def test_a_key_neither_reads_nor_continues_nor_deletes_what_another_has_stored(make_storing: MakeRouter) -> None:
+    keys = [Key(name=name, digest=digest_of(f"tk-{name}".encode())) for name in ("alice", "bob")]
+    router = make_storing(["One."], ["Two."], ["Three."], keys=keys)
+    alice, bob = ({"authorization": f"Bearer tk-{name}"} for name in ("alice", "bob"))
+    first = (await router.post(PATH, body(input="Hello"), **alice)).json()
+    path = f"{PATH}/{first['id']}"
+    for method, place in (("GET", path), ("GET", f"{path}/input_items"), ("DELETE", path)):
+        assert (await router.request(method, place, headers=bob)).status_code == 404
+    item = {"type": "item_reference", "id": first["output"][0]["id"]}
+    for fields in ({"previous_response_id": first["id"], "input": "More"}, {"input": [item]}):
+        refused = await router.post(PATH, body(**fields), **bob)
+        assert refused.status_code == 400 and "not stored here" in refused.json()["error"]["message"]
+    going_on = await router.post(PATH, body(previous_response_id=first["id"], input=[item]), **alice)
+    assert going_on.status_code == 200
+    assert (await router.request("DELETE", path, headers=alice)).status_code == 200
