@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ def run(config: RouterConfig) -> int:
     """Serve until a signal comes."""
     log_setup.configure(config.json_output, config.log_level)
     stack_dump.answer_requests()
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # with a file of API keys it is answered once the file is read
     phases.enter(phases.IMPORTING)
     try:
         check(config)

@@ -156,6 +156,11 @@ class Child:
             self._is_asked_to_end = True
             os.kill(self._process.pid, signal.SIGTERM)
 
+    def read_again(self) -> None:
+        """Make a router read its file of API keys."""
+        if self.exit is None:
+            os.kill(self._process.pid, signal.SIGUSR2)
+
     def ask_for_stacks(self) -> None:
         """Make the child print its threads' stacks on standard error."""
         if self.exit is None:

@@ -1,4 +1,4 @@
-"""Signals as something to wait for: requests to stop, and exits of children, in one place."""
+"""Signals as something to wait for: requests to stop or to read files again, and exits of children, in one place."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Signals:
         self.received: list[int] = []
         """Every request to stop so far, oldest first."""
         self._num_taken = 0
+        self._reads_again = False
         self._received_at = 0.0
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._previous: dict[int, object] = {}
@@ -33,6 +34,7 @@ class Signals:
             # As nohup asks: a hang-up that is ignored at start stays ignored.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._on_stop)
+        self._previous[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._on_change)
         # The handler does nothing: with it, the death of a child writes to the pipe and ends a wait.
         self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         return self
@@ -70,6 +72,14 @@ class Signals:
         has_more = len(self.received) > self._num_taken
         self._num_taken += has_more
         return has_more
+
+    def pop_change(self) -> bool:
+        """Whether SIGUSR2 has said, since the last call, that files have changed."""
+        changed, self._reads_again = self._reads_again, False
+        return changed
+
+    def _on_change(self, number: int, frame: FrameType | None) -> None:
+        self._reads_again = True
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

@@ -127,6 +127,8 @@ class Supervisor:
             while True:
                 self._check_alive(ShardFailed)
                 self._pause(_SERVING_POLL_S)
+                if self._signals.pop_change() and self._router is not None:
+                    self._router.read_again()
         except _StopRequested:
             return self._stop(lambda: self._stopping.in_order(self._shards, self._router, self._group))
         except LauncherError as error:

@@ -22,6 +22,7 @@ from wire.text.counting import counted
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
+_State = tuple[int, int, int]
 
 
 class Accounts:
@@ -64,12 +65,13 @@ class Accounts:
         """Return a file's accounts, which follow it, and SIGUSR2, until `resources` are closed."""
         if path is None:
             return None
+        state = _state(path)
         try:
             accounts = cls(read_keys(path), metrics)
         except ValueError as error:
             raise ArgumentValidation(f"`--keys-file`: {error}") from None
         loop = asyncio.get_running_loop()
-        tasks = {loop.create_task(accounts.follow(path))}  # the loop itself holds no task
+        tasks = {loop.create_task(accounts.follow(path, state))}  # the loop itself holds no task
 
         def read() -> None:
             task = loop.create_task(accounts.read(path))
@@ -80,14 +82,14 @@ class Accounts:
             for task in tasks:
                 task.cancel()
             loop.remove_signal_handler(signal.SIGUSR2)
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
         loop.add_signal_handler(signal.SIGUSR2, read)
         resources.callback(end)
         return accounts
 
-    async def follow(self, path: Path) -> None:
-        """Read the file again whenever it has changed; what is wrong with it is logged, and changes nothing."""
-        state = _state(path)
+    async def follow(self, path: Path, state: _State | None) -> None:
+        """Read the file whenever it is in another state; what is wrong with it is logged, and changes nothing."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             found = _state(path)
@@ -106,7 +108,7 @@ class Accounts:
         logger.info("%s from %s", counted(len(keys), "API key"), path)
 
 
-def _state(path: Path) -> tuple[int, int, int] | None:
+def _state(path: Path) -> _State | None:
     """Return what changes with the file, also where it is a link to another (Kubernetes' secrets)."""
     try:
         found = os.stat(path)

@@ -30,6 +30,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{- define "tercet.keys" -}}
+{{- if and (or .Values.keys.existing .Values.keys.rows) .Values.secrets.apiKey -}}
+{{- fail "keys and secrets.apiKey exclude each other: make the key a row" -}}
+{{- end -}}
+{{- if .Values.keys.existing -}}
+{{ .Values.keys.existing }}
+{{- else if .Values.keys.rows -}}
+{{ include "tercet.fullname" . }}-keys
+{{- end -}}
+{{- end -}}
+
 {{- /* Pods that answer HTTP: of a group its node 0. */ -}}
 {{- define "tercet.answering" -}}
 {{ include "tercet.selector" . }}

@@ -6,6 +6,7 @@ The pod of a server, or of a node of a group. Called with `root` (the chart's ow
 {{- $root := .root -}}
 {{- $isGroup := ne .role "alone" -}}
 {{- $answers := ne .role "worker" -}}
+{{- $keys := include "tercet.keys" $root -}}
 metadata:
   labels:
     {{- include "tercet.selector" $root | nindent 4 }}
@@ -92,6 +93,10 @@ spec:
               optional: {{ not (and $isGroup (eq . "GROUP_TOKEN")) }}
         {{- end }}
         {{- end }}
+        {{- if and $keys $answers }}
+        - name: KEYS_FILE
+          value: /keys/keys.yaml
+        {{- end }}
         {{- with $root.Values.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -156,6 +161,12 @@ spec:
           mountPath: /tmp
         - name: shared-memory
           mountPath: /dev/shm
+        {{- if and $keys $answers }}
+        # The whole folder: a file that is mounted alone never changes.
+        - name: keys
+          mountPath: /keys
+          readOnly: true
+        {{- end }}
   volumes:
     - name: models
       {{- if $root.Values.persistence.enabled }}
@@ -174,6 +185,11 @@ spec:
       emptyDir:
         medium: Memory
         sizeLimit: {{ $root.Values.sharedMemory }}
+    {{- if and $keys $answers }}
+    - name: keys
+      secret:
+        secretName: {{ $keys }}
+    {{- end }}
   {{- with $root.Values.nodeSelector }}
   nodeSelector:
     {{- toYaml . | nindent 4 }}

@@ -40,6 +40,15 @@ def test_the_end_of_a_child_ends_a_wait() -> None:
         process.wait()
 
 
+def test_a_change_is_told_once_and_stops_nothing() -> None:
+    with Signals() as signals:
+        assert not signals.pop_change()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        signals.wait(30)
+        assert signals.pop_change() and not signals.pop_change()
+        assert not signals.pop() and signals.received == []
+
+
 def test_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
     with Signals():

@@ -140,7 +140,7 @@ async def test_the_file_is_followed_and_a_bad_one_changes_nothing(
     path = tmp_path / "keys.yaml"
     path.write_text("not yet")
     accounts = Accounts([key()], Metrics())
-    following = asyncio.create_task(accounts.follow(path))
+    following = asyncio.create_task(accounts.follow(path, None))
     await asyncio.sleep(0)
 
     async def put(text: str, done: Any) -> None:
