@@ -265,7 +265,7 @@ ROUTER_FLAGS = (
     "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens", "max_total_tokens",
     "max_client_batch_size", "payload_limit", "disable_grammar_support", "waiting_served_ratio",
     "max_batch_total_tokens", "max_step_prefill_tokens", "max_waiting_tokens", "max_batch_size", "validation_workers",
-    "keys_file", "cors_allow_origin", "served_model_name", "ssl_certfile", "ssl_keyfile",
+    "keys_file", "scheduling_policy", "cors_allow_origin", "served_model_name", "ssl_certfile", "ssl_keyfile",
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
     *IMAGE_FLAGS, "lora_root", "lora_host_memory", "task", "pooling", *TEXT_FLAGS, "error_format",

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from launcher.errors import ArgumentValidation
 from wire import tls
 from wire.cli.options import option
-from wire.keys import check_keys
+from wire.keys import SCHEDULING_POLICY, SchedulingPolicy, check_keys
 
 _HTTP = "HTTP"
 _PORT = 65535
@@ -41,6 +41,7 @@ class HttpConfig:
         help="YAML file of API keys with their scopes, limits and shares, instead of --api-key; it may change while "
         "the server runs. `launcher keys new NAME` makes a row.",
     )  # fmt: skip
+    scheduling_policy: SchedulingPolicy | None = option(None, panel=_HTTP, help=SCHEDULING_POLICY)
     cors_allow_origin: list[str] = option(
         [], panel=_HTTP, header=True, help="An allowed origin; repeatable. Default: any."
     )

@@ -13,7 +13,7 @@ from wire.cli.image_options import ImageOptions
 from wire.cli.options import option
 from wire.cli.pooling_options import Preset, TextOptions, check_prompts
 from wire.cli.sampling_options import SamplingOptions
-from wire.keys import check_keys
+from wire.keys import SCHEDULING_POLICY, SchedulingPolicy, check_keys
 from wire.tracing import TracingError
 from wire.tracing import check as check_tracing
 
@@ -138,6 +138,7 @@ class RouterConfig(ImageOptions, TextOptions, SamplingOptions):
         help="YAML file of API keys with their scopes, limits and shares, instead of --api-key; it may change while "
         "the server runs.",
     )  # fmt: skip
+    scheduling_policy: SchedulingPolicy | None = option(None, panel=_HTTP, help=SCHEDULING_POLICY)
     cors_allow_origin: tuple[str, ...] = option(
         (), panel=_HTTP, header=True, help="An allowed origin; repeatable. Default: any."
     )
@@ -282,6 +283,12 @@ class RouterConfig(ImageOptions, TextOptions, SamplingOptions):
     @property
     def listening_port(self) -> int:
         return self.port if self.aip_http_port is None else self.aip_http_port
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether requests may say whose turn it is."""
+        policy = self.scheduling_policy
+        return self.keys_file is not None if policy is None else policy == "priority"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class ServingLimits:
     max_batch_size: int | None
     max_waiting_tokens: int  # answered decode steps
     waiting_served_ratio: float
+    has_priorities: bool = False  # requests may say whose turn it is
 
     @property
     def max_choices(self) -> int:

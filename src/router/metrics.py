@@ -139,6 +139,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_request_max_new_tokens": _histogram("Token budget that a request asked for, at most 1024", "tokens"),
     "tgi_request_skipped_tokens": _histogram("Speculated tokens accepted in one step of a request", "tokens"),
     **_OF_KEYS,
+    "tgi_key_queue_size": _gauge("Requests of an API key that wait for a batch", "requests", _KEY),
 }
 
 
@@ -233,6 +234,7 @@ class Metrics:
         self._values = {name: _ValueFamily(one) for name, one in declared.items() if one.kind in ("counter", "gauge")}
         self._infos: dict[str, str] = {}
         self._followed: dict[str, Callable[[], Mapping[str, str | int] | None]] = {}
+        self._of_keys: dict[str, Callable[[], Mapping[str, int]]] = {}
         self._histograms: dict[str, _HistogramFamily] = {}
 
     def set_limits(self, *, max_input_tokens: int, max_total_tokens: int, speculate: int) -> None:
@@ -263,13 +265,25 @@ class Metrics:
         for name in names:
             if len(known) > _MOST_KEYS:
                 return
-            for family in (self._values[metric] for metric in _OF_KEYS.keys() & self._values.keys()):
+            for family in (one for one in self._values.values() if one.declared.labels[:1] == (_KEY,)):
                 for others in itertools.product(*(values for _, values in family.declared.labels[1:])):
                     family.series.setdefault((name, *others), 0)
 
     def key_label(self, name: str) -> str:
         """Return the label of an API key's requests."""
         return name if (name,) in self._values["tgi_key_requests"].series else _OTHER_KEYS
+
+    def follow_keys(self, name: str, read: Callable[[], Mapping[str, int]]) -> None:
+        """Read a gauge of each API key when the text is made."""
+        self._of_keys[name] = read
+
+    def _read_keys(self) -> None:
+        for name, read in self._of_keys.items():
+            series = self._values[name].series
+            series.update(dict.fromkeys(series, 0))
+            for key, value in read().items():
+                if key:
+                    series[self.key_label(key),] += value
 
     def count(self, name: str, value: float = 1, **labels: str) -> None:
         """Adds to a counter."""
@@ -307,6 +321,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The Prometheus text format."""
+        self._read_keys()
         lines: list[str] = []
         for name, declared in self._declared.items():
             kind = "gauge" if declared.kind == "info" else declared.kind

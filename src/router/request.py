@@ -134,6 +134,8 @@ class ValidRequest:
     images: tuple[PlacedImage, ...] = field(default=(), repr=False)
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stopping: StoppingParameters
+    # Lower is earlier.
+    priority: int = 0
     # The API key whose turn it is, and its share; empty: of all without one.
     key: str = ""
     weight: float = 1.0

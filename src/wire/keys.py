@@ -14,6 +14,11 @@ from typing import Any, Literal, get_args
 from wire.model_files import read_yaml
 
 Scope = Literal["inference", "metrics", "admin"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+SCHEDULING_POLICY = (
+    "Whose turn it is while requests wait: with priority the lowest `priority` is next; with fcfs the oldest, and "
+    "priorities are refused. Default: priority with --keys-file, else fcfs."
+)
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
@@ -32,6 +37,8 @@ class Key:
     models: frozenset[str] | None = None
     # Its share, relative to those of other keys.
     weight: float = 1.0
+    # The most urgent one that its requests may ask for.
+    priority: int = 0
     # Requests that are answered at the same time.
     concurrent: int | None = None
     requests_per_minute: int | None = None
@@ -164,6 +171,12 @@ def _count(value: object) -> int:
     return value
 
 
+def _priority(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -_INT64 <= value < _INT64:
+        raise ValueError("must be a whole number; lower ones are served earlier")
+    return value
+
+
 def _expires(value: object) -> datetime:
     """Read a date, at whose beginning the key ends, or a time; UTC unless it says another zone."""
     if isinstance(value, str):
@@ -190,6 +203,7 @@ _FIELDS: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "scopes": ("scopes", _scopes),
     "models": ("models", _texts),
     "weight": ("weight", _weight),
+    "priority": ("priority", _priority),
     "concurrent": ("concurrent", _count),
     "requests_per_minute": ("requests_per_minute", _count),
     "tokens_per_minute": ("tokens_per_minute", _count),

@@ -84,15 +84,16 @@ async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
     with state.inference.take_permits(chat.number, request_id=request_id_of(request)) as permits:
         if body.stream:
             running = await cancel_on_disconnect(request.receive, chat.start(permits))
-            return _stream(chat, head, running, stream_failure(request))
+            return _stream(chat, head.served(running[0].request, body.service_tier), running, stream_failure(request))
         generations = await cancel_on_disconnect(request.receive, chat.generate(permits))
     return JsonResponse(whole(chat, generations, head), headers=chat_headers(generations, state.config.compute_type))
 
 
 def whole(chat: Chat, generations: Sequence[GenerationResult], head: ChatHead | None = None) -> dict[str, Any]:
     """Return the answer to a chat that is not streamed."""
+    head = head or ChatHead.new("chatcmpl", model_name(chat.body.model, chat.state.model_names[0]))
     return completion(
-        head or ChatHead.new("chatcmpl", model_name(chat.body.model, chat.state.model_names[0])),
+        head.served(generations[0].request, chat.body.service_tier),
         generations,
         chat.reading_of,
         logprobs=chat.names,

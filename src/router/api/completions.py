@@ -57,8 +57,10 @@ async def answer(request: Request, state: AppState, body: CompletionBody) -> Res
     with inference.take_permits(counts.generations, request_id=request_id_of(request)) as permits:
         if body.stream:
             running = await cancel_on_disconnect(request.receive, _start(state, body, counts, permits))
+            head = head.served(running[0].request, body.service_tier)
             return _stream(state, body, counts, head, running, stream_failure(request))
         groups, offsets = await cancel_on_disconnect(request.receive, _generate(state, body, counts, permits))
+    head = head.served(groups[0][0].request, body.service_tier)
     headers = summed_headers(groups, state.config.compute_type)
     if offsets:  # lists of all tokens of the prompts, which take long: other requests continue meanwhile
         return await asyncio.to_thread(

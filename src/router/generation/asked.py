@@ -11,7 +11,7 @@ from router.grammar.checker import AskedGrammar
 from router.images.asked import AskedImage
 from router.images.prompt import SharedPrompt
 from router.request import AnswerKind, SamplingParameters
-from router.schemas.parameters import CommonParameters
+from router.schemas.parameters import ORDINARY, AskedPriority, CommonParameters
 
 # A grammar has a form of its own in each body, and is compiled before it becomes a parameter.
 _BY_NAME = frozenset(one.name for one in fields(SamplingParameters)) - {"grammar", "grammar_kind"}
@@ -42,6 +42,7 @@ class GenerateRequest:
     grammar: AskedGrammar | None = None
     answer: AnswerKind = "text"
     adapter_id: str | None = None
+    priority: AskedPriority = ORDINARY
     # Prompt and answer together, below the server's limit; None: only that.
     max_total_tokens: int | None = None
     prediction: str = ""  # what the answer will probably be
@@ -67,4 +68,5 @@ class GenerateRequest:
         if sampling is not None:
             asked |= sampling
         given = {name: value for name, value in asked.items() if value is not None}
-        return cls(sampling=SamplingParameters(**given), given=frozenset(given), ignore_eos=body.ignore_eos, **others)
+        others |= {"ignore_eos": body.ignore_eos, "priority": body.asked_priority}
+        return cls(sampling=SamplingParameters(**given), given=frozenset(given), **others)

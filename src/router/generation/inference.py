@@ -57,6 +57,7 @@ class Inference:
         self._preparing = Preparing()
         self._scheduler = scheduler
         metrics.follow("tgi_lora_requests_info", self._adapters_in_use)
+        metrics.follow_keys("tgi_key_queue_size", lambda: scheduler.queued_by_key)
 
     def take_permits(self, number: int = 1, *, request_id: str = "") -> HeldPermits:
         """Take permits for `number` generations, or none.
@@ -92,7 +93,14 @@ class Inference:
         parsed_bodies.release()
         logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
         if account is not None:
-            valid = replace(valid, key=account.key.name, weight=account.key.weight, cache_salt=account.cache_salt)
+            key = account.key
+            valid = replace(
+                valid,
+                key=key.name,
+                weight=key.weight,
+                priority=max(valid.priority, key.priority),
+                cache_salt=account.cache_salt,
+            )
             account.prompted(valid.input_length)
         if request.adapter_id is None:
             return Running(valid, self._scheduler.submit(valid), self.metrics, permits)

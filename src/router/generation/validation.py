@@ -119,6 +119,13 @@ class Validator:
                 given=request.truncate,
                 limit=limits.max_input_tokens,
             )
+        if request.priority.value and not limits.has_priorities:
+            text = "the server takes requests in order: start it with `--scheduling-policy priority` or `--keys-file`"
+            raise ValidationError(
+                f"`{request.priority.field}` is not served here; {text}",
+                param=request.priority.field,
+                reason="unsupported",
+            )
         extras = await self._checked_before_images(request) if await self.names_images(request) else None
         request = await self.with_images(request)
         inputs, input_ids = request.text, request.input_ids
@@ -149,6 +156,7 @@ class Validator:
             top_n_tokens=request.top_n_tokens or 0,
             answer=request.answer,
             adapter_id=request.adapter_id,
+            priority=request.priority.value,
             prediction_ids=extras.prediction_ids,
             images=self._places(request, input_ids),
             sampling=self._sampling(request, extras.grammar_kind, extras.grammar),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from router.config import TGI_VERSION
 from router.events import Predicted
+from router.request import ValidRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class AnswerHead:
     created: int
     model: str
     system_fingerprint: str
+    # What the request has got, where its client asked for one.
+    service_tier: str | None = None
 
     @classmethod
     def new(cls, prefix: str, model: str) -> Self:
@@ -30,6 +33,18 @@ class AnswerHead:
             model=model,
             system_fingerprint=f"{TGI_VERSION}-native",
         )
+
+    def served(self, request: ValidRequest, asked: str | None) -> Self:
+        """Add the tier of a request, if one was asked for."""
+        return self if asked is None else replace(self, service_tier=tier_of(request))
+
+    def _tier(self) -> dict[str, str]:
+        return {} if self.service_tier is None else {"service_tier": self.service_tier}
+
+
+def tier_of(request: ValidRequest) -> str:
+    """Return OpenAI's name of a request's priority."""
+    return "default" if not request.priority else "priority" if request.priority < 0 else "flex"
 
 
 def usage(

@@ -18,6 +18,7 @@ class Ending:
     output_tokens: int
     reasoning_tokens: int
     cached_tokens: int = 0  # of the prompt, from the prefix cache
+    service_tier: str = "default"
 
 
 def stop_of(event: Finished, stops: Sequence[str]) -> str | None:

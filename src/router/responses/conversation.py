@@ -41,7 +41,12 @@ def chat_of(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> ChatB
         schema = {} if form.schema_ is None else {"json_schema": {"schema": form.schema_}}
         fields["response_format"] = {"type": form.type, **schema}
     fields |= {"reasoning_effort": body.reasoning.effort, "max_tokens": body.max_output_tokens}
-    fields |= {"stop": body.stop, "chat_template_kwargs": body.chat_template_kwargs, "stream": body.stream}
+    fields |= {
+        "service_tier": body.service_tier,
+        "stop": body.stop,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "stream": body.stream,
+    }
     fields |= {"thinking_token_budget": body.thinking_token_budget}
     if LOGPROBS in body.include:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}

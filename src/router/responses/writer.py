@@ -79,6 +79,8 @@ class ResponseWriter:
         status = "incomplete" if is_cut else "completed"
         events = self._close(status)
         self._fields |= {"status": status, "usage": self._usage(ending)}
+        if "service_tier" in self._fields:
+            self._fields["service_tier"] = ending.service_tier
         if is_cut:
             self._fields["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
@@ -168,6 +170,7 @@ def _fields(body: ResponsesBody, model: str, defaults: Mapping[str, float], *, i
         "parallel_tool_calls": body.parallel_tool_calls,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort, "summary": None},
+        **({} if body.service_tier is None else {"service_tier": body.service_tier}),
         "store": is_stored,
         "temperature": _in_force(body.temperature, defaults.get("temperature")),
         "top_logprobs": body.top_logprobs or 0,

@@ -96,11 +96,13 @@ class Batches:
             return 0
         return max(-(-total // count) - micro_batch.num_requests, 0)
 
-    def youngest(self) -> tuple[RunningBatch, Entry]:
-        """Return the last admitted request, and its batch."""
+    def last_in_turn(self) -> tuple[RunningBatch, Entry]:
+        """Return the last admitted of the least urgent requests, and its batch."""
         running = [one.running for one in self.micro_batches if one.running is not None and one.running.entries]
-        batch = max(running, key=lambda one: next(reversed(one.entries)))
-        return batch, next(reversed(batch.entries.values()))
+        running.sort(key=lambda one: next(reversed(one.entries)))
+        entries = [(one, entry) for one in running for entry in one.entries.values()]
+        least_urgent = max(entry.request.priority for _, entry in entries)
+        return next(found for found in reversed(entries) if found[1].request.priority == least_urgent)
 
     # Batches.
 

@@ -32,9 +32,9 @@ class Grower:
             while not self._extend(batch, entry):
                 if self._pipeline:
                     return False  # what ends there may free blocks; and no request is preempted with calls in flight
-                its_batch, youngest = self._batches.youngest()
-                self._batches.preempt(its_batch, youngest)
-                if youngest is entry:
+                its_batch, last = self._batches.last_in_turn()
+                self._batches.preempt(its_batch, last)
+                if last is entry:
                     break
         # Drafts are cut to the positions there are; only steps in flight may have used up a request's last ones.
         return all(self._extend(batch, entry) for entry in batch.short) or not self._pipeline

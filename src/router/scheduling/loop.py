@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from router.errors import GenerationError, OverloadedError, RouterError, UnhealthyError, ValidationError
 from router.limits import ServingLimits, ShardInfo
@@ -118,6 +118,11 @@ class Scheduler:
         running = {entry.request.adapter_id for entry in self._batches.entries}
         queued = {entry.request.adapter_id for entry in self._queue if not entry.closed}
         return running - {None}, queued - {None}  # type: ignore[return-value]  # mypy does not subtract None
+
+    @property
+    def queued_by_key(self) -> Mapping[str, int]:
+        """Count the waiting requests of each API key that has any."""
+        return self._queue.sizes()
 
     @property
     def most_adapters(self) -> int | None:

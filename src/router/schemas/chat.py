@@ -274,6 +274,7 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: str | None = None
 
 
 class FunctionDelta(BaseModel):
@@ -315,3 +316,4 @@ class ChatChunk(BaseModel):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | None
+    service_tier: str | None = None

@@ -109,6 +109,7 @@ class Completion(BaseModel):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
+    service_tier: str | None = None
 
 
 class CompletionChunkChoice(BaseModel):
@@ -128,3 +129,4 @@ class CompletionChunk(BaseModel):
     model: str
     system_fingerprint: str
     usage: Usage | None = None
+    service_tier: str | None = None

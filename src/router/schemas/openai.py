@@ -10,6 +10,7 @@ from router.errors import FieldError
 from router.schemas.base import Body, Items, UInt32
 from router.schemas.other_fields import Family
 from router.schemas.parameters import (
+    AskedPriority,
     Choices,
     CommonParameters,
     FrequencyPenalty,
@@ -25,6 +26,8 @@ from router.schemas.parameters import (
 )
 
 T = TypeVar("T")
+
+_PRIORITY_OF_TIER = {"flex": 1, "priority": -1}
 
 
 class TextPart(Body):
@@ -77,7 +80,29 @@ class OpenAIParameters(CommonParameters):
     )
 
 
-class OpenAIBody(OpenAIParameters):
+class TieredParameters(OpenAIParameters):
+    """What OpenAI's routes have in common, without Anthropic's."""
+
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
+        default=None,
+        description="`flex` is `priority` 1, `priority` is -1, the others are 0. The answer says which it has got.",
+        examples=["auto"],
+    )
+
+    @property
+    def asked_priority(self) -> AskedPriority:
+        by_tier = _PRIORITY_OF_TIER.get(self.service_tier or "", 0)
+        return AskedPriority(by_tier, "service_tier") if by_tier else super().asked_priority
+
+    @model_validator(mode="after")
+    def _has_one_priority(self) -> TieredParameters:
+        if self.priority and self.service_tier in _PRIORITY_OF_TIER:
+            text = f"`service_tier` {self.service_tier} and `priority` say the same: give one of them"
+            raise FieldError(text, param="service_tier", reason="conflict")
+        return self
+
+
+class OpenAIBody(TieredParameters):
     """A body of an OpenAI route. Fields that change nothing (`user`, `store` and the like) are ignored."""
 
     family: ClassVar[Family | None] = "chat"

@@ -50,7 +50,6 @@ _REFUSED: tuple[_Row, ...] = (
     ("ctrm", "return_token_ids return_tokens_as_token_ids return_tokens", (False,),
      "use `details` of /generate, whose tokens have ids"),
     ("ctrm", "details decoder_input_details", (False,), "use /generate"),
-    ("ctrm", "priority", (0,), "requests are served in the order in which they come; leave it out"),
     ("ctrm", "prompt_logprobs", (), "use `decoder_input_details` of /generate, or `echo` with `logprobs` of "
      "/v1/completions"),
     ("ctrm", "use_beam_search early_stopping", (False,), _LEAVE_OUT),
@@ -59,7 +58,6 @@ _REFUSED: tuple[_Row, ...] = (
     ("tr", "documents", ([],), "put them into the prompt"),
     ("trm", "add_generation_prompt", (True,), "it belongs to a chat"),
     ("trm", "continue_final_message", (False,), "it belongs to a chat"),
-    ("ct", "service_tier", ("auto", "default"), "there is one class of service; leave it out"),
     ("ctrm", "modalities", (["text"], []), "answers are text; leave it out"),
     ("ctrm", "audio", (), "answers are text; leave it out"),
     ("crm", "echo return_full_text", (False,), "use `echo` of /v1/completions"),
@@ -133,7 +131,6 @@ _HARMLESS: tuple[tuple[str, str], ...] = (
     ("ctrm", "mirostat_tau mirostat_eta dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
      "xtc_threshold dynatemp_exponent smoothing_curve"),
     ("ctm", "store verbosity"),
-    ("rm", "service_tier"),
     ("r", "stream_options"),
     ("ctrm", "provider transforms route usage"),
     ("m", "cache_control context_management betas inference_geo speed diagnostics anthropic_version anthropic_beta"),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, WithJsonSchema
 
@@ -180,6 +180,26 @@ Model = Annotated[
 Stream = Annotated[bool, Field(description="Answer with server-sent events as tokens come.", examples=[False])]
 
 
+Priority = Annotated[
+    Annotated[int, Field(ge=-(2**63), lt=2**63)],
+    Field(
+        description="Whose turn it is while requests wait: lower ones are served earlier. Others than 0 need a server "
+        "with `--scheduling-policy priority` or `--keys-file`; an API key bounds it.",
+        examples=[0],
+    ),
+]
+
+
+class AskedPriority(NamedTuple):
+    """A priority, and the field that says it."""
+
+    value: int = 0
+    field: str = "priority"
+
+
+ORDINARY = AskedPriority()
+
+
 class CommonParameters(Body):
     """What every route that generates takes. A name that `SamplingParameters` has too means the same there."""
 
@@ -192,3 +212,8 @@ class CommonParameters(Body):
     seed: Seed = None
     min_tokens: MinTokens = None
     ignore_eos: IgnoreEos = False
+    priority: Priority = 0
+
+    @property
+    def asked_priority(self) -> AskedPriority:
+        return AskedPriority(self.priority)

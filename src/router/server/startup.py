@@ -218,6 +218,7 @@ def resolve_limits(
         max_batch_size=_most_requests(config, info),
         max_waiting_tokens=config.max_waiting_tokens,
         waiting_served_ratio=config.waiting_served_ratio,
+        has_priorities=config.has_priorities,
     )
 
 

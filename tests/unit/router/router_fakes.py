@@ -150,6 +150,7 @@ class FakeScheduler:
         self.failure: BaseException | None = None
         self.adapters_in_use: tuple[set[str], set[str]] = set(), set()
         self.most_adapters: int | None = None
+        self.queued_by_key: dict[str, int] = {}
 
     def submit(self, request: ValidRequest) -> FakeEntry:
         self.submitted.append(request)

@@ -69,6 +69,7 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
     ("tgi_lora_requests", "counter", {"adapter": {"other"}}, ""),
     ("tgi_key_requests", "counter", {"key": {"other"}}, ""),
     ("tgi_key_tokens", "counter", {"key": {"other"}, "kind": {"prompt", "cached", "output"}}, ""),
+    ("tgi_key_queue_size", "gauge", {"key": {"other"}}, ""),
     ("tgi_key_refused", "counter", {"key": {"other"}, "reason": set(get_args(KeyRefusal))}, ""),
     ("tgi_encoder_cache_hits", "counter", {}, ""),
     ("tgi_encoder_cache_misses", "counter", {}, ""),

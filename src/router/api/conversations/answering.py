@@ -21,6 +21,7 @@ from router.generation.api_rules import ApiRules
 from router.generation.collect import interleaved
 from router.generation.permits import HeldPermits
 from router.generation.running import Run
+from router.openai.answers import tier_of
 from router.openai.chat.chunks import ChatHead
 from router.openai.chat.read_stream import ReadStream
 from router.openai.chat.two_passes import TwoPasses
@@ -138,6 +139,7 @@ def _ending(event: Finished, running: Run, choice: AnyStream, finish_reason: str
         stop=reader.stop if reader else stop_of(event, running.request.stopping.stop_sequences),
         output_tokens=event.generated_tokens,
         cached_tokens=event.cached_tokens,
+        service_tier=tier_of(running.request),
         reasoning_tokens=reader.reasoning_tokens if reader else 0,
     )
 

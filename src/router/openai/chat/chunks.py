@@ -22,6 +22,7 @@ class ChatHead(AnswerHead):
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
+            **self._tier(),
         }
 
 

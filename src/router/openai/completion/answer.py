@@ -34,6 +34,7 @@ class CompletionHead(AnswerHead):
             "system_fingerprint": self.system_fingerprint,
             "choices": choices,
             "usage": used,
+            **self._tier(),
         }
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
@@ -43,6 +44,7 @@ class CompletionHead(AnswerHead):
             "choices": [choice],
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
+            **self._tier(),
         }
 
     def _start(self) -> dict[str, Any]:

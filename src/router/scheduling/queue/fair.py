@@ -1,20 +1,23 @@
-"""Waiting entries of several API keys, whose keys take turns by the work that each has had.
+"""Waiting entries by priority, and those of several API keys, which take turns by the work that each has had.
 
 The counters are those of "Fairness in Serving Large Language Models" (OSDI 2024): prompt tokens to compute, and
-generated tokens, which cost twice as much, divided by the key's weight. Without keys it is one line in order of
-arrival.
+generated tokens, which cost twice as much, divided by the key's weight. Without keys and priorities it is one line
+in order of arrival.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from router.scheduling.entry import Entry
 
 _COST_OF_GENERATED = 2.0
+
+_Lane = tuple[int, str]
+"""The priority of its entries, of which lower ones are first, and their key."""
 
 
 @dataclass(slots=True)
@@ -27,10 +30,10 @@ class _Charged:
 
 
 class FairLine:
-    """A deque of entries whose next is the oldest of the key with the least work."""
+    """A deque of entries whose next is, of the most urgent, the oldest of the key with the least work."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, deque[Entry]] = {}  # none is empty
+        self._lanes: dict[_Lane, deque[Entry]] = {}  # none is empty
         self._work: dict[str, float] = {}
         self._charged: dict[int, _Charged] = {}  # by request id, while it runs
         self._served_last = ""
@@ -40,45 +43,44 @@ class FairLine:
         return self._size
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield the entries of the next key first."""
+        """Yield the entries of the next lane first."""
         if len(self._lanes) == 1:
             return iter(next(iter(self._lanes.values())))
-        return (entry for key in sorted(self._lanes, key=self._turn) for entry in self._lanes[key])
+        return (entry for lane in sorted(self._lanes, key=self._turn) for entry in self._lanes[lane])
 
     @property
     def first(self) -> Entry:
-        return self._lanes[self._next_key()][0]
+        return self._lanes[self._next_lane()][0]
 
     def append(self, entry: Entry) -> None:
         """Add the youngest; a key without entries has saved nothing up by that."""
-        key = entry.request.key
-        lane = self._lanes.get(key)
+        lane = self._lanes.get(_lane_of(entry))
         if lane is None:
-            if key:
-                others = [self._work_of(other) for other in self._lanes]
-                least = min(others) if others else self._work_of(self._served_last)
-                self._work[key] = max(self._work_of(key), least)
-            lane = self._lanes[key] = deque()
+            if key := entry.request.key:
+                self._lift(key)
+            lane = self._lanes[_lane_of(entry)] = deque()
         lane.append(entry)
         self._size += 1
 
+    def _lift(self, key: str) -> None:
+        waiting = {other for _, other in self._lanes}
+        if key not in waiting:
+            least = min(map(self._work_of, waiting)) if waiting else self._work_of(self._served_last)
+            self._work[key] = max(self._work_of(key), least)
+
     def appendleft(self, entry: Entry) -> None:
-        """Put back, before others of its key, what it was charged for given back."""
+        """Put back, before others of its lane, what it was charged for given back."""
         if self._charged:
             self._uncharge(entry)
-        key = entry.request.key
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = deque()
-        lane.appendleft(entry)
+        self._lanes.setdefault(_lane_of(entry), deque()).appendleft(entry)
         self._size += 1
 
     def popleft(self) -> Entry:
-        key = self._next_key()
-        lane = self._lanes[key]
+        name = self._next_lane()
+        lane = self._lanes[name]
         entry = lane.popleft()
         if not lane:
-            del self._lanes[key]
+            del self._lanes[name]
         self._size -= 1
         return entry
 
@@ -87,8 +89,15 @@ class FairLine:
         self._lanes = {}
         self._size = 0
         for entry in entries:
-            self._lanes.setdefault(entry.request.key, deque()).append(entry)
+            self._lanes.setdefault(_lane_of(entry), deque()).append(entry)
             self._size += 1
+
+    def sizes(self) -> Mapping[str, int]:
+        """Count the entries of each key that has any."""
+        found: Counter[str] = Counter()
+        for (_, key), lane in self._lanes.items():
+            found[key] += len(lane)
+        return found
 
     def charge(self, entry: Entry) -> None:
         """Charge a prompt that is taken, so that the next entry may be another key's."""
@@ -127,17 +136,25 @@ class FairLine:
     def _work_of(self, key: str) -> float:
         return self._work.get(key, 0.0)
 
-    def _turn(self, key: str) -> tuple[float, int]:
-        return self._work_of(key), self._lanes[key][0].request_id
+    def _turn(self, lane: _Lane) -> tuple[int, float, int]:
+        priority, key = lane
+        return priority, self._work_of(key), self._lanes[lane][0].request_id
 
-    def _next_key(self) -> str:
+    def _next_lane(self) -> _Lane:
         lanes = self._lanes
         if len(lanes) == 1:
             return next(iter(lanes))
         # Written out: a server with many keys looks at every one that waits, for each request.
-        work, found, least, oldest = self._work, "", math.inf, 0
-        for key, lane in lanes.items():
-            done = work.get(key, 0.0)
+        work, urgent = self._work, min(lanes)[0]
+        found, least, oldest = (urgent, ""), math.inf, 0
+        for name, lane in lanes.items():
+            if name[0] != urgent:
+                continue
+            done = work.get(name[1], 0.0)
             if done < least or (done == least and lane[0].request_id < oldest):
-                found, least, oldest = key, done, lane[0].request_id
+                found, least, oldest = name, done, lane[0].request_id
         return found
+
+
+def _lane_of(entry: Entry) -> _Lane:
+    return entry.request.priority, entry.request.key

@@ -1,11 +1,11 @@
-"""The queue, first come first served, as TGI's (backends/v3/src/queue.rs), within each API key; only waits for adapter
-slots are passed.
+"""The queue, first come first served, as TGI's (backends/v3/src/queue.rs), within each priority and API key; only waits
+for adapter slots are passed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from router.request import ValidRequest
@@ -91,6 +91,10 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries)
+
+    def sizes(self) -> Mapping[str, int]:
+        """Count the requests of each API key that has any."""
+        return self._entries.sizes()
 
     def holds_tokens(self, count: int) -> bool:
         """Whether `count` prompt tokens wait, without those for slots."""

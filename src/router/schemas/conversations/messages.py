@@ -290,14 +290,16 @@ class CountTokensBody(Body):
 
 
 class MessagesBody(OpenAIParameters, Constrained, CountTokensBody):
-    """A request of Anthropic's Messages API, with the parameters of chats. `metadata`, `service_tier` and the like are
-    ignored."""
+    """A request of Anthropic's Messages API, with the parameters of chats. `metadata` and the like are ignored."""
 
     max_tokens: PositiveInt = Field(description="Most tokens to generate, reasoning included.", examples=[20])
     stop_sequences: Items[str] = Field(
         default_factory=list, description="Texts at which the answer ends; they are left out.", examples=[["\n\n"]]
     )
     stream: Stream = False
+    service_tier: Literal["auto", "standard_only"] | None = Field(
+        default=None, description="Both are served alike; `priority` says whose turn it is.", examples=["auto"]
+    )
 
     @model_validator(mode="after")
     def _thinks_within_its_tokens(self) -> MessagesBody:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from router.errors import FieldError
 from router.schemas.base import Body, Items, TextOrItems
 from router.schemas.guided import Constrained
-from router.schemas.openai import OpenAIParameters, TemplateVariables, ThinkingBudget
+from router.schemas.openai import TemplateVariables, ThinkingBudget, TieredParameters
 from router.schemas.other_fields import Family
 from router.schemas.parameters import Model, MostTokens, OpenAIStop, Stream, TopLogprobs
 
@@ -212,7 +212,7 @@ Included = Literal[
 _MOST_METADATA, _LONGEST_NAME, _LONGEST_TEXT = 16, 64, 512  # OpenAI's
 
 
-class ResponsesBody(OpenAIParameters, Constrained):
+class ResponsesBody(TieredParameters, Constrained):
     """A request of OpenAI's Responses API, with the parameters of chats. `user`, `prompt_cache_key` and the like are
     ignored."""
 
@@ -314,6 +314,7 @@ class ResponseObject(BaseModel):
     usage: ResponseUsage | None
     previous_response_id: str | None
     store: bool
+    service_tier: str | None = None
 
 
 class ResponseEvent(BaseModel):

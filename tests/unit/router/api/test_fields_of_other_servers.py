@@ -75,13 +75,6 @@ async def test_usage_says_what_the_prefix_cache_had(make_router: MakeRouter, pat
     assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
-@pytest.mark.parametrize("tier", ["auto", "default"])
-async def test_the_class_of_service(router: Router, tier: str) -> None:
-    assert (await router.post(PATH, HELLO | {"service_tier": tier})).status_code == 200
-    refused = await router.post(PATH, HELLO | {"service_tier": "flex"})
-    assert is_invalid(refused) and "`service_tier`" in message_of(refused)
-
-
 LAST = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes, "}]
 
 

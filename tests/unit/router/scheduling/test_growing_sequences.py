@@ -64,6 +64,16 @@ async def test_the_youngest_yields_and_comes_back_unchanged():
         assert resumed and all(r.id > 0 for r in resumed)  # never the oldest
 
 
+async def test_the_least_urgent_yields_before_the_youngest():
+    async with running_scheduler(shard(), max_batch_total_tokens=16) as h:
+        h.submit("a", 3, 11, priority=1)
+        h.submit("b", 3, 11)
+        await h.finish()
+        assert h.entries["a"].num_preemptions and not h.entries["b"].num_preemptions
+        for name in "ab":
+            assert await text_of(h, name) == names(name, 11)
+
+
 async def test_the_final_event_counts_tokens_of_all_lives():
     async with running_scheduler(shard(scripts={"b": Script(eos_after=9)}), max_batch_total_tokens=16) as h:
         h.submit("a", 3, 11)

@@ -12,6 +12,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -29,7 +30,7 @@ from router.config import RouterConfig
 from router.schemas.base import Body
 from router.schemas.conversations.responses import StoredItem
 from router.schemas.guided import Constrained
-from router.schemas.openai import OpenAIBody, OpenAIParameters, TemplateBody
+from router.schemas.openai import OpenAIBody, OpenAIParameters, TemplateBody, TieredParameters
 from router.schemas.parameters import CommonParameters
 from router.server.app import create_app
 
@@ -52,7 +53,15 @@ TESTED = [
     "/v1/chat/completions",
     "/v1/completions",
 ]
-SHARED_BY_BODIES = (CommonParameters, OpenAIParameters, OpenAIBody, TemplateBody, Constrained, StoredItem)
+SHARED_BY_BODIES = (
+    CommonParameters,
+    OpenAIParameters,
+    TieredParameters,
+    OpenAIBody,
+    TemplateBody,
+    Constrained,
+    StoredItem,
+)
 """No bodies themselves: the document has their fields in those that inherit them."""
 # What else a body needs before a value means what the document says of it.
 NAMES_ANOTHER = {
@@ -85,8 +94,8 @@ def document() -> Schema:
 
 @pytest.fixture
 def router(make_router: Callable[..., Router]) -> Router:
-    """With model servers that know all grammars."""
-    return make_router()
+    """With model servers that know all grammars, and priorities."""
+    return make_router(limits=replace(LIMITS, has_priorities=True))
 
 
 @pytest.fixture

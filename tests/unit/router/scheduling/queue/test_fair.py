@@ -17,8 +17,8 @@ from router.scheduling.queue.request_queue import RequestQueue
 PROMPT = 16
 
 
-def entry_of(key: str, input_length: int = PROMPT, max_new_tokens: int = 1, weight: float = 1.0) -> Entry:
-    return Entry(make_request("r", input_length, max_new_tokens, key=key, weight=weight))
+def entry_of(key: str, input_length: int = PROMPT, max_new_tokens: int = 1, **changes: float) -> Entry:
+    return Entry(make_request("r", input_length, max_new_tokens, key=key, **changes))
 
 
 class Line:
@@ -103,6 +103,29 @@ def test_what_is_put_back_is_not_charged_and_stays_first() -> None:
         line.line.charge(first)
         line.line.appendleft(first)
     assert line.serve(4) == "abab"
+
+
+def test_the_lowest_priority_is_next_and_keys_take_turns_in_it() -> None:
+    line = Line()
+    line.add("a", 2, priority=1)
+    line.add("b", 3)
+    line.add("a", 2, priority=-1)
+    line.add("c", 2)
+    line.add("b", 1, priority=-1)
+    assert dict(line.line.sizes()) == {"a": 4, "b": 4, "c": 2}
+    order = [entry.request.priority for entry in line.line]
+    assert order == sorted(order)
+    assert line.serve(10) == "ab" + "a" + "c" + "bcbb" + "aa"
+
+
+def test_a_key_that_waits_at_one_priority_is_not_lifted_at_another() -> None:
+    line = Line()
+    line.add("b", 3, input_length=100)
+    line.add("a", 1, priority=5)
+    assert line.serve(3) == "bbb"
+    line.add("b", 1)
+    line.add("a", 1)
+    assert line.serve(1) == "a"
 
 
 @pytest.mark.parametrize("seed", range(20))
