@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ TIMEOUT_S = 120.0
 # A rank that ends in order closes its connections some time before its process is gone.
 NAMING_S = 2.0
 
+# Messages that a rank has begun to send and not seen end: a receiver is never further behind than this.
+MOST_SENDING = 64
 
 # Its name since torch 2.13, and the one before.
 _gather: Callable[[Tensor, Tensor, dist.ProcessGroup | None], object] = (
@@ -88,11 +91,10 @@ class ProcessGroup:
         """
         return ProcessGroup()
 
-    def send(self, tensor: Tensor, to: int) -> Callable[[], object]:
-        """Send `tensor` to a rank once the device's queued work is done.
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Send `tensor`, which nothing may write to afterwards, to a rank once the device's queued work is done.
 
-        Returns:
-            What waits for the end; the tensor is not written to before.
+        It arrives whenever that rank receives, unless this one closes the group before.
         """
         raise FatalError("there is no other rank to send to")
 
@@ -253,6 +255,9 @@ class _TorchGroup(ProcessGroup):
         self._device: torch.device | None = None
         self._peers: PeerReduce | None = None
         self._is_whole = True
+        # gloo sends when the receiver asks, and nothing if its work was let go of before that.
+        self._sending: deque[tuple[dist.Work, Tensor]] = deque()
+        self._parts: list[ProcessGroup] = []  # which send until this group ends
 
     def use_device(self, device: torch.device, *, one_shot: bool) -> None:
         """Run each collective once, and see whether small sums can do without NCCL."""
@@ -323,14 +328,17 @@ class _TorchGroup(ProcessGroup):
         mine.barrier()  # the connections are there before the first call
         if self._device is not None and isinstance(mine, _TorchGroup):
             mine.use_device(self._device, one_shot=False)
+        self._parts.append(mine)
         return mine
 
-    def send(self, tensor: Tensor, to: int) -> Callable[[], object]:
+    def send(self, tensor: Tensor, to: int) -> None:
         started: list[dist.Work | None] = []
         self._guard(lambda: started.append(dist.isend(tensor, self._members[to], group=self._handle)))
         work = started[0]
         assert work is not None, "this rank is in the group"
-        return lambda: self._guard(work.wait)
+        self._sending.append((work, tensor))
+        while len(self._sending) > MOST_SENDING:
+            self._guard(self._sending.popleft()[0].wait)
 
     def receive(self, tensor: Tensor, source: int) -> None:
         self._guard(lambda: dist.recv(tensor, self._members[source], group=self._handle))

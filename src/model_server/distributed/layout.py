@@ -103,8 +103,7 @@ class Ranks:
     def _use_boundaries(self, device: torch.device) -> None:
         """Send a message over each: NCCL connects two ranks at their first, which would be within a step."""
         message = torch.ones(1, 1, device=device)
-        wait = None if self.layout.has_last_stage else self.after.send(message, 1)
+        if not self.layout.has_last_stage:
+            self.after.send(message, 1)
         if self.layout.stage.rank > 0:
             self.before.receive(torch.empty_like(message), 0)
-        if wait is not None:
-            wait()

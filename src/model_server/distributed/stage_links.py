@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,9 +24,6 @@ from model_server.errors import FatalError, ModelServerError, OutOfMemoryError, 
 _HEADER = 8
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _GOOD, _FAILED, _OUT_OF_MEMORY = 0, 1, 2
-
-# Messages that a stage has begun to send and not seen end: the receivers are never further behind than this.
-_MOST_SENDING = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,6 @@ class StageLinks:
         self.on_tokens: Callable[[], object] = lambda: None
         self._ranks = ranks
         self._num_steps = 0
-        self._sending: deque[tuple[Callable[[], object], Tensor]] = deque()
         self._awaited: queue.SimpleQueue[tuple[int, int, Future[StageTokens]]] = queue.SimpleQueue()
         if not self.is_last:
             threading.Thread(target=self._receive_tokens, name="stage-tokens", daemon=True).start()
@@ -100,7 +95,7 @@ class StageLinks:
         assert body is not None
         after = self._ranks.after
         for tensor in (torch.tensor(header, dtype=torch.int64), body.contiguous()):
-            self._hold(after.send(tensor, 1), tensor)
+            after.send(tensor, 1)
 
     def reply(self, passage: Passage, numbers: list[int], status: int = _GOOD, text: Tensor | None = None) -> None:
         """Send ids and failures of rows, or an error, from the last stage to the others."""
@@ -110,12 +105,7 @@ class StageLinks:
         for stage in range(layout.stage.size - 1):
             to = stage * layout.tensor.size + layout.tensor.rank
             for tensor in (message,) if text is None else (message, text):
-                self._hold(self._ranks.world.send(tensor, to), tensor)
-
-    def _hold(self, wait: Callable[[], object], tensor: Tensor) -> None:
-        self._sending.append((wait, tensor))
-        while len(self._sending) > _MOST_SENDING * self._ranks.layout.stage.size:
-            self._sending.popleft()[0]()
+                self._ranks.world.send(tensor, to)
 
     def _receive_tokens(self) -> None:
         layout = self._ranks.layout

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from model_server.distributed.group import ProcessGroup, connect
+from model_server.distributed.group import MOST_SENDING, ProcessGroup, connect
 from model_server.errors import FatalError, MissingPeerError, StartupError
 from wire.exit_status import LOST_PEER
 
@@ -168,9 +169,17 @@ def test_a_process_with_another_key_prefix_meets_nobody() -> None:
     assert "rank 0 did not connect" in str(caught.value)
 
 
-def test_ranks_agree_on_what_some_of_them_found(ranks: Ranks) -> None:
+def test_ranks_agree_and_get_what_was_sent_before(ranks: Ranks) -> None:
+    """A message arrives though its sender has gone on, and keeps nothing of it, before the receiver asks."""
     body = """
 group.on_lost(lambda message: None)
+if rank == 1:
+    group.send(torch.arange(3), 0)
+group.barrier()
+if rank == 0:
+    message = torch.zeros(3, dtype=torch.int64)
+    group.receive(message, 1)
+    assert message.tolist() == [0, 1, 2]
 assert not group.any_of(False)
 assert group.any_of(rank == 1)
 group.barrier()
@@ -294,29 +303,34 @@ def test_one_rank_can_be_made_a_real_group() -> None:
 class StartedWork:
     """Torch's object for a message under way."""
 
-    def __init__(self) -> None:
-        self.num_waits = 0
+    def __init__(self, number: int, waits: list[int]) -> None:
+        self.number, self.waits = number, waits
 
     def wait(self) -> None:
-        self.num_waits += 1
+        self.waits.append(self.number)
 
 
-def test_what_a_stage_sends_is_only_queued(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL sends on a stream of its own; waiting, which would put later work behind it, is the caller's choice."""
+def test_what_is_sent_is_only_queued_and_held_until_it_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL sends on a stream of its own, and waiting puts later work behind it; gloo drops what nobody holds."""
     group = connect(0, 1, CPU, force=True)
-    work, sent = StartedWork(), []
+    works: list[weakref.ref[StartedWork]] = []
+    tensors: list[weakref.ref[torch.Tensor]] = []
+    waits: list[int] = []
 
     def isend(tensor: torch.Tensor, to: int, group: object) -> StartedWork:
-        sent.append((tensor, to))
+        work = StartedWork(len(works), waits)
+        works.append(weakref.ref(work))
+        tensors.append(weakref.ref(tensor))
         return work
 
     try:
         monkeypatch.setattr(dist, "isend", isend)
-        tensor = torch.ones(2, 4)
-        wait = group.send(tensor, 0)
-        assert sent == [(tensor, 0)] and work.num_waits == 0
-        wait()
-        assert work.num_waits == 1
+        for _ in range(MOST_SENDING):
+            group.send(torch.ones(2, 4), 0)
+        assert waits == [] and all(one() is not None for one in [*works, *tensors])
+        group.send(torch.ones(2, 4), 0)
+        assert waits == [0]
+        assert [one() is None for one in works] == [one() is None for one in tensors] == [True] + [False] * MOST_SENDING
     finally:
         group.close()
 
