@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from router.gen_ai import GenAi
 from router.generation_trace import GenerationTrace
 from router.keys.account import Account
 from router.request import ValidRequest
@@ -45,6 +46,7 @@ class RequestSpan:
         "account",
         "began_at",
         "fields",
+        "gen_ai",
         "inference_s",
         "queue_s",
         "refused",
@@ -64,7 +66,9 @@ class RequestSpan:
         self.queue_s = self.inference_s = 0.0  # the longest wait; the sum
         self.tracing = tracing
         self.span: Span | None = None
+        self.gen_ai: GenAi | None = None
         if tracing is not None:
+            self.gen_ai = GenAi()
             self.span = tracing.start("request", kind="server", remote={"traceparent": traceparent})
 
     @property
@@ -130,6 +134,8 @@ class RequestSpan:
         if self.span is None or not self.name:
             return
         self.span.update_name(self.name)
+        if self.gen_ai is not None:
+            self.span.set_attributes(self.gen_ai.attributes)
         self.span.set_attributes({"http.request.method": self._scope["method"], "http.response.status_code": status})
         end(self.span, _ServerFailure() if status >= 500 else None)
 
@@ -151,6 +157,18 @@ def enter(request: RequestSpan) -> None:
 def entered() -> RequestSpan | None:
     """Return the running task's request."""
     return _current.get()
+
+
+def entered_gen_ai() -> GenAi | None:
+    """Return what gathers the running task's attributes; None without a collector."""
+    asked = _current.get()
+    return None if asked is None else asked.gen_ai
+
+
+def name_response(response_id: str) -> None:
+    """Note the id of the running task's answer."""
+    if (gen_ai := entered_gen_ai()) is not None:
+        gen_ai.response_id = response_id
 
 
 def described(request: ValidRequest) -> str:

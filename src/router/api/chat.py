@@ -54,6 +54,7 @@ from router.openai.parameters import choices_of, with_defaults
 from router.openai.template.messages import Turn
 from router.request import AnswerKind, ValidRequest
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
+from router.tracing import name_response
 
 AnyStream = ChoiceStream | CallStream | ReadStream
 
@@ -81,6 +82,7 @@ async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
     """Answer a chat body of any route."""
     chat = Chat(state, body)
     head = ChatHead.new("chatcmpl", model_name(body.model, state.model_names[0]))
+    name_response(head.id)
     with state.inference.take_permits(chat.number, request_id=request_id_of(request)) as permits:
         if body.stream:
             running = await cancel_on_disconnect(request.receive, chat.start(permits))

@@ -29,6 +29,7 @@ from router.openai.completion.prompt import Counts, check_served, counts_of, req
 from router.openai.logprobs import TokenNames
 from router.openai.parameters import with_defaults
 from router.schemas.completion import Completion, CompletionBody, CompletionChunk
+from router.tracing import name_response
 
 routes = Routes("Completions", is_fast=True)
 
@@ -54,6 +55,7 @@ async def answer(request: Request, state: AppState, body: CompletionBody) -> Res
     counts = _counts(state, body)
     head = CompletionHead.new("cmpl", state.adapter_of(body.model) or state.model_names[0])
     names = _names(state)
+    name_response(head.id)
     with inference.take_permits(counts.generations, request_id=request_id_of(request)) as permits:
         if body.stream:
             running = await cancel_on_disconnect(request.receive, _start(state, body, counts, permits))

@@ -25,6 +25,8 @@ class ApiRules:
     most_top_n_tokens: int | None = None
     # Of stop texts; None: `--max-stop-sequences`.
     most_stops: int | None = None
+    # OpenTelemetry's name of what it asks for.
+    operation: str = "text_completion"
     # What the number of new tokens must be.
     new_tokens_rule: str = "must be > 0"
 
@@ -48,8 +50,9 @@ CHAT = ApiRules(
     most_top_n_tokens=MAX_TOP_LOGPROBS,
     most_stops=MAX_STOP_TEXTS,
     new_tokens_rule="must be > 0, or -1 for as many as fit",
+    operation="chat",
 )
-COMPLETIONS = replace(CHAT, prompt="prompt", top_n_tokens="logprobs")
+COMPLETIONS = replace(CHAT, prompt="prompt", top_n_tokens="logprobs", operation="text_completion")
 RESPONSES = replace(CHAT, prompt="input", max_new_tokens="max_output_tokens", grammar="text.format")
 MESSAGES = replace(
     CHAT, stop="stop_sequences", grammar="output_config.format", new_tokens_rule="must be > 0"

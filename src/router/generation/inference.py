@@ -91,6 +91,15 @@ class Inference:
         validation = self._preparing.of(self.validator.validate(request))
         valid = await (validation if asked is None else asked.around_validation(validation))
         parsed_bodies.release()
+        if asked is not None and asked.gen_ai is not None:
+            asked.gen_ai.asked(
+                valid,
+                operation=request.api.operation,
+                model=request.adapter_id or next(iter(self._model_names), ""),
+                given=request.given,
+                max_new_tokens=request.max_new_tokens,
+                num_choices=permits.number,
+            )
         logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
         if account is not None:
             key = account.key

@@ -30,7 +30,7 @@ class HeldPermits:
 
     def __init__(self, pool: PermitPool, number: int, request_id: str, request_span: RequestSpan | None = None) -> None:
         self._pool = pool
-        self._num_left = number
+        self.number = self._num_left = number
         self.request_id = request_id
         self.request_span = request_span
         self.arrived_at = time.monotonic()

@@ -135,6 +135,8 @@ class Running:
             self._metrics.observe("tgi_request_inter_token_duration", each, count)
         else:
             self._metrics.observe("tgi_request_time_to_first_token_duration", now - self.arrived_at)
+            if self._request_span is not None and self._request_span.gen_ai is not None:
+                self._request_span.gen_ai.first_chunk(now - self.arrived_at)
         self._last_token_at = now
 
     def _finish(self, event: Finished) -> None:
@@ -167,6 +169,8 @@ class Running:
         observe("tgi_request_generated_tokens", event.generated_tokens)
         if self._request_span is not None:
             self._request_span.record(self._span_fields(event, timings))
+            if self._request_span.gen_ai is not None:
+                self._request_span.gen_ai.finished(self.request, event)
             self._request_span.count(
                 tokens_in=self.request.input_length,
                 tokens_out=event.generated_tokens,

@@ -57,8 +57,6 @@ async def serve_pooled(
             raise StartupError(f"the shards' task is {info.task}, the router's {task.task}: give both the same --task")
         budget = config.max_batch_tokens or (CPU_STEP_TOKENS if info.device_type == "cpu" else GPU_STEP_TOKENS)
         capacity = await _warm_up(shards, budget, config.max_input_tokens)
-        if config.scheduling_policy == "priority":
-            raise StartupError("`--scheduling-policy priority` is for models that generate text: leave it out")
         limits = _limits(config, capacity, budget)
         logger.info("serving with %s", limits)
         with contextlib.ExitStack() as resources:
@@ -110,6 +108,7 @@ def _refuse(config: RouterConfig, task: FoundTask) -> None:
         "--kserve-api": config.kserve_api,
         "--aip-predict-route": config.aip_predict_route,
         "--otlp-endpoint": config.otlp_endpoint,
+        "--scheduling-policy": config.scheduling_policy,
     }
     given = next((flag for flag, value in asked.items() if value), None)
     if given is not None:

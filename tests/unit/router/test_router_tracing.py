@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -118,6 +118,65 @@ def test_a_generation_goes_from_queue_to_batch_once(recorded: RecordedSpans) -> 
     assert recorded.one("infer").status.is_ok or recorded.one("infer").status.is_unset
     request.finish(500)
     assert len(recorded.all()) == 2, "a route without a name has no span"
+
+
+async def test_attributes_of_generative_ai(make_router: MakeRouter, recorded: RecordedSpans) -> None:
+    def script(_: Any) -> Any:
+        *events, last = says(" one", " two")
+        return [*events, replace(last, cached_tokens=2, finish_reason="stop_sequence")]
+
+    router = make_router(script, tracing=recorded.tracing)
+    asked = {"n": 2, "temperature": 0.5, "top_p": 0.25, "seed": 3, "max_tokens": 2, "model": "a secret"}
+    answer = await router.post("/v1/chat/completions", CHAT | asked)
+    found = gen_ai_of(recorded.one("chat_completions"))
+    usage = answer.json()["usage"]
+    assert found == {
+        "operation.name": "chat", "provider.name": "tercet", "request.model": "some/model",
+        "response.model": "some/model", "request.choice.count": 2, "request.temperature": 0.5, "request.top_p": 0.25,
+        "request.seed": 4, "request.max_tokens": 2, "request.stream": False, "response.id": answer.json()["id"],
+        "response.finish_reasons": ("stop", "stop"), "usage.input_tokens": usage["prompt_tokens"],
+        "usage.output_tokens": usage["completion_tokens"], "usage.cache_read.input_tokens": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "body", "operation"),
+    [
+        ("/v1/completions", "completions", {"prompt": ["x", "y z"]}, "text_completion"),
+        ("/v1/messages", "messages", CHAT | {"model": "m", "max_tokens": 2}, "chat"),
+        ("/v1/responses", "responses", {"input": "x"}, "chat"),
+        ("/generate_stream", "generate_stream", {"inputs": "x", "parameters": {"seed": 2**63}}, "text_completion"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_generative_ai_of_each_api(
+    make_router: MakeRouter, recorded: RecordedSpans, path: str, name: str, body: Any, operation: str, stream: bool
+) -> None:
+    router = make_router(tracing=recorded.tracing)
+    has_id = path != "/generate_stream"
+    answer = await router.post(path, body | ({"stream": stream} if has_id else {}))
+    assert answer.status_code == 200
+    found = gen_ai_of(recorded.one(name))
+    is_stream = stream or not has_id
+    assert (found["operation.name"], found["request.stream"]) == (operation, is_stream)
+    assert found.get("response.id", "") in answer.text and ("response.id" in found) is has_id
+    assert ("response.time_to_first_chunk" in found) is is_stream and "request.seed" not in found
+    number = len(body.get("prompt", "x"))
+    assert found["response.finish_reasons"] == ("length",) * number
+    assert found["usage.output_tokens"] == 2 * number and found.get("request.choice.count", 1) == number
+
+
+async def test_what_generates_nothing_has_no_such_attributes(make_router: MakeRouter, recorded: RecordedSpans) -> None:
+    router = make_router(tracing=recorded.tracing)
+    await router.post("/tokenize", {"inputs": "x"})
+    await router.post("/v1/completions", {"prompt": "x", "temperature": -1.5})
+    assert gen_ai_of(recorded.one("tokenize")) == gen_ai_of(recorded.one("completions")) == {}
+
+
+def gen_ai_of(span: Any) -> dict[str, Any]:
+    return {
+        name.removeprefix("gen_ai."): value for name, value in span.attributes.items() if name.startswith("gen_ai.")
+    }
 
 
 async def test_several_generations_have_spans_each(make_router: MakeRouter, recorded: RecordedSpans) -> None:

@@ -27,6 +27,7 @@ from router.openai.chat.read_stream import ReadStream
 from router.openai.chat.two_passes import TwoPasses
 from router.openai.ending import Ending, stop_of
 from router.schemas.chat import ChatBody
+from router.tracing import name_response
 
 _MANY_ITEMS = 200
 _BYTES_OF_AN_ITEM = 100  # at least, and what takes time is their number
@@ -64,6 +65,7 @@ async def answer(request: Request, state: AppState, body: ChatBody, writer: Writ
         api: The rules of the API it came by.
     """
     chat = Chat(state, body, api)
+    name_response(writer.whole["id"])
     with state.inference.take_permits(1, request_id=request_id_of(request)) as permits:
         if not body.stream:
             await cancel_on_disconnect(request.receive, _read(chat, permits, writer))

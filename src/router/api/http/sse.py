@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from router.api.http.disconnect import left
 from router.api.http.fast_path import SEND_BODY
 from router.api.json_out import dumps
+from router.tracing import entered_gen_ai
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class EventStream(Response):
         stalled_s: float,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
+        if (gen_ai := entered_gen_ai()) is not None:
+            gen_ai.is_stream = True
         self.status_code = 200
         self.background = None
         self.init_headers(

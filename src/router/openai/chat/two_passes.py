@@ -90,6 +90,6 @@ def permits_of_one_pass(permits: HeldPermits, *, before: Timings | None = None) 
     pool = PermitPool(1)
     pool.acquire(1)
     one = HeldPermits(pool, 1, permits.request_id, permits.request_span)
-    one.arrived_at = permits.arrived_at
+    one.arrived_at, one.number = permits.arrived_at, permits.number
     one.is_decision, one.before = before is None, before
     return one
