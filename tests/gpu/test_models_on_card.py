@@ -1,4 +1,4 @@
-"""What the stand-in for a GPU tests of whole models (`tests/fake_card`), on the card: there only results are compared."""
+"""What the stand-in for a GPU tests of whole models (`tests/fake_card`), on a GPU: only results are compared."""
 
 from __future__ import annotations
 
