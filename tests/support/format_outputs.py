@@ -54,6 +54,8 @@ BEGIN, CALL, SEP, CALL_END, END = (
     f"<｜{name}｜>" for name in ("tool▁calls▁begin", "tool▁call▁begin", "tool▁sep", "tool▁call▁end", "tool▁calls▁end")
 )
 DSML = "｜DSML｜"
+M3 = "]<]minimax[>["
+K3_BEGIN, K3_END = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
 
 
 def forms(
@@ -148,6 +150,19 @@ def _qwen(name: str, **values: str) -> str:
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
 
 
+def _kimi_k3(name: str, **values: str) -> str:
+    kinds = {"city": "string", "n": "number", "tags": "array", "deep": "object"}
+    inner = "".join(
+        f'<|open|>argument key="{k}" type="{kinds[k]}"<|sep|>{v}<|close|>argument<|sep|>' for k, v in values.items()
+    )
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{inner}<|close|>call<|sep|>'
+
+
+def _minimax_m3(name: str, **values: str) -> str:
+    inner = "".join(f"{M3}<{key}>{value}{M3}</{key}>" for key, value in values.items())
+    return f'{M3}<invoke name="{name}">{inner}{M3}</invoke>\n'
+
+
 def _minimax(name: str, **values: str) -> str:
     inner = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
     return f'<invoke name="{name}">\n{inner}</invoke>\n'
@@ -190,6 +205,12 @@ def _cohere(name: str, arguments: str, number: int) -> str:
 
 TYPED_WEATHER = {"city": CITY, "n": "3"}
 TYPED_ALL = {"city": "Oslo", "n": "-1", "tags": '["a", "b"]', "deep": '{"k": {"l": null}}'}
+NESTED_ALL = {
+    "city": "Oslo",
+    "n": "-1",
+    "tags": f"{M3}<item>a{M3}</item>{M3}<item>b{M3}</item>",
+    "deep": f"{M3}<k>{M3}<l>null{M3}</l>{M3}</k>",
+}
 DSML_WEATHER: dict[str, tuple[str, str]] = {"city": ("true", CITY), "n": ("false", "3")}
 DSML_ALL = {key: ("true" if key == "city" else "false", value) for key, value in TYPED_ALL.items()}
 PYTHON_WEATHER = 'get_weather(city="Zürich \\"x\\"\\n</b> 🙂", n=3)'
@@ -465,6 +486,44 @@ OUTPUTS: dict[str, list[Output]] = {
             is_usual=False,
         ),
         Output('Write <function name="x', content='Write <function name="x'),
+    ],
+    "kimi_k3": [
+        *forms(*_typed(_kimi_k3), begin=K3_BEGIN, end=K3_END),
+        Output(
+            K3_BEGIN
+            + _kimi_k3("get_weather", city="Oslo").replace("<|close|>argument<|sep|><", "<")
+            + '<|open|>call tool="get_weather" index="2"<|sep|><|open|>json type="object"<|sep|>{"n": 3}'
+            "<|close|>json<|sep|><|close|>call<|sep|>" + K3_END + "<|close|>message<|sep|>",
+            calls=[("get_weather", {"city": "Oslo"}), ("get_weather", {"n": 3})],
+            is_usual=False,
+        ),
+        Output(f"{K3_BEGIN}none", content=f"{K3_BEGIN}none"),
+    ],
+    "minimax_m3": [
+        *forms(
+            _minimax_m3("get_weather", **TYPED_WEATHER),
+            _minimax_m3("get_weather", **NESTED_ALL),
+            _minimax_m3("get_time"),
+            begin=f"{M3}<tool_call>\n",
+            end=f"{M3}</tool_call>",
+        ),
+        Output(
+            f'{M3}<invoke name="get_weather">\n{M3}\n<tags>\n{M3}<item>{M3}x{M3}</item>\n{M3}</tags>'
+            f"{M3}<city>a{M3}<b>{M3}<n>3{M3}</n>\n{M3}</invoke>",
+            calls=[("get_weather", {"tags": [f"{M3}x"], "city": f"a{M3}<b>", "n": 3})],
+            is_usual=False,
+        ),
+        Output(
+            _minimax_m3("get_weather", city="", n=" 3", tags="", deep='{"k": {}}')
+            + _minimax_m3("f", a="", b=f"{M3}<c>1{M3}</c>", d=f"{M3}<item>true{M3}</item>"),
+            calls=[
+                ("get_weather", {"city": "", "n": 3, "tags": [], "deep": {"k": {}}}),
+                ("f", {"a": "", "b": {"c": 1}, "d": [True]}),
+            ],
+            is_usual=False,
+        ),
+        Output(f'{M3}<invoke name="f">{M3}<a>{M3}<b>1{M3}</a>', calls=[("f", '{"a": {"b": 1}')], is_usual=False),
+        Output(f"See {M3}<other>", content=f"See {M3}<other>", is_usual=False),
     ],
     "granite3": _listed("<|tool_call|>[", "]"),
     "phi4_mini": _listed("functools[", "]"),

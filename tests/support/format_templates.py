@@ -13,6 +13,7 @@ FILES = {
 }  # fmt: skip
 """The formats that the templates of other tests have."""
 _NAME = "{{ c.function.name }}"
+_M3 = "]<]minimax[>["
 _JSON = "{{ c.function.arguments | tojson }}"
 _VALUE = "{{ v if v is string else v | tojson }}"
 
@@ -156,6 +157,24 @@ STYLES: dict[str, Style] = {
         "</function>",
         between="\n",
         wrong=("</param>", "</parameter>"),
+    ),
+    "kimi_k3": _tagged(
+        f'<|open|>call tool="{_NAME}" index="{{{{ loop.index }}}}"<|sep|>',
+        '<|open|>argument key="{{ k }}" type="{{ "string" if v is string else "number" }}"<|sep|>'
+        + _VALUE
+        + "<|close|>argument<|sep|>",
+        "<|close|>call<|sep|>",
+        begin="<|open|>tools<|sep|>",
+        end="<|close|>tools<|sep|>",
+        wrong=("<|open|>argument", "<|open|>parameter"),
+    ),
+    "minimax_m3": _tagged(
+        f'{_M3}<invoke name="{_NAME}">',
+        f"{_M3}<{{{{ k }}}}>{_VALUE}{_M3}</{{{{ k }}}}>",
+        f"{_M3}</invoke>\n",
+        begin=f"{_M3}<tool_call>\n",
+        end=f"{_M3}</tool_call>",
+        wrong=("</invoke>", "</call>"),
     ),
     "qwen_xml": Style(
         call=f"<tool_call>\n<function={_NAME}>\n"

@@ -13,6 +13,7 @@ _SPECIAL = (
     "<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>",
     "<|python_tag|>", "<|python_start|>", "<|python_end|>",
     "<seed:think>", "</seed:think>", "<|tool_call_start|>",
+    "<|open|>", "<|close|>", "<|sep|>", "]<]minimax[>[",
     "<|tools_prefix|>", "<|tools_suffix|>", "<|function_call|>", "<|message_sep|>\n\n", "<|role_sep|>\n",
     "<|action_start|>", "<|action_end|>", "<|plugin|>",
     "<|tool_call:start|>", "<|tool_call:end|>", "<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>",

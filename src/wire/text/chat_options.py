@@ -11,13 +11,13 @@ DEFAULT_VARIABLES = "`--default-chat-template-kwargs`"
 TOOL_CALL_PARSERS = (
     AUTO, TGI, "apertus", "cohere", "deepseek_dsml", "deepseek_v3", "deepseek_v31", "deepseek_v4", "functiongemma",
     "gemma4", "gigachat3", "gigachat31", "glm", "granite3", HARMONY, "hermes", "hunyuan_a13b", "hy_v3",
-    "hy_v3_opensource", "internlm", "kimi_k2", "lfm2", "llama_json", "longcat_args", "longcat_json", "minicpm5",
-    "minimax_m2", "mistral_args", "mistral_json", "nemotron_nano_v2", "olmo3", "phi4_mini", "plamo3", "pythonic",
-    "qwen_xml", "seed_xml", "solar_open2", "step3", "xlam",
+    "hy_v3_opensource", "internlm", "kimi_k2", "kimi_k3", "lfm2", "llama_json", "longcat_args", "longcat_json",
+    "minicpm5", "minimax_m2", "minimax_m3", "mistral_args", "mistral_json", "nemotron_nano_v2", "olmo3", "phi4_mini",
+    "plamo3", "pythonic", "qwen_xml", "seed_xml", "solar_open2", "step3", "xlam",
 )  # fmt: skip
 REASONING_PARSERS = (
-    AUTO, NONE, HARMONY, "apertus", "apriel", "cohere", "gemma4", "granite32", "hy_v3", "magistral", "minimax_m3",
-    "plamo3", "seed", "solar_open2", "think", "think_answer", "think_response",
+    AUTO, NONE, HARMONY, "apertus", "apriel", "cohere", "gemma4", "granite32", "hy_v3", "kimi_k3", "magistral",
+    "minimax_m3", "plamo3", "seed", "solar_open2", "think", "think_answer", "think_response",
 )  # fmt: skip
 
 _OTHER_TOOL_CALL_PARSERS = frozenset(

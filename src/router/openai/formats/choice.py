@@ -93,7 +93,9 @@ class ModelFormat:
         except orjson.JSONDecodeError:
             raise ValidationError("grammar is not valid: the schema is not JSON") from None
         thinking = self._thinking(prompt, budget)
-        text = calls_or_answer(self.format, self.markers, schemas, thinking, schema, is_one=is_one)
+        text = calls_or_answer(
+            self.format, self.markers, schemas, thinking, schema, is_one=is_one, answers=self._answers(thinking)
+        )
         return AskedGrammar("lark", text)
 
     def forced(self, schemas: Mapping[str, Any], prompt: str, *, is_one: bool, budget: int | None) -> AskedGrammar:
@@ -111,7 +113,7 @@ class ModelFormat:
     def behind_thinking(self, asked: AskedGrammar, prompt: str, budget: int | None) -> AskedGrammar:
         """Return a grammar of the answer behind thinking."""
         thinking, read = self._thinking(prompt, budget), read_grammar(asked)
-        answers = self._answers
+        answers = self._answers(thinking)
         if read is None or not thinking.opens or (thinking.is_over and not answers):
             return asked
         form: dict[str, Any] = {"text_grammar": asked.value}
@@ -124,10 +126,11 @@ class ModelFormat:
                 return asked  # which says what is wrong with it
         return AskedGrammar("lark", answer_behind(thinking, self.markers, form, answers))
 
-    @property
-    def _answers(self) -> str:
-        """What begins an answer in words."""
-        return self.format.form.answers if self.format is not None and self.format.form is not None else ""
+    def _answers(self, thinking: Thinking) -> str:
+        """What begins an answer in words, and is not shown."""
+        if self.format is None or self.format.form is None or thinking.closes_answer or not thinking.opens:
+            return ""
+        return self.format.form.answers
 
     def may_think(self, prompt: str) -> bool:
         """Whether the answer may begin with reasoning."""
@@ -149,7 +152,8 @@ class ModelFormat:
             return Thinking(opens=opens, closes=closes, budget=budget)
         if self.style is None:
             return Thinking()
-        is_over = prompt.rstrip().endswith(self.style.closes)
+        is_answering = self.style.is_answering_in(prompt)
+        is_over = is_answering or prompt.rstrip().endswith(self.style.closes)
         is_open = self.style.is_open_in(prompt)
         return Thinking(
             opens=self.style.opens,
@@ -158,6 +162,7 @@ class ModelFormat:
             is_open=is_open,
             is_over=is_over,
             budget=budget,
+            closes_answer=self.style.around_answer[1] if is_answering else "",
         )
 
     def reader(self, schemas: Mapping[str, Any] | None, prompt: str, *, begun: str = "") -> AnswerReader | None:
@@ -181,6 +186,7 @@ class ModelFormat:
             types=ArgumentTypes(schemas or {}),
             is_open=is_open,
             is_begun=style is not None and is_open and not style.ends_with_mark(prompt),
+            is_answering=style is not None and style.is_answering_in(prompt),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -115,6 +115,7 @@ class Values(Enum):
 
     TAGGED = "tagged"  # a text as it is, others as JSON
     PYTHON = "python words"  # JSON, and Python's words for true and false
+    NESTED = "nested"  # as TAGGED, and an element of its own for each value within a list or object
     BARE = "bare"  # Gemma's: texts between quotes of their own, objects with bare keys
 
 
@@ -130,7 +131,7 @@ class ArgumentsForm:
     ends_text: tuple[str, ...] = ()  # what no text holds
     quote: str = ""
     is_typed: bool = False  # text between quotes may be JSON
-    kinds: tuple[str, str] | None = None  # what stands for KIND behind a key, of a text and of JSON
+    kinds: Mapping[str, str] | None = None  # what stands for KIND behind a key, by the value's type
     names: str = r"[\w.:/-]+"  # of functions
 
 
@@ -139,7 +140,7 @@ class CallForm:
     """How a grammar forces calls.
 
     INDEX: a number; SPACE: optional white space; LINE_END: an optional one; SEPARATOR: semicolon or line end; OWN_ID:
-    Mistral's optional id.
+    Mistral's optional id; KIND, NAME: the type of a value, and its key.
     """
 
     before_name: str
@@ -160,6 +161,7 @@ LINE_END = "\ue002"
 SEPARATOR = "\ue003"
 OWN_ID = "\ue004"
 KIND = "\ue005"
+NAME = "\ue006"
 
 Read = Callable[[CallReader, str], Steps[None]]
 

@@ -37,6 +37,7 @@ class Thinking:
     is_open: bool = False
     is_over: bool = False
     budget: int | None = None  # tokens
+    closes_answer: str = ""  # ends the answer in words that the prompt has begun
 
     def rules(self, markers: Markers) -> tuple[str, str]:
         """Return first symbol and rules; empty without thinking."""
@@ -87,6 +88,7 @@ def forced_calls(
     assert format.form is not None
     first, rules = thinking.rules(markers)
     calls = _calls(format.form, markers, schemas, is_one)
+    first += symbols(thinking.closes_answer, markers) + " "
     return _listed(f"start: {first}calls {_space_behind(format)}\n{rules}{calls.rules}", calls.schemas)
 
 
@@ -112,7 +114,7 @@ def _behind_token(format: Format, markers: Markers, schemas: Mapping[str, Any], 
 def _behind_text(format: Format, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> str | None:
     """Open calls by each function's name and what surrounds it."""
     form = format.form
-    if form is None or any(place in form.begin + form.before_name + form.behind_name for place in PLACES):
+    if form is None or any(place in form.begin + form.before_name for place in PLACES):
         return None
     calls = _calls(form, markers, schemas, is_one, is_begun=True)
     texts = [_opening(form, name) for name in schemas]
@@ -142,7 +144,13 @@ def _rest(form: CallForm, markers: Markers, stops_at: int | str) -> tuple[str, s
 
 
 def _opening(form: CallForm, name: str) -> str:
-    return (form.begin + form.before_name + name + form.behind_name).rstrip()
+    return (form.begin + form.before_name + name + _behind_name(form)[0]).rstrip()
+
+
+def _behind_name(form: CallForm) -> tuple[str, str]:
+    """Split the text at its first place, which may hold several texts."""
+    text = re.split(f"[{''.join(PLACES)}]", form.behind_name)[0]
+    return text, form.behind_name[len(text) :]
 
 
 def limited_thinking(
@@ -166,14 +174,23 @@ def answer_behind(thinking: Thinking, markers: Markers, form: Mapping[str, Any],
 
 
 def calls_or_answer(
-    format: Format, markers: Markers, schemas: Mapping[str, Any], thinking: Thinking, schema: Any, *, is_one: bool
+    format: Format,
+    markers: Markers,
+    schemas: Mapping[str, Any],
+    thinking: Thinking,
+    schema: Any,
+    *,
+    is_one: bool,
+    answers: str = "",
 ) -> str:
     """Require calls, or an answer by schema, behind thinking."""
     assert format.form is not None
     first, rules = thinking.rules(markers)
     calls = _calls(format.form, markers, schemas, is_one)
-    answer = f"answer: {symbols(format.form.answers + SPACE, markers)} @tool_{len(calls.schemas)}\n"
-    frame = f"start: {first}(calls {_space_behind(format)} | answer)\n{rules}{answer}{calls.rules}"
+    ends = thinking.closes_answer
+    answer = f"answer: {symbols(answers + SPACE, markers)} @tool_{len(calls.schemas)}\n"
+    start = f"start: {first}({symbols(ends, markers)} calls {_space_behind(format)} | answer)\n"
+    frame = f"{start}{rules}{answer}{calls.rules}"
     return _listed(frame, [*calls.schemas, schema])
 
 
@@ -206,7 +223,8 @@ def _calls(
     call = f"{of(form.before_name)} ({' | '.join(named)}) {of(form.behind_arguments)}"
     first, heads = f"{_from(begins_at, of(form.begin))} call", ""
     if is_begun:
-        begun = [f"head_{number} {of(SPACE)} {fitting}" for number, fitting in enumerate(arguments.values())]
+        rest = of(_behind_name(form)[1])
+        begun = [f"head_{number} {rest} {of(SPACE)} {fitting}" for number, fitting in enumerate(arguments.values())]
         first = f"({' | '.join(begun)}) {of(form.behind_arguments)}"
         heads = "".join(_head(number, _opening(form, name), markers) for number, name in enumerate(arguments))
     text = f"calls: {first}{more} {of(form.end)}\ncall: {call}\n{heads}"

@@ -25,12 +25,14 @@ class AnswerReader:
         types: ArgumentTypes,
         is_open: bool = False,
         is_begun: bool = False,
+        is_answering: bool = False,
     ) -> None:
         """Take the formats.
 
         Args:
             format: None: no calls.
             is_open: The prompt ends within reasoning; `is_begun`: past its mark.
+            is_answering: The prompt ends with the mark that begins an answer.
         """
         self.text_of = markers.text_of
         """What `read` takes for a token."""
@@ -45,7 +47,7 @@ class AnswerReader:
         self._closers = tuple(map(markers.encoded, format.closers)) if format else ()
         self._marks = _Marks(style, markers) if style else _Marks.none()
         self._may_think = not self._calls.is_reasoning
-        self._is_wrapped = False  # a mark around the answer has come
+        self._is_wrapped = is_answering  # a mark around the answer has come
         self._steps = format.turn(self._calls) if format and format.turn else self._turn()
         self._is_done = False
 
@@ -98,7 +100,7 @@ class AnswerReader:
                 yield from self._read_calls(self._format, mark, space)
             elif mark in marks.inline:
                 say(space)
-                if not mark.endswith(">"):
+                if not self._calls.visible(mark).endswith(">"):
                     yield from self._calls.source.until(">", limit=_LONGEST_CITATION)
             elif mark in (marks.begins, marks.ends):
                 self._is_wrapped, self._trims = mark == marks.begins, True

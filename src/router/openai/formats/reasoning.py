@@ -14,6 +14,7 @@ class ReasoningStyle:
     around_answer: tuple[str, str] = ("", "")  # marks at the beginning and the end of the answer, which are left out
     inline: tuple[str, ...] = ()  # marks within the answer, up to the next `>`, which are left out
     may_come_again: bool = False  # behind text, too
+    sign: str = ""  # what a template of this style has instead of its closing mark
     also: tuple[str, ...] = ()  # what a template of this style has besides its closing mark
     aliases: tuple[str, ...] = ()
 
@@ -28,13 +29,18 @@ class ReasoningStyle:
             self.ends_with_mark(prompt) or self.opens in begun
         )
 
+    def is_answering_in(self, prompt: str) -> bool:
+        """Whether a prompt ends with the mark that begins an answer."""
+        begins = self.around_answer[0]
+        return bool(begins) and prompt.rstrip().endswith(begins)
+
     def ends_with_mark(self, prompt: str) -> bool:
         """Whether only space follows the last opening mark."""
         return not prompt[prompt.rfind(self.opens) + len(self.opens) :].strip()
 
     def is_in(self, template: str) -> bool:
         # Some templates name only the closing mark, which they cut off earlier answers with.
-        return all(mark in template for mark in (self.closes, *self.also))
+        return all(mark in template for mark in (self.sign or self.closes, *self.also))
 
 
 STYLES = (
@@ -62,6 +68,16 @@ STYLES = (
         opens="<|plamo:begin_think:plamo|>",
         closes="<|plamo:end_think:plamo|>",
         tokens=("<|plamo:begin_", "<|plamo:end_", ":plamo|>"),
+    ),
+    ReasoningStyle(
+        name="kimi_k3",
+        opens="<|open|>think<|sep|>",
+        closes="<|close|>think<|sep|>",
+        tokens=("<|open|>", "<|close|>", "<|sep|>"),
+        around_answer=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        inline=("<|close|>message<|sep|>",),
+        sign="<|close|>",  # templates put the name of a mark into it
+        also=("<|sep|>", "think"),
     ),
     ReasoningStyle(name="minimax_m3", opens="<mm:think>", closes="</mm:think>"),
     ReasoningStyle(name="hy_v3", opens="<think:opensource>", closes="</think:opensource>"),

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_ALL = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _MAX_DEPTH = 16
 
 
@@ -20,6 +20,9 @@ class ArgumentTypes:
     def __contains__(self, name: str) -> bool:
         return name in self._schemas
 
+    def schema_of(self, name: str) -> Any:
+        return self._schemas.get(name)
+
     @property
     def only_name(self) -> str | None:
         return next(iter(self._schemas)) if len(self._schemas) == 1 else None
@@ -27,7 +30,7 @@ class ArgumentTypes:
     def of(self, name: str, key: str) -> frozenset[str]:
         root = self._schemas.get(name)
         properties = root.get("properties") if isinstance(root, dict) else None
-        return _types(properties.get(key), root, 0) if isinstance(properties, dict) else _ALL
+        return _types(properties.get(key), root, 0) if isinstance(properties, dict) else JSON_TYPES
 
     def has(self, name: str, key: str) -> bool:
         """Return if a function may take an argument."""
@@ -54,7 +57,7 @@ def _of_python(text: str, types: frozenset[str]) -> str | None:
     """Return a Python literal's JSON, unless it may be text."""
     try:
         value = ast.literal_eval(text.strip())
-        if ("string" in types and (value is not None or types == _ALL)) or not _type_of(value) & types:
+        if ("string" in types and (value is not None or types == JSON_TYPES)) or not _type_of(value) & types:
             return None
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -63,7 +66,7 @@ def _of_python(text: str, types: frozenset[str]) -> str | None:
 
 def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
-        return _ALL
+        return JSON_TYPES
     given = schema.get("type")
     if isinstance(given, str):
         return _widened([given])
@@ -78,7 +81,29 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
             return frozenset[str]().union(*(_types(one, root, depth + 1) for one in schema[keyword]))
     if isinstance(reference := schema.get("$ref"), str):
         return _types(_target(reference, root), root, depth + 1)
-    return _ALL
+    return JSON_TYPES
+
+
+def types_in(schema: Any, root: Any) -> frozenset[str]:
+    """Return the types that a schema within `root` allows."""
+    return _types(schema, root, 0)
+
+
+def member_of(schema: Any, key: str | None, root: Any, depth: int = 0) -> Any:
+    """Return the schema of an object's member, or of a list's items; None: anything."""
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return None
+    properties = schema.get("properties")
+    if key is None and isinstance(schema.get("items"), dict):
+        return schema["items"]
+    if key is not None and isinstance(properties, dict) and key in properties:
+        return properties[key]
+    given = [schema.get(keyword) for keyword in ("anyOf", "oneOf", "allOf")]
+    parts = [one for some in given if isinstance(some, list) for one in some]
+    if isinstance(reference := schema.get("$ref"), str):
+        parts.append(_target(reference, root))
+    found = (member_of(one, key, root, depth + 1) for one in parts)
+    return next((one for one in found if one is not None), None if key is None else schema.get("additionalProperties"))
 
 
 def without_unknown_types(schema: Any) -> Any:
@@ -91,7 +116,7 @@ def without_unknown_types(schema: Any) -> Any:
 
 
 def _has_unknown_type(schema: Any) -> bool:
-    return isinstance(schema, dict) and isinstance(schema.get("type"), str) and schema["type"] not in _ALL
+    return isinstance(schema, dict) and isinstance(schema.get("type"), str) and schema["type"] not in JSON_TYPES
 
 
 def resolved(schema: Any, root: Any) -> Any:
@@ -104,8 +129,8 @@ def resolved(schema: Any, root: Any) -> Any:
 
 
 def _widened(types: Iterable[str]) -> frozenset[str]:
-    found = frozenset(types) & _ALL
-    return found | {"integer"} if "number" in found else found or _ALL
+    found = frozenset(types) & JSON_TYPES
+    return found | {"integer"} if "number" in found else found or JSON_TYPES
 
 
 def _target(reference: str, root: Any) -> Any:

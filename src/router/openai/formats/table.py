@@ -22,8 +22,10 @@ from router.openai.formats.rows.tagged import (
     deepseek_dsml,
     glm,
     hy_v3,
+    kimi_k3,
     minicpm5,
     minimax_m2,
+    minimax_m3,
     qwen_xml,
     solar_open2,
     step3,
@@ -32,7 +34,8 @@ from router.openai.formats.rows.tagged import (
 FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
-        harmony.FORMAT, gemma4.FORMAT, kimi_k2.FORMAT, deepseek_dsml.V4, deepseek_dsml.FORMAT, step3.FORMAT,
+        harmony.FORMAT, gemma4.FORMAT, kimi_k2.FORMAT, kimi_k3.FORMAT, minimax_m3.FORMAT,
+        deepseek_dsml.V4, deepseek_dsml.FORMAT, step3.FORMAT,
         deepseek_v3.FORMAT, deepseek_v31.FORMAT, plamo3.FORMAT, minimax_m2.FORMAT, listed.TOOLCALL, hy_v3.OPEN,
         hy_v3.FORMAT, listed.TOOL_CALLS, pythonic.LFM2, pythonic.OLMO3, glm.LONGCAT, glm.FORMAT, hermes.LONGCAT,
         qwen_xml.SEED, qwen_xml.FORMAT, solar_open2.FORMAT, minicpm5.FORMAT, apertus.FORMAT, gigachat3.MARK,

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from router.openai.formats.format import INDEX, KIND, LINE_END, OWN_ID, SEPARATOR, SPACE, ArgumentsForm, Values
+from router.openai.formats.format import INDEX, KIND, LINE_END, NAME, OWN_ID, SEPARATOR, SPACE, ArgumentsForm, Values
 from router.openai.formats.markers import Markers
-from router.openai.formats.schema_types import ArgumentTypes, resolved
+from router.openai.formats.schema_types import JSON_TYPES, ArgumentTypes, resolved, types_in
 
 PLACES = {
     INDEX: "/[0-9]{1,6}/",
@@ -22,6 +22,7 @@ PLACES = {
     OWN_ID: "",
 }
 _CALL_ID = "[CALL_ID]"
+_ITEM = "item"
 _NOTES = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
 _OF_TEXT = _NOTES | {"enum", "const", "minLength", "maxLength"}
 _OF_ARRAYS = _NOTES | {"items", "minItems", "maxItems"}
@@ -79,20 +80,37 @@ class ArgumentRules:
         return self._members(root, self._argument, 0)
 
     def _argument(self, key: str, schema: Any) -> str:
-        form = self._form
-        before, kinds = form.before_key + key, form.kinds
-        if kinds is None:
-            return f"{self._symbols(before + form.behind_key)} {self._value(key, schema)}"
-        # The key's mark says whether a text or JSON follows.
-        as_text, as_json = (self._symbols(before + form.behind_key.replace(KIND, kind)) for kind in kinds)
-        types, end = self._types.of(self._function, key), form.behind_value
-        json_value = f"{as_json} {self._json(schema)} {self._symbols(end)}"
-        if "string" not in types:
-            return json_value
-        text = f"{as_text} {self._text(schema if types == {'string'} else {}, end)}"
-        if types == {"string"}:
-            return text
-        return f"({text} | {json_value})" if self._is_plain(schema) else json_value
+        form, parts, others = self._form, list[str](), dict[str, list[Any]]()
+        opening = form.before_key + key + form.behind_key
+        if form.kinds is None:
+            return f"{self._symbols(opening)} {self._value(key, schema)}"
+        for kind, one in self._by_type(schema, 0):  # which the key's mark says
+            mark = opening.replace(KIND, form.kinds[kind])
+            if kind == "string":
+                parts.append(f"{self._symbols(mark)} {self._text(one, form.behind_value)}")
+            else:
+                others.setdefault(mark, []).append(one)
+        for mark, found in others.items():
+            value = self._json(found[0] if len(found) == 1 else {"anyOf": found})
+            parts.append(f"{self._symbols(mark)} {value} {self._symbols(form.behind_value)}")
+        return f"({' | '.join(parts)})"
+
+    def _by_type(self, schema: Any, depth: int) -> list[tuple[str, dict[str, Any]]]:
+        """Split a schema into one for each type."""
+        schema = self._local(schema)
+        for keyword in ("anyOf", "oneOf"):
+            parts = schema.get(keyword)
+            if depth < _MAX_DEPTH and parts and isinstance(parts, list) and not schema.keys() - _NOTES - {keyword}:
+                return [pair for one in parts for pair in self._by_type(one, depth + 1)]
+        given = schema.get("type", sorted(JSON_TYPES))
+        types = [given] if isinstance(given, str) else given
+        if not isinstance(types, list) or not all(isinstance(one, str) and one in JSON_TYPES for one in types):
+            raise UnsuitableError("type")
+        if (choices := _choices(schema)) is None:
+            return [(one, {**schema, "type": one}) for one in types]
+        fitting = {one: [choice for choice in choices if types_in({"const": choice}, {}) & {one}] for one in types}
+        rest = {key: value for key, value in schema.items() if key != "const"}
+        return [(one, {**rest, "type": one, "enum": found}) for one, found in fitting.items() if found]
 
     def _value(self, key: str, schema: Any) -> str:
         types = self._types.of(self._function, key)
@@ -102,6 +120,8 @@ class ArgumentRules:
             return self._bare(schema, 0)
         if self._form.values is Values.PYTHON:
             return self._python(schema, 0)
+        if self._form.values is Values.NESTED:
+            return self._nested(key, schema, 0)
         end = self._form.behind_value
         if types == {"string"}:
             return self._text(schema, end)
@@ -152,6 +172,34 @@ class ArgumentRules:
         if literal:
             body = f"{body} {_literal(literal)}"
         return f"{self._rule(body, is_terminal=True)} {self._symbols(rest)}"
+
+    def _nested(self, key: str, schema: Any, depth: int) -> str:
+        """Write a value, its elements, and its end."""
+        end, types = self._form.behind_value.replace(NAME, key), types_in(schema, self._root)
+        if types == {"string"} or ("string" in types and self._is_plain(schema)):
+            return self._text(schema if types == {"string"} else {}, end)
+        schema = self._local(schema)
+        if "string" in types or types >= {"array", "object"}:
+            return f"{self._json(schema)} {self._symbols(end)}"
+        if (parts := self._alternatives(schema, depth, lambda one, depth: self._nested(key, one, depth))) is not None:
+            return parts
+        if schema.get("type") == "array" and not schema.keys() - _OF_ARRAYS and isinstance(schema.get("items"), dict):
+            item = f"{self._symbols(self._form.before_key + _ITEM + self._form.behind_key)} "
+            item += self._nested(_ITEM, schema["items"], depth + 1)
+            most = _count(schema, "maxItems")
+            bounds = f"{{{_count(schema, 'minItems') or 0},{'' if most is None else most}}}"
+            return f"{self._rule(item)}{bounds} {self._symbols(end)}"
+        if schema.get("type") == "object" and not schema.keys() - _OF_OBJECTS and "properties" in schema:
+            inside = self._members(
+                schema,
+                lambda name, one: (
+                    f"{self._symbols(self._form.before_key + name + self._form.behind_key)} "
+                    f"{self._nested(name, one, depth + 1)}"
+                ),
+                depth,
+            )
+            return f"{inside} {self._symbols(end)}"
+        return f"{self._json(schema)} {self._symbols(end)}"
 
     def _bare(self, schema: Any, depth: int) -> str:
         """Write Gemma's values: own quotes, bare keys."""

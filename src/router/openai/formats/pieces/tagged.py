@@ -119,6 +119,13 @@ def others(reader: CallReader, function: str, given: Container[str]) -> Callable
     return lambda key: key not in given and reader.types.has(function, reader.visible(key))
 
 
+def narrowed(types: frozenset[str], *, is_text: bool) -> frozenset[str]:
+    """Leave what the model says that a value is, unless the schema knows better."""
+    if "string" not in types:
+        return types
+    return STRING if is_text else types - STRING or types
+
+
 def tagged_value(
     reader: CallReader, writer: ObjectWriter, tags: Tags, may_follow: Callable[[str], bool], types: frozenset[str]
 ) -> Steps[bool]:
@@ -127,12 +134,12 @@ def tagged_value(
         yield from reader.source.literal("\n")
     if types == STRING:
         writer.value('"')
-        if not (yield from _until_end(reader, tags, may_follow, lambda text: writer.value(_escaped(reader, text)))):
+        if not (yield from _until_end(reader, tags, may_follow, lambda text: writer.value(escaped(reader, text)))):
             return False
         writer.value('"')
         return True
     pieces: list[str] = []
-    if (yield from _json_value(reader, reader.mark(tags.behind_value), pieces.append)):
+    if (yield from whole_json(reader, tags.behind_value, pieces.append)):
         writer.value(reader.types.json_of(reader.visible("".join(pieces)), types))
         return True
     pieces.clear()
@@ -174,19 +181,19 @@ def _is_end(reader: CallReader, tags: Tags, may_follow: Callable[[str], bool], m
     return is_closed and source.is_complete and any(one.startswith(source.rest) for one in marks)
 
 
-def _json_value(reader: CallReader, end: str, say: Say) -> Steps[bool]:
-    """Read a list, object or string, which may hold the end mark, if whole."""
+def whole_json(reader: CallReader, end: str, say: Say) -> Steps[bool]:
+    """Read a list, object or string, which may hold the end mark, and that mark; False: nothing, unread."""
     source = reader.source
     position = source.hold()
     yield from source.space()
     if (yield from source.peek()) in ('"', "[", "{") and (yield from source.json_value(say)):
         yield from source.space()
-        if (yield from source.literal(end)):
+        if (yield from source.literal(reader.mark(end))):
             source.release()
             return True
     source.rewind(position)
     return False
 
 
-def _escaped(reader: CallReader, text: str) -> str:
+def escaped(reader: CallReader, text: str) -> str:
     return json.dumps(reader.visible(text), ensure_ascii=False)[1:-1]

@@ -15,6 +15,7 @@ from support.format_outputs import OUTPUTS, SCHEMAS
 
 from router.events import Token
 from router.openai.chat.reading import CallIds, ChoiceReader, Deltas, message
+from router.openai.formats.choice import ModelFormat
 from router.openai.formats.events import Content, Reasoning
 from router.openai.formats.format import Format
 from router.openai.formats.grammar import Thinking, forced_calls
@@ -242,3 +243,33 @@ def test_an_answer_that_is_continued_within_its_reasoning() -> None:
     assert THINK.is_open_in(prompt, "<think>He asks") and not THINK.is_open_in(prompt)
     assert not THINK.is_open_in("<think>a</think>b", "<think>a</think>b")
     assert read(THINK, " me.</think>\n\nYes", 1, is_open=True, is_begun=True) == (" me.", "Yes")
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_prompt_may_begin_the_answer_itself(size: int) -> None:
+    """Kimi K3's without thinking: the mark that ends it comes alone, and that of the message behind it."""
+    style = next(style for style in STYLES if style.name == "kimi_k3")
+    assert style.is_answering_in("user<|open|>response<|sep|>") and not THINK.is_answering_in("user")
+    text = "Yes. A > b<|close|>response<|sep|><|close|>message<|sep|>"
+    assert read(style, text, size, is_answering=True) == ("", "Yes. A > b")
+    markers = Markers(style.marks, {mark: number for number, mark in enumerate(("<|open|>", "<|close|>", "<|sep|>"))})
+    reader = AnswerReader(None, style, markers, types=ArgumentTypes({}), is_open=True)
+    text = "Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes<|close|>response<|sep|><|close|>message<|sep|> a > b"
+    events = [event for one in markers.encoded(text) for event in reader.read(one)] + reader.end()
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    assert content == "Yesa > b"
+
+
+def test_a_forced_call_ends_the_answer_that_the_prompt_has_begun() -> None:
+    tokenizer, _, markers = tokenizer_of("kimi_k3")
+    style = next(style for style in STYLES if style.name == "kimi_k3")
+    model = ModelFormat(format=FORMATS["kimi_k3"], style=style, markers=markers)
+    call = '<|open|>tools<|sep|><|open|>call tool="now" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+    for prompt, answer in (
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>" + call),
+        ("<|open|>think<|sep|>", "Hm.<|close|>think<|sep|>" + call),
+    ):
+        grammar = model.forced({"now": None}, prompt, is_one=True, budget=None)
+        matcher = matcher_of("kimi_k3", grammar.value)
+        ids = tokenizer.encode(answer, add_special_tokens=False).ids
+        assert matcher.consume_tokens(ids) and matcher.is_accepting()

@@ -7,7 +7,8 @@ from typing import Any
 
 from router.openai.formats.format import KIND, ArgumentsForm, CallForm, CallReader, Format, ObjectWriter, Values
 from router.openai.formats.pieces.names import name_before
-from router.openai.formats.pieces.tagged import Tags, others, tagged_value
+from router.openai.formats.pieces.tagged import Tags, narrowed, others, tagged_value
+from router.openai.formats.schema_types import JSON_TYPES
 from router.openai.formats.source import Steps
 
 _DSML = "｜DSML｜"
@@ -54,8 +55,7 @@ def _call(reader: CallReader, opener: str) -> Steps[bool]:
         writer.key(key[0])
         given.add(key[0])
         types = reader.types.of(name, reader.visible(key[0]))
-        if "string" in types:  # else the schema knows better than the model
-            types = types & {"string"} if kind.startswith("true") else types - {"string"} or types
+        types = narrowed(types, is_text=kind.startswith("true"))
         if not (yield from tagged_value(reader, writer, _TAGS, others(reader, name, given), types)):
             return False
     if mark:
@@ -81,7 +81,7 @@ def _format(number: int, **names: Any) -> Format:
                 behind_key=f'" string="{KIND}">',
                 behind_value=_END_OF_VALUE + "\n",
                 ends_text=(_END_OF_VALUE,),
-                kinds=("true", "false"),
+                kinds=dict.fromkeys(JSON_TYPES, "false") | {"string": "true"},
             ),
         ),
         read=_read,
