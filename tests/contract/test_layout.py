@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 851,
+    "files": 852,
     "files below 50 lines": 235,
     "folders": 122,
     "docstrings that begin with a fragment": 3,

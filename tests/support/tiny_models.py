@@ -258,6 +258,62 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
         "norm_topk_prob": False,
         "rope_interleave": False,
     },
+    ("glm4_moe", "plain"): {
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 32,
+        "routed_scaling_factor": 1.7,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
+    ("glm4_moe", "dense_two"): {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 2,
+        "norm_topk_prob": False,
+        "head_dim": 32,
+    },
+    ("glm4_moe_lite", "plain"): {name: value for name, value in _MLA.items() if name != "first_k_dense_replace"}
+    | {"q_lora_rank": 24, "num_experts_per_tok": 3, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+    ("hy_v3", "plain"): {
+        "head_dim": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "num_shared_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+    ("minimax_m2", "plain"): {
+        "head_dim": 32,
+        "rotary_dim": 16,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 32,
+    },
+    ("ministral3", "plain"): {
+        "head_dim": 32,
+        "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 4},
+        "max_position_embeddings": 128,
+    },
+    ("mistral4", "plain"): _MLA
+    | {
+        "q_lora_rank": 24,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.3,
+        "rope_parameters": _YARN
+        | {
+            "llama_4_scaling_beta": 0.4,
+            "original_max_position_embeddings": 4,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        "max_position_embeddings": 128,
+    },
     ("llama4_text", "plain"): {
         "num_local_experts": 4,
         "intermediate_size_mlp": 80,
@@ -351,14 +407,17 @@ def random_model(
     Falcon with ALiBi: sdpa, because transformers' eager path adds the bias twice.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = tiny_config(model_type, variant=variant, vocab_size=vocab_size, **overrides)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         attention = "sdpa" if model_type == "falcon" and config.alibi else "eager"
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        auto_class: Any = AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
+        model = auto_class.from_config(config, attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():  # a tied tensor comes once
             noise = torch.randn(parameter.shape, generator=generator)

@@ -103,6 +103,7 @@ def describe(
         spec, checkpoint = _text_part(spec, checkpoint, config)
         if config.model_type in TEXT_TYPES and vision_family(checkpoint.fields) is None:
             warnings.append(f"Only the text model of {config.model_type} is loaded: images are not served")
+    spec = _with_stored_experts(spec, checkpoint)
     if scheme.method is None or scheme.quantize is not None:
         check_stated_parts(text_config(config), (name for one in checkpoint.headers.values() for name in one.tensors))
     spec, warning = with_stored_head(spec, checkpoint, config)
@@ -165,18 +166,30 @@ def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple
     }
     others = tuple(name for name in stored if not name.startswith(prefixes))
     check_leftover((name for name in others if not is_of_tower(name)), config.model_type, lambda name: None)
-    shapes = {name: one.shape for header in headers.values() for name, one in header.tensors.items()}
-    mlps = [_as_stored(mlp, f"{names.layers}.{layer}.", shapes, spec) for layer, mlp in enumerate(spec.mlps)]
-    spec = dataclasses.replace(spec, names=names, mlps=tuple(mlps))
-    return spec, dataclasses.replace(checkpoint, headers=headers, other=others)
+    return dataclasses.replace(spec, names=names), dataclasses.replace(checkpoint, headers=headers, other=others)
 
 
-def _as_stored(mlp: MlpSpec | None, prefix: str, shapes: Mapping[str, Sequence[int]], spec: Spec) -> MlpSpec | None:
+def _with_stored_experts(spec: Spec, checkpoint: Checkpoint) -> Spec:
+    """Return a spec whose experts are read as they are stored: one by one, or all in one tensor."""
+    if not any(isinstance(mlp, Moe) for mlp in spec.mlps):
+        return spec
+    shapes = {name: one.shape for header in checkpoint.headers.values() for name, one in header.tensors.items()}
+    layers = spec.names.layers
+    prefixes = (layers, layers.removeprefix(spec.names.base))
+    mlps = [
+        _as_stored(mlp, [f"{one}.{layer}." for one in prefixes], shapes, spec) for layer, mlp in enumerate(spec.mlps)
+    ]
+    return dataclasses.replace(spec, mlps=tuple(mlps))
+
+
+def _as_stored(
+    mlp: MlpSpec | None, prefixes: Sequence[str], shapes: Mapping[str, Sequence[int]], spec: Spec
+) -> MlpSpec | None:
     """Return an MLP with experts as stored: Qwen 3 VL MoE's public files are [experts, in, out], transformers'
     [experts, out, in].
     """
     up, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
-    shape = shapes.get(prefix + up)
+    shape = next((shapes[prefix + up] for prefix in prefixes if prefix + up in shapes), None)
     if shape is None or not (isinstance(mlp, Moe) and isinstance(mlp.store, SeparateExperts)):
         return mlp
     return dataclasses.replace(mlp, store=StackedExperts(up, down, rows_first=shape[-1] == spec.hidden_size))

@@ -11,19 +11,19 @@ from model_server.models.config import ModelConfig
 _ATTENTION = r"\.(self_attn|self_attention|attention|attn)\.(?!\w*norm)\w+\.bias$"
 _HEAD_NORMS = r"\.(q|k)_(layer)?norm(\.norms\.\d+)?\.weight$"
 _BIASED = (
-    "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt_neox",
-    "granite", "granitemoe", "llama", "llama4_text", "olmo2", "phimoe", "qwen3", "qwen3_5_moe_text",
-    "qwen3_5_text", "qwen3_moe", "qwen3_next", "smollm3",
+    "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe",
+    "glm4_moe_lite", "gpt_neox", "granite", "granitemoe", "hy_v3", "llama", "llama4_text", "mistral4", "olmo2",
+    "phimoe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "smollm3",
 )  # fmt: skip
 _PARTS: dict[str, tuple[tuple[str, ...], str]] = {
     "attention_bias": (_BIASED, _ATTENTION),
     "conv_bias": (("lfm2", "lfm2_moe"), r"\.conv\.\w+\.bias$"),
     "qkv_bias": (("qwen2_moe",), r"\.(q|k|v)_proj\.bias$"),
     "use_qkv_bias": (("stablelm",), r"\.(q|k|v)_proj\.bias$"),
-    "mlp_bias": (("granite", "llama", "smollm3"), r"\.mlp\.\w+\.bias$"),
+    "mlp_bias": (("granite", "hy_v3", "llama", "smollm3"), r"\.mlp\.\w+\.bias$"),
     "lm_head_bias": (("phimoe",), r"^lm_head\.bias$"),
     "qk_layernorm": (("phi", "stablelm"), _HEAD_NORMS),
-    "use_qk_norm": (("cohere",), _HEAD_NORMS),
+    "use_qk_norm": (("cohere", "glm4_moe"), _HEAD_NORMS),
 }
 """Field -> the types whose modelling reads it, and the names of the tensors that it says are there."""
 # A missing norm is not the same as one of ones, as a missing bias is as one of zeros.

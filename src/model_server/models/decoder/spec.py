@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from model_server.adapters.folder import ExpertPlace, Targets
 from model_server.layers.rotary import Rope
+from model_server.layers.temperature import QueryTemperature
 from model_server.models.decoder.loader import Loader, NormKind
 from model_server.models.decoder.parts import AttentionPart, MixerPart, Mlp
 
@@ -130,6 +131,7 @@ class Spec:
     scale: float  # of the attention scores
     # Rows of q hold for each head the query, then a gate: what the head gives is multiplied by its sigmoid.
     gated_attention: bool = False
+    temperature: QueryTemperature | None = None  # of all layers
     scale_by_inverse_layer: bool = False  # layer i divides it by i + 1
     softcap: float | None = None
     ropes: tuple[Rope | None, ...]  # per layer; None: no rotation

@@ -11,7 +11,7 @@ from dataclasses import replace
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
-from model_server.models.families import alibi, cohere, deepseek, gemma, gpt, llama, llama4, moe
+from model_server.models.families import alibi, cohere, corrected, deepseek, gemma, gpt, llama, llama4, moe
 from model_server.models.families.encoders import ENCODERS
 from model_server.models.families.hybrid import lfm2, qwen
 from model_server.models.families.vision import TEXT_TYPES, text_config
@@ -32,6 +32,8 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "gemma3_text": gemma.gemma3_text,
     "glm": llama.glm,
     "glm4": llama.glm4,
+    "glm4_moe": corrected.glm4_moe,
+    "glm4_moe_lite": deepseek.glm4_moe_lite,
     "gpt2": gpt.gpt2,
     "gpt_bigcode": gpt.gpt_bigcode,
     "gpt_neox": gpt.gpt_neox,
@@ -39,11 +41,15 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "gptj": gpt.gptj,
     "granite": llama.granite,
     "granitemoe": moe.granitemoe,
+    "hy_v3": corrected.hy_v3,
     "lfm2": lfm2.lfm2,
     "lfm2_moe": lfm2.lfm2_moe,
     "llama": llama.llama,
     "llama4_text": llama4.llama4_text,
+    "minimax_m2": corrected.minimax_m2,
+    "ministral3": llama.ministral3,
     "mistral": llama.mistral,
+    "mistral4": deepseek.mistral4,
     "mixtral": moe.mixtral,
     "mpt": alibi.mpt,
     "olmo2": llama.olmo2,

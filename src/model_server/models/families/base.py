@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_server.errors import StartupError
+from model_server.layers.temperature import QueryTemperature
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 
@@ -100,6 +101,15 @@ def layer_kinds(config: ModelConfig, default: list[str], served: tuple[str, ...]
 def windows_of(kinds: list[str], window: int) -> tuple[int | None, ...]:
     """`window` for the layers of kind sliding_attention."""
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def sharpening(config: ModelConfig) -> QueryTemperature | None:
+    """Return how queries sharpen (`llama_4_scaling_beta`), from the length of texts before rotations were scaled on."""
+    block = ModelConfig(config.rope_block())
+    beta = block.optional_number("llama_4_scaling_beta")
+    if beta is None:
+        return None
+    return QueryTemperature(beta, block.count("original_max_position_embeddings"), offset=0)
 
 
 def one_window(config: ModelConfig, default: int | None) -> tuple[int | None, ...]:

@@ -12,14 +12,30 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.attention.mla import Mla
 from model_server.models.decoder.moe import Moe, SeparateExperts
 from model_server.models.decoder.spec import Spec
-from model_server.models.families.base import base
+from model_server.models.families.base import base, sharpening
 from model_server.models.families.moe import top_k
+
+CORRECTION = "mlp.gate.e_score_correction_bias"
+# What transformers takes a silent Mistral 4 config to mean.
+MISTRAL4_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+# Kinds of layers in `mlp_layer_types`.
+_KINDS = ("dense", "sparse")
 
 
 def deepseek_v2(config: ModelConfig) -> Spec:
     """Describe V2: softmax, groups by their best expert, scaled weights."""
-    _expect(config, "scoring_func", "softmax")
-    _expect(config, "norm_topk_prob", False)  # published code and transformers differ in what true means
+    expect(config, "scoring_func", "softmax")
+    expect(config, "norm_topk_prob", False)  # published code and transformers differ in what true means
     num_experts = config.count("n_routed_experts", 64)
     method = config.text("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
@@ -33,41 +49,91 @@ def deepseek_v2(config: ModelConfig) -> Spec:
         scaling=config.number("routed_scaling_factor", 1.0),
         wide=True,
     )
-    mixture = _experts(config, routing, size=1407, shared=2)
+    mixture = experts(config, routing, size=1407, shared=2)
+    config = config.without("mlp_layer_types")
     return _deepseek(config, mixture, default_positions=2048, first_dense=0, adjacent=True)
 
 
 def deepseek_v3(config: ModelConfig) -> Spec:
     """Describe V3: sigmoids with a correction, groups by their best two, weights summing to the scaling."""
-    _expect(config, "scoring_func", "sigmoid")
-    _expect(config, "topk_method", "noaux_tc")
-    num_experts = config.count("n_routed_experts", 256)
-    routing = Routing(
-        num_experts=num_experts,
-        top_k=top_k(config, num_experts, 8),
-        score="sigmoid",
-        num_groups=config.count("n_group", 8),
-        top_groups=config.count("topk_group", 4),
-        group_score="best_two",
-        norm=1.0 if config.flag("norm_topk_prob", True) else None,
-        scaling=config.number("routed_scaling_factor", 2.5),
-        wide=True,
-    )
-    mixture = replace(_experts(config, routing, size=2048, shared=1), correction="mlp.gate.e_score_correction_bias")
+    routing = corrected(config, num_experts=256, chosen=8, groups=(8, 4), scaling=2.5)
+    mixture = replace(experts(config, routing, size=2048, shared=1), correction=CORRECTION)
     adjacent = config.flag("rope_interleave", True)
+    config = config.without("mlp_layer_types")
     return _deepseek(config, mixture, default_positions=4096, first_dense=3, adjacent=adjacent)
 
 
-def _expect(config: ModelConfig, name: str, served: object) -> None:
+def glm4_moe_lite(config: ModelConfig) -> Spec:
+    """Describe GLM 4.7 Flash: V3 without groups, of other sizes."""
+    routing = corrected(config, num_experts=64, chosen=4, groups=(1, 1), scaling=1.8)
+    mixture = replace(experts(config, routing, size=1536, shared=1), correction=CORRECTION)
+    adjacent = config.flag("rope_interleave", True)
+    config = _with_sizes(config, q_lora_rank=768, v_head_dim=256, qk_nope_head_dim=192)
+    return _deepseek(config, mixture, default_positions=202752, first_dense=1, adjacent=adjacent, default_eps=1e-5)
+
+
+def mistral4(config: ModelConfig) -> Spec:
+    """Describe Mistral 4 (Small 4): softmax, groups by their best two; queries sharpen with their position."""
+    if not config.rope_block():
+        config = config.replaced(rope_parameters=MISTRAL4_ROPE)
+    config = _with_sizes(config, q_lora_rank=1024, kv_lora_rank=256, qk_nope_head_dim=64)
+    num_experts = config.count("n_routed_experts", 128)
+    routing = Routing(
+        num_experts=num_experts,
+        top_k=top_k(config, num_experts, 4),
+        num_groups=config.count("n_group", 1),
+        top_groups=config.count("topk_group", 1),
+        group_score="best_two",
+        norm=1.0 if config.flag("norm_topk_prob", True) else None,
+        scaling=config.number("routed_scaling_factor", 1.0),
+    )
+    mixture = experts(config, routing, size=2048, shared=1)
+    adjacent = config.flag("rope_interleave", True)
+    plain = _deepseek(
+        config.without("mlp_layer_types"), mixture, default_positions=1048576, first_dense=0, adjacent=adjacent
+    )
+    return replace(plain, temperature=sharpening(config))
+
+
+def _with_sizes(config: ModelConfig, **sizes: int) -> ModelConfig:
+    """Give absent fields a family's own defaults."""
+    return config.replaced(**{name: size for name, size in sizes.items() if not config.has(name)})
+
+
+def corrected(
+    config: ModelConfig, *, num_experts: int, chosen: int, groups: tuple[int, int], scaling: float
+) -> Routing:
+    """Describe V3's choice, with defaults of a family for absent fields.
+
+    Args:
+        groups: How many there are, and how many are open.
+    """
+    expect(config, "scoring_func", "sigmoid")
+    expect(config, "topk_method", "noaux_tc")
+    num_experts = config.count("n_routed_experts", num_experts)
+    return Routing(
+        num_experts=num_experts,
+        top_k=top_k(config, num_experts, chosen),
+        score="sigmoid",
+        num_groups=config.count("n_group", groups[0]),
+        top_groups=config.count("topk_group", groups[1]),
+        group_score="best_two",
+        norm=1.0 if config.flag("norm_topk_prob", True) else None,
+        scaling=config.number("routed_scaling_factor", scaling),
+        wide=True,
+    )
+
+
+def expect(config: ModelConfig, name: str, served: object) -> None:
     """Check a field with one served value."""
     value = config.get(name)
     if value is not None and value != served:
         raise StartupError(f"config.json: `{name}` is served for {config.model_type} as {served!r} only, got {value!r}")
 
 
-def _experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -> Moe:
+def experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -> Moe:
     """Describe experts; defaults of size and shared count; shared ones are stored as one MLP."""
-    _expect(config, "moe_layer_freq", 1)
+    expect(config, "moe_layer_freq", 1)
     if routing.num_experts % routing.num_groups != 0:
         raise StartupError(
             f"config.json: `n_routed_experts` ({routing.num_experts}) is not a multiple of `n_group` "
@@ -101,6 +167,7 @@ def _deepseek(
     default_positions: int,
     first_dense: int,
     adjacent: bool,
+    default_eps: float = 1e-6,
 ) -> Spec:
     num_layers = config.count("num_hidden_layers")
     silent = not config.has("q_lora_rank")
@@ -112,20 +179,34 @@ def _deepseek(
         value_dim=config.count("v_head_dim", 128),
     )
     rope = config.rope(mla.rotated_dim, config.count("max_position_embeddings", default_positions))
-    dense = config.get("first_k_dense_replace")
-    dense = first_dense if dense is None else dense
-    if type(dense) is not int or dense < 0:
-        raise StartupError(f"config.json: `first_k_dense_replace` must be a number of layers, got {dense!r}")
     return base(
         # The heads of keys and values are those of queries; their width is not `head_dim`.
         config.replaced(head_dim=mla.rotated_dim, num_key_value_heads=None),
         default_positions=default_positions,
+        default_eps=default_eps,
         ropes=(rope,) * num_layers,
         rope_pairs_adjacent=adjacent,
         scale=_scale(rope, mla.plain_dim + mla.rotated_dim),
         attention=mla,
-        mlps=tuple(None if i < dense else mixture for i in range(num_layers)),
+        mlps=behind_dense(config, mixture, first_dense),
     )
+
+
+def behind_dense(config: ModelConfig, mixture: Moe, first_dense: int) -> tuple[Moe | None, ...]:
+    """Give layers the mixture, except the dense ones: those of `mlp_layer_types`, or the first ones."""
+    num_layers = config.count("num_hidden_layers")
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != num_layers or any(one not in _KINDS for one in kinds):
+            raise StartupError(
+                f"config.json: `mlp_layer_types` must name {num_layers} times one of {', '.join(_KINDS)}"
+            )
+        return tuple(mixture if kind == "sparse" else None for kind in kinds)
+    dense = config.get("first_k_dense_replace")
+    dense = first_dense if dense is None else dense
+    if type(dense) is not int or dense < 0:
+        raise StartupError(f"config.json: `first_k_dense_replace` must be a number of layers, got {dense!r}")
+    return tuple(None if i < dense else mixture for i in range(num_layers))
 
 
 def _scale(rope: Rope, width: int) -> float:

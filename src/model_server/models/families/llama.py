@@ -9,10 +9,22 @@ from model_server.errors import StartupError
 from model_server.layers.alibi import bloom_slopes
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Names, Spec
-from model_server.models.families.base import base, layer_kinds, one_window, windows_of
+from model_server.models.families.base import base, layer_kinds, one_window, sharpening, windows_of
 
 # What tells Baichuan 2, whose head is normalised, from Baichuan 1: its config has no other mark.
 BAICHUAN2_VOCAB = 125696
+# What transformers takes a silent Ministral 3 config to mean.
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 
 
 def llama(config: ModelConfig) -> Spec:
@@ -23,6 +35,21 @@ def llama(config: ModelConfig) -> Spec:
 def mistral(config: ModelConfig) -> Spec:
     """Describe Mistral: one window, 4096 if absent, none if null."""
     return base(config, default_kv_heads=8, default_positions=131072, windows=one_window(config, 4096))
+
+
+def ministral3(config: ModelConfig) -> Spec:
+    """Describe Ministral 3: YaRN; queries sharpen with their position."""
+    if not config.rope_block():
+        config = config.replaced(rope_parameters=MINISTRAL3_ROPE)
+    return base(
+        config,
+        default_head_dim=128,
+        default_kv_heads=8,
+        default_positions=262144,
+        default_eps=1e-5,
+        windows=one_window(config, None),
+        temperature=sharpening(config),
+    )
 
 
 def qwen2(config: ModelConfig) -> Spec:

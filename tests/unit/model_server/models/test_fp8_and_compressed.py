@@ -33,7 +33,12 @@ from model_server.weights.gguf.prepare import prepare
 CASES: list[Any] = [("llama", "biases_tied", way) for way in WAYS] + [
     (model_type, "plain", way) for model_type in ("mixtral", "deepseek_v3") for way in ("fp8 blocks", "int4")
 ]
-CASES += [("qwen3_moe", "plain", "nvfp4"), ("phi3", "plain", "nf4"), ("mixtral", "plain", "nf4")]
+CASES += [
+    ("minimax_m2", "plain", "fp8 blocks"),
+    ("qwen3_moe", "plain", "nvfp4"),
+    ("phi3", "plain", "nf4"),
+    ("mixtral", "plain", "nf4"),
+]
 CASES += [
     pytest.param(model_type, "plain", way, marks=pytest.mark.parity)
     for model_type in ("qwen2", "gpt_neox", "phi3", "qwen3_moe")

@@ -149,7 +149,7 @@ def test_a_text_model_of_its_own_family_in_a_vision_model(tmp_path: Path) -> Non
     fields = type_config("ministral3").to_dict()
     case = make_case("mistral3", tmp_path, text_config=fields)
     runner = load(tmp_path)
-    assert isinstance(runner, TransformersRunner)
+    assert isinstance(runner, Decoder)
     assert_equal_logits(run_protocol(runner, case.sequences, 4), case.logits)
 
 

@@ -21,6 +21,7 @@ from model_server.layers.adapted_heads import HeadSizes
 from model_server.layers.fused.fused import Fused
 from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import Norm
+from model_server.layers.temperature import QueryTemperature
 from model_server.memory.kv_cache import KvShape
 from model_server.models.decoder.attention.layers import attention_layer
 from model_server.models.decoder.loader import Loader
@@ -94,6 +95,7 @@ class Mla:
                 prefix + "o_proj", (heads[0] * self.value_dim, heads[1] * self.value_dim), spec.hidden_size
             ),
             rope=rope,
+            temperature=spec.temperature,
             layer=LatentLayer(
                 **constants | sizes, heads=self._up(loader, prefix, spec.num_heads, heads), absorbed=absorbed
             ),
@@ -149,6 +151,7 @@ class LatentAttention:
     fused: Fused
     output: Linear
     rope: int
+    temperature: QueryTemperature | None
     layer: LatentLayer
 
     @property
@@ -166,6 +169,8 @@ class LatentAttention:
             hidden = self.query_norm(down[:, : self.query_rank])
             down = down[:, self.query_rank :]
         query = self.query(hidden).view(-1, layer.num_heads, layer.head_dim)
+        if self.temperature is not None:
+            query.mul_(self.temperature(step.positions))
         rotated = query[..., :dim]
         queries, turned = query, rotated
         if step.is_decode:

@@ -123,6 +123,7 @@ def load_attention(
         rope=loader.rope_index(rope),
         qk_norm=qk_norm(loader, spec, prefix, queries, keys, order),
         clip=spec.qkv_clip,
+        temperature=spec.temperature,
         gate=_gate(loader, spec, prefix, queries) if spec.gated_attention else None,
     )
 

@@ -21,7 +21,7 @@ SIZES = {
     "n_head", "n_heads", "intermediate_size", "ffn_dim",
 }  # fmt: skip
 # Nor without these, for which transformers has no usable default.
-NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}}
+NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"num_attention_heads": 32}}
 
 
 @cache

@@ -33,8 +33,8 @@ SEQUENCES = prompts(256)
 TYPE = "arcee"
 EIGHT_BITS = ("int8", "bitsandbytes int8")
 EXPERTS: dict[str, dict[str, Any]] = {
-    "minimax_m2": {"intermediate_size": 64},
-    "glm4_moe": {"moe_intermediate_size": 64},
+    "dots1": {"moe_intermediate_size": 64},
+    "exaone_moe": {"moe_intermediate_size": 64},
 }
 ALWAYS = ("gptq", "nf4", "int4")
 
@@ -183,9 +183,9 @@ def test_damaged_matrices(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "way"),
     [
-        ("minimax_m2", "fp8 blocks"),
+        ("dots1", "fp8 blocks"),
         pytest.param("ernie4_5_moe", "bitsandbytes int8", marks=pytest.mark.parity),
-        pytest.param("glm4_moe", "int4", marks=pytest.mark.parity),
+        pytest.param("exaone_moe", "int4", marks=pytest.mark.parity),
     ],
 )
 def test_experts_that_transformers_has_in_one_tensor(model_type: str, way: str, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_layers_that_transformers_renames(way: str, tmp_path: Path) -> None:
 
 def test_experts_of_an_unknown_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_LAYOUT, "has_bias", True)
-    type_checkpoint("minimax_m2", tmp_path / "plain", **EXPERTS["minimax_m2"])
+    type_checkpoint("dots1", tmp_path / "plain", **EXPERTS["dots1"])
     stored, _ = quantize_folder(tmp_path / "plain", tmp_path, *WAYS["fp8 blocks"]())
     assert refusal(stored) == (
         "the quantized experts of model.layers.0.mlp.experts have a layout that is not served: give plain weights"
