@@ -11,6 +11,7 @@ from docs.generate.http_page import http_page
 from docs.generate.markdown import cell, code, page, table
 from docs.generate.option_page import option_tables
 from launcher import errors as launcher_errors
+from launcher.batch.config import BatchConfig
 from launcher.bench.config import BenchConfig
 from launcher.chat.config import ChatConfig
 from launcher.chat.conversation import COMMANDS
@@ -51,6 +52,7 @@ def pages() -> dict[str, str]:
     """File name → text."""
     return {
         "launcher.md": _launcher(),
+        "batch.md": _batch(),
         "bench.md": _bench(),
         "chat.md": _chat(),
         "launch.md": _launch(),
@@ -178,6 +180,19 @@ def _models() -> str:
         "## launcher rm",
         option_tables(RemoveConfig, lambda opt: ""),
         "Exit status: 0, or 1 with `error: …`; 1 too where the question before a removal is not answered with yes.",
+    )
+
+
+def _batch() -> str:
+    return page(
+        "# launcher batch",
+        "`launcher batch IN OUT --url URL` or `launcher batch IN OUT --model-id MODEL [-- OPTIONS]`: answers a file of "
+        "requests in the form of OpenAI's Batch API, with a server that runs or with one that is started for it "
+        "([running-for-others.md](../running-for-others.md#batches)).",
+        _SEE_RULES,
+        option_tables(BatchConfig, lambda opt: ""),
+        "Exit status: 0 if every request has an answer with status 200, 1 if not, 2 if nothing was sent as a file or "
+        "an option is wrong, 130 after Ctrl-C.",
     )
 
 

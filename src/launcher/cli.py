@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 
+from launcher.batch.config import BatchConfig
 from launcher.bench.config import BenchConfig
 from launcher.chat.config import ChatConfig
 from launcher.clients.config import ClientConfig
@@ -27,6 +28,7 @@ def main() -> int:
             "chat": (ChatConfig, chat),
             "launch": (ClientConfig, launch),
             "keys": (KeysConfig, keys),
+            "batch": (BatchConfig, batch),
             "bench": (BenchConfig, bench),
             "models": (ModelsConfig, models),
             "pull": (PullConfig, pull),
@@ -64,6 +66,13 @@ def _forget_container_name() -> None:
         ipaddress.ip_address(os.environ.get("HOSTNAME", ""))
     except ValueError:
         os.environ.pop("HOSTNAME", None)
+
+
+def batch(config: BatchConfig) -> int:
+    """Answer a file of requests, as OpenAI's Batch API has them: with a running server, or with a model of its own."""
+    from launcher.batch.command import run_batch
+
+    return run_batch(config, os.environ)
 
 
 def bench(config: BenchConfig) -> int:

@@ -79,6 +79,8 @@ class Connection:
         self._prefix = parts.path.rstrip("/")
         self._head = "".join(f"{name}: {value}\r\n" for name, value in {"host": parts.netloc, **headers}.items())
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.headers: dict[str, str] = {}
+        """Of the last answer, by names in lower case."""
 
     async def get(self, path: str) -> bytes:
         """Body of the answer. Raises BadAnswerError, OSError."""
@@ -109,6 +111,7 @@ class Connection:
 
     async def _exchange(self, request: bytes) -> AsyncGenerator[bytes, None]:
         answer = _Answer()
+        self.headers = answer.headers
         finished = False
         try:
             reader, data = await self._first_bytes(request)
@@ -162,6 +165,7 @@ class _Answer:
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
         self._refusal: list[bytes] = []
+        self.headers: dict[str, str] = {}
         self.complete = False
         self.keeps_alive = False
 
@@ -184,6 +188,9 @@ class _Answer:
             raise BadAnswerError(f"status {status}: {text[:300]}", status=status, body=text)
         if not self.complete:
             raise BadAnswerError("the connection was closed in the middle of an answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_body(self, data: bytes) -> None:
         self._body.append(data)

@@ -1,4 +1,4 @@
-"""A server for one chat: a launcher that is started and ended with it."""
+"""A server for one chat or batch: a launcher that is started and ended with it."""
 
 from __future__ import annotations
 
@@ -47,17 +47,23 @@ class _OwnServer(Server):
 
 @contextlib.contextmanager
 def served(
-    model_id: str, options: Sequence[str], environ: Mapping[str, str], show: Callable[[str], None]
+    model_id: str,
+    options: Sequence[str],
+    environ: Mapping[str, str],
+    show: Callable[[str], None],
+    *,
+    needs_template: bool = True,
 ) -> Iterator[Server]:
     """Serve `model_id` until the block ends, or is interrupted.
 
     Args:
         show: Called with what the server says while it starts.
+        needs_template: Whether a model without a chat template is refused.
 
     Raises:
         ChatError: It did not start, or the model has no chat template.
     """
-    if not {"CHAT_TEMPLATE", "TOKENIZER_CONFIG_PATH"} & environ.keys() and _lacks_template(model_id):
+    if needs_template and not {"CHAT_TEMPLATE", "TOKENIZER_CONFIG_PATH"} & environ.keys() and _lacks_template(model_id):
         raise ChatError(no_template(model_id, f"serve this one for single prompts: launcher serve {model_id}"))
     logger = logging.getLogger("text_generation_launcher.server")
     logger.addHandler(logging.NullHandler())
@@ -94,7 +100,7 @@ def _command(model_id: str, options: Sequence[str], environ: Mapping[str, str]) 
     address = ("--hostname", _LOOPBACK, "--port", str(port))
     with contextlib.suppress(UsageError):  # the server will say so itself
         if parse(ServeConfig, [model_id, *address, *options], inherited).ssl_certfile is not None:
-            raise ChatError("the server of a chat listens on this machine only: leave --ssl-certfile out")
+            raise ChatError("this server listens on this machine only: leave --ssl-certfile out")
     return Command(
         name="server",
         argv=(*module_command("launcher"), "serve", model_id, *address, *options),

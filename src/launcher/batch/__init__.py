@@ -1,0 +1,1 @@
+"""`launcher batch`: requests of a file, answered to a file."""
