@@ -56,7 +56,8 @@ class Stream(Generic[M]):
                 on_message(message)
                 on_change()
         except grpc.RpcError as error:
-            self.code = error.code()
+            if isinstance(error, grpc.Call):  # at a server's end it says nothing
+                self.code = error.code()
         finally:
             self.close()
             on_change()

@@ -12,7 +12,7 @@ from typing import Protocol
 from router.metrics import PoolingMetrics
 from router.pooling.errors import failed
 from router.pooling.queue import Entry, TextQueue, Unit
-from router.shards.interface import ShardError, StalledError
+from router.shards.interface import ShardError, StalledError, unreachable
 from router.shards.pooling import Numbers, StepAnswer, TextItem
 from wire.step_phases import POOLING_PHASES
 
@@ -94,6 +94,12 @@ class PooledScheduler:
         except ShardError:
             return False
         return True
+
+    async def end_if_unreachable(self) -> None:
+        """Fail if a shard is gone, which a step that waits for another one would not notice."""
+        error = None if self._is_over.is_set() else await unreachable(self._shards)
+        if error is not None:
+            self._end(error)
 
     def _send_steps(self) -> None:
         while self.queue and len(self._in_flight) < _IN_FLIGHT and not self._is_over.is_set():

@@ -29,7 +29,7 @@ from router.scheduling.queue.admission import Admission
 from router.scheduling.queue.request_queue import RequestQueue
 from router.scheduling.sender import Sender
 from router.scheduling.step_metrics import StepMetrics
-from router.shards.interface import ShardError, Shards
+from router.shards.interface import ShardError, Shards, unreachable
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ class Scheduler:
         """
         self.failure: Exception | None = None
         self.allocator = _allocator(info, limits)
+        self._shards = shards
         self._limits = limits
         self._max_step_s = max_step_s
         self._max_request_s = max_request_s
@@ -134,6 +135,13 @@ class Scheduler:
             return False
         return await self._health.ask()
 
+    async def end_if_unreachable(self) -> None:
+        """Fail if a shard is gone, which a step that waits for another one would not notice."""
+        error = None if self._ended else await unreachable(self._shards)
+        if error is not None and self._task is not None and not self._ended:
+            self._fail(error)
+            self._task.cancel()
+
     async def drain(self) -> None:
         """Refuse new requests, and end after the others."""
         self._draining = True
@@ -176,14 +184,17 @@ class Scheduler:
                 self._give_up(None)
                 raise
         except Exception as error:
-            if isinstance(error, ShardError):
-                log.error("the scheduler stops after an error: %s", error.detail)
-            else:
-                log.exception("the scheduler gives up")
-            self.failure = error
-            self._give_up(error)
+            self._fail(error)
         else:
             self._give_up(None)
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, ShardError):
+            log.error("the scheduler stops after an error: %s", error.detail)
+        else:
+            log.exception("the scheduler gives up")
+        self.failure = error
+        self._give_up(error)
 
     def _too_late(self, entry: Entry) -> RouterError:
         """Return a late request's error; unbegun ones may be retried."""

@@ -32,6 +32,9 @@ _CANCELLED_TIMEOUT_S = 0.5
 _REPEATED_SIGNAL_S = 0.3
 _REPORT_EVERY_S = 5.0
 _POLL_EVERY_S = 0.05
+# The launcher stops a router whose shards it has killed, of which the running step may not hear: it waits for a node
+# that is frozen. The launcher waits for five seconds.
+_LOOK_EVERY_S = 1.0
 
 
 class Server(uvicorn.Server):
@@ -85,6 +88,8 @@ class Computing(Protocol):
 
     async def run(self) -> None: ...
 
+    async def end_if_unreachable(self) -> None: ...
+
     async def close(self) -> None: ...
 
 
@@ -101,7 +106,7 @@ class Drain:
     def start(self) -> None:
         """Answer new requests with 503, then close."""
         self._inference.is_draining = True
-        self._tasks.append(asyncio.ensure_future(self._wait_for_requests()))
+        self._tasks += map(asyncio.ensure_future, (self._wait_for_requests(), self._watch_shards()))
 
     def end_at_once(self) -> None:
         """Running requests fail now."""
@@ -118,6 +123,11 @@ class Drain:
     def cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    async def _watch_shards(self) -> None:
+        while True:
+            await self._scheduler.end_if_unreachable()
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _wait_for_requests(self) -> None:
         loop, permit_pool = asyncio.get_running_loop(), self._inference.permit_pool

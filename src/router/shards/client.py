@@ -92,4 +92,9 @@ class _Answer:
             detail = error.details() or code.name
             # With INTERNAL shards answer what callers may read. Other texts are gRPC's own, and may name sockets.
             public = detail if code is grpc.StatusCode.INTERNAL else f"the model server failed ({code.name})"
-            raise ShardError(_GONE.get(code, public), fatal=code in _GONE, detail=f"{self._rpc}: {detail}") from error
+            raise ShardError(
+                _GONE.get(code, public),
+                fatal=code in _GONE,
+                unreachable=code in _GONE and code is not grpc.StatusCode.DEADLINE_EXCEEDED,
+                detail=f"{self._rpc}: {detail}",
+            ) from error

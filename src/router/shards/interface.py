@@ -17,12 +17,29 @@ from wire.step_phases import DRAFT_KINDS, OTHER_DRAFTS
 class ShardError(Exception):
     """A call failed on a rank; `str(error)` is public."""
 
-    def __init__(self, message: str, *, fatal: bool = False, detail: str = "") -> None:
+    def __init__(self, message: str, *, fatal: bool = False, unreachable: bool = False, detail: str = "") -> None:
         super().__init__(message)
         # No further call makes sense; else shards live without the named batches.
         self.fatal = fatal
+        # The rank is known to be gone, and not only slow.
+        self.unreachable = unreachable
         # For the operator, with addresses.
         self.detail = detail or message
+
+
+class Asked(Protocol):
+    """Shards of any kind."""
+
+    async def health(self) -> None: ...
+
+
+async def unreachable(shards: Asked) -> ShardError | None:
+    """Return the error of a shard that is gone, if any."""
+    try:
+        await shards.health()
+    except ShardError as error:
+        return error if error.unreachable else None
+    return None
 
 
 class StalledError(ShardError):

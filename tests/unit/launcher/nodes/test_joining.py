@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from support.node_certificates import certificates
 
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation, LauncherError, NodeLost, ShardFailed
+from launcher.nodes import group_end
+from launcher.nodes.group_end import Failure
 from launcher.nodes.leader import Leader
+from launcher.nodes.member import Member
 from launcher.nodes.node_group import NodeGroup
 from launcher.nodes.worker import Worker
 from wire.log.log_line import LogLine
@@ -240,6 +244,19 @@ def test_a_closed_connection_is_a_lost_node(pair: tuple[Leader, Worker]) -> None
     leader, worker = pair
     worker.close()
     assert str(error_of(leader.check)).startswith("node 1 (127.0.0.1) is gone: ")
+
+
+def test_a_broken_connection_is_a_lost_node() -> None:
+    """gRPC's error at a server's end has no code."""
+
+    def messages() -> Iterator[pb.NodeSays]:
+        yield pb.NodeSays(serving=pb.Serving())
+        raise grpc.RpcError
+
+    member, changes = Member(hello(1), 30.0), []
+    member.read(messages(), member.on_message, lambda: changes.append(member.is_closed.is_set()))
+    assert changes == [False, True] and member.code is None
+    assert member.loss() == Failure(node_rank=1, text=group_end.gone("node 1 (127.0.0.1)"))
 
 
 def test_a_node_that_is_silent_for_the_lease_is_lost(pair: tuple[Leader, Worker]) -> None:

@@ -67,7 +67,7 @@ class Shards:
 
     def __init__(self) -> None:
         self.steps: list[tuple[Sequence[TextItem], asyncio.Future[StepAnswer]]] = []
-        self.healthy = True
+        self.failure: ShardError | None = None
 
     def run_texts(self, items: Sequence[TextItem]) -> asyncio.Future[StepAnswer]:
         future: asyncio.Future[StepAnswer] = asyncio.get_running_loop().create_future()
@@ -75,8 +75,8 @@ class Shards:
         return future
 
     async def health(self) -> None:
-        if not self.healthy:
-            raise ShardError("gone", fatal=True)
+        if self.failure is not None:
+            raise self.failure
 
     def answer(self, number: int, error: str | None = None) -> None:
         items, future = self.steps[number]
@@ -152,3 +152,21 @@ async def test_a_lost_shard_fails_all_requests_and_ends_the_scheduler() -> None:
     assert isinstance(scheduler.failure, ShardError) and not await scheduler.check_health()
     with pytest.raises(PoolingError, match="stopping"):
         await scheduler.compute(entry(1))
+
+
+async def test_a_shard_that_is_gone_ends_steps_that_wait_for_another_one_only() -> None:
+    shards = Shards()
+    scheduler = scheduler_on(shards)
+    running = asyncio.ensure_future(scheduler.run())
+    waiting = asyncio.ensure_future(scheduler.compute(entry(3)))
+    await asyncio.sleep(0)
+    await scheduler.end_if_unreachable()
+    shards.failure = ShardError("slow", fatal=True)
+    await scheduler.end_if_unreachable()
+    assert scheduler.failure is None
+    shards.failure = ShardError("gone", fatal=True, unreachable=True)
+    await scheduler.end_if_unreachable()
+    with pytest.raises(PoolingError, match="gone"):
+        await waiting
+    await running
+    assert scheduler.failure is shards.failure

@@ -12,6 +12,7 @@ from router_fakes import FakeScheduler
 
 from router.errors import UnhealthyError
 from router.events import Event, Failed, Token, TokenGenerated
+from router.shards.interface import ShardError
 
 TOKENS: list[Event | None] = [TokenGenerated(Token(1, "a", -1.0))] * 2
 
@@ -30,9 +31,15 @@ class EndingScheduler(FakeScheduler):
         super().__init__(lambda request: [*TOKENS, None])
         self.ended = asyncio.Event()
         self.is_closed = False
+        self.unreachable: ShardError | None = None
 
     async def run(self) -> None:
         await self.ended.wait()
+
+    async def end_if_unreachable(self) -> None:
+        if self.unreachable is not None:
+            self.failure = self.unreachable
+            await self.close()
 
     async def close(self) -> None:
         self.is_closed = True

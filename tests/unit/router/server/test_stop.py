@@ -18,7 +18,7 @@ from router.generation.validation import Validator
 from router.server import server, stop
 from router.server.server import serve
 from router.server.startup import Started
-from router.shards.interface import StalledError
+from router.shards.interface import ShardError, StalledError
 from wire.exit_status import STALLED
 
 ENDS_S = 30.0
@@ -177,6 +177,22 @@ async def test_shards_that_fail_in_the_drain_make_it_a_failure(
         await scheduler.close()
         assert b'"error"' in await reader.read()
     assert await asyncio.wait_for(serving_task, ENDS_S) == status
+
+
+async def test_a_drain_looks_whether_the_shards_are_still_there(
+    config: RouterConfig, scheduler: EndingScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that waits for a frozen node does not notice it, and the launcher kills a router that is not done soon."""
+    monkeypatch.setattr(stop, "_LOOK_EVERY_S", 0.01)
+    serving_task = asyncio.ensure_future(serve(config))
+    async with open_stream(config.port) as reader:
+        terminate()
+        await drains(config.port)
+        await asyncio.sleep(0.05)
+        assert not serving_task.done()
+        scheduler.unreachable = ShardError("gone", fatal=True, unreachable=True)
+        assert b'"error"' in await reader.read()
+    assert await asyncio.wait_for(serving_task, ENDS_S) == 1
 
 
 async def test_the_process_fails_with_its_scheduler(config: RouterConfig, scheduler: EndingScheduler) -> None:

@@ -15,6 +15,7 @@ from support.scheduler_harness import collect, tokens_of
 
 from router.events import Failed
 from router.scheduling.loop import Scheduler
+from router.shards.client import ShardClient
 from router.shards.interface import DecodeCall, NewBatch, NewRequest, PrefillCall, ShardError
 from router.shards.pool import ShardPool
 from router.shards.warm_up import WarmUpPlan
@@ -115,6 +116,21 @@ async def test_what_grpc_itself_says_is_for_the_log(prefix, code):
         await pool.close()
 
 
+@pytest.mark.parametrize(
+    ("code", "unreachable"), [(grpc.StatusCode.UNAVAILABLE, True), (grpc.StatusCode.DEADLINE_EXCEEDED, False)]
+)
+async def test_a_shard_that_is_slow_is_not_known_to_be_gone(prefix, code, unreachable):
+    shard = FakeShard()
+    async with serve(shard, prefix=prefix) as path:
+        pool = await started(path)
+        shard.failure = lambda rpc, request: ShardFailure("no", code=code)
+        with pytest.raises(ShardError) as caught:
+            await pool.health()
+        assert caught.value.fatal
+        assert caught.value.unreachable == unreachable
+        await pool.close()
+
+
 async def test_nobody_listens(prefix):
     with pytest.raises(ShardError) as caught:
         await ShardPool.discover(prefix + "-0")
@@ -187,3 +203,29 @@ async def test_a_shard_that_dies_in_mid_stream_fails_its_requests(prefix):
     await task
     assert isinstance(scheduler.failure, ShardError)
     await pool.close()
+
+
+async def test_a_shard_that_is_gone_ends_a_step_that_waits_for_another_one_only(prefix):
+    """Its own answer had come; the other shard's node is frozen, and silent until its lease is over."""
+    gone, frozen = (FakeShard(rank=r, world_size=2, pipeline_depth=1) for r in range(2))
+    async with serve(frozen, prefix=f"{prefix}-frozen") as second:
+        async with serve(gone, prefix=prefix) as first:
+            pool = ShardPool([ShardClient(first), ShardClient(second)])
+            await pool.clear_all()
+            info = await pool.info()
+            scheduler = Scheduler(pool, info, make_limits(), RecordingMetrics())
+            task = asyncio.create_task(scheduler.run())
+            frozen.permits = 0
+            entry = scheduler.submit(make_request("a", 5, 100))
+            async with asyncio.timeout(60):
+                while not (gone.trace and frozen.num_waiting):  # noqa: ASYNC110 - the fakes have no events
+                    await asyncio.sleep(0.005)
+            await scheduler.end_if_unreachable()  # behind the answer, on the same connection
+            assert scheduler.failure is None
+        assert not task.done()
+        await scheduler.end_if_unreachable()
+        assert isinstance((await collect(entry))[-1], Failed)
+        await task
+        assert isinstance(scheduler.failure, ShardError)
+        await scheduler.end_if_unreachable()  # once is enough
+        await pool.close()
