@@ -93,6 +93,10 @@ DECLARED: dict[str, Declared] = {
     "tgi_encoder_cache_hits": _counter("Images of prompts that were already encoded", "images"),
     "tgi_encoder_cache_misses": _counter("Images of prompts that had to be encoded", "images"),
     "tgi_request_preempted": _counter("Requests that gave up their KV blocks and began again", "requests"),
+    "tgi_state_saves": _counter("States of layers that prompts saved", "states"),
+    "tgi_state_restores": _counter("Prompts that continued from a saved state", "prompts"),
+    "tgi_state_recomputed_tokens": _counter("Known prompt tokens computed again behind a saved state", "tokens"),
+    "tgi_state_slots": _gauge("Slots for states of layers", "slots", ("use", ("live", "saved", "free"))),
     "tgi_lora_requests": _counter(
         "Requests for LoRA adapters, by the first hundred names", "requests", ("adapter", (_OTHER_ADAPTERS,))
     ),

@@ -78,9 +78,9 @@ class RecordingMetrics(Metrics):
         super().observe(name, value, times, **labels)
         self.observed.setdefault(_key(name, labels), []).extend([value] * times)
 
-    def gauge(self, name: str, value: float) -> None:
-        super().gauge(name, value)
-        self.gauges[name] = value
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        super().gauge(name, value, **labels)
+        self.gauges[_key(name, labels)] = value
 
 
 def _key(name: str, labels: dict[str, str]) -> str:

@@ -240,6 +240,8 @@ class Scheduler:
     def _count_blocks(self) -> None:
         blocks = self.allocator
         self._metrics.kv_blocks(blocks.num_free, blocks.num_cached, blocks.num_usable)
+        if blocks.states is not None:
+            self._metrics.states(blocks.states)
 
 
 def _allocator(info: ShardInfo, limits: ServingLimits) -> BlockAllocator:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 
 from router.metrics import Metrics
+from router.scheduling.cache.states import StateSlots
 from router.shards.interface import StepReply
 from wire.step_phases import PHASES
+
+# In the order of `StateCounts`.
+_STATE_COUNTS = ("tgi_state_saves", "tgi_state_restores", "tgi_state_recomputed_tokens")
 
 
 class StepMetrics:
@@ -18,6 +23,7 @@ class StepMetrics:
         self._current = (-1, -1)
         self._blocks = (-1, -1)
         self._slot_loads = 0
+        self._states: tuple[int, ...] = (0, 0, 0, -1)
 
     def queue_size(self, size: int) -> None:
         self._metrics.gauge("tgi_queue_size", size)
@@ -47,6 +53,19 @@ class StepMetrics:
         self._metrics.gauge("tgi_kv_blocks_cached", num_cached)
         self._metrics.gauge("tgi_kv_blocks_live", num_usable - num_free)
         self._metrics.gauge("tgi_kv_cache_usage", (num_usable - num_free) / num_usable)
+
+    def states(self, slots: StateSlots) -> None:
+        """Count slots of states, and what has changed since the last call."""
+        counts, seen = dataclasses.astuple(slots.counts), self._states
+        now = (*counts, slots.num_free)
+        if now == seen:
+            return
+        self._states = now
+        for name, value, before in zip(_STATE_COUNTS, counts, seen, strict=False):
+            self._metrics.count(name, value - before)
+        saved, free = slots.num_checkpoints, slots.num_free
+        for use, number in (("live", slots.num_slots - saved - free), ("saved", saved), ("free", free)):
+            self._metrics.gauge("tgi_state_slots", number, use=use)
 
     def preempted(self) -> None:
         self._metrics.count("tgi_request_preempted")

@@ -8,6 +8,8 @@ from support.fake_shard import FakeShard
 from support.scheduler_harness import running_scheduler
 
 from router.scheduling import step_metrics
+from router.scheduling.cache.prefix_cache import PrefixCache
+from router.scheduling.cache.states import StateSlots
 from router.scheduling.step_metrics import DrainRate
 from router.shards.interface import EncodedImages, StepReply
 
@@ -65,6 +67,23 @@ def test_every_name_is_known_to_the_real_metrics():
     text = real.render().decode()
     for key in [*recorded.counts, *recorded.observed, *recorded.gauges]:
         assert key.split("{")[0] in text
+
+
+def test_slots_of_states():
+    recorded, cache = RecordingMetrics(), PrefixCache(100, 16, StateSlots(4, 16))
+    step = step_metrics.StepMetrics(recorded)
+    for length in (200, 260):
+        prompt = [*range(length)]
+        found = cache.allocate(length, prompt)
+        step.states(cache.states)
+        live = recorded.gauges["tgi_state_slots{live}"]
+        cache.free(found, prompt)
+        step.states(cache.states)
+        step.states(cache.states)
+    assert live == 2 and recorded.gauges["tgi_state_slots{live}"] == 0
+    assert (recorded.gauges["tgi_state_slots{saved}"], recorded.gauges["tgi_state_slots{free}"]) == (2, 2)
+    assert (recorded.counts["tgi_state_saves"], recorded.counts["tgi_state_restores"]) == (2, 1)
+    assert recorded.counts["tgi_state_recomputed_tokens"] == 16
 
 
 def test_images_of_a_step():
