@@ -105,11 +105,14 @@ def windows_of(kinds: list[str], window: int) -> tuple[int | None, ...]:
 
 def sharpening(config: ModelConfig) -> QueryTemperature | None:
     """Return how queries sharpen (`llama_4_scaling_beta`), from the length of texts before rotations were scaled on."""
+    name = "original_max_position_embeddings"
     block = ModelConfig(config.rope_block())
     beta = block.optional_number("llama_4_scaling_beta")
     if beta is None:
         return None
-    return QueryTemperature(beta, block.count("original_max_position_embeddings"), offset=0)
+    # Outside of the block it counts first, as for the rotations.
+    length = config.count(name) if config.get(name) is not None else block.count(name)
+    return QueryTemperature(beta, length, offset=0)
 
 
 def one_window(config: ModelConfig, default: int | None) -> tuple[int | None, ...]:

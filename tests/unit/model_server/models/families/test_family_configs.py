@@ -237,3 +237,15 @@ def test_mpt_follows_its_own_code() -> None:
     steep = spec("mpt", attn_config={"alibi_bias_max": 16}).alibi
     assert steep is not None
     assert steep[-1] == 2.0**-16
+
+
+@pytest.mark.parametrize("model_type", ["ministral3", "mistral4"])
+def test_where_queries_begin_to_sharpen(model_type: str) -> None:
+    """By the length before the rotations were scaled, which counts first outside of their block."""
+    block = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.2}
+    found = spec(model_type, rope_parameters=block).temperature
+    assert found is not None and (found.strength, found.interval, found.offset) == (0.2, 32, 0)
+    outside = spec(model_type, rope_parameters=block, original_max_position_embeddings=64).temperature
+    assert outside is not None and outside.interval == 64
+    plain = {name: value for name, value in block.items() if name != "llama_4_scaling_beta"}
+    assert spec(model_type, rope_parameters=plain).temperature is None
