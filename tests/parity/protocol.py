@@ -63,14 +63,20 @@ class PagedBatch:
         self.done = [0] * len(self.sequences)
         self.states = [RequestState(0, i) for i, _ in enumerate(self.sequences)]
 
-    def inputs(self, counts: Sequence[int], logit_rows: Tensor | None = None) -> ModelInputs:
-        """A forward over the next counts[i] tokens of each sequence; those with 0 take no part."""
+    def inputs(
+        self, counts: Sequence[int], logit_rows: Tensor | None = None, prompts: Sequence[int] = ()
+    ) -> ModelInputs:
+        """A forward over the next counts[i] tokens of each sequence; those with 0 take no part. prompts: sequences for
+        which a single token is one of the prompt."""
         taking = [i for i, n in enumerate(counts) if n]
         spans = [(self.done[i], self.done[i] + counts[i]) for i in taking]
         for i in taking:
             if self.done[i] == 0:
                 self.states[i] = RequestState(counts[i], i)
         metadata = attention_metadata([self.tables[i] for i in taking], spans, self.block_size, self.device)
+        of_prompt = np.array([i in prompts and counts[i] == 1 for i in taking], np.uint8)
+        if of_prompt.any():
+            metadata = replace(metadata, single_prompts=of_prompt)
         if self.adapters is not None:
             metadata = replace(metadata, adapters=tuple(self.adapters[i] for i in taking))
         return ModelInputs(
@@ -92,10 +98,10 @@ class PagedBatch:
         numbers = np.repeat([self.adapters[i] for i in taking], [counts[i] for i in taking])
         return adapter_rows(numbers, None if logit_rows is None else logit_rows.numpy(), self.device)
 
-    def step(self, counts: Sequence[int]) -> list[Tensor]:
+    def step(self, counts: Sequence[int], prompts: Sequence[int] = ()) -> list[Tensor]:
         """Run one forward; the logits of each sequence's tokens (empty for those that take no part)."""
         with torch.inference_mode():
-            logits = self.runner.forward(self.inputs(counts), self.cache)
+            logits = self.runner.forward(self.inputs(counts, prompts=prompts), self.cache)
         self.done = [d + n for d, n in zip(self.done, counts, strict=True)]
         return list(logits.split(list(counts)))
 

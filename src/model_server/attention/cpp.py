@@ -113,4 +113,5 @@ def paging_struct(metadata: AttentionMetadata, cache: KvCache) -> PagingStruct:
         block_size=cache.block_size,
         last_keys=None if metadata.last_keys is None else metadata.last_keys.data_ptr(),
         first_keys=None if metadata.first_keys is None else metadata.first_keys.data_ptr(),
+        single_prompts=None if metadata.single_prompts is None else metadata.single_prompts.ctypes.data,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 
@@ -32,6 +34,9 @@ class AttentionMetadata:
     places: int = 1
     # Numbers of the sequences' LoRA adapters in a step with prompts, where they change keys; None: base model.
     adapters: tuple[int, ...] | None = None  # [num_seqs]
+    # 1 for each sequence whose one query is of its prompt (behind a cached prefix, or a chunk). On a CPU it is attended
+    # as those of longer chunks are, so that a prompt has the same bits whatever is cached; None: there is none.
+    single_prompts: npt.NDArray[np.uint8] | None = None  # [num_seqs], on the host
 
     @property
     def is_decode(self) -> bool:

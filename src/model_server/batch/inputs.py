@@ -75,6 +75,7 @@ def ragged_inputs(
     seen = step_reach(sequences, spans)
     reach = None if seen is None else staging.upload(*seen)
     adapters = tuple([s.adapter for s in sequences])
+    single_prompts = np.array([s.is_prefilling and s.input_length == 1 for s in sequences], np.uint8)
     metadata = AttentionMetadata(
         slots=uploaded[3],
         block_tables=tables.device,
@@ -85,6 +86,7 @@ def ragged_inputs(
         last_keys=None if reach is None else reach[0],
         first_keys=None if reach is None else reach[1],
         adapters=adapters if any(number != BASE for number in adapters) else None,
+        single_prompts=single_prompts if single_prompts.any() else None,
     )
     embeddings, deep = step_embeddings(sequences, spans)
     inputs = ModelInputs(

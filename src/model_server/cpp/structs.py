@@ -38,6 +38,7 @@ class PagingStruct(ctypes.Structure):
         ("block_size", c_long),
         ("last_keys", c_void_p),
         ("first_keys", c_void_p),
+        ("single_prompts", c_void_p),
     ]
 
 

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model_server.cpp import library as cpp
+from model_server.layers.linear.packed import PackedLinear
+
 # DeepSeek V3's guard against a sum of zero.
 TINY = 1e-20
 
@@ -46,15 +49,19 @@ Choice = Callable[[Tensor], tuple[Tensor, Tensor]]
 class RouterLinear:
     """A `Linear` of router logits."""
 
-    __slots__ = ("_bias", "_is_wide", "_weight")
+    __slots__ = ("_bias", "_is_wide", "_packed", "_weight")
 
     def __init__(self, routing: Routing, weight: Tensor, bias: Tensor | None) -> None:
         self._is_wide = routing.wide
         self._weight = weight.float() if routing.wide else weight
         self._bias = bias.float() if routing.wide and bias is not None else bias
+        # torch's own product gives a row other bits alone than beside others, and an expert may hang on them.
+        packs = cpp.usable(weight.device, self._weight.dtype) and weight.shape[1] % 2 == 0
+        self._packed = PackedLinear(self._weight, self._bias) if packs else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x.float() if self._is_wide else x, self._weight, self._bias)
+        x = x.float() if self._is_wide else x
+        return F.linear(x, self._weight, self._bias) if self._packed is None else self._packed(x)
 
     def wide(self, x: Tensor) -> Tensor:
         return self(x).float()

@@ -37,7 +37,12 @@ struct Paging {
     // Of each row of the step the last key that it sees, and the first one in a layer with a window (-1: as the window
     // says); null: itself. Neither decreases within a sequence; one with a single row sees up to itself.
     const int64_t *last_keys, *first_keys;
+    // Of each sequence whether its one query is of its prompt, and computed as those of longer chunks are; null: of none.
+    const uint8_t* single_prompts;
 
+    bool decodes(long sequence) const {
+        return starts[sequence + 1] - starts[sequence] == 1 && !(single_prompts && single_prompts[sequence]);
+    }
     long last_seen(long row, long position) const { return last_keys ? last_keys[row] : position; }
     long first_seen(const AttentionShape& shape, long row, long position) const {
         if (first_keys && shape.window && first_keys[row] >= 0) return first_keys[row];

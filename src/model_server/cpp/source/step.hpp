@@ -24,7 +24,7 @@ struct Schedule {
         for (long s = 0; s < paging.sequences; s++) {
             long count = paging.starts[s + 1] - paging.starts[s], length = paging.lengths[s];
             begins.push_back(long(spans.size()));
-            if (count == 1) {
+            if (paging.decodes(s)) {
                 long first = shape.first_visible(length - 1);
                 for (long index = 0; first < length; index++) {
                     long end = first / SPAN * SPAN + SPAN, last = end < length ? end : length;

@@ -92,7 +92,11 @@ def combine(results: Tensor, order: Tensor, weights: Tensor | None, top_k: int) 
     restored = torch.empty_like(results).index_copy_(0, order, results)
     if top_k == 1 and weights is None:
         return restored
-    restored = restored.view(-1, top_k, results.shape[1])
+    return weighted_sums(restored.view(-1, top_k, results.shape[1]), weights)
+
+
+def weighted_sums(results: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the sums [n, hidden] of `results` [n, top_k, hidden]; weights [n, top_k], None: ones."""
     if weights is None:
-        return restored.sum(dim=1)
-    return torch.bmm(weights.to(restored.dtype).unsqueeze(1), restored).squeeze(1)
+        return results.sum(dim=1)
+    return torch.bmm(weights.to(results.dtype).unsqueeze(1), results).squeeze(1)

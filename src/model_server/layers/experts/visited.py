@@ -10,7 +10,7 @@ from torch import Tensor
 from model_server.adapters.reader import Product
 from model_server.layers.activation import Activation
 from model_server.layers.adapter_sites import AdapterSites
-from model_server.layers.experts.experts import ExpertWeights, combine, slotted
+from model_server.layers.experts.experts import ExpertWeights, combine, slotted, weighted_sums
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear
 from model_server.quantization.forms import Form
@@ -64,7 +64,7 @@ class VisitedExperts:
         tokens = order // top_k
         rows = hidden.index_select(0, tokens)
         if self._on_input:
-            rows.mul_(weights.flatten()[order].unsqueeze(1))
+            rows.mul_(weights.flatten()[order].unsqueeze(1).to(rows.dtype))
         if numbers is not None:
             numbers = numbers[tokens.to(numbers.device)]
         results = torch.empty_like(rows)
@@ -100,5 +100,4 @@ class VisitedExperts:
             results.append(down(self._activation(up(read))))
         if len(results) == 1 and self._on_input:
             return results[0]
-        given = torch.cat(results)
-        return given.sum(dim=0, keepdim=True) if self._on_input else weights.to(given.dtype) @ given
+        return weighted_sums(torch.stack(results, dim=1), None if self._on_input else weights)

@@ -96,6 +96,8 @@ class Paging:
         self.lengths = exact(np.array([keys for _, keys in batch], np.int32))
         self.starts = exact(np.cumsum([0, *(queries for queries, _ in batch)]).astype(np.int32))
         self.tokens = int(self.starts[-1])
+        # Whether single queries are computed as those of longer chunks.
+        self.single_prompts = exact(random.integers(0, 2, len(batch)).astype(np.uint8))
         self.cache_rows = 1 + max(int(self.slots(s, 0, keys).max()) for s, (_, keys) in enumerate(batch) if keys)
 
     def slots(self, sequence: int, first: int, last: int) -> np.ndarray:
@@ -117,6 +119,7 @@ class Paging:
             len(self.batch),
             self.tables.shape[1],
             self.block_size,
+            single_prompts=address(self.single_prompts),
         )
 
 

@@ -115,6 +115,31 @@ def test_traces_s3_and_s4_the_oldest_takes_the_budget(tokenizer: Tokenizer) -> N
     assert sum(of_b for _, of_b in chunks) == 12_000 - 4
 
 
+def test_attention_is_told_of_single_tokens_of_prompts(tokenizer: Tokenizer) -> None:
+    """Behind a cached prefix and as chunks, beside rows that decode: those have one query, too."""
+
+    def marked() -> list[int] | None:
+        assert shard.runner.last_inputs is not None
+        marks = shard.runner.last_inputs.attention.single_prompts
+        return None if marks is None else marks.tolist()
+
+    shard = EngineShard(tokenizer, budget=8)
+    for rows in shard.engine.cache.rows:
+        rows.fill_(1)  # what is cached of a prefix
+    running, short = shard.request([1, 2], 9), shard.request([3], 9)
+    shard.prefill(0, running, short)
+    assert marked() == [0, 1]
+    shard.decode(0)
+    assert marked() is None
+    cached = dataclasses.replace(shard.request([1, 2, 3, 4, 5], 9), cache_len=4)
+    shard.prefill(1, cached, shard.request([1, 2, 3, 4], 9, chunk_len=3), cached=0)
+    assert (shard.query_lengths(), marked()) == ((1, 1, 1, 3), [0, 0, 1, 0])
+    shard.decode(0)
+    assert (shard.query_lengths(), marked()) == ((1, 1, 1, 1), [0, 0, 0, 1])
+    shard.decode(0)
+    assert marked() is None
+
+
 def test_every_unfinished_row_advances_whatever_the_budget(tokenizer: Tokenizer) -> None:
     shard = EngineShard(tokenizer, budget=1)
     requests = [shard.request([i, 2, 3], 2, chunk_len=1) for i in range(3)]
