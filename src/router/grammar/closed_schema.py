@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from router.grammar.exact_schema import enforceable, joins_bounds
+from router.grammar.object_keys import with_plain_keys
 
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SINGLE_SCHEMAS = ("items", "additionalProperties", "contains")
@@ -38,7 +39,7 @@ def close_objects(schema: Any) -> Any:
     merged: set[str] = set()
     has_parts = joins_bounds(schema)
     while True:
-        pass_ = _Pass(merged, has_parts=has_parts)
+        pass_ = _Pass(schema, merged, has_parts=has_parts)
         closed = pass_.closed(schema, is_merged="#" in merged, path="#")
         if pass_.found <= merged:
             return closed
@@ -52,7 +53,8 @@ class _Pass:
     `has_parts`: whether a number's bounds may be in several places.
     """
 
-    def __init__(self, merged: set[str], *, has_parts: bool) -> None:
+    def __init__(self, root: Any, merged: set[str], *, has_parts: bool) -> None:
+        self._root = root
         self._merged = frozenset(merged)
         self._has_parts = has_parts
         self.found: set[str] = set()
@@ -77,7 +79,7 @@ class _Pass:
             copy["type"] = "object"
         if isinstance(format := schema.get("format"), str) and format not in _FORMATS:
             del copy["format"]
-        return copy
+        return with_plain_keys(copy, self._root, is_merged=is_merged)
 
     def _value(self, keyword: str, value: Any, *, is_merged: bool, has_several: bool, path: str | None) -> Any:
         if keyword in _MAPS_OF_SCHEMAS and isinstance(value, dict):

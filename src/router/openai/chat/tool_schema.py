@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from router.errors import ToolError
+from router.grammar.object_keys import with_plain_keys
 from router.openai.chat.call_parser import NAME_KEY
 
 NO_TOOL = "no_tool"
@@ -68,7 +69,18 @@ class _Tool:
             raise self._error(f"have more than {_MAX_BRANCHES} alternatives")
         for one in objects:
             self._check_object(one)
-        return [_call(self._name, one) for one in objects]
+        return [_call(self._name, self._with_plain_keys(one)) for one in objects]
+
+    def _with_plain_keys(self, schema: Schema) -> Schema:
+        """Write what `propertyNames` says of the arguments alone, without the key of the name."""
+        if "propertyNames" not in schema:
+            return schema
+        closed = schema if schema.get("properties") is None else {"additionalProperties": False, **schema}
+        root = {"$defs": {self._place.rpartition("/")[2]: self.schema}}
+        try:
+            return with_plain_keys(closed, root, is_merged=False)
+        except ValueError as error:
+            raise self._error(f"cannot be enforced: {error}") from None
 
     def _alternatives(self, schema: Any, depth: int) -> list[Schema]:
         """Return objects that a reference or choice stands for."""

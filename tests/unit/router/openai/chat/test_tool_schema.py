@@ -74,6 +74,26 @@ def test_additional_properties(others: Any, expected: list[bool]) -> None:
     assert accepted([("f", parameters)], calls) == expected
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"enum": ["a", "b"]}, [True, True, False]),
+        ({"$ref": "#/$defs/k"}, [True, True, False]),
+        ({"pattern": "^[ab]$"}, [True, True, False]),
+        ({"maxLength": 1}, [True, True, False]),
+    ],
+)
+def test_names_of_arguments_say_nothing_of_the_functions(names: Any, expected: list[bool]) -> None:
+    parameters = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    calls = [{"_name": "f"}, {"_name": "f", "a": 1}, {"_name": "f", "other": 1}]
+    tools = [("f", {**parameters, "$defs": {"k": {"enum": ["a"]}}})]
+    assert accepted(tools, calls) == expected
+    if "enum" in names:
+        assert accepted([("f", {**parameters, "properties": {"a": {"type": "integer"}}})], calls) == expected
+    with pytest.raises(ToolError, match="`f` cannot be enforced: `propertyNames` with `format`"):
+        call_schema([("f", {**parameters, "propertyNames": {"format": "uuid"}})], or_none=False)
+
+
 def test_references_of_two_tools_do_not_meet() -> None:
     def parameters(kind: str) -> Any:
         return {

@@ -1,0 +1,127 @@
+"""Keywords about an object's keys, written with those that llguidance enforces."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from router.grammar.exact_schema import of_parsed_text
+
+_NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
+_OTHER_PARTS = ("patternProperties", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
+_LONGEST = 10_000
+_MOST_REFERENCES = 16
+
+
+def with_plain_keys(schema: dict[str, Any], root: Any, *, is_merged: bool) -> dict[str, Any]:
+    """Replace `propertyNames` and `dependentRequired` of a closed schema.
+
+    Args:
+        root: Where references lead.
+        is_merged: Whether the object has other parts.
+
+    Raises:
+        ValueError: What they say cannot be enforced.
+    """
+    if isinstance(needed := schema.get("dependentRequired"), dict):
+        schema = _with_needed(schema, needed)
+    if "propertyNames" not in schema:
+        return schema
+    if is_merged or any(keyword in schema for keyword in _OTHER_PARTS):
+        raise ValueError("`propertyNames` beside other parts of an object cannot be enforced")
+    return _with_names(schema, root)
+
+
+def _with_needed(schema: dict[str, Any], needed: dict[str, Any]) -> dict[str, Any]:
+    """Let each of the keys be absent, or the others be there."""
+    others = schema.get("allOf", [])
+    if not isinstance(others, list) or not all(isinstance(names, list) for names in needed.values()):
+        raise ValueError("`allOf` must be a list, and `dependentRequired` have one for each key")
+    choices = [
+        {"anyOf": [{"properties": {key: False}}, {"required": [key, *names]}]} for key, names in needed.items() if names
+    ]
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "dependentRequired"}
+    return rest | {"allOf": [*others, *choices]} if choices else rest
+
+
+def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+    names = _resolved(schema["propertyNames"], root)
+    properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
+    closed = {"additionalProperties": False}
+    if not isinstance(properties, dict):
+        raise ValueError("`properties` must be an object")
+    if names is False:
+        return rest | closed | {"properties": dict.fromkeys(properties, False)}
+    listed = _listed(names)
+    if listed is not None:
+        described = {key: value if key in listed else False for key, value in properties.items()}
+        more = {} if others is False else {key: others for key in listed if key not in properties}
+        return rest | closed | {"properties": described | more}
+    pattern = _pattern(names)
+    described = {key: value if _fits(key, pattern) else False for key, value in properties.items()}
+    if others is False:
+        return rest | {"properties": described}
+    if others not in (True, {}) and any(value is not False for value in described.values()):
+        raise ValueError("`propertyNames` beside `properties` and `additionalProperties` cannot be enforced")
+    return rest | closed | {"properties": described, "patternProperties": {of_parsed_text(pattern): others}}
+
+
+def _resolved(names: Any, root: Any) -> Any:
+    for _ in range(_MOST_REFERENCES):
+        if not isinstance(names, dict) or not isinstance(reference := names.get("$ref"), str):
+            return names
+        if names.keys() - _NOTES != {"$ref"} or not reference.startswith("#/"):
+            break
+        names = root
+        for step in reference[2:].split("/"):
+            key = step.replace("~1", "/").replace("~0", "~")
+            names = names.get(key) if isinstance(names, dict) else None
+        if names is None:
+            break
+    raise ValueError("the `$ref` of `propertyNames` leads nowhere")
+
+
+def _listed(names: Any) -> list[str] | None:
+    """Return the keys, if they are listed."""
+    if not isinstance(names, dict) or not names.keys() & {"enum", "const"}:
+        return None
+    choices = [names["const"]] if "const" in names else names["enum"]
+    if names.keys() - _NOTES - {"type"} > {"enum"} or not isinstance(choices, list) or not _is_text(names):
+        raise ValueError(_refusal(names))
+    return [one for one in choices if isinstance(one, str)]
+
+
+def _pattern(names: Any) -> str:
+    """Return what keys match, as a regular expression."""
+    if not isinstance(names, dict) or not _is_text(names):
+        raise ValueError("`propertyNames` must be a schema of texts")
+    said = names.keys() - _NOTES - {"type"}
+    if said == {"pattern"} and isinstance(pattern := names["pattern"], str):
+        return pattern
+    least, most = names.get("minLength", 0), names.get("maxLength")
+    if said <= {"minLength", "maxLength"} and all(_is_length(one) for one in (least, 0 if most is None else most)):
+        return rf"^[\s\S]{{{int(least)},{'' if most is None else int(most)}}}$"
+    raise ValueError(_refusal(names))
+
+
+def _is_text(names: dict[str, Any]) -> bool:
+    return bool(names.get("type", "string") == "string")
+
+
+def _is_length(value: object) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 <= value <= _LONGEST and value == int(value)
+
+
+def _fits(key: str, pattern: str) -> bool:
+    try:
+        return re.search(pattern, key) is not None
+    except re.error:
+        raise ValueError("the `pattern` of `propertyNames` cannot be compared with `properties`") from None
+
+
+def _refusal(names: dict[str, Any]) -> str:
+    said = ", ".join(f"`{keyword}`" for keyword in sorted(names))
+    return f"`propertyNames` with {said} cannot be enforced: only `enum`, `pattern`, or lengths can"

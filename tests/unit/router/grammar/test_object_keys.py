@@ -1,0 +1,94 @@
+"""Keywords about an object's keys: what can be written under them is what they say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import jsonschema
+import orjson
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from router.grammar.closed_schema import close_objects
+from router.grammar.worker import _Bytes, check
+from wire.grammar import compile_grammar
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))
+ANY = {"type": "object"}
+OPEN = ANY | {"additionalProperties": True}
+NAMED = {"a": {"type": "integer"}, "ab": {"type": "integer"}, "c": {}}
+KEYS = ("", "a", "ab", "abc", "c", 'é"')
+OBJECTS = [dict.fromkeys(keys, 1) for number in range(4) for keys in itertools.combinations(KEYS, number)]
+
+
+def takes(start: LLMatcher, value: Any) -> bool:
+    text, matcher = list(orjson.dumps(value)), start.deep_copy()
+    return matcher.validate_tokens(text) == len(text) and matcher.consume_tokens(text) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        ANY | {"propertyNames": {"enum": ["a", "c", 3]}},
+        ANY | {"propertyNames": {"enum": ["c", "a"], "type": "string"}, "additionalProperties": {"type": "integer"}},
+        ANY | {"propertyNames": {"const": "a"}, "minProperties": 1},
+        ANY | {"propertyNames": {"$ref": "#/$defs/k"}, "$defs": {"k": {"enum": ["a", "ab"], "title": "K"}}},
+        ANY | {"propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
+        ANY | {"propertyNames": {"pattern": '^[^"]*$'}},
+        ANY | {"propertyNames": {"maxLength": 2}},
+        ANY | {"propertyNames": {"minLength": 1.0, "maxLength": 2, "type": "string"}, "maxProperties": 1},
+        ANY | {"propertyNames": False},
+        {"propertyNames": {"enum": ["a"]}, "type": ["object", "integer"]},
+        OPEN | {"properties": NAMED, "propertyNames": {"pattern": "^a"}},
+        OPEN | {"properties": NAMED, "propertyNames": {"enum": ["a", "abc"]}, "required": ["a"]},
+        OPEN | {"properties": NAMED, "dependentRequired": {"a": ["ab"]}},
+        OPEN | {"properties": NAMED, "dependentRequired": {"a": ["ab", "c"], "c": ["a"], "ab": []}},
+        OPEN | {"properties": NAMED, "dependentRequired": {"a": ["c"]}, "propertyNames": {"maxLength": 1}},
+        ANY | {"dependentRequired": {"abc": ["c"]}},
+        ANY | {"items": 3, "additionalProperties": {"propertyNames": {"enum": ["a"]}}},
+        OPEN | {"properties": NAMED, "allOf": [{"required": ["a"]}], "dependentRequired": {"a": ["c"]}},
+    ],
+)
+def test_objects_that_can_be_written_are_those_that_fit(schema: dict[str, Any]) -> None:
+    if "propertyNames" in schema and "dependentRequired" in schema:
+        assert "beside other parts" in check("json", json.dumps(schema), TOKENIZER)["fault"]
+        return
+    assert "fault" not in check("json", json.dumps(schema), TOKENIZER)
+    start = compile_grammar("json", orjson.dumps(close_objects(schema)).decode(), TOKENIZER, [256])
+    for value in [*OBJECTS, {"a": {"a": 1}}, {"a": {"c": 1}}, {"a": "x"}]:
+        # The order of keys is the schema's.
+        can_come = any(takes(start, dict(pairs)) for pairs in itertools.permutations(value.items()))
+        assert can_come == jsonschema.Draft202012Validator(schema).is_valid(value), value
+
+
+def test_objects_with_properties_stay_closed() -> None:
+    schema = ANY | {"properties": NAMED, "propertyNames": {"enum": ["a", "abc"]}}
+    closed = {"a": NAMED["a"], "ab": False, "c": False}
+    assert close_objects(schema) == ANY | {"properties": closed, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        ANY | {"propertyNames": {"pattern": "^a", "maxLength": 3}},
+        ANY | {"propertyNames": {"enum": ["a"], "pattern": "^a"}},
+        ANY | {"propertyNames": {"format": "uuid"}},
+        ANY | {"propertyNames": {"type": "integer"}},
+        ANY | {"propertyNames": {"not": {"const": "a"}}},
+        ANY | {"propertyNames": {"$ref": "#/$defs/none"}},
+        ANY | {"propertyNames": {"$ref": "#/propertyNames"}},
+        ANY | {"propertyNames": {"maxLength": 10**9}},
+        ANY | {"propertyNames": 3},
+        ANY | {"propertyNames": {"enum": ["a"]}, "patternProperties": {"^a": {}}},
+        ANY | {"allOf": [{"propertyNames": {"enum": ["a"]}}, {"properties": NAMED}]},
+        OPEN | {"properties": NAMED, "propertyNames": {"pattern": "^(?<x"}},
+        ANY | {"properties": NAMED, "propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "string"}},
+        ANY | {"dependentRequired": {"a": 3}},
+        ANY | {"allOf": 3, "dependentRequired": {"a": ["b"]}},
+    ],
+)
+def test_what_is_not_exact_is_refused_by_name(schema: dict[str, Any]) -> None:
+    fault = check("json", json.dumps(schema), TOKENIZER)["fault"]
+    assert "`propertyNames`" in fault or "`dependentRequired`" in fault
