@@ -4,7 +4,8 @@ Their pins exclude each other, so each group has a virtual environment of its ow
 exact versions in `requirements`. The tests of a group lie in the folder of the group's name and learn the servers'
 addresses from variables: TERCET_URL is a server with the demo model, TERCET_FAULTY_URL a router that demands a key and
 fails on demand (see `faulty_router`). The browser is Debian's chromium; where there is none its group is skipped.
-Packages of Node.js are those of `package-lock.json` in the group's folder; without npm that group is skipped.
+Packages of Node.js are those of `package-lock.json` in the group's folder; without npm that group is skipped. A group
+that needs torch gets the one of `constraints.txt` for CPUs.
 
 With SHORT=1 the groups marked as long are left out.
 """
@@ -40,6 +41,7 @@ class Group:
     name: str
     clients: str
     is_long: bool = False
+    needs_torch: bool = False
 
 
 GROUPS = (
@@ -53,6 +55,7 @@ GROUPS = (
     Group("envoy", "two servers behind Envoy", is_long=True),
     Group("ray_serve", "two replicas of Ray Serve", is_long=True),
     Group("older_openai", "litellm, openai 2, huggingface_hub 1", is_long=True),
+    Group("lm_evaluation", "lm_eval on a published model", is_long=True, needs_torch=True),
 )
 
 
@@ -129,16 +132,20 @@ def installed(group: Group) -> Path:
     """The interpreter of the group's environment. Raises CalledProcessError or TimeoutExpired."""
     requirements = HERE / "requirements" / f"{group.name}.txt"
     of_node = [path for path in (HERE / group.name / name for name in NODE_FILES) if path.is_file()]
+    of_torch = [ROOT / "constraints.txt"] if group.needs_torch else []
     npm = shutil.which("npm") if of_node else None
     folder = ENVIRONMENTS / group.name
     mark = folder / ".installed"
-    lists = [requirements, *of_node] if npm else [requirements]
+    lists = [requirements, *of_torch, *(of_node if npm else [])]
     wanted = hashlib.sha256(b"".join(path.read_bytes() for path in lists)).hexdigest()
     python = folder / "bin" / "python"
     if mark.is_file() and mark.read_text() == wanted:
         return python
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=INSTALL_LIMIT_S)
-    # The list is complete: what it does not name is not installed, torch least of all.
+    if group.needs_torch:
+        torch = [str(python), str(ROOT / "environment" / "install_torch.py"), "--build", "cpu"]
+        subprocess.run(torch, check=True, timeout=INSTALL_LIMIT_S)
+    # The list is complete: what it does not name is not installed, another torch least of all.
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*install, "-r", str(requirements)], check=True, timeout=INSTALL_LIMIT_S)
     subprocess.run([str(python), "-m", "pip", "check", "--quiet"], check=True, timeout=INSTALL_LIMIT_S)
@@ -160,10 +167,10 @@ def environment(addresses: dict[str, str]) -> dict[str, str]:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    lines = [f"{'group':<14}{'install':>9}{'tests':>9}  result", "-" * 60]
+    lines = [f"{'group':<16}{'install':>9}{'tests':>9}  result", "-" * 62]
     for one in outcomes:
         lines.append(
-            f"{one.group.name:<14}{one.install_s:>7.0f} s{one.test_s:>7.0f} s  {one.result}: {one.group.clients}"
+            f"{one.group.name:<16}{one.install_s:>7.0f} s{one.test_s:>7.0f} s  {one.result}: {one.group.clients}"
         )
     return "\n" + "\n".join(lines)
 
