@@ -1,6 +1,6 @@
 """The shards with spans, if there is a collector: a `batch` per step, the step and calls below it.
 
-A `batch` links to its requests' `infer`; one with a single request belongs to its trace.
+A `batch` links to its requests' `infer`; one with a single request belongs to its trace. Calls of no request have none.
 """
 
 from __future__ import annotations
@@ -141,8 +141,10 @@ class _Step:
 
     def __init__(self, tracing: Tracing, name: str, requests: Iterable[Span]) -> None:
         linked = list(requests)
-        parent = linked[0] if len(linked) == 1 else None
-        self._batch = tracing.start("batch", parent=parent, links=linked, attributes={"batch_size": len(linked)})
+        self._batch: Span | None = None
+        if linked:  # calls of no request are no batch
+            parent = linked[0] if len(linked) == 1 else None
+            self._batch = tracing.start("batch", parent=parent, links=linked, attributes={"batch_size": len(linked)})
         self._step = tracing.start(name, parent=self._batch)
         self._inside = inside(self._step)
 
@@ -160,4 +162,5 @@ class _Step:
 
     def _end(self, error: BaseException | None) -> None:
         end(self._step, error)
-        end(self._batch, error)
+        if self._batch is not None:
+            end(self._batch, error)

@@ -118,11 +118,22 @@ async def test_what_joins_while_a_step_runs_is_kept(recorded):
 
 async def test_a_failure_shows_in_all_spans_of_the_step(pool, shards, recorded):
     traced = TracedShards(pool, recorded.tracing)
+    traced._members[77] = {0: traced_request(recorded, "a")[1].batched()}
     with pytest.raises(ShardError):
         await traced.decode(DecodeCall([77]))
     for name in ("batch", "decode"):
         assert recorded.one(name).status.description == "ShardError"
     assert traced._members == {}
+
+
+async def test_calls_of_no_request_are_no_batch(pool, recorded):
+    """A decode that was sent ahead, of requests that have ended since, among them."""
+    traced = TracedShards(pool, recorded.tracing)
+    await traced.clear_cache(5)
+    with pytest.raises(ShardError):
+        await traced.decode(DecodeCall([5]))
+    assert parent_of(recorded.one("clear_cache")) == parent_of(recorded.one("decode")) == 0
+    assert recorded.named("batch") == []
 
 
 async def test_every_call_carries_its_context(tmp_path, recorded):
