@@ -128,7 +128,8 @@ stubs:
 	$(VENV)-stubs/bin/python -m grpc_tools.protoc -Iwire=proto \
 	    --python_out=src --pyi_out=src --grpc_python_out=src wire/v3/generate.proto wire/node/v1/node.proto wire/lora/v1/lora.proto wire/pooling/v1/pooling.proto
 
-# What the images install: every version, with the hashes of its files. Versions stay as they are, unless UPGRADE=1.
+# What the images and the environments here install: every version, with the hashes of its files. Versions stay as they
+# are, unless UPGRADE=1.
 TORCH_CPU ?= --extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match
 LOCK := $(VENV)-deploy/bin/uv pip compile pyproject.toml --extra trace -c constraints.txt --generate-hashes \
     --python-version 3.11 --python-platform x86_64-manylinux_2_36 --only-binary :all: --no-annotate \
@@ -162,13 +163,19 @@ ASKED  := "make $(or $(firstword $(MAKECMDGOALS)),run)"
 # of what fits the machine, TORCH_INDEX=URL for a package index beside those of pip's configuration.
 INSTALL_TORCH := environment/install_torch.py $(if $(TORCH),--build $(TORCH)) $(if $(TORCH_INDEX),--index $(TORCH_INDEX))
 
+# The versions of the images' lock, without hashes, which pip does not take in constraints; torch has its own pin.
+LOCKED := $(VENV)/.locked.txt
+
 # On a terminal pip shows what it does.
-PIP_INSTALL := test -t 1 || quiet=--quiet; $(BIN)/pip install $$quiet $(PIN)
+PIP_INSTALL := test -t 1 || quiet=--quiet; $(BIN)/pip install $$quiet $(PIN) -c $(LOCKED)
 
 $(VENV)/.torch: constraints.txt
 	@$(CREATE) $(VENV) $(ASKED)
 	@$(BIN)/python $(INSTALL_TORCH)
 	@touch $@
+
+$(LOCKED): docker/requirements-cpu.txt $(VENV)/.torch
+	@sed -n '/^torch==/d; s/^\([a-z0-9-]*==[^ ]*\) .*/\1/p' $< > $@
 
 $(VENV)-kernels/.installed: constraints.txt tests/kernels/requirements.txt tests/kernels/requirements-no-deps.txt
 	@$(CREATE) $(VENV)-kernels $(ASKED)
@@ -206,13 +213,13 @@ $(VENV)-docs/.installed: docs/site/requirements.txt
 BUILT_FROM := pyproject.toml setup.py src/model_server/cpp/instruction_sets.py $(wildcard src/model_server/cpp/source/*)
 OPERATORS  := PYTHONPATH=src $(BIN)/python -m model_server.cpp || true
 
-$(VENV)/.installed: $(VENV)/.torch $(BUILT_FROM)
+$(VENV)/.installed: $(VENV)/.torch $(LOCKED) $(BUILT_FROM)
 	@echo "Installing Tercet and what it needs: about 70 MB to download"
 	@$(PIP_INSTALL) --editable .
 	@$(OPERATORS)
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.torch $(BUILT_FROM)
+$(VENV)/.installed-test: $(VENV)/.torch $(LOCKED) $(BUILT_FROM)
 	@echo "Installing Tercet and what its tests need: about 155 MB to download"
 	@$(PIP_INSTALL) --editable ".[test]"
 	@$(OPERATORS)

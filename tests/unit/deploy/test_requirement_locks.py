@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -61,3 +62,13 @@ def test_both_images_have_the_same_versions() -> None:
     cpu, cuda = locked("cpu"), locked("cuda")
     different = {name for name in cpu if cuda[name][0].public != cpu[name][0].public}
     assert not different
+
+
+def test_the_environments_of_make_have_the_versions_of_the_images(tmp_path: Path) -> None:
+    (tmp_path / ".torch").touch()  # as after torch was installed
+    file = tmp_path / ".locked.txt"
+    made = subprocess.run(["make", f"VENV={tmp_path}", str(file)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert made.returncode == 0, made.stderr
+    versions = {name: version for name, (version, _) in locked("cpu").items() if name != "torch"}
+    constraints = [Requirement(line) for line in file.read_text().splitlines()]
+    assert {one.name: str(one.specifier) for one in constraints} == {n: f"=={v}" for n, v in versions.items()}
