@@ -59,6 +59,7 @@ PARTS = (
     Part("the engine against the roofline", ("S0", "S4")),
     Part("the server while requests keep arriving", ("S0", "S11")),
     Part("waves, peers, ranks, faults", ("S0", "S5", "S6", "S8", "S9")),
+    Part("a tiny model of every type", ("S0", "S17")),
 )
 
 

@@ -39,6 +39,10 @@ class Thinking:
     budget: int | None = None  # tokens
     closes_answer: str = ""  # ends the answer in words that the prompt has begun
 
+    def ends(self, markers: Markers) -> str:
+        """Return the symbols before calls."""
+        return f"{symbols(self.closes_answer, markers)} " if self.closes_answer else ""
+
     def rules(self, markers: Markers) -> tuple[str, str]:
         """Return first symbol and rules; empty without thinking."""
         if not self.opens or self.is_over:
@@ -88,8 +92,8 @@ def forced_calls(
     assert format.form is not None
     first, rules = thinking.rules(markers)
     calls = _calls(format.form, markers, schemas, is_one)
-    first += symbols(thinking.closes_answer, markers) + " "
-    return _listed(f"start: {first}calls {_space_behind(format)}\n{rules}{calls.rules}", calls.schemas)
+    start = f"start: {first}{thinking.ends(markers)}calls {_space_behind(format)}\n"
+    return _listed(f"{start}{rules}{calls.rules}", calls.schemas)
 
 
 def free_calls(format: Format, markers: Markers, schemas: Mapping[str, Any], *, is_one: bool) -> str | None:
@@ -187,9 +191,8 @@ def calls_or_answer(
     assert format.form is not None
     first, rules = thinking.rules(markers)
     calls = _calls(format.form, markers, schemas, is_one)
-    ends = thinking.closes_answer
     answer = f"answer: {symbols(answers + SPACE, markers)} @tool_{len(calls.schemas)}\n"
-    start = f"start: {first}({symbols(ends, markers)} calls {_space_behind(format)} | answer)\n"
+    start = f"start: {first}({thinking.ends(markers)}calls {_space_behind(format)} | answer)\n"
     frame = f"{start}{rules}{answer}{calls.rules}"
     return _listed(frame, [*calls.schemas, schema])
 
