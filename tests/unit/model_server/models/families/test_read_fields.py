@@ -31,6 +31,10 @@ OF_TYPE = {
     "bloom": {"num_hidden_layers"},
     "dbrx": {"head_dim", "max_position_embeddings", "num_attention_heads", "num_hidden_layers"},
     "gemma3_text": {"attn_logit_softcapping"},
+    "glm4_moe_lite": {"head_dim", "num_key_value_heads"},
+    "mistral4": {"head_dim", "num_key_value_heads"},
+    # How the sum of shared and chosen experts is rounded.
+    "hy_v3": {"enable_moe_fp32_combine"},
     "gpt2": {"max_position_embeddings", "num_attention_heads", "num_hidden_layers"},
     "gpt_bigcode": {"max_position_embeddings", "num_attention_heads", "num_hidden_layers"},
     "gptj": {"max_position_embeddings", "num_attention_heads", "num_hidden_layers"},
