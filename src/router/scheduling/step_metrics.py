@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import deque
 
@@ -11,7 +10,7 @@ from router.scheduling.cache.states import StateSlots
 from router.shards.interface import StepReply
 from wire.step_phases import PHASES
 
-# In the order of `StateCounts`.
+# Of `StateCounts`.
 _STATE_COUNTS = ("tgi_state_saves", "tgi_state_restores", "tgi_state_recomputed_tokens")
 
 
@@ -23,7 +22,7 @@ class StepMetrics:
         self._current = (-1, -1)
         self._blocks = (-1, -1)
         self._slot_loads = 0
-        self._states: tuple[int, ...] = (0, 0, 0, -1)
+        self._states: tuple[int, ...] = (0, 0, 0, -1, -1)
 
     def queue_size(self, size: int) -> None:
         self._metrics.gauge("tgi_queue_size", size)
@@ -56,14 +55,14 @@ class StepMetrics:
 
     def states(self, slots: StateSlots) -> None:
         """Count slots of states, and what has changed since the last call."""
-        counts, seen = dataclasses.astuple(slots.counts), self._states
-        now = (*counts, slots.num_free)
+        counts, saved, free = slots.counts, slots.num_checkpoints, slots.num_free
+        # A saved state's slot may go to a request, while as many as before are free.
+        now, seen = (counts.saved, counts.restored, counts.recomputed, saved, free), self._states
         if now == seen:
             return
         self._states = now
-        for name, value, before in zip(_STATE_COUNTS, counts, seen, strict=False):
+        for name, value, before in zip(_STATE_COUNTS, now, seen, strict=False):
             self._metrics.count(name, value - before)
-        saved, free = slots.num_checkpoints, slots.num_free
         for use, number in (("live", slots.num_slots - saved - free), ("saved", saved), ("free", free)):
             self._metrics.gauge("tgi_state_slots", number, use=use)
 

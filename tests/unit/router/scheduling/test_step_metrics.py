@@ -86,6 +86,18 @@ def test_slots_of_states():
     assert recorded.counts["tgi_state_recomputed_tokens"] == 16
 
 
+def test_a_saved_states_slot_that_a_request_takes():
+    recorded, cache = RecordingMetrics(), PrefixCache(100, 16, StateSlots(2, 16))
+    step = step_metrics.StepMetrics(recorded)
+    prompt = [*range(200)]
+    cache.free(cache.allocate(200, prompt), prompt)
+    cache.allocate(1, [500])
+    step.states(cache.states)
+    cache.allocate(1, [501])
+    step.states(cache.states)
+    assert [recorded.gauges[f"tgi_state_slots{{{use}}}"] for use in ("live", "saved", "free")] == [2, 0, 0]
+
+
 def test_images_of_a_step():
     recorded = RecordingMetrics()
     step = step_metrics.StepMetrics(recorded)
