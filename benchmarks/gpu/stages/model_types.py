@@ -24,8 +24,6 @@ MOST_AT_ONCE = 6
 # Of one type, with the compilation of its kernels.
 LIMIT_S = 60.0
 TOLERANCE = 1e-4
-# A tiny checkpoint of it is of many GB.
-LEFT_OUT = ("vibevoice_asr",)
 TINY_TYPES = ("llama", "olmo", "mamba")
 
 
@@ -119,7 +117,7 @@ def _types() -> list[str]:
     sys.path.append(str(ROOT / "tests"))
     from parity.table import all_types
 
-    return [one for one in all_types() if one not in LEFT_OUT]
+    return all_types()
 
 
 # ---- A process of its own

@@ -9,14 +9,13 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.moe import Moe, SeparateExperts
 from model_server.models.decoder.spec import Spec
 from model_server.models.families.base import base
-from model_server.models.families.deepseek import CORRECTION, behind_dense, corrected, experts
+from model_server.models.families.deepseek import behind_dense, corrected
 from model_server.models.families.moe import EXPERTS, ROUTER, top_k
 
 
 def glm4_moe(config: ModelConfig) -> Spec:
     """Describe GLM 4.5, 4.6 and 4.7: half of a head rotates; shared experts; the first layer is dense."""
-    routing = corrected(config, num_experts=128, chosen=8, groups=(1, 1), scaling=1.0)
-    mixture = replace(experts(config, routing, size=1408, shared=1), correction=CORRECTION)
+    mixture = corrected(config, num_experts=128, size=1408, chosen=8, groups=(1, 1), scaling=1.0)
     plain = base(
         config,
         default_kv_heads=8,

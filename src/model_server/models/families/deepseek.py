@@ -15,7 +15,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.models.families.base import base, sharpening
 from model_server.models.families.moe import top_k
 
-CORRECTION = "mlp.gate.e_score_correction_bias"
+_CORRECTION = "mlp.gate.e_score_correction_bias"
 # What transformers takes a silent Mistral 4 config to mean.
 MISTRAL4_ROPE = {
     "rope_type": "yarn",
@@ -34,8 +34,8 @@ _KINDS = ("dense", "sparse")
 
 def deepseek_v2(config: ModelConfig) -> Spec:
     """Describe V2: softmax, groups by their best expert, scaled weights."""
-    expect(config, "scoring_func", "softmax")
-    expect(config, "norm_topk_prob", False)  # published code and transformers differ in what true means
+    _expect(config, "scoring_func", "softmax")
+    _expect(config, "norm_topk_prob", False)  # published code and transformers differ in what true means
     num_experts = config.count("n_routed_experts", 64)
     method = config.text("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
@@ -49,15 +49,14 @@ def deepseek_v2(config: ModelConfig) -> Spec:
         scaling=config.number("routed_scaling_factor", 1.0),
         wide=True,
     )
-    mixture = experts(config, routing, size=1407, shared=2)
+    mixture = _experts(config, routing, size=1407, shared=2)
     config = config.without("mlp_layer_types")
     return _deepseek(config, mixture, default_positions=2048, first_dense=0, adjacent=True)
 
 
 def deepseek_v3(config: ModelConfig) -> Spec:
     """Describe V3: sigmoids with a correction, groups by their best two, weights summing to the scaling."""
-    routing = corrected(config, num_experts=256, chosen=8, groups=(8, 4), scaling=2.5)
-    mixture = replace(experts(config, routing, size=2048, shared=1), correction=CORRECTION)
+    mixture = corrected(config, num_experts=256, size=2048, chosen=8, groups=(8, 4), scaling=2.5)
     adjacent = config.flag("rope_interleave", True)
     config = config.without("mlp_layer_types")
     return _deepseek(config, mixture, default_positions=4096, first_dense=3, adjacent=adjacent)
@@ -65,8 +64,7 @@ def deepseek_v3(config: ModelConfig) -> Spec:
 
 def glm4_moe_lite(config: ModelConfig) -> Spec:
     """Describe GLM 4.7 Flash: V3 without groups, of other sizes."""
-    routing = corrected(config, num_experts=64, chosen=4, groups=(1, 1), scaling=1.8)
-    mixture = replace(experts(config, routing, size=1536, shared=1), correction=CORRECTION)
+    mixture = corrected(config, num_experts=64, size=1536, chosen=4, groups=(1, 1), scaling=1.8)
     adjacent = config.flag("rope_interleave", True)
     config = _with_sizes(config, q_lora_rank=768, v_head_dim=256, qk_nope_head_dim=192)
     return _deepseek(config, mixture, default_positions=202752, first_dense=1, adjacent=adjacent, default_eps=1e-5)
@@ -87,7 +85,7 @@ def mistral4(config: ModelConfig) -> Spec:
         norm=1.0 if config.flag("norm_topk_prob", True) else None,
         scaling=config.number("routed_scaling_factor", 1.0),
     )
-    mixture = experts(config, routing, size=2048, shared=1)
+    mixture = _experts(config, routing, size=2048, shared=1)
     adjacent = config.flag("rope_interleave", True)
     plain = _deepseek(
         config.without("mlp_layer_types"), mixture, default_positions=1048576, first_dense=0, adjacent=adjacent
@@ -101,17 +99,17 @@ def _with_sizes(config: ModelConfig, **sizes: int) -> ModelConfig:
 
 
 def corrected(
-    config: ModelConfig, *, num_experts: int, chosen: int, groups: tuple[int, int], scaling: float
-) -> Routing:
-    """Describe V3's choice, with defaults of a family for absent fields.
+    config: ModelConfig, *, num_experts: int, size: int, chosen: int, groups: tuple[int, int], scaling: float
+) -> Moe:
+    """Describe V3's experts and their choice, with defaults of a family for absent fields.
 
     Args:
         groups: How many there are, and how many are open.
     """
-    expect(config, "scoring_func", "sigmoid")
-    expect(config, "topk_method", "noaux_tc")
+    _expect(config, "scoring_func", "sigmoid")
+    _expect(config, "topk_method", "noaux_tc")
     num_experts = config.count("n_routed_experts", num_experts)
-    return Routing(
+    routing = Routing(
         num_experts=num_experts,
         top_k=top_k(config, num_experts, chosen),
         score="sigmoid",
@@ -122,18 +120,19 @@ def corrected(
         scaling=config.number("routed_scaling_factor", scaling),
         wide=True,
     )
+    return replace(_experts(config, routing, size=size, shared=1), correction=_CORRECTION)
 
 
-def expect(config: ModelConfig, name: str, served: object) -> None:
+def _expect(config: ModelConfig, name: str, served: object) -> None:
     """Check a field with one served value."""
     value = config.get(name)
     if value is not None and value != served:
         raise StartupError(f"config.json: `{name}` is served for {config.model_type} as {served!r} only, got {value!r}")
 
 
-def experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -> Moe:
+def _experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -> Moe:
     """Describe experts; defaults of size and shared count; shared ones are stored as one MLP."""
-    expect(config, "moe_layer_freq", 1)
+    _expect(config, "moe_layer_freq", 1)
     if routing.num_experts % routing.num_groups != 0:
         raise StartupError(
             f"config.json: `n_routed_experts` ({routing.num_experts}) is not a multiple of `n_group` "

@@ -56,6 +56,14 @@ class CallReader:
         self.num_complete += is_complete
         return is_complete
 
+    def calls(self, call: Callable[[CallReader], Steps[bool]], end: str) -> Steps[None]:
+        """Read calls in a row, and behind any the mark that ends them."""
+        before = self.num_started
+        while (yield from self.attempt(call(self))):
+            pass
+        if self.num_started > before:
+            yield from self.space_and(end)
+
     def start(self, name: str, own_id: str | None = None) -> None:
         self.source.release()
         self.num_started += 1

@@ -38,11 +38,7 @@ _IS_TEXT = re.compile(r'(?!.*\stype="(?!string"))', re.DOTALL)
 
 
 def _read(reader: CallReader, opener: str) -> Steps[None]:
-    before = reader.num_started
-    while (yield from reader.attempt(_call(reader))):
-        pass
-    if reader.num_started > before:
-        yield from reader.space_and(_END)
+    yield from reader.calls(_call, _END)
 
 
 def _call(reader: CallReader) -> Steps[bool]:
