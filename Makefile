@@ -40,10 +40,10 @@ test-all:
 	    took="$$took $$part $$(( $$(date +%s) - began )) s;"; \
 	done; echo "make test-all:$$took"
 
-# What `make test` leaves out, its random tests again with more cases, and the site: after it, which fails
-# within minutes.
+# What `make test` leaves out, its random tests again with more cases, and the site. SHORT=1 leaves out what is weekly
+# and the additional cases.
 thorough: $(VENV)/.installed-test docs
-	$(PYTEST) --thorough -m "parity or long or random"
+	$(PYTEST) $(if $(filter-out 0,$(SHORT)),-m "(parity or long) and not weekly",--thorough -m "parity or long or random or weekly")
 
 # All tests of groups of nodes, on machines made of namespaces; needs root. `make thorough` has them too, with fewer
 # starts of a group.
@@ -64,17 +64,16 @@ test-clients: $(VENV)/.installed-test
 	$(BIN)/python tests/clients/run.py
 
 # The Triton kernels without a GPU, in an environment of their own: in Triton's interpreter, then compiled ahead of time.
-# Then the same with the Triton of the GPU image. SHORT=1 leaves out the slow tests, and of the second Triton all but the
-# compilation for sm_90.
-kernels: $(VENV)-kernels/.installed $(NEW_TRITON)/.installed
+# Then the same with the Triton of the GPU image. SHORT=1 leaves out the slow tests, the second Triton, and of the
+# compilation all but sm_90.
+kernels: $(VENV)-kernels/.installed $(if $(filter-out 0,$(SHORT)),,$(NEW_TRITON)/.installed)
 	$(KBIN)/python -m pytest tests/kernels -n 2 $(if $(filter-out 0,$(SHORT)),-m "not slow")
 	$(KBIN)/python -m pytest tests/gpu --collect-only -qq
-	PYTHONPATH=src:tests/kernels $(KBIN)/python -m aot
+	PYTHONPATH=src:tests/kernels $(KBIN)/python -m aot $(if $(filter-out 0,$(SHORT)),--targets 90)
 ifeq ($(filter-out 0,$(SHORT)),)
 	PYTHONPATH=$(NEW_TRITON) $(KBIN)/python -m pytest tests/kernels -n 2 -m "not slow"
+	PYTHONPATH=$(NEW_TRITON):src:tests/kernels $(KBIN)/python -m aot --out build/kernels/aot-$(IMAGE_TRITON).json
 endif
-	PYTHONPATH=$(NEW_TRITON):src:tests/kernels $(KBIN)/python -m aot $(if $(filter-out 0,$(SHORT)),--targets 90) \
-	    --out build/kernels/aot-$(IMAGE_TRITON).json
 
 # The GPU path without a GPU (tests/fake_card): torch's CUDA build on stand-ins for its libraries. SHORT=1: the part of
 # `make test-all`, three minutes, with the torch of the lock. The whole takes about two hours, and ends with the lines of src that

@@ -1,4 +1,4 @@
-"""How many random cases a test tries: some in `make test`, more with `pytest --thorough` (`make test-all`)."""
+"""How many random cases a test tries: some in `make test`, more with `pytest --thorough` (`make thorough`)."""
 
 from __future__ import annotations
 
