@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 858,
+    "files": 859,
     "files below 50 lines": 235,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -31,7 +31,7 @@ LIMITS = {
     "files that name stages": 42,
     "files that name states": 29,
 }
-LINES = {"launcher": 11_780, "model_server": 46_800, "router": 29_670, "tercet": 60, "wire": 6_750}
+LINES = {"launcher": 11_910, "model_server": 46_800, "router": 29_670, "tercet": 60, "wire": 6_750}
 LONG_FILE = 400
 
 

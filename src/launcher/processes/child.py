@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.command import Command, connection_to
+from launcher.errors import LauncherError
 from launcher.processes.child_logs import ChildLogs
 from wire import phases
 from wire.processes import stack_dump
@@ -180,6 +181,15 @@ class Child:
         if self.exit is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def start_child(command: Command, guard: Guard, error: type[LauncherError]) -> Child:
+    """Start a process, or raise `error`."""
+    logger.debug("Starting %s: %s", command.title, " ".join(command.argv))
+    try:
+        return Child(command, guard)
+    except OSError as cause:
+        raise error(f"{command.title}: {command.argv[0]}: {cause.strerror}") from cause
 
 
 class _Probe(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from launcher.processes.child import Child
 from launcher.processes.child_logs import texts_of
@@ -17,12 +17,12 @@ _QUIET_S = 0.2
 _POLL_S = 0.02
 
 
-def show(children: Sequence[Child], wait: Callable[[float], None]) -> None:
-    """Log the stacks of each child, or why there are none. `wait(seconds)` may return early or raise."""
+def show(children: Sequence[Child]) -> Iterator[float]:
+    """Log the stacks of each child, or why there are none; yields the seconds to wait for their answers."""
     asked = [_Asked(child) for child in children if child.poll() is None]
     deadline = time.monotonic() + _LIMIT_S
     while not all(one.is_answered() for one in asked) and time.monotonic() < deadline:
-        wait(_POLL_S)
+        yield _POLL_S
     for one in asked:
         one.report()
 

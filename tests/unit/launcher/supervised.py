@@ -14,7 +14,7 @@ from pathlib import Path
 from unit.launcher.fake_children import router, shard
 
 from launcher.command import Command
-from launcher.processes.child import Guard
+from launcher.processes.child import Child, Guard
 from launcher.processes.signals import Signals
 from launcher.processes.supervisor import Supervisor
 from launcher.processes.timeouts import Timeouts
@@ -76,13 +76,17 @@ class Launch:
             shards, command, on_started=self.on_started, on_ready=lambda url, _: self.ready.append(url)
         )
 
+    def running(self) -> list[Child]:
+        """Return the processes that have not ended."""
+        assert self.supervisor is not None
+        return [child for child in self.supervisor.model.children if child.poll() is None]
+
     def stop_at(self, text: str, number: int = signal.SIGTERM) -> None:
         self.story.at(text, lambda: self.signals.notify(number))
 
     def kill_at(self, text: str, name: str, rank: int | None = None, number: int = signal.SIGKILL) -> None:
         def kill() -> None:
-            assert self.supervisor is not None
-            for child in self.supervisor._running():
+            for child in self.running():
                 if (child.command.name, child.command.rank) == (name, rank):
                     os.kill(child.pid, number)
 
@@ -94,7 +98,8 @@ class Launch:
         def hurry() -> None:
             supervisor = self.supervisor
             assert supervisor is not None
-            limit = time.monotonic() - supervisor._began_at + seconds
-            supervisor._timeouts = dataclasses.replace(supervisor._timeouts, startup_s=limit)
+            model = supervisor.model
+            limit = time.monotonic() - model._began_at + seconds
+            model._timeouts = dataclasses.replace(model._timeouts, startup_s=limit)
 
         self.story.at(text, hurry)

@@ -49,7 +49,7 @@ def wait_until(launch: Launch, condition: Callable[[Child], bool]) -> None:
     def wait() -> None:
         deadline = time.monotonic() + 60
         assert launch.supervisor is not None
-        while not all(condition(child) for child in launch.supervisor._shards):
+        while not all(condition(child) for child in launch.supervisor.model.children):
             assert time.monotonic() < deadline
             time.sleep(0.01)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from types import SimpleNamespace
@@ -14,18 +14,13 @@ import pytest
 from launcher.errors import ShardFailed, WebserverFailed
 from launcher.other_nodes import Group
 from launcher.processes.child import Child, Exit
-from launcher.processes.signals import Signals
 from launcher.processes.stopping import Stopping
 from launcher.processes.timeouts import Timeouts
 
 
-@pytest.fixture
-def stopping() -> Iterator[Stopping]:
-    signals = Signals()
-    signals.notify(signal.SIGTERM)
-    assert signals.pop() and not signals.pop()
-    yield Stopping(signals, Timeouts(graceful_s=1.0))
-    signals.close()
+def stop(shards: Sequence[Child], router: Child | None) -> None:
+    for _ in Stopping(Timeouts(graceful_s=1.0)).in_order(shards, router, Group(), why="SIGTERM", remark="again kills"):
+        pass
 
 
 @pytest.fixture
@@ -63,47 +58,47 @@ def ended(returncode: int, rank: int | None = None) -> Child:
     return cast(Child, child)
 
 
-def test_a_start_in_which_everybody_was_signalled_is_an_orderly_stop(stopping: Stopping) -> None:
-    stopping.in_order([ended(-signal.SIGTERM, 0)], None, Group())
+def test_a_start_in_which_everybody_was_signalled_is_an_orderly_stop() -> None:
+    stop([ended(-signal.SIGTERM, 0)], None)
 
 
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
         ("tgi_queue_size 0\ntgi_batch_current_size 0\n", "SIGTERM: stopping, no request runs"),
-        ("tgi_queue_size 2\ntgi_batch_current_size 1\n", "SIGTERM: 3 requests run; stopping, at most 1 s; a second"),
-        ("tgi_batch_current_size 1\n", "SIGTERM: 1 request runs; stopping, at most 1 s; a second"),
-        ("", "SIGTERM: stopping, at most 1 s; a second signal ends everything now"),
+        ("tgi_queue_size 2\ntgi_batch_current_size 1\n", "SIGTERM: 3 requests run; stopping, at most 1 s; again kills"),
+        ("tgi_batch_current_size 1\n", "SIGTERM: 1 request runs; stopping, at most 1 s; again kills"),
+        ("", "SIGTERM: stopping, at most 1 s; again kills"),
     ],
 )  # fmt: skip
 def test_what_a_signal_says(
-    stopping: Stopping, metrics: str, said: str, caplog: pytest.LogCaptureFixture, httpserver: Callable[[str], str]
+    metrics: str, said: str, caplog: pytest.LogCaptureFixture, httpserver: Callable[[str], str]
 ) -> None:
     router = ended(0)
     router.exit, router.ready_at = None, 1.0
     router.terminate = lambda: setattr(router, "exit", Exit(0))  # type: ignore[method-assign]
     router.command.url = httpserver(metrics)  # type: ignore[misc]
     with caplog.at_level("INFO"):
-        stopping.in_order([], router, Group())
+        stop([], router)
     assert said in caplog.text
 
 
-def test_what_a_signal_says_during_the_start(stopping: Stopping, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_signal_says_during_the_start(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        stopping.in_order([ended(-signal.SIGTERM, 0)], None, Group())
-    assert "SIGTERM: stopping; a second signal ends everything now" in caplog.text
+        stop([ended(-signal.SIGTERM, 0)], None)
+    assert "SIGTERM: stopping; again kills" in caplog.text
 
 
-def test_shards_that_were_taken_from_under_a_router_are_named(stopping: Stopping) -> None:
+def test_shards_that_were_taken_from_under_a_router_are_named() -> None:
     with pytest.raises(ShardFailed, match="shard 0 was stopped before the last requests were answered"):
-        stopping.in_order([ended(-signal.SIGTERM, 0)], ended(1), Group())
+        stop([ended(-signal.SIGTERM, 0)], ended(1))
 
 
-def test_a_shard_that_failed_is_named_before_the_router(stopping: Stopping) -> None:
+def test_a_shard_that_failed_is_named_before_the_router() -> None:
     with pytest.raises(ShardFailed, match="shard 1"):
-        stopping.in_order([ended(0, 0), ended(3, 1)], ended(1), Group())
+        stop([ended(0, 0), ended(3, 1)], ended(1))
 
 
-def test_a_router_that_failed_alone_is_named(stopping: Stopping) -> None:
+def test_a_router_that_failed_alone_is_named() -> None:
     with pytest.raises(WebserverFailed, match="router"):
-        stopping.in_order([], ended(1), Group())
+        stop([], ended(1))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -20,6 +20,8 @@ from launcher.errors import (
     WebserverCannotStart,
     WebserverFailed,
 )
+from launcher.processes.model_processes import ModelProcesses, ModelState
+from launcher.processes.timeouts import Timeouts
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -38,11 +40,7 @@ def test_a_day_in_order(launch: Launch, number: int) -> None:
 def test_the_announcement_comes_when_shards_are_running(launch: Launch) -> None:
     seen: list[int] = []
 
-    def announce() -> None:
-        assert launch.supervisor is not None
-        seen.append(len(launch.supervisor._running()))
-
-    launch.on_started = announce
+    launch.on_started = lambda: seen.append(len(launch.running()))
     launch.stop_at("Ready on")
     assert launch.serve() == 0
     assert seen == [1]
@@ -156,7 +154,7 @@ def test_of_several_dead_shards_the_first_cause_is_named(launch: Launch, first: 
 
     def pids() -> set[int]:
         assert launch.supervisor is not None
-        return {child.pid for child in launch.supervisor._shards}
+        return {child.pid for child in launch.supervisor.model.children}
 
     launch.on_started = both_dead
     with pytest.raises(ShardCannotStart, match=cause):
@@ -229,13 +227,61 @@ def test_start_up_time_out(launch: Launch) -> None:
 
 
 def test_a_download_does_not_count_as_start_up(launch: Launch) -> None:
-    supervisor = launch.supervise()
-    assert supervisor.download(plain("pass")) is None
-    since_start_s = time.monotonic() - supervisor._began_at
-    supervisor._timeouts = dataclasses.replace(supervisor._timeouts, startup_s=since_start_s)
-    assert not supervisor._is_out_of_time()
-    supervisor._download_s = 0.0
-    assert supervisor._is_out_of_time()
+    supervisor = launch.supervise(startup_s=100.0)
+    assert supervisor.download(plain("import time; time.sleep(0.01)")) is None
+    assert supervisor._download_s >= 0.01
+    model = supervisor.model
+    for download_s, is_late in ((0.0, True), (50.0, False)):
+        began_at = time.monotonic() - 110.0
+        life = model.load(
+            [], None, began_at=began_at, download_s=download_s, on_started=lambda: None, on_ready=lambda *_: None
+        )
+        next(life)
+        assert model._is_out_of_time() == is_late
+        assert model.state is ModelState.READY
+
+
+def test_a_model_is_loaded_again_after_its_end(launch: Launch) -> None:
+    """One thread runs it: each way of going on is asked for its next step."""
+    model = ModelProcesses(launch.guard, Timeouts(graceful_s=20.0))
+    states = [model.state]
+
+    def drive(way: Iterator[float], until: ModelState) -> None:
+        for pause_s in way:
+            states.append(model.state)
+            if model.state is until:
+                return
+            time.sleep(min(pause_s, 0.01))
+        states.append(model.state)
+
+    def load() -> Iterator[float]:
+        commands = [shard(launch.folder)], router(launch.folder, launch.port)
+        return model.load(
+            *commands, began_at=time.monotonic(), on_started=lambda: None, on_ready=lambda url, _: urls.append(url)
+        )
+
+    urls: list[str] = []
+    drive(load(), ModelState.READY)
+    drive(model.unload("it is idle"), ModelState.UNLOADED)
+    assert journal(launch.folder) == ["router stops", "shard stops"]
+    drive(load(), ModelState.READY)
+    assert urls == [f"http://127.0.0.1:{launch.port}"] * 2
+    order = [state for state, before in zip(states[1:], states[:-1], strict=True) if state is not before]
+    life = [ModelState.LOADING, ModelState.READY]
+    assert order == [*life, ModelState.UNLOADING, ModelState.UNLOADED, *life]
+    model.kill()
+    with pytest.raises(ShardCannotStart, match="SIGKILL"):
+        drive(
+            model.load(
+                [plain("import os; os.kill(os.getpid(), 9)", name="shard", rank=0)],
+                None,
+                began_at=time.monotonic(),
+                on_started=lambda: None,
+                on_ready=lambda *_: None,
+            ),
+            ModelState.READY,
+        )
+    assert model.state is ModelState.FAILED
 
 
 def test_download(launch: Launch) -> None:
