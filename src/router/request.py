@@ -112,6 +112,11 @@ class PlacedImage:
     is_indivisible: bool = False
 
 
+def salt_of(account: str, asked: str | None) -> str:
+    """Return what a prompt's KV is apart by: a client cannot write the salt of an account, which has no line's end."""
+    return account if asked is None else f"{account}\n{asked}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ValidRequest:
     """A request that may run as it is."""

@@ -53,4 +53,4 @@ def test_what_is_off_is_off_on_both_sides() -> None:
 def test_tables_name_parameters_that_there_are() -> None:
     names = {one.name for one in fields(SamplingParameters)}
     assert {one.name for one in SAMPLING_RANGES} <= names
-    assert set(CommonParameters.model_fields) - names == {"ignore_eos", "priority"}
+    assert set(CommonParameters.model_fields) - names == {"cache_salt", "ignore_eos", "priority"}

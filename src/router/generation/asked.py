@@ -43,6 +43,7 @@ class GenerateRequest:
     answer: AnswerKind = "text"
     adapter_id: str | None = None
     priority: AskedPriority = ORDINARY
+    cache_salt: str | None = None
     # Prompt and answer together, below the server's limit; None: only that.
     max_total_tokens: int | None = None
     prediction: str = ""  # what the answer will probably be
@@ -68,5 +69,5 @@ class GenerateRequest:
         if sampling is not None:
             asked |= sampling
         given = {name: value for name, value in asked.items() if value is not None}
-        others |= {"ignore_eos": body.ignore_eos, "priority": body.asked_priority}
+        others |= {"ignore_eos": body.ignore_eos, "priority": body.asked_priority, "cache_salt": body.cache_salt}
         return cls(sampling=SamplingParameters(**given), given=frozenset(given), **others)

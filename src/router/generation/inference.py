@@ -21,6 +21,7 @@ from router.images.prompt import ImagePrompts
 from router.limits import ServingLimits
 from router.lora.registry import MOST_LOADED, AdapterRegistry
 from router.metrics import Metrics
+from router.request import salt_of
 from router.scheduling.loop import Scheduler
 from router.text.tokenizer import PromptTokenizer
 from router.tracing import entered
@@ -108,7 +109,7 @@ class Inference:
                 key=key.name,
                 weight=key.weight,
                 priority=max(valid.priority, key.priority),
-                cache_salt=account.cache_salt,
+                cache_salt=salt_of(account.cache_salt, request.cache_salt),
             )
             account.prompted(valid.input_length)
         if request.adapter_id is None:

@@ -25,6 +25,7 @@ from router.request import (
     SamplingParameters,
     StoppingParameters,
     ValidRequest,
+    salt_of,
 )
 from router.text.tokenizer import PromptTokenizer
 
@@ -157,6 +158,7 @@ class Validator:
             answer=request.answer,
             adapter_id=request.adapter_id,
             priority=request.priority.value,
+            cache_salt=salt_of("", request.cache_salt),
             prediction_ids=extras.prediction_ids,
             images=self._places(request, input_ids),
             sampling=self._sampling(request, extras.grammar_kind, extras.grammar),

@@ -39,7 +39,6 @@ _LETTERS: Mapping[Family, str] = {"chat": "c", "completions": "t", "responses": 
 
 # Letters of families, names, neutral values, remedy.
 _REFUSED: tuple[_Row, ...] = (
-    ("ctrm", "cache_salt", (), "the prefix cache is shared by all requests; leave it out"),
     ("ctrm", "structural_tag", (), "use `structured_outputs`, or `tools`"),
     ("ctrm", "guided_whitespace_pattern", (), "use a regular expression"),
     ("ctrm", "allowed_token_ids", ([],), "use `logit_bias` or a regular expression"),

@@ -189,6 +189,15 @@ Priority = Annotated[
     ),
 ]
 
+CacheSalt = Annotated[
+    Annotated[str, Field(min_length=1, max_length=1024)] | None,
+    Field(
+        description="The prompt's KV cache is shared only with requests of the same salt; with an API key that has a "
+        "cache of its own, of that key.",
+        examples=["tenant-7"],
+    ),
+]
+
 
 class AskedPriority(NamedTuple):
     """A priority, and the field that says it."""
@@ -213,6 +222,7 @@ class CommonParameters(Body):
     min_tokens: MinTokens = None
     ignore_eos: IgnoreEos = False
     priority: Priority = 0
+    cache_salt: CacheSalt = None
 
     @property
     def asked_priority(self) -> AskedPriority:

@@ -1,4 +1,4 @@
-"""`priority` and `service_tier` reach the queue within what the key may ask for, or are refused."""
+"""`priority` and `service_tier` reach the queue within what the key may ask for; so does `cache_salt`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,20 @@ async def test_a_priority_is_the_requests(make_router: MakeRouter, path: str, bo
         assert router.scheduler.last.priority == found
     for wrong in (2**63, 1.5, "1"):
         assert (await router.post(*asked(path, body, {"priority": wrong}))).status_code in (400, 422)
+
+
+@pytest.mark.parametrize(("path", "body"), ALL)
+async def test_a_salt_parts_the_cache(make_router: MakeRouter, path: str, body: dict[str, Any]) -> None:
+    router = make_router()
+    spaces = []
+    for salt in (None, "a", "b", "b", "x" * 1024):
+        assert (await router.post(*asked(path, body, {"cache_salt": salt}))).status_code == 200
+        spaces.append(router.scheduler.last.cache_namespace)
+    assert spaces[0] == "" and spaces[2] == spaces[3] and len(set(spaces)) == 4
+    for wrong in ("", "x" * 1025, 1):
+        answer = await router.post(*asked(path, body, {"cache_salt": wrong}))
+        assert answer.status_code in (400, 422) and "cache_salt" in answer.text
+    router.assert_idle()
 
 
 @pytest.mark.parametrize(("path", "body"), ALL)

@@ -132,6 +132,13 @@ async def test_the_longest_request_of_a_key(make_router: MakeRouter) -> None:
     assert (await router.post("/generate", body, authorization="Bearer tk-bob")).status_code == 200
     assert (scheduler.last.key, scheduler.last.weight) == ("bob", 2)
     assert scheduler.last.cache_namespace == "\nbob" and scheduler.submitted[0].cache_namespace == ""
+    # No client gets at the cache of another key by a salt.
+    body["parameters"] = {"cache_salt": "bob", "max_new_tokens": 2}
+    spaces = {"\nbob"}
+    for who in (ALICE, {"authorization": "Bearer tk-bob"}):
+        assert (await router.post("/generate", body, **who)).status_code == 200
+        spaces.add(scheduler.last.cache_namespace)
+    assert len(spaces) == 3
 
 
 async def test_a_key_is_in_no_log_and_its_name_is(make_router: MakeRouter, caplog: pytest.LogCaptureFixture) -> None:
