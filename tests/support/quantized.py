@@ -119,7 +119,9 @@ def quantize_folder(
     stored, exact = {}, {}
     for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
-        chosen = (".layers." in name or ".h." in name) and not module.endswith((".gate", "norm"))
+        chosen = any(part in name for part in (".layers.", ".h.", ".blocks.")) and not module.endswith(
+            (".gate", "norm")
+        )
         if tensor.dim() != 2 or not (chosen or module.endswith(tuple(also) or "\0")):
             stored[name] = exact[name] = tensor
             continue

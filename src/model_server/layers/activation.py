@@ -58,6 +58,15 @@ def gated(name: str) -> Activation:
     return apply
 
 
+def divided(function: Activation, scales: Tensor) -> Activation:
+    """Return function(x) / scales, as AWQ's writers have it before a product with weights times `scales` [n]."""
+
+    def apply(x: Tensor) -> Tensor:
+        return function(x).div_(scales)
+
+    return apply
+
+
 def clamped_swiglu(alpha: float, limit: float) -> Activation:
     """Return GPT-OSS's gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit`, up within it."""
 

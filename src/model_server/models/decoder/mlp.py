@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from model_server.layers.activation import Activation, activation
+from model_server.layers.activation import Activation, activation, divided
 from model_server.layers.linear.linear import Linear
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.spec import Spec
 from model_server.weights.matrix import Part
+from model_server.weights.reader import Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,14 @@ def load_mlp(
         parts = [Part(prefix + name, (share,), size) for name in names.up]
     return DenseMlp(
         up=loader.column_linear(parts, spec.hidden_size, transposed=spec.transposed),
-        activation=(loader.fused.gated if spec.gated else activation)(spec.activation),
+        activation=_activation(loader, spec, prefix + names.activation, share, size),
         down=loader.row_linear(prefix + names.down, share, spec.hidden_size, transposed=spec.transposed),
     )
+
+
+def _activation(loader: Loader, spec: Spec, module: str, share: Range, size: int) -> Activation:
+    """Return the activation, divided by the scales of `module` [size] if the files hold any."""
+    if spec.gated:
+        return loader.fused.gated(spec.activation)
+    function, scales = activation(spec.activation), module + ".scales"
+    return divided(function, loader.vector(scales, [share], size)) if loader.has(scales) else function

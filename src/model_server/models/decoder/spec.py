@@ -40,6 +40,7 @@ class Names:
     attention_post_norm: str | None = None  # on what attention gives, before it is added
     mlp_norm: str | None = "post_attention_layernorm"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    activation: str = "mlp.act"  # AWQ's files may have scales of it where it is not gated
     down: str = "mlp.down_proj"
     mlp_post_norm: str | None = None
     norm: str | None = "model.norm"

@@ -19,6 +19,7 @@ BLOOM = Names(
     qkv=("self_attention.query_key_value",),
     output="self_attention.dense",
     up=("mlp.dense_h_to_4h",),
+    activation="mlp.gelu_impl",
     down="mlp.dense_4h_to_h",
     norm="transformer.ln_f",
 )
@@ -147,6 +148,7 @@ def mpt(config: ModelConfig) -> Spec:
         output="attn.out_proj",
         mlp_norm="norm_2",
         up=("ffn.up_proj",),
+        activation="ffn.act",
         down="ffn.down_proj",
         norm="transformer.norm_f",
     )

@@ -187,6 +187,7 @@ def phi(config: ModelConfig) -> Spec:
         output="self_attn.dense",
         mlp_norm=None,
         up=("mlp.fc1",),
+        activation="mlp.activation_fn",
         down="mlp.fc2",
         norm="model.final_layernorm",
     )
