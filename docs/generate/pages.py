@@ -22,7 +22,8 @@ from launcher.doctor.config import DoctorConfig
 from launcher.estimate.config import EstimateConfig
 from launcher.keys.config import KeysConfig
 from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
-from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig
+from model_server.config import DownloadConfig, ServeConfig
+from model_server.quantize.config import QuantizeConfig
 from router.config import RouterConfig
 from wire.cli import sizes
 from wire.cli.options import Option

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
+from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig
+from launcher.config_checks import check
 from launcher.errors import ArgumentValidation, DownloadError, LauncherError
 from launcher.group_config import check_placement, num_nodes, with_supervisor
 from launcher.planning import commands, hardware, model_info, preflight
@@ -107,11 +108,10 @@ class _Launch:
         self._terminal = terminal
         self._group: NodeGroup | None = None
         """None: one node serves alone."""
-        self._phases: list[tuple[str, float]] = []
-        """Name and seconds of what has been done so far."""
         self._age_s = hardware.process_age_s()
+        self._phases = [("process start and imports", self._age_s)]
+        """Name and seconds of what has been done so far."""
         self._phase_began = time.monotonic()
-        self._phases.append(("process start and imports", self._age_s))
 
     def run(self) -> int:
         """Returns the exit status. Raises LauncherError."""

@@ -12,13 +12,12 @@ from pathlib import Path
 
 from model_server.config import (
     DownloadConfig,
-    QuantizeConfig,
     ServeConfig,
     check,
-    check_quantize,
     draws_progress_bars,
 )
 from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
+from model_server.quantize.config import QuantizeConfig, check_quantize
 from wire import phases
 from wire.cli.commands import installed_version, run_group
 from wire.exit_status import LOST_PEER, MISSING_PEER

@@ -20,14 +20,15 @@ from model_server.distributed.placement import Placement
 from model_server.distributed.stage_links import StageLinks
 from model_server.engine.device_thread import LOOK_EVERY_S, DeviceThread
 from model_server.engine.engine import Engine, EngineOptions
+from model_server.engine.memory_plan import MemoryPlan, plan_memory
 from model_server.engine.profile import StepProfiler
-from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
+from model_server.engine.warm_up import Capacity, WarmupRequest, warm_up
 from model_server.errors import LostPeerError, StartupError, parts_ranks
-from model_server.memory.budget import CudaMemory
 from model_server.models.hf.stateful import StatefulRunner
 from model_server.models.load import load_runner, resident_adapters
 from model_server.models.model import Model, cache_dtype, check_batch_invariance, describe, in_slots, with_adapters
 from model_server.models.stages import layer_counts
+from model_server.recurrence.states import reserve_states
 from model_server.rpc.endpoint import EndpointPlan, endpoint_of
 from model_server.rpc.interceptor import is_fatal
 from model_server.rpc.lora import LoraServicer
@@ -58,8 +59,6 @@ from model_server.vision.families import vision_family
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.load_progress import LoadProgress
 from wire import phases
-from wire.host import kv_memory
-from wire.host.machine import free_memory
 from wire.processes.open_files import raise_open_files
 from wire.speculation.heads import check_length
 from wire.text.counting import counted
@@ -134,16 +133,16 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             )
             config = replace(config, prefill_chunking=False, prefix_caching=False)
         engine = _engine(config, runner, tokenizer, device, ranks, links, speculator, encoder, residents)
-        state_slots = _reserve_states(config, runner, device, layout.local.size)
+        states = reserve_states(runner.traits.recurrent, config, device, layout.local.size)
         facts = replace(
             announce(config, runner, device, dtype, layout, stored, model.scheme.method),
-            state_slots=state_slots,
+            state_slots=states.num_slots,
             images=encoder is not None,
             speculator=None if speculator is None else LOOKUP if found is None else found.kind,
             loads_adapters=residents is not None,
             adapter_slots=config.lora_slots if model.slots is None else model.slots.number,
         )
-        plan = _memory_plan(config, engine, stored or dtype, layout.local.size, state_slots)
+        plan = plan_memory(config, engine, stored or dtype, layout.local.size, states.num_bytes)
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
         phases.enter(phases.BINDING)
@@ -304,45 +303,6 @@ def announce(
         urls=tuple(config.endpoints)
         or tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(layout.world.size)),
     )
-
-
-def _reserve_states(config: ServeConfig, runner: Runner, device: torch.device, local_size: int) -> int:
-    """Allocate the states of recurrent layers; return the slots for requests and saved states."""
-    states = runner.traits.recurrent
-    if states is None:
-        return 0
-    on_gpu = device.type == "cuda"
-    share = torch.cuda.mem_get_info(device)[0] // 2 if on_gpu else int((free_memory() or 0) * kv_memory.STATES_SHARE)
-    asked, batch, share = config.state_slots, config.max_batch_size, share // (1 if on_gpu else local_size)
-    num_slots = kv_memory.state_slots(asked, batch, share, states.slot_bytes, on_gpu=on_gpu)
-    states.reserve(num_slots + 1)
-    taken = (num_slots + 1) * states.slot_bytes / 2**20
-    logger.info("States of recurrent layers: %s, %.1f MiB", counted(num_slots, "slot"), taken)
-    return num_slots
-
-
-def _memory_plan(
-    config: ServeConfig, engine: Engine, cache_dtype: torch.dtype, local_size: int, state_slots: int
-) -> MemoryPlan:
-    """Plan memory just after loading, when a GPU holds only weights.
-
-    Args:
-        local_size: Shards that share this machine's memory.
-    """
-    device = engine.options.device
-    is_cuda = device.type == "cuda"
-    # Their pages are not taken yet on a CPU.
-    states = (state_slots + 1) * engine.runner.traits.recurrent_bytes
-    default = config.default_kv_cache_memory
-    if default is None:
-        default = kv_memory.default_bytes((free_memory() or 0) - states * local_size) // local_size
-    return MemoryPlan(
-        dtype=cache_dtype, max_batch_total_tokens=config.max_batch_total_tokens, cache_bytes=config.kv_cache_memory,
-        default_cache_bytes=default, cuda_memory_fraction=config.cuda_memory_fraction,
-        model_max_length=engine.tokenizer.model_max_length, memory=CudaMemory(device) if is_cuda else None,
-        weight_bytes=torch.cuda.memory_allocated(device) - states if is_cuda else engine.runner.traits.weight_bytes,
-        state_bytes=states,
-    )  # fmt: skip
 
 
 def _tracing(config: ServeConfig) -> Tracing | None:

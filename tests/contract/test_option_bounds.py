@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import launcher.config
+import launcher.config_checks
 import model_server.config
 import router.config
 from launcher.bench.config import BenchConfig
@@ -19,7 +19,7 @@ from wire.cli.options import Option, options_of
 from wire.cli.parsing import UsageError, parse
 
 CHECKS: dict[type, Callable[[Any], None]] = {
-    LauncherConfig: launcher.config.check,
+    LauncherConfig: launcher.config_checks.check,
     RouterConfig: router.config.check,
     ServeConfig: model_server.config.check,
 }

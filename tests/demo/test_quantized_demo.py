@@ -15,8 +15,8 @@ import pytest
 from support.running_server import running_server
 
 from demo_model import check, corpus
-from model_server.config import QuantizeConfig
 from model_server.quantize import command
+from model_server.quantize.config import QuantizeConfig
 
 _PERPLEXITY = re.compile(r"Perplexity on .*: ([\d.]+) before, ([\d.]+) after")
 

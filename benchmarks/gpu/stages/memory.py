@@ -21,7 +21,8 @@ from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
 from model_server.engine.calls import PrefillCall, Session
 from model_server.engine.engine import Engine
-from model_server.engine.warm_up import MemoryPlan, WarmupRequest, warm_up
+from model_server.engine.memory_plan import MemoryPlan
+from model_server.engine.warm_up import WarmupRequest, warm_up
 from model_server.errors import OutOfMemoryError
 from model_server.memory.budget import CudaMemory
 from model_server.runner.cuda_graphs import GraphedRunner

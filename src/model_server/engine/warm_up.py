@@ -17,14 +17,14 @@ from model_server.batch.sequence import NewRequest, number_blocks
 from model_server.distributed.group import ProcessGroup
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine
+from model_server.engine.memory_plan import MemoryPlan, block_bytes, cpu_blocks, measured_blocks
 from model_server.errors import FatalError, OutOfMemoryError, RequestError, StartupError, WarmUpMemoryError
-from model_server.memory.budget import DeviceMemory, Measured, cache_blocks
+from model_server.memory.budget import DeviceMemory, Measured
 from model_server.memory.kv_cache import KvCache
 from model_server.memory.report import MemoryUse
 from model_server.runner.cuda_graphs import GraphCost, GraphedRunner
 from model_server.speculation.drafters.drafter import DraftedRunner
 from model_server.vision.image import Encoded
-from wire.host import kv_memory
 from wire.host.machine import free_memory, total_memory
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
@@ -64,20 +64,10 @@ class WarmupRequest:
     def max_prefill_tokens(self) -> int:
         return self.session.max_prefill_tokens
 
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryPlan:
-    """The user's bounds on memory; `dtype` of the KV cache."""
-
-    dtype: torch.dtype
-    max_batch_total_tokens: int | None
-    cuda_memory_fraction: float
-    model_max_length: int | None
-    memory: DeviceMemory | None  # None: it is not measured (CPU)
-    weight_bytes: int | None = None  # None: not known
-    cache_bytes: int | None = None  # None: the user has not said it
-    default_cache_bytes: int | None = None  # on a CPU, where the user has said nothing of the cache
-    state_bytes: int = 0  # of states that layers keep, allocated beside the cache
+    @property
+    def longest_step(self) -> int:
+        """Return the most tokens of one sequence or one prefill."""
+        return max(self.max_total_tokens or 0, self.max_prefill_tokens)
 
 
 def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: WarmupRequest) -> Capacity:
@@ -107,10 +97,10 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     measured = None
     if plan.memory is not None:
         measured = _measure(engine, world, plan, plan.memory, graphs, request)
-        num_blocks = _measured_blocks(engine, plan, measured)
+        num_blocks = measured_blocks(engine, plan, measured)
     else:
         _drop_cache(engine)
-        num_blocks = _cpu_blocks(engine, plan, request)
+        num_blocks = cpu_blocks(engine, plan, request.longest_step)
     cache = _allocate(engine, world, plan, num_blocks, request)
     engine.set_cache(cache)
     capacity = _limits(engine, plan, request, cache.num_blocks)
@@ -120,7 +110,7 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
         "Room for the states of requests" if engine.keeps_state else f"KV cache in {_name(plan.dtype)}",
         cache.num_blocks,
         block_size,
-        cache.num_blocks * _block_bytes(engine, plan) / 2**20,
+        cache.num_blocks * block_bytes(engine, plan.dtype) / 2**20,
         time.perf_counter() - started,
     )
     if graphs is not None:
@@ -203,7 +193,7 @@ def _report_memory(
     cache: KvCache,
 ) -> None:
     """Log what goes where, at INFO on the first rank."""
-    taken = cache.num_blocks * _block_bytes(engine, plan)
+    taken = cache.num_blocks * block_bytes(engine, plan.dtype)
     if measured is None:
         use = MemoryUse(weights=plan.weight_bytes, cache=taken, free=free_memory(), total=total_memory())
     else:
@@ -248,18 +238,6 @@ def _measure(
     free, total = memory.rest()
     graph_bytes = 0 if graphs is None else cost.total(graphs.num_graphs)
     return Measured(total=total, free=free, peak=peak, graphs=graph_bytes)
-
-
-def _measured_blocks(engine: Engine, plan: MemoryPlan, measured: Measured) -> int:
-    block_bytes, fraction = _block_bytes(engine, plan), plan.cuda_memory_fraction
-    num_blocks = cache_blocks(measured, fraction, block_bytes)
-    text = "Of %.0f MiB for the KV cache at a memory fraction of %g, %.0f are used"
-    logger.info(text, measured.budget(fraction) / 2**20, fraction, num_blocks * block_bytes / 2**20)
-    if plan.max_batch_total_tokens is not None:
-        num_blocks = min(num_blocks, plan.max_batch_total_tokens // engine.options.block_size)
-    if plan.cache_bytes is not None:
-        num_blocks = min(num_blocks, plan.cache_bytes // block_bytes)
-    return num_blocks
 
 
 def _allocate(
@@ -349,29 +327,8 @@ def _try_image(engine: Engine, *, largest: bool) -> Encoded | None:
         raise StartupError(f"image processor and vision tower of the model do not fit: {error!s:.200}") from error
 
 
-def _block_bytes(engine: Engine, plan: MemoryPlan) -> int:
-    if engine.runner.traits.state_bytes is not None:
-        return engine.runner.traits.state_bytes
-    return sum(shape.block_bytes(engine.options.block_size, plan.dtype) for shape in engine.runner.kv_shapes)
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _cpu_blocks(engine: Engine, plan: MemoryPlan, request: WarmupRequest) -> int:
-    block_size, bound = engine.options.block_size, plan.max_batch_total_tokens
-    token_bytes = max(1, _block_bytes(engine, plan) // block_size)
-    if plan.cache_bytes is not None:
-        tokens = kv_memory.tokens_in(plan.cache_bytes, token_bytes)
-        if tokens < 2 * block_size:
-            asked = f"--kv-cache-memory of {plan.cache_bytes} bytes for each shard"
-            raise StartupError(f"{asked} leaves no KV cache, of which a token takes {token_bytes}; give more")
-        return (tokens if bound is None else min(tokens, bound)) // block_size
-    if bound is not None:
-        return bound // block_size
-    longest = max(request.max_total_tokens or 0, request.max_prefill_tokens)
-    return kv_memory.default_tokens(plan.default_cache_bytes or 0, token_bytes, longest) // block_size
 
 
 def _check_limits(engine: Engine, max_total_tokens: int | None, max_batch_total_tokens: int | None) -> None:

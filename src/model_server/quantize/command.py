@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model_server.config import QuantizeConfig
 from model_server.device import resolve_device, resolve_dtype, tune
 from model_server.errors import StartupError
 from model_server.models.model import Model, describe
 from model_server.quantize import output
+from model_server.quantize.config import QuantizeConfig
 from model_server.quantize.layers import Layer, LayerByLayer, Watch
 from model_server.quantize.progress import FOLDER, Progress, check_folder, writing
 from model_server.quantize.samples import Samples, from_file, kept, written

@@ -22,7 +22,7 @@ from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.spec import Spec
 from model_server.quantization.forms import Form
 from model_server.quantization.scheme import Scheme
-from model_server.quantize.hessian import Hessian
+from model_server.quantize.solver import Hessian
 from model_server.runner.runner import ModelInputs
 from model_server.weights.matrix import MatrixSlice
 from model_server.weights.reader import Place, Range, SafetensorsReader, WeightReader

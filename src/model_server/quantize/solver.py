@@ -14,6 +14,24 @@ _MORE_DAMPING, _ATTEMPTS = 10.0, 4
 _SMALLEST_SCALE = 2.0**-24  # of float16
 
 
+class Hessian:
+    """The mean of 2 x xᵀ over samples' inputs x, float32 [in, in], equal shares: how much pairs of inputs matter."""
+
+    def __init__(self, num_columns: int, device: torch.device) -> None:
+        self.matrix = torch.zeros(num_columns, num_columns, dtype=torch.float32, device=device)
+        # With tokens for this matrix.
+        self.num_samples = 0
+
+    def add(self, inputs: Tensor) -> None:
+        """Add one sample's inputs [tokens, in]."""
+        if not len(inputs):
+            return
+        inputs = inputs.float()
+        self.matrix.mul_(self.num_samples / (self.num_samples + 1))
+        self.num_samples += 1
+        self.matrix.addmm_(inputs.t(), inputs, alpha=2 / self.num_samples)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
     """How matrices are rounded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.runner.runner import RequestState
+from model_server.config import ServeConfig
+from model_server.runner.runner import RequestState, StateSlots
+from wire.host import kv_memory
+from wire.host.machine import free_memory
+from wire.text.counting import counted
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,34 @@ class StatePool:
             for layer in self._layers.values():
                 layer.copy(restored)
         return slots
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedStates:
+    """Slots for the states of requests and for saved states; `num_bytes` of all, with one that is of neither."""
+
+    num_slots: int = 0
+    num_bytes: int = 0
+
+
+def reserve_states(
+    states: StateSlots | None, config: ServeConfig, device: torch.device, local_size: int
+) -> ReservedStates:
+    """Allocate the states of recurrent layers, if there are any.
+
+    Args:
+        local_size: Shards that share this machine's memory.
+    """
+    if states is None:
+        return ReservedStates()
+    on_gpu = device.type == "cuda"
+    share = torch.cuda.mem_get_info(device)[0] // 2 if on_gpu else int((free_memory() or 0) * kv_memory.STATES_SHARE)
+    asked, batch, share = config.state_slots, config.max_batch_size, share // (1 if on_gpu else local_size)
+    num_slots = kv_memory.state_slots(asked, batch, share, states.slot_bytes, on_gpu=on_gpu)
+    states.reserve(num_slots + 1)
+    num_bytes = (num_slots + 1) * states.slot_bytes
+    logger.info("States of recurrent layers: %s, %.1f MiB", counted(num_slots, "slot"), num_bytes / 2**20)
+    return ReservedStates(num_slots, num_bytes)
 
 
 def _longer(rows: Tensor, added: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from router.openai.ending import Ending
+from router.openai.stops import Ending
 
 Event = tuple[str, dict[str, Any]]
 

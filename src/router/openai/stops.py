@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from router.events import FinishReason
 from router.request import ValidRequest
 
 FINISH_REASONS: dict[FinishReason, str] = {"eos_token": "stop", "stop_sequence": "stop", "length": "length"}
 """TGI's reasons in OpenAI's terms, which have none for a stop text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a chat ended: the chat route's `finish_reason`, the stop text, and token counts."""
+
+    finish_reason: str
+    stop: str | None
+    output_tokens: int
+    reasoning_tokens: int
+    cached_tokens: int = 0  # of the prompt, from the prefix cache
+    service_tier: str = "default"
 
 
 def stops_left_out(request: ValidRequest, *, keeps_stop: bool) -> tuple[str, ...]:
@@ -92,9 +105,13 @@ def openai_reason(text: str, request: ValidRequest, reason: FinishReason) -> Fin
     return "stop_sequence" if ended_by_stop(text, request.stopping.stop_sequences, reason) else reason
 
 
+def stop_of(text: str, stops: Sequence[str], reason: FinishReason) -> str | None:
+    """Return the stop text that ended an answer, if any."""
+    if not ended_by_stop(text, stops, reason):
+        return None
+    return max((stop for stop in stops if stop and text.endswith(stop)), key=len, default=None)
+
+
 def without_stop(text: str, stops: Sequence[str], reason: FinishReason) -> str:
     """Drop the ending stop."""
-    if not ended_by_stop(text, stops, reason):
-        return text
-    matches = [stop for stop in stops if stop and text.endswith(stop)]
-    return text.removesuffix(max(matches, key=len)) if matches else text
+    return text.removesuffix(stop_of(text, stops, reason) or "")

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from router.openai.ending import Ending
+from router.openai.stops import Ending
 from router.responses.items import CallOutput, CustomCallOutput, Event, OutputItem, TextItem
 from router.responses.tools import ServedTools
 from router.schemas.conversations.responses import ResponsesBody

@@ -15,7 +15,8 @@ from support.documents import bare, rows, section
 from docs.generate import tgi, variables
 from docs.generate.option_page import default
 from launcher import errors as launcher_errors
-from launcher.config import DEFAULT_MODEL_ID, LauncherConfig, check
+from launcher.config import DEFAULT_MODEL_ID, LauncherConfig
+from launcher.config_checks import check
 from launcher.errors import ArgumentValidation
 from model_server.config import DownloadConfig, ServeConfig
 from router.api.openapi.answers import ERRORS

@@ -12,7 +12,8 @@ from support.documents import bare, rows, section
 
 from docs.generate import variables
 from launcher.bench.config import BenchConfig
-from launcher.config import LauncherConfig, check
+from launcher.config import LauncherConfig
+from launcher.config_checks import check
 from router.metrics import DECLARED
 from router.schemas.chat import ChatBody, ChatCompletion, Usage
 from router.schemas.completion import Completion, CompletionBody

@@ -26,7 +26,8 @@ from launcher.planning import commands
 from launcher.planning.hardware import Hardware
 from launcher.planning.memory import Estimate
 from launcher.planning.plan import Endpoints, LaunchPlan
-from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig
+from model_server.config import DownloadConfig, ServeConfig
+from model_server.quantize.config import QuantizeConfig
 from router.api.errors import status_of
 from router.api.openapi.answers import ERRORS
 from router.config import RouterConfig

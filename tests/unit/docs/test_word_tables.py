@@ -12,7 +12,8 @@ from support.documents import bare, rows, section
 from docs.generate import variables
 from docs.generate.figures import README, readme
 from docs.generate.word_tables import guides
-from launcher.config import LauncherConfig, ServeConfig, check
+from launcher.config import LauncherConfig, ServeConfig
+from launcher.config_checks import check
 from router.server.app import create_app
 from wire.cli.options import options_of
 from wire.cli.other_servers.words import SERVERS, words_of

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.config import SECRETS, LauncherConfig, check, input_limit
+from launcher.config import SECRETS, LauncherConfig, input_limit
+from launcher.config_checks import check
 from launcher.errors import ArgumentValidation
 from wire.cli.options import options_of
 from wire.cli.parsing import parse

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from model_server.cli import main, serve
-from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, check
+from model_server.config import DownloadConfig, ServeConfig, check
 from model_server.errors import StartupError
+from model_server.quantize.config import QuantizeConfig
 from wire.cli.options import options_of
 from wire.cli.parsing import UsageError, parse
 

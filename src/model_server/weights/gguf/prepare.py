@@ -37,8 +37,8 @@ def prepare(file: Path, cache: Path) -> Path:
     started = time.perf_counter()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as draft:
-            folder = Path(draft) / "made"
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as unfinished:
+            folder = Path(unfinished) / "made"
             folder.mkdir()
             _write(file, folder)
             _publish(folder, target)

@@ -25,7 +25,7 @@ from router.openai.answers import tier_of
 from router.openai.chat.chunks import ChatHead
 from router.openai.chat.read_stream import ReadStream
 from router.openai.chat.two_passes import TwoPasses
-from router.openai.ending import Ending, stop_of
+from router.openai.stops import Ending, stop_of
 from router.schemas.chat import ChatBody
 from router.tracing import name_response
 
@@ -138,7 +138,9 @@ def _ending(event: Finished, running: Run, choice: AnyStream, finish_reason: str
     reader = choice.reader if isinstance(choice, ReadStream) else None
     return Ending(
         finish_reason=finish_reason,
-        stop=reader.stop if reader else stop_of(event, running.request.stopping.stop_sequences),
+        stop=reader.stop
+        if reader
+        else stop_of(event.text, running.request.stopping.stop_sequences, event.finish_reason),
         output_tokens=event.generated_tokens,
         cached_tokens=event.cached_tokens,
         service_tier=tier_of(running.request),

@@ -21,7 +21,8 @@ from model_server.distributed.group import ProcessGroup
 from model_server.engine import warm_up as memory_module
 from model_server.engine.calls import Session
 from model_server.engine.engine import Engine, EngineOptions
-from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
+from model_server.engine.memory_plan import MemoryPlan
+from model_server.engine.warm_up import Capacity, WarmupRequest, warm_up
 from model_server.errors import RequestError, StartupError, WarmUpMemoryError
 from model_server.memory.budget import CACHE_SHARE, DeviceMemory, Measured, cache_blocks
 from model_server.memory.kv_cache import KvCache, KvShape

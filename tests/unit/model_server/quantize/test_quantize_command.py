@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from support.loading import load
 from support.tiny_models import tiny_checkpoint
 
-from model_server.config import QuantizeConfig, check_quantize
 from model_server.errors import StartupError
 from model_server.quantize import command
 from model_server.quantize import output as files_of
+from model_server.quantize.config import QuantizeConfig, check_quantize
 from model_server.quantize.progress import Progress
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 60

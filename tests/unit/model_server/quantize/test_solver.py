@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantize.hessian import Hessian
-from model_server.quantize.solver import Rounding, rounded
+from model_server.quantize.solver import Hessian, Rounding, rounded
 
 ROWS, COLUMNS = 24, 320
 
