@@ -55,43 +55,30 @@ class ResponseStore:
         """Keep `most`, and as many as fit, one at least."""
         self._most = most
         self._most_bytes = most_bytes
-        self._responses: OrderedDict[_Name, StoredResponse] = OrderedDict()
-        self._items: dict[_Name, bytes] = {}
         self._num_bytes = 0
+        self.responses: OrderedDict[_Name, StoredResponse] = OrderedDict()
+        self.items: dict[_Name, bytes] = {}
 
     def of(self, owner: str) -> OwnResponses:
         """Return what an API key sees; the empty name: all clients of a server without keys."""
         return OwnResponses(self, owner)
 
-    def put(self, owner: str, whole: dict[str, Any], asked: Sequence[bytes], new_ids: Sequence[str]) -> None:
-        """Keep the response `whole` to `asked`, with the request's `new_ids` last."""
-        output = [_json(item) for item in whole["output"]]
-        item_ids = (*new_ids, *(item["id"] for item in whole["output"]))
-        items = (*asked, *output)
-        stored = StoredResponse(
-            response=_json(whole), items=items, num_answered=len(output), item_ids=item_ids
-        )  # fmt: skip
-        self._responses[owner, whole["id"]] = stored
-        named = ((owner, item_id) for item_id in item_ids)
-        self._items |= zip(named, items[len(items) - len(item_ids) :], strict=True)
+    def add(self, owner: str, response_id: str, stored: StoredResponse) -> None:
+        """Keep a response, and drop those that were not used longest where they exceed a bound."""
+        self.responses[owner, response_id] = stored
+        new = stored.items[len(stored.items) - len(stored.item_ids) :]
+        self.items |= zip(((owner, item_id) for item_id in stored.item_ids), new, strict=True)
         self._num_bytes += stored.num_bytes
-        while len(self._responses) > self._most or (self._num_bytes > self._most_bytes and len(self._responses) > 1):
-            self.delete(*next(iter(self._responses)))
+        while len(self.responses) > self._most or (self._num_bytes > self._most_bytes and len(self.responses) > 1):
+            self.remove(next(iter(self.responses)))
 
-    def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        if (stored := self._responses.get((owner, response_id))) is not None:
-            self._responses.move_to_end((owner, response_id))
-        return stored
-
-    def item(self, owner: str, item_id: str) -> bytes | None:
-        return self._items.get((owner, item_id))
-
-    def delete(self, owner: str, response_id: str) -> bool:
-        if (stored := self._responses.pop((owner, response_id), None)) is None:
+    def remove(self, name: _Name) -> bool:
+        """Drop a response; return whether it was there."""
+        if (stored := self.responses.pop(name, None)) is None:
             return False
         self._num_bytes -= stored.num_bytes
         for item_id in stored.item_ids:
-            self._items.pop((owner, item_id), None)
+            self.items.pop((name[0], item_id), None)
         return True
 
 
@@ -103,16 +90,25 @@ class OwnResponses:
     _owner: str
 
     def put(self, whole: dict[str, Any], asked: Sequence[bytes], new_ids: Sequence[str]) -> None:
-        self._store.put(self._owner, whole, asked, new_ids)
+        """Keep the response `whole` to `asked`, with the request's `new_ids` last."""
+        output = [_json(item) for item in whole["output"]]
+        item_ids = (*new_ids, *(item["id"] for item in whole["output"]))
+        stored = StoredResponse(
+            response=_json(whole), items=(*asked, *output), num_answered=len(output), item_ids=item_ids
+        )  # fmt: skip
+        self._store.add(self._owner, whole["id"], stored)
 
     def get(self, response_id: str) -> StoredResponse | None:
         """Return a response, if still there."""
-        return self._store.get(self._owner, response_id)
+        stored = self._store.responses.get((self._owner, response_id))
+        if stored is not None:
+            self._store.responses.move_to_end((self._owner, response_id))
+        return stored
 
     def item(self, item_id: str) -> bytes | None:
         """Return a stored response's or request's item."""
-        return self._store.item(self._owner, item_id)
+        return self._store.items.get((self._owner, item_id))
 
     def delete(self, response_id: str) -> bool:
         """Whether it was there."""
-        return self._store.delete(self._owner, response_id)
+        return self._store.remove((self._owner, response_id))

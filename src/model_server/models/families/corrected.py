@@ -9,7 +9,7 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.moe import Moe, SeparateExperts
 from model_server.models.decoder.spec import Spec
 from model_server.models.families.base import base
-from model_server.models.families.deepseek import behind_dense, corrected
+from model_server.models.families.deepseek import behind_dense, by_layer_types, corrected
 from model_server.models.families.moe import EXPERTS, ROUTER, top_k
 
 
@@ -23,7 +23,7 @@ def glm4_moe(config: ModelConfig) -> Spec:
         default_eps=1e-5,
         default_rotary_factor=0.5,
     )
-    return replace(plain, mlps=behind_dense(config.without("mlp_layer_types"), mixture, 1))
+    return replace(plain, mlps=behind_dense(config, mixture, 1))
 
 
 def minimax_m2(config: ModelConfig) -> Spec:
@@ -80,4 +80,5 @@ def hy_v3(config: ModelConfig) -> Spec:
         default_eps=1e-5,
         default_theta=11158840.0,
     )
-    return replace(plain, mlps=behind_dense(config.without("first_k_dense_replace"), mixture, 1))
+    without_first = config.without("first_k_dense_replace")
+    return replace(plain, mlps=by_layer_types(config, mixture) or behind_dense(without_first, mixture, 1))

@@ -50,7 +50,6 @@ def deepseek_v2(config: ModelConfig) -> Spec:
         wide=True,
     )
     mixture = _experts(config, routing, size=1407, shared=2)
-    config = config.without("mlp_layer_types")
     return _deepseek(config, mixture, default_positions=2048, first_dense=0, adjacent=True)
 
 
@@ -58,7 +57,6 @@ def deepseek_v3(config: ModelConfig) -> Spec:
     """Describe V3: sigmoids with a correction, groups by their best two, weights summing to the scaling."""
     mixture = corrected(config, num_experts=256, size=2048, chosen=8, groups=(8, 4), scaling=2.5)
     adjacent = config.flag("rope_interleave", True)
-    config = config.without("mlp_layer_types")
     return _deepseek(config, mixture, default_positions=4096, first_dense=3, adjacent=adjacent)
 
 
@@ -67,7 +65,8 @@ def glm4_moe_lite(config: ModelConfig) -> Spec:
     mixture = corrected(config, num_experts=64, size=1536, chosen=4, groups=(1, 1), scaling=1.8)
     adjacent = config.flag("rope_interleave", True)
     config = _with_sizes(config, q_lora_rank=768, v_head_dim=256, qk_nope_head_dim=192)
-    return _deepseek(config, mixture, default_positions=202752, first_dense=1, adjacent=adjacent, default_eps=1e-5)
+    plain = _deepseek(config, mixture, default_positions=202752, first_dense=1, adjacent=adjacent, default_eps=1e-5)
+    return replace(plain, mlps=by_layer_types(config, mixture) or plain.mlps)
 
 
 def mistral4(config: ModelConfig) -> Spec:
@@ -87,9 +86,7 @@ def mistral4(config: ModelConfig) -> Spec:
     )
     mixture = _experts(config, routing, size=2048, shared=1)
     adjacent = config.flag("rope_interleave", True)
-    plain = _deepseek(
-        config.without("mlp_layer_types"), mixture, default_positions=1048576, first_dense=0, adjacent=adjacent
-    )
+    plain = _deepseek(config, mixture, default_positions=1048576, first_dense=0, adjacent=adjacent)
     return replace(plain, temperature=sharpening(config))
 
 
@@ -192,20 +189,23 @@ def _deepseek(
 
 
 def behind_dense(config: ModelConfig, mixture: Moe, first_dense: int) -> tuple[Moe | None, ...]:
-    """Give layers the mixture, except the dense ones: those of `mlp_layer_types`, or the first ones."""
-    num_layers = config.count("num_hidden_layers")
-    kinds = config.get("mlp_layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != num_layers or any(one not in _KINDS for one in kinds):
-            raise StartupError(
-                f"config.json: `mlp_layer_types` must name {num_layers} times one of {', '.join(_KINDS)}"
-            )
-        return tuple(mixture if kind == "sparse" else None for kind in kinds)
+    """Give layers the mixture, except the first ones: `first_k_dense_replace`, or a family's own number."""
     dense = config.get("first_k_dense_replace")
     dense = first_dense if dense is None else dense
     if type(dense) is not int or dense < 0:
         raise StartupError(f"config.json: `first_k_dense_replace` must be a number of layers, got {dense!r}")
-    return tuple(None if i < dense else mixture for i in range(num_layers))
+    return tuple(None if i < dense else mixture for i in range(config.count("num_hidden_layers")))
+
+
+def by_layer_types(config: ModelConfig, mixture: Moe) -> tuple[Moe | None, ...] | None:
+    """Give layers the mixture where `mlp_layer_types` says so, if it is there."""
+    num_layers = config.count("num_hidden_layers")
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in _KINDS for kind in kinds):
+        raise StartupError(f"config.json: `mlp_layer_types` must name {num_layers} times one of {', '.join(_KINDS)}")
+    return tuple(mixture if kind == "sparse" else None for kind in kinds)
 
 
 def _scale(rope: Rope, width: int) -> float:

@@ -68,11 +68,11 @@ def test_bounds_hold_and_what_was_used_last_stays(steps: list[tuple[str, int, in
         elif step == "d":
             assert store.delete(name) == (name in used)
             used = [one for one in used if one != name]
-        kept = [name for _, name in whole._responses]
+        kept = [name for _, name in whole.responses]
         assert used[len(used) - len(kept) :] == kept and len(kept) <= 3
-        assert whole._num_bytes == sum(one.num_bytes for one in whole._responses.values())
+        assert whole._num_bytes == sum(one.num_bytes for one in whole.responses.values())
         assert whole._num_bytes <= 6000 or len(kept) == 1
-        assert set(whole._items) == {("", one) for stored in whole._responses.values() for one in stored.item_ids}
+        assert set(whole.items) == {("", one) for stored in whole.responses.values() for one in stored.item_ids}
         used = kept
 
 
