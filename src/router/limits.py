@@ -67,6 +67,11 @@ class ShardInfo:
         return self.device_type != "cpu"
 
     @property
+    def saves_states(self) -> bool:
+        """Whether prompts can continue from saved states only."""
+        return bool(self.state_slots)
+
+    @property
     def can_grow(self) -> bool:
         """Whether requests need not reserve all blocks."""
         return self.grows and self.chunks

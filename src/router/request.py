@@ -127,6 +127,8 @@ class ValidRequest:
     # After truncation; `input_length`: their number.
     input_ids: tuple[int, ...]
     input_length: int
+    # Those of a chat in front of all answers to its last user message, where layers keep states; 0: unknown.
+    answer_start: int = 0
     truncate: int  # the most prompt tokens that were kept: the user's value, else the server's limit; for the log
     decoder_input_details: bool = False
     top_n_tokens: int = 0

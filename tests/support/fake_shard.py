@@ -72,6 +72,8 @@ class FakeShard:
     rank: int = 0
     world_size: int = 1
     block_size: int = 1
+    state_slots: int = 0
+    state_grid: int = 0
     speculate: int = 0
     drafts: int = 0  # tokens that a step may give a row beyond one, by a rule of its own
     pipeline_depth: int = 2
@@ -209,6 +211,8 @@ class FakeShard:
             prefix_caching=self.prefix_caching,
             attention_impl="paged",
             block_size=self.block_size,
+            state_slots=self.state_slots,
+            state_grid=self.state_grid,
             pipeline_depth=self.pipeline_depth,
             micro_batches=self.micro_batches,
             adapter_slots=self.adapter_slots,

@@ -32,6 +32,7 @@ from router.openai.chat.answer import completion, prompt_tokens_of, reasoning_to
 from router.openai.chat.calls import CallStream
 from router.openai.chat.chunks import ChatHead, ChoiceStream, usage_chunk
 from router.openai.chat.prompt import (
+    answered,
     ending_of,
     images_of,
     model_name,
@@ -259,14 +260,15 @@ class Chat:
             turns, listed, grammar = await self.state.bodies.run(_cost(body), prepare)
         else:
             turns, listed, grammar = prepare()
-        prompt = self._prompt = await self._template.render(
-            turns,
-            listed,
+        render = partial(
+            self._template.render,
+            tools=listed,
             tool_prompt=body.tool_prompt,
             variables={**self.state.template_defaults, **variables_of(body)},
-            ending=ending_of(body),
             documents=body.documents,
         )
+        prompt = self._prompt = await render(turns, ending=ending_of(body))
+        end = await answered(render, turns, prompt) if self.state.info.saves_states else None
         if turns[-1].is_open and ending_of(body) in ("usual", "continued"):
             self._begun = turns[-1].text
         grammar = self._own_grammar(tools, grammar)
@@ -276,7 +278,7 @@ class Chat:
             await self._inference.validator.check_grammar(body.constraint, self._api)
         request = request_of(body, prompt, grammar, self._images, self._api)
         kind = self._kind_of_answer(tools, grammar)
-        return replace(request, answer=kind, adapter_id=self.state.adapter_of(body.model))
+        return replace(request, answer=kind, answered=end, adapter_id=self.state.adapter_of(body.model))
 
     def _kind_of_answer(self, tools: OfferedTools | None, grammar: AskedGrammar | None) -> AnswerKind:
         if tools is not None and not self._is_native:

@@ -24,6 +24,8 @@ class GenerateRequest:
     # The rules of its API.
     api: ApiRules = TGI
     inputs: str = ""
+    # A chat's end from the first answer to its last user message on, within `inputs`; None: unknown.
+    answered: str | None = None
     # Instead of `inputs`, without `truncate`.
     input_ids: tuple[int, ...] | None = None
     add_special_tokens: bool = True

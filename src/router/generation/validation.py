@@ -152,6 +152,7 @@ class Validator:
             num_characters=len(inputs if request.input_ids is not None else request.inputs),
             input_ids=input_ids,
             input_length=len(input_ids),
+            answer_start=await self._answer_start(request, len(input_ids)),
             truncate=request.truncate or limits.max_input_tokens,
             decoder_input_details=request.decoder_input_details,
             top_n_tokens=request.top_n_tokens or 0,
@@ -249,6 +250,14 @@ class Validator:
         if not input_ids:
             raise _empty(request)
         return tuple(input_ids)
+
+    async def _answer_start(self, request: GenerateRequest, num_tokens: int) -> int:
+        """Count the tokens before a chat's end that later turns may leave out; 0: unknown."""
+        text = request.answered
+        if text is None or (text and request.images):
+            return 0
+        ids = await self._tokenizer.encode(text, add_special_tokens=False, truncate=None) if text else []
+        return max(num_tokens - len(ids), 0)
 
     async def _text_of(self, request: GenerateRequest, input_ids: tuple[int, ...]) -> str:
         """Return the text of known token ids."""

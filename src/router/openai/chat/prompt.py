@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
 import pydantic
 
-from router.errors import StartupError, ValidationError
+from router.errors import StartupError, TemplateError, ValidationError
 from router.generation.api_rules import CHAT, ApiRules
 from router.generation.asked import GenerateRequest
 from router.grammar.checker import AskedGrammar
@@ -159,6 +159,22 @@ def ending_of(body: ChatBody) -> PromptEnding:
     if body.add_generation_prompt is None and body.continue_final_message is None:
         return "usual"
     return "closed" if body.add_generation_prompt is False else "prompted"
+
+
+async def answered(render: Callable[..., Awaitable[str]], turns: Sequence[Turn], prompt: str) -> str | None:
+    """Return the prompt's end from the first answer to the last user message on, or None, if that is unknown.
+
+    Args:
+        render: Renders turns in the way of `prompt`, with an `ending`.
+    """
+    last = max((number for number, turn in enumerate(turns) if turn.role == "user"), default=None)
+    if last is None or last == len(turns) - 1:
+        return None if last is None else ""
+    try:
+        before = await render(turns[: last + 1], ending="prompted")
+    except TemplateError:
+        return None
+    return prompt[len(before) :] if prompt.startswith(before) else None
 
 
 def model_name(asked: str | None, served: str) -> str:

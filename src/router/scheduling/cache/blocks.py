@@ -85,12 +85,14 @@ class BlockAllocator(Protocol):
         content: Sequence[ContentRange] = (),
         *,
         num_prompt: int | None = None,
+        answer_start: int = 0,
     ) -> Allocation | None:
         """Allocate `num_tokens` positions, if possible.
 
         Args:
             prompt_ids: None: not shared.
             num_prompt: How many of `prompt_ids` are the prompt, before what was generated; None: all.
+            answer_start: How many of them a chat has in front of all answers to its last user message; 0: unknown.
             namespace: Within which blocks are shared.
             content: Where ids are placeholders; holds for `commit` and `free` too.
         """
@@ -171,6 +173,7 @@ class FreeList:
         content: Sequence[ContentRange] = (),
         *,
         num_prompt: int | None = None,
+        answer_start: int = 0,
     ) -> Allocation | None:
         if self.states is not None and not self.states.has_any:
             return None

@@ -54,6 +54,7 @@ class PrefixCache:
         content: Sequence[ContentRange] = (),
         *,
         num_prompt: int | None = None,
+        answer_start: int = 0,
     ) -> Allocation | None:
         """Without success nothing is evicted."""
         size, states = self._block_size, self.states
@@ -67,7 +68,7 @@ class PrefixCache:
             return Allocation(private, num_tokens, size, state=None if states is None else states.start(num_tokens))
         keys, restored = cache_keys(prompt_ids, content), None
         node, shared = self._trie.find(keys, num_tokens // size, namespace)
-        num_known = len(shared)
+        num_known, is_junction = len(shared), bool(node.children)
         if states is not None:
             # Blocks behind the state are computed again, and others may read them: the request gets its own.
             restored, depth = node.checkpoint(num_known, (len(keys) - 1) // size)
@@ -84,7 +85,13 @@ class PrefixCache:
         if states is not None:
             num_prompt = len(keys) if num_prompt is None else num_prompt
             allocation.state = states.start(num_prompt, restored)
-            states.plan_saves(allocation.state, num_shared * size, num_known * size)
+            states.plan_saves(
+                allocation.state,
+                num_shared * size,
+                num_known * size,
+                answer_start=answer_start,
+                is_junction=is_junction,
+            )
         return allocation
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:

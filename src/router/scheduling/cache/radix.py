@@ -33,6 +33,7 @@ class Checkpoint:
     last_use: int
     node: RadixNode
     offset: int
+    is_proven: bool = False  # it was used, or wanted again
 
 
 class RadixNode:

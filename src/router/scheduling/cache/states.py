@@ -31,10 +31,12 @@ class Kind(IntEnum):
 
     # Where prompts part: what many begin with.
     JUNCTION = 0
+    # The end of a chat's last user message: the next turn may not repeat what was thought behind it.
+    USER = 1
     # The end of a prompt, where its conversation continues.
-    END = 1
-    # An end that a longer prompt has continued from, and saved its own.
-    SUPERSEDED = 2
+    END = 2
+    # An end that a longer prompt has continued from and saved its own, or a user message before the last.
+    SUPERSEDED = 3
 
 
 @dataclass(slots=True)
@@ -109,19 +111,25 @@ class StateSlots:
             slot, restored = self._pop(), None
         return StatePlace(slot, num_prompt, restored, source)
 
-    def plan_saves(self, place: StatePlace, num_computed: int, num_known: int) -> None:
+    def plan_saves(
+        self, place: StatePlace, num_computed: int, num_known: int, *, answer_start: int = 0, is_junction: bool = True
+    ) -> None:
         """Find where the prompt's state is saved, as far as there are slots.
 
         Args:
             num_computed: Tokens that it does not compute.
             num_known: Tokens that are known from earlier prompts.
+            answer_start: Tokens of a chat in front of all answers to its last user message; 0: unknown.
+            is_junction: Earlier prompts continue otherwise behind what is known, instead of ending there.
         """
         self.counts.recomputed += num_known - num_computed
-        wanted = {(place.num_prompt - 1 - _OPENING_TOKENS) // self._grid * self._grid: Kind.END}
-        if num_known > num_computed + _WORTH_TOKENS:
-            wanted[num_known // self._grid * self._grid] = Kind.JUNCTION
+        wanted = {self._before(place.num_prompt): Kind.END, self._before(answer_start): Kind.USER}
+        if is_junction and num_known > num_computed + _WORTH_TOKENS:
+            wanted.setdefault(num_known // self._grid * self._grid, Kind.JUNCTION)
+        # An end will have been restored before anything is saved, and gives its slot rather than what is worth more.
+        kept = None if place.restored is None or place.restored.kind >= Kind.END else place.restored
         for position, kind in sorted(wanted.items()):
-            if position > num_computed and (slot := self._acquire(place.restored)) is not None:
+            if position > num_computed and (slot := self._acquire(kept)) is not None:
                 place.saves.append(Save(position, slot, kind))
 
     def register(self, place: StatePlace, node: RadixNode, depth: int, block_size: int) -> None:
@@ -130,15 +138,17 @@ class StateSlots:
         for save in kept:
             place.saves.remove(save)
             at, offset = node.holder(depth, save.position // block_size)
-            known = at.checkpoints.get(offset)
-            if known is not None:
-                self._use(known)
-                known.kind = min(known.kind, save.kind)
+            one = at.checkpoints.get(offset)
+            if one is not None:
+                self._use(one)
+                one.kind = min(one.kind, save.kind)
                 self._give_back(save.slot)
-                continue
-            added = at.checkpoints[offset] = Checkpoint(save.slot, save.kind, next(self._time), at, offset)
-            self._checkpoints.add(added)
-            self.counts.saved += 1
+            else:
+                one = at.checkpoints[offset] = Checkpoint(save.slot, save.kind, next(self._time), at, offset)
+                self._checkpoints.add(one)
+                self.counts.saved += 1
+            if save.kind == Kind.USER:
+                _supersede_users_before(one)
         last = place.restored
         if kept and last is not None and last in self._checkpoints and last.kind == Kind.END:
             last.kind = Kind.SUPERSEDED
@@ -161,14 +171,19 @@ class StateSlots:
 
     def _use(self, checkpoint: Checkpoint) -> None:
         checkpoint.last_use = next(self._time)
+        checkpoint.is_proven = True
+
+    def _before(self, position: int) -> int:
+        """Return where a state is saved so that prompts which open the answer otherwise may continue from it."""
+        return (position - 1 - _OPENING_TOKENS) // self._grid * self._grid
 
     def _acquire(self, spared: Checkpoint | None) -> int | None:
         """Return a free slot, or a checkpoint's except that of `spared`."""
         if not self._num_free:
-            most = sum(one.kind == Kind.JUNCTION for one in self._checkpoints) > self.num_slots // 4
+            most = sum(map(_is_safe_junction, self._checkpoints)) > self.num_slots // 4
 
             def order(one: Checkpoint) -> tuple[int, int]:
-                kind = Kind.END if most and one.kind == Kind.JUNCTION else one.kind
+                kind = Kind.END if one.kind == Kind.JUNCTION and (most or not _is_safe_junction(one)) else one.kind
                 return kind, -one.last_use
 
             worst = max((one for one in self._checkpoints if one is not spared), key=order, default=None)
@@ -185,3 +200,18 @@ class StateSlots:
     def _give_back(self, slot: int) -> None:
         self._num_free += 1
         heappush(self._free, slot)
+
+
+def _is_safe_junction(checkpoint: Checkpoint) -> bool:
+    """Whether others have come by: one conversation alone may part from what it has left."""
+    return checkpoint.kind == Kind.JUNCTION and checkpoint.is_proven
+
+
+def _supersede_users_before(checkpoint: Checkpoint) -> None:
+    """Leave the last user message of a path its class alone."""
+    node: RadixNode | None = checkpoint.node
+    while node is not None:
+        for one in node.checkpoints.values():
+            if one.kind == Kind.USER and one is not checkpoint:
+                one.kind = Kind.SUPERSEDED
+        node = node.parent

@@ -221,9 +221,15 @@ class RequestQueue:
         allocator = self._allocator
         token_ids = entry.token_ids if self._may_share(entry.request) else None
         content = [ContentRange(p.start, p.stop, p.key) for p in (image.place for image in entry.request.images)]
-        num_prompt = entry.request.input_length
-        reserved, namespace = self._num_reserved(entry), entry.request.cache_namespace
-        allocation = allocator.allocate(reserved, token_ids, namespace, content, num_prompt=num_prompt)
+        request = entry.request
+        allocation = allocator.allocate(
+            self._num_reserved(entry),
+            token_ids,
+            request.cache_namespace,
+            content,
+            num_prompt=request.input_length,
+            answer_start=request.answer_start,
+        )
         scan.has_blocks = False
         if allocation is None:
             return False

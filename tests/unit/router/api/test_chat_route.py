@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from router_fakes import Router, data_of, failing, is_invalid, message_of, says
+from router_fakes import INFO, Router, data_of, failing, is_invalid, message_of, says
+from tokenizers import Tokenizer
 
 from router.errors import GenerationError
 from router.events import Token
@@ -327,3 +329,41 @@ async def test_an_earlier_refusal_is_read_as_text(make_router: MakeRouter) -> No
         answer = await router.post(PATH, {"messages": turns})
         assert answer.status_code == 200, answer.text
         assert router.scheduler.last.inputs == "assistant: No.|user: Why?|"
+
+
+CALLS = [
+    USER,
+    {"role": "assistant", "content": "I look", "reasoning": "hm"},
+    {"role": "tool", "content": "it rains", "tool_call_id": "c1"},
+]
+WITH_THOUGHTS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+AT_THE_END = "{{ messages|length }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+NO_FEWER = "{% if messages|length < 3 %}{{ raise_exception('no') }}{% endif %}" + WITH_THOUGHTS
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "behind"),
+    [
+        (WITH_THOUGHTS, [USER], ""),
+        (WITH_THOUGHTS, CALLS, "I look[tool]it rains[assistant]"),
+        (WITH_THOUGHTS, [*CALLS, USER], ""),
+        (WITH_THOUGHTS, CALLS[1:], None),  # no user message
+        (AT_THE_END, CALLS, None),  # earlier turns are rendered otherwise
+        (NO_FEWER, CALLS, None),
+    ],
+)
+async def test_states_are_saved_in_front_of_the_answers_to_the_last_user_message(
+    make_router: MakeRouter, tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], behind: str | None
+) -> None:
+    router = make_router(info=replace(INFO, state_slots=4), templates={"default": template})
+    assert (await router.post(PATH, body(messages=messages))).status_code == 200
+    request = router.scheduler.last
+    if behind is None:
+        assert request.answer_start == 0
+    else:
+        assert request.inputs.endswith(behind)
+        before = tokenizer.encode(request.inputs.removesuffix(behind), add_special_tokens=False)
+        assert request.answer_start == len(before.ids)

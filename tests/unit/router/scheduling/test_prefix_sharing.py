@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from support.fake_rows import token_of
 from support.fake_shard import FakeShard, ShardFailure
 from support.scheduler_harness import collect, running_scheduler, tokens_of
+
+from router.scheduling.cache.states import Kind
 
 BIG = {"max_batch_total_tokens": 1001, "max_batch_prefill_tokens": 4096}
 
@@ -129,3 +132,27 @@ async def test_a_preempted_request_finds_what_it_had_computed(monkeypatch):
         resumed = [r for rpc, m in h.shard.received if rpc == "Prefill" for r in m.batch.requests if r.resume_ids]
         assert resumed and any(r.cache_len > 5 for r in resumed)
         assert tokens_of(await collect(h.entries["c"])) == [f"c{i}" for i in range(1, 29)]
+
+
+@pytest.mark.parametrize("grid", [16, 64])  # of a CPU, and of a GPU
+async def test_a_second_turn_continues_from_a_saved_state(grid: int):
+    """Its last tokens may be others than where the answer began: 8 of them."""
+    second = {}
+    async with running_scheduler(
+        shard(block_size=16, state_slots=12, state_grid=grid), max_batch_total_tokens=20_000
+    ) as h:
+        for number in range(4):
+            length = 900 + number * (grid // 4 + 1)
+            first = ids(length, 10_000 * (number + 1))
+            second[f"b{number}"] = (*first[:-8], *ids(68, 10_000 * number + 5000))
+            h.submit(f"a{number}", length, 5, input_ids=first, answer_start=length if number % 2 else 0)
+        await h.finish()
+        for name, prompt in second.items():
+            h.submit(name, len(prompt), 5, input_ids=prompt)
+        await h.finish()
+        computed = [len(prompt) - cache_lens(h)[name] for name, prompt in second.items()]
+        assert all(60 < count <= 60 + 8 + grid for count in computed), computed
+        states = h.scheduler.allocator.states
+        assert states is not None and states.counts.restored == len(second)
+        assert sum(one.kind == Kind.USER for one in states._checkpoints) == 2
+        assert states.num_free + states.num_checkpoints == states.num_slots

@@ -27,14 +27,18 @@ class Memory:
     blocks: dict[int, list[int]] = field(default_factory=dict)
     computed: int = 0
 
-    def start(self, prompt: list[int], more: int = 8, namespace: str = "", resumed: int = 0) -> Allocation | None:
+    def start(
+        self, prompt: list[int], more: int = 8, namespace: str = "", resumed: int = 0, answer_start: int = 0
+    ) -> Allocation | None:
         """Allocate, and do what the first forward does before it computes.
 
         Args:
             resumed: Tokens at the end of `prompt` that were generated before a preemption.
         """
         num_prompt = len(prompt) - resumed
-        found = self.cache.allocate(len(prompt) + more, prompt, namespace, num_prompt=num_prompt)
+        found = self.cache.allocate(
+            len(prompt) + more, prompt, namespace, num_prompt=num_prompt, answer_start=answer_start
+        )
         if found is None:
             return None
         state = found.state
@@ -60,9 +64,9 @@ class Memory:
         self.states[found.state.slot] = prompt
         self.cache.commit(found, prompt)
 
-    def run(self, prompt: list[int], more: int = 8) -> int:
+    def run(self, prompt: list[int], more: int = 8, answer_start: int = 0) -> int:
         """Run one request to its end; return what it did not compute."""
-        found = self.start(prompt, more)
+        found = self.start(prompt, more, answer_start=answer_start)
         assert found is not None
         skipped = found.prefix_length
         self.prefill(found, prompt)
@@ -118,20 +122,64 @@ def test_what_many_prompts_begin_with_is_saved_by_the_second() -> None:
     assert (counts.saved, counts.restored, counts.recomputed) == (4, 1, 496)
 
 
+def kinds_of(found: Memory) -> list[Kind]:
+    return sorted(Kind(one.kind) for one in slots_of(found.cache)._checkpoints)
+
+
 def test_an_end_that_was_left_behind_goes_first_and_a_junction_last() -> None:
-    chance, found = random.Random(2), memory(5)
-    system, states = chat(chance, 200), slots_of(found.cache)
+    chance, found = random.Random(2), memory(6)
+    system = chat(chance, 200)
     found.run([*system, *chat(chance, 50)])
     first = [*system, *chat(chance, 90)]
     found.run(first)  # saves the junction
+    assert found.run([*system, *chat(chance, 50)]) == 192
     found.run([*first, *chat(chance, 100)])
-    kinds = sorted(one.kind for one in states._checkpoints)
-    assert kinds == [Kind.JUNCTION, Kind.END, Kind.END, Kind.SUPERSEDED]
+    assert kinds_of(found) == [Kind.JUNCTION, Kind.END, Kind.END, Kind.END, Kind.SUPERSEDED]
     running = [found.start(chat(chance, 10)) for _ in range(2)]
-    assert all(running)
-    assert sorted(one.kind for one in states._checkpoints) == [Kind.JUNCTION, Kind.END, Kind.END]
-    running += [found.start(chat(chance, 10)) for _ in range(2)]
-    assert [one.kind for one in states._checkpoints] == [Kind.JUNCTION]
+    assert kinds_of(found) == [Kind.JUNCTION, Kind.END, Kind.END, Kind.END]
+    running += [found.start(chat(chance, 10)) for _ in range(3)]
+    assert all(running) and kinds_of(found) == [Kind.JUNCTION]
+
+
+def test_a_place_where_one_prompt_parted_is_no_safer_than_an_end() -> None:
+    chance, found = random.Random(6), memory(4)
+    system = chat(chance, 200)
+    for _ in range(2):
+        found.run([*system, *chat(chance, 50)])
+    assert kinds_of(found) == [Kind.JUNCTION, Kind.END, Kind.END]
+    running = [found.start(chat(chance, 10)) for _ in range(3)]
+    assert all(running) and kinds_of(found) == [Kind.END]  # what was saved last
+
+
+def test_a_prompt_that_only_goes_on_has_no_junction() -> None:
+    chance, found = random.Random(7), memory(4)
+    prompt = chat(chance, 300)
+    found.run(prompt)
+    slots_of(found.cache).drop(next(iter(slots_of(found.cache)._checkpoints)))
+    assert found.run([*prompt, *chat(chance, 50)]) == 0  # blocks are known, and no state
+    assert kinds_of(found) == [Kind.END]
+
+
+def test_a_chat_continues_from_its_last_user_message_where_what_was_thought_is_left_out() -> None:
+    chance, found = random.Random(8), memory(3)
+    asked = chat(chance, 300)
+    prompt = asked
+    for _ in range(4):  # calls of tools, which the next turn has otherwise
+        found.run(prompt, answer_start=len(asked))
+        prompt = [*prompt, *chat(chance, 100)]
+    assert kinds_of(found) == [Kind.USER, Kind.END]  # the superseded ones made room
+    second = [*asked, *chat(chance, 200)]
+    assert found.run(second, answer_start=len(second)) == 288
+    assert Kind.USER in kinds_of(found) and kinds_of(found).count(Kind.USER) == 1
+
+
+def test_another_user_message_leaves_the_one_before_behind() -> None:
+    chance, found = random.Random(9), memory(9)
+    prompt = chat(chance, 100)
+    for _ in range(3):
+        found.run(prompt, answer_start=len(prompt))
+        prompt = [*prompt, *chat(chance, 100)]
+    assert kinds_of(found) == [Kind.USER, Kind.SUPERSEDED, Kind.SUPERSEDED]
 
 
 def test_a_request_gets_the_slot_of_the_state_that_it_continues_from_if_there_is_no_other() -> None:
@@ -196,8 +244,9 @@ def test_random_conversations(seed: int) -> None:
         text = chats[number]
         kept = text[: chance.choice([len(text), len(text), len(text) // 2, len(text) - 5])]
         prompt = [*kept, *chat(chance, chance.randint(1, 40))][-num_blocks * SIZE // 3 :]
+        answer_start = chance.choice([0, len(prompt), len(prompt) // 2])
         chats[number] = prompt if chance.random() < 0.8 else chat(chance, 5)
-        started = found.start(prompt)
+        started = found.start(prompt, answer_start=answer_start)
         if started is not None:
             running.append((started, prompt))
         held = sum(1 + len(one.state.saves) for one, _ in running if one.state is not None)
