@@ -61,7 +61,10 @@ def streamed(base: str, chat: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return "".join(choice["delta"].get("content") or "" for choice in choices), events[-1]["usage"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("gemma3", "qwen3_vl_moe") else pytest.mark.weekly) for name in NAMES],
+)
 def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     """Prompts in small steps, where the model lets them be cut, and a second time out of the caches; then a chat."""
     scene = VisionScene(tmp_path, name)
@@ -99,7 +102,7 @@ def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
         assert server.log().count("images are served: up to 8 in a request, in data URLs or fetched from public") == 1
 
 
-@pytest.mark.parametrize("name", ["mllama", "idefics"])
+@pytest.mark.parametrize("name", ["mllama", pytest.param("idefics", marks=pytest.mark.weekly)])
 def test_layers_of_cross_attention_read_pictures(name: str, tmp_path: Path) -> None:
     """All prompts at once, texts among them; then a chat, streamed."""
     scene = CrossScene(tmp_path, name)

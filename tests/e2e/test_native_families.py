@@ -13,7 +13,7 @@ from parity.disguises import DISGUISES, disguise
 from support.running_server import running_server
 from support.tiny_models import random_model, write_tokenizer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.parity]
+pytestmark = [pytest.mark.e2e, pytest.mark.weekly]
 
 PROMPTS = ("Hello", "The quick brown fox jumps over the lazy dog, again and again", "naïve café, 日本語 🙂")
 NEW_TOKENS = 16

@@ -58,7 +58,7 @@ def test_two_nodes_serve_one_model_and_end_when_a_shard_of_one_is_killed(group: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.weekly), 1])
 def test_a_launcher_that_is_killed_ends_the_other_node(group: NodeGroup, node: int) -> None:
     group.start()
     group.wait_ready()
@@ -82,7 +82,7 @@ def test_a_router_that_is_killed_ends_all_nodes(group: NodeGroup) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("signalled", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("signalled", [(0,), *(pytest.param(one, marks=pytest.mark.weekly) for one in ((1,), (0, 1)))])
 def test_a_signal_to_any_node_stops_all_in_order(group: NodeGroup, signalled: tuple[int, ...]) -> None:
     group.start()
     group.wait_ready()
@@ -122,7 +122,7 @@ def test_a_node_that_only_receives_ends_both_sides(group: NodeGroup) -> None:
     assert "node 1 (10.77.0.2) has not been heard from for 8 s" in leader.last_line
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_a_network_that_is_cut_for_five_seconds_is_survived(group: NodeGroup, net: Network) -> None:
     group.start("--lease-seconds", "30")
     group.wait_ready()
@@ -145,7 +145,7 @@ _IN_FLIGHT: list[tuple[str, dict[str, Any]]] = 4 * [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.weekly), 1])
 def test_a_frozen_node_ends_the_others_and_itself_when_it_thaws(group: NodeGroup, number: int) -> None:
     group.start("--lease-seconds", "8")
     group.wait_ready()
@@ -191,7 +191,7 @@ def answer_of(port: int, parameters: dict[str, Any]) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.weekly)])
 def test_nodes_answer_as_the_shards_of_one_machine(alone: list[Any], tmp_path: Path, size: int) -> None:
     """With two nodes, there are ranks behind the endpoints."""
     with network(size) as net, node_group(net, tmp_path) as group:
@@ -203,7 +203,7 @@ def test_nodes_answer_as_the_shards_of_one_machine(alone: list[Any], tmp_path: P
         assert status == 200 and len({choice["text"] for choice in answer["choices"]}) > 1
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_nodes_serve_a_model_that_transformers_computes(group: NodeGroup, net: Network, tmp_path: Path) -> None:
     model = str(tiny_checkpoint("olmo", tmp_path / "olmo"))
     served = ("--model-id", model, "--dtype", "float32")
@@ -220,7 +220,7 @@ def test_nodes_serve_a_model_that_transformers_computes(group: NodeGroup, net: N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("size", "num_shard"), [(2, "1"), (4, "2")])
+@pytest.mark.parametrize(("size", "num_shard"), [pytest.param(2, "1", marks=pytest.mark.weekly), (4, "2")])
 def test_nodes_are_the_stages_of_a_pipeline(alone: list[Any], tmp_path: Path, size: int, num_shard: str) -> None:
     """Four nodes are two stages of two shards; sums over other numbers of shards differ in the last digits."""
 
@@ -266,7 +266,7 @@ def test_adapters_come_and_go_on_all_nodes(group: NodeGroup, net: Network, tmp_p
     assert status == 400 and answer["error"]["message"].startswith("LoRA adapter `ode`:"), answer
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_a_slow_network_changes_no_answer(group: NodeGroup, net: Network) -> None:
     group.start()
     group.wait_ready()
@@ -278,7 +278,7 @@ def test_a_slow_network_changes_no_answer(group: NodeGroup, net: Network) -> Non
         net.full_speed(net.machines[1])
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_who_is_missing_is_named(group: NodeGroup, net: Network) -> None:
     leader = group.add(net.machines[0], "--model-id", "demo", "--nnodes", "3", "--join-timeout", "25")
     wait_until(lambda: "Node 0 waits for 2 more" in leader.log, "the leader")
@@ -292,7 +292,7 @@ def test_who_is_missing_is_named(group: NodeGroup, net: Network) -> None:
     assert "node 1 and node 2 did not join node 0 (10.77.0.1) within 25 s" in leader.last_line
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_a_second_group_on_the_port_is_refused(group: NodeGroup, net: Network) -> None:
     first = group.add(net.machines[0], "--model-id", "demo", "--nnodes", "2")
     wait_until(lambda: "Node 0 waits for 1 more on 10.77.0.1:29500" in first.log, "the first leader")
@@ -335,7 +335,7 @@ def asked_without_token(asker: Machine, address: str, port: int) -> str:
     return subprocess.run(words, capture_output=True, text=True, timeout=100, check=True).stdout
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_torchrun_starts_the_group_again_after_a_failure(group: NodeGroup, net: Network) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
                 "--max-restarts", "1", "--master-addr", net.machines[0].address, "--master-port", "29400")  # fmt: skip
@@ -349,7 +349,7 @@ def test_torchrun_starts_the_group_again_after_a_failure(group: NodeGroup, net: 
     assert group.generate(max_new_tokens=8)["generated_text"] == text
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.parametrize("signal_at", ["Starting shard", "Warming up model"])
 def test_a_shard_that_is_killed_while_the_group_starts_ends_it(group: NodeGroup, signal_at: str) -> None:
     group.start()
@@ -368,8 +368,10 @@ _PROMPTS = [generation({"max_new_tokens": 1}, f"{index} " + "once upon a time " 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("bodies", [_ANSWER, _PROMPTS], ids=["decode", "prefill"])
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize(
+    "bodies", [_ANSWER, pytest.param(_PROMPTS, marks=pytest.mark.weekly)], ids=["decode", "prefill"]
+)
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.weekly)])
 def test_clients_get_an_error_when_a_shard_is_killed_in_a_step(
     group: NodeGroup, node: int, bodies: list[dict[str, Any]]
 ) -> None:
@@ -391,7 +393,7 @@ def test_clients_get_an_error_when_a_shard_is_killed_in_a_step(
     assert f"node {node} (10.77.0.{node + 1}): shard {node} was killed" in group.nodes[0].last_line
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.timeout(900)
 def test_a_group_starts_again_and_again_on_the_same_ports(group: NodeGroup, net: Network) -> None:
     options = ("--shard-uds-path", str(group.folder / "shard"), "--shard-port", "4001")

@@ -97,7 +97,7 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize(
-    "kind", ["eagle", "model", *(pytest.param(one, marks=pytest.mark.long) for one in ("medusa", "mlp", "mtp"))]
+    "kind", ["model", *(pytest.param(one, marks=pytest.mark.weekly) for one in ("eagle", "medusa", "mlp", "mtp"))]
 )
 def test_drafts_stay_on_the_device(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts, windows with drafts of changing lengths, more blocks, leavers, a request that joins, plain steps."""

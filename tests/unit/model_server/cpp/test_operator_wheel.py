@@ -79,7 +79,7 @@ def emulated(cpu: str, unpacked: Path, tmp_path: Path) -> list[str]:
     return lines(run(EMULATOR, "-cpu", cpu, os.path.realpath(sys.executable), str(DRIVER), str(unpacked), cwd=tmp_path))
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_without_a_compiler_a_wheel_is_built_and_says_what_it_lacks(tmp_path: Path) -> None:
     unpacked = build(tmp_path, CXX="/no/such/compiler", CC="/no/such/compiler")
     assert libraries(unpacked) == set()
@@ -91,7 +91,7 @@ def test_without_a_compiler_a_wheel_is_built_and_says_what_it_lacks(tmp_path: Pa
     ]
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.skipif(SETARCH is None, reason="needs setarch (Debian: util-linux)")
 def test_on_another_architecture_a_wheel_is_plain_python(tmp_path: Path) -> None:
     """What the kernel calls the machine is all that the build knows of it."""
@@ -104,7 +104,7 @@ def test_on_another_architecture_a_wheel_is_plain_python(tmp_path: Path) -> None
     assert done.stdout == ("No C++ operators, torch's are used: they are for Linux on x86-64, this is linux on i686\n")
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_a_compiler_that_lacks_a_set_loses_that_set_alone(tmp_path: Path) -> None:
     compiler = tmp_path / "old-g++"
     compiler.write_text(
@@ -127,7 +127,7 @@ def test_fewer_features_choose_another_set_with_the_same_bits(tmp_path: Path) ->
     assert emulated("Nehalem", source, tmp_path) == ["None"]
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @needs_compiler
 @needs_emulator
 def test_a_wheel_runs_on_a_cpu_with_avx2_alone_as_that_machines_own_build(tmp_path: Path) -> None:

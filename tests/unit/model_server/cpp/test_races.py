@@ -13,7 +13,7 @@ from support.cpp_builds import build, needs_compiler
 from support.sanitizers import CASES, EVERY_SET, library, run
 
 # A worker may wait for the compiler of another.
-pytestmark = [needs_compiler, pytest.mark.timeout(1800), pytest.mark.long]
+pytestmark = [needs_compiler, pytest.mark.timeout(1800), pytest.mark.weekly]
 THREADS = "-O1", "-g1", "-fsanitize=thread"
 
 

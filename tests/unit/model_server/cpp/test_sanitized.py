@@ -9,7 +9,7 @@ from support.cpp_builds import needs_compiler
 from support.sanitizers import CASES, EVERY_SET, MODELLED, library, run
 
 # A worker may wait for the compiler of another.
-pytestmark = [needs_compiler, pytest.mark.timeout(1800), pytest.mark.long]
+pytestmark = [needs_compiler, pytest.mark.timeout(1800), pytest.mark.weekly]
 # Calls at each access instead of code: compiled in two thirds of the time. What an object's size would tell is known of
 # all memory that is looked at.
 MEMORY = (

@@ -15,7 +15,7 @@ from support.cpp_operators import BF16, Operators, address, exact, narrow, widen
 from model_server.cpp import instruction_sets as sets
 
 # A worker may wait for the compiler of another.
-pytestmark = [needs_compiler, pytest.mark.timeout(900), pytest.mark.long]
+pytestmark = [needs_compiler, pytest.mark.timeout(900), pytest.mark.weekly]
 ROWS = (*range(1, 41), 48, 49, 64, 65, 100)
 NEVER = 1_000_000
 

@@ -28,6 +28,7 @@ from model_server.text.tokenizer import Tokenizer
 CPU = torch.device("cpu")
 FREE = Pace([(1, 1.0)])
 NUM_BLOCKS = 256
+WEEKLY = pytest.mark.weekly
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +175,7 @@ def said_in(results: list[StepResult]) -> dict[int, object]:
 
 @pytest.mark.random
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
-@pytest.mark.parametrize("wrong", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("wrong", [pytest.param(0.0, marks=WEEKLY), 0.2, pytest.param(1.0, marks=WEEKLY)])
 @pytest.mark.parametrize("kinds", ["all", "without grammar"])
 def test_each_kind_of_row_says_what_it_says_without_drafts(
     tiny_tokenizer: Tokenizer, wrong: float, ahead: bool, kinds: str, monkeypatch: pytest.MonkeyPatch

@@ -35,6 +35,12 @@ def inference() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a capture the garbage is collected: a second here, behind thousands of tests, and nothing to free."""
+    monkeypatch.setattr("gc.collect", lambda: 0)
+
+
 def cache_of(runner: CapturableRunner) -> KvCache:
     cache = KvCache(runner.kv_shapes, 128, BLOCK, torch.float32, CPU)
     for rows in cache.rows:

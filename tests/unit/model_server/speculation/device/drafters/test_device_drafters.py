@@ -27,7 +27,7 @@ from model_server.text.tokenizer import Tokenizer
 KINDS = ("medusa", "mlp", "eagle", "eagle nested", "mtp", "model", "same model")
 MOST = 3
 # `make test` has every kind in steps ahead, and two of them in each of the other tests.
-LONG = pytest.mark.long
+WEEKLY = pytest.mark.weekly
 # Needs the host: drafted for by lookup.
 GRAMMAR, WATERMARK = 4, 7
 
@@ -96,7 +96,7 @@ def chosen(shard: EngineShard, tokenizer: Tokenizer, *, all_kinds: bool = False)
 @pytest.mark.parametrize(
     ("kind", "ahead"),
     [
-        pytest.param(kind, ahead, id=f"{kind}-{'ahead' if ahead else 'in turn'}", marks=() if ahead else LONG)
+        pytest.param(kind, ahead, id=f"{kind}-{'ahead' if ahead else 'in turn'}", marks=() if ahead else WEEKLY)
         for kind in KINDS
         for ahead in (False, True)
     ],
@@ -115,7 +115,9 @@ def test_drafts_are_those_of_the_formulas_and_tokens_those_without(
     assert_formulas(kind, root, asked[:: 1 if ahead else 4])
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "same model"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("medusa", marks=WEEKLY), "eagle", pytest.param("same model", marks=WEEKLY)]
+)
 def test_beside_requests_that_need_the_host(kind: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those are drafted for by lookup, and behind them the drafter goes on with what it saw meanwhile."""
     base = base_of(kind, root)
@@ -135,7 +137,7 @@ def test_beside_requests_that_need_the_host(kind: str, root: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("mlp", marks=LONG), "eagle", "mtp", pytest.param("same model", marks=LONG)]
+    "kind", [pytest.param("mlp", marks=WEEKLY), "eagle", "mtp", pytest.param("same model", marks=WEEKLY)]
 )
 def test_requests_join_and_leave(kind: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long prompts come in chunks beside what is running; drafts behind them are those of the formulas."""
@@ -168,7 +170,7 @@ def test_requests_join_and_leave(kind: str, root: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("medusa", marks=LONG), "eagle", pytest.param("mtp", marks=LONG), "model"]
+    "kind", [pytest.param("medusa", marks=WEEKLY), "eagle", pytest.param("mtp", marks=WEEKLY), "model"]
 )
 def test_two_ranks_draft_and_say_what_one_does(kind: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = base_of(kind, root)

@@ -35,6 +35,9 @@ from model_server.speculation.device.speculator import BatchWindows
 from model_server.speculation.device.state import WindowState
 from model_server.text.tokenizer import Tokenizer
 
+# What checks the comparison itself: it changes with that alone.
+pytestmark = pytest.mark.weekly
+
 Patch = pytest.MonkeyPatch
 # Its tokens, its end, and errors.
 Said = tuple[list[int], GeneratedText | None, list[str]]
