@@ -27,7 +27,11 @@ pytestmark = pytest.mark.e2e
 CAPACITY = 64 * 16
 
 
-@pytest.fixture(scope="module", params=[(), ("--kv-cache-dtype", "fp8_e4m3fn")], ids=["float32", "fp8"])
+@pytest.fixture(
+    scope="module",
+    params=[(), pytest.param(("--kv-cache-dtype", "fp8_e4m3fn"), marks=pytest.mark.long)],
+    ids=["float32", "fp8"],
+)
 def socket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A shard, with its cache in the model's type and in float8."""
     model = tiny_checkpoint("llama", tmp_path_factory.mktemp("model"))

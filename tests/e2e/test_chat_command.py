@@ -41,6 +41,7 @@ def test_a_pipe_gets_answers_and_nothing_else(server: RunningServer) -> None:
     assert "5" in first and second.startswith("Tercet is")
 
 
+@pytest.mark.long
 def test_a_model_is_served_as_long_as_the_chat_lasts() -> None:
     before = set(psutil.pids())
     done = in_pipe("demo", "--", "--max-total-tokens", MARK, prompts="What is Tercet?\n")

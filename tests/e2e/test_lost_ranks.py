@@ -55,7 +55,7 @@ def children(server: RunningServer) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
-    ("size", "rank"), [(2, 0), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(4, 2, marks=pytest.mark.long)]
+    ("size", "rank"), [(2, 0), pytest.param(2, 1, marks=pytest.mark.weekly), pytest.param(4, 2, marks=pytest.mark.long)]
 )
 def test_one_is_killed_in_a_step(size: int, rank: int) -> None:
     with served("--num-shard", str(size)) as (server, family):
@@ -73,7 +73,9 @@ def test_one_is_killed_in_a_step(size: int, rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("importing torch", 2), ("Server started at", 1)], ids=["before-they-meet", "when-one-is-up"]
+    ("text", "count"),
+    [("importing torch", 2), pytest.param("Server started at", 1, marks=pytest.mark.long)],
+    ids=["before-they-meet", "when-one-is-up"],
 )
 def test_one_is_killed_while_they_start(text: str, count: int) -> None:
     with running_server("demo", "--num-shard", "2", wait=False) as server:
@@ -103,7 +105,7 @@ def test_one_does_not_come(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.weekly), 4])
 def test_ranks_that_are_stopped_in_order_do_not_miss_each_other(size: int) -> None:
     with served("--num-shard", str(size)) as (server, family):
         running = streams(server, 1, 20)
@@ -114,7 +116,7 @@ def test_ranks_that_are_stopped_in_order_do_not_miss_each_other(size: int) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.weekly)])
 def test_one_makes_no_progress(rank: int) -> None:
     with served("--num-shard", "2", MAX_STEP_SECONDS="2") as (server, family):
         running = streams(server, 2)
@@ -128,7 +130,10 @@ def test_one_makes_no_progress(rank: int) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    ["torch.OutOfMemoryError('no room')", pytest.param("MemoryError('no room')", marks=pytest.mark.long)],
+    [
+        pytest.param("torch.OutOfMemoryError('no room')", marks=pytest.mark.long),
+        pytest.param("MemoryError('no room')", marks=pytest.mark.weekly),
+    ],
     ids=["device-memory", "host-memory"],
 )
 def test_one_fails_in_a_step(tmp_path: Path, error: str) -> None:

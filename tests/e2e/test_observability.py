@@ -271,6 +271,7 @@ def test_the_filter_holds_in_every_process(server: RunningServer) -> None:
     assert packages == {"router", "model_server"}, "the launcher itself is asked for warnings only"
 
 
+@pytest.mark.long
 def test_nothing_hangs_when_the_collector_is_gone(
     server: RunningServer, client: httpx.Client, collector: Collector
 ) -> None:

@@ -48,6 +48,7 @@ async def _preemptions(client: httpx.AsyncClient) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("tgi_request_preempted"))
 
 
+@pytest.mark.long
 async def test_a_request_that_yields_says_what_it_says_alone(server: RunningServer) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=240) as client:
         alone = [await _generate(client, body) for body in BODIES]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 STORED = [
     ("compressed-tensors", "int4"),
     *(
-        pytest.param(method, way, marks=pytest.mark.long)
+        pytest.param(method, way, marks=pytest.mark.weekly)
         for method, way in (
             ("fp8", "fp8 blocks"), ("bitsandbytes", "nf4"), ("bitsandbytes", "fp4"),
             ("bitsandbytes", "bitsandbytes int8"), ("torchao", "torchao int8"), ("torchao", "torchao int4"),

@@ -27,7 +27,9 @@ def served(model: Path, *options: str) -> tuple[list[int], str]:
         return [token["id"] for token in answer["details"]["tokens"]], server.log()
 
 
-@pytest.mark.parametrize("method", ["gptq", pytest.param("awq", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "method", [pytest.param("gptq", marks=pytest.mark.long), pytest.param("awq", marks=pytest.mark.weekly)]
+)
 def test_a_folder_of_quantized_weights(method: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

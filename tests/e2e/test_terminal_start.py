@@ -76,7 +76,9 @@ def has(words: str) -> Callable[[list[str]], bool]:
     return lambda lines: any(words in line for line in lines)
 
 
-@pytest.mark.parametrize("num_shard", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "num_shard", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.weekly)]
+)
 def test_a_start_and_a_request(num_shard: int) -> None:
     with started("--model-id", "demo", "--port", "0", "--num-shard", str(num_shard)) as launch:
         lines = launch.until(has("Ready after"))

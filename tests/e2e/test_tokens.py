@@ -21,8 +21,8 @@ pytestmark = pytest.mark.e2e
 
 # Of one mechanism each; the parity tests hold all families to transformers, without a server.
 FAMILIES = [
-    pytest.param(family, num_shard, marks=() if family in often else pytest.mark.long)
-    for num_shard, often in ((1, ["llama"]), (2, ["qwen2"]))
+    pytest.param(family, num_shard, marks=() if family in often else mark)
+    for num_shard, often, mark in ((1, ["llama"], pytest.mark.long), (2, [], pytest.mark.weekly))
     for family in ("llama", "mistral", "qwen2", "qwen3")
 ]
 PROMPTS = (
@@ -211,6 +211,7 @@ def _assert_same(one: Any, other: Any, kind: Any) -> None:
         assert one == other, kind
 
 
+@pytest.mark.long
 def test_one_seed_gives_the_same_tokens_at_any_number_of_shards(
     llama_server: RunningServer, two_shards: RunningServer
 ) -> None:
