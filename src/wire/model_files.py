@@ -38,7 +38,11 @@ def most_stored(tensors: Iterable[tuple[str, int]]) -> str | None:
 
 
 def read_object(path: Path, error: type[Exception]) -> dict[str, Any]:
-    """Read the JSON object in `path`."""
+    """Read the JSON object in `path`.
+
+    Raises:
+        error: It is absent, unreadable, too large or no object.
+    """
     found = _read(path, error)
     if found is None:
         raise error(f"cannot read {path}: No such file or directory")
@@ -51,7 +55,11 @@ def read_optional_object(path: Path, error: type[Exception]) -> dict[str, Any]:
 
 
 def read_config(path: Path, error: type[Exception]) -> dict[str, Any]:
-    """Read a model's config.json, by `generating`."""
+    """Read a model's config.json, by `generating`.
+
+    Raises:
+        error: As `read_object`.
+    """
     return generating(read_object(path, error))
 
 
@@ -109,7 +117,11 @@ def read_yaml(path: Path, parse: Callable[[str], Any]) -> Any:
 
 
 def read_tokenizer(path: Path, error: type[Exception]) -> str:
-    """Read a tokenizer.json, which may be larger."""
+    """Read a tokenizer.json, which may be larger.
+
+    Raises:
+        error: It is absent, unreadable or too large.
+    """
     found = _bytes(path, error, MAX_TOKENIZER_BYTES)
     if found is None:
         raise error(f"cannot read {path}: No such file or directory")

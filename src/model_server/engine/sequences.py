@@ -117,6 +117,11 @@ class SequenceFactory:
         layout: CacheLayout,
         slots_in_use: Callable[[], set[int]],
     ) -> Sequence:
+        """Return a request's sequence.
+
+        Raises:
+            RequestError, ValueError: The request cannot be computed; others can.
+        """
         prompt = list(request.input_ids)
         check_layout(request, layout.block_size, layout.num_blocks, chunking=layout.chunking, grows=layout.grows)
         check_state(request, layout.num_states)

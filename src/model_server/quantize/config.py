@@ -43,7 +43,11 @@ class QuantizeConfig:
 
 
 def check_quantize(config: QuantizeConfig) -> None:
-    """Refuse what no model can be quantized with."""
+    """Refuse what no model can be quantized with.
+
+    Raises:
+        StartupError: An option is out of its range.
+    """
     if config.bits not in (4, 8):
         raise StartupError(f"--bits {config.bits}: choose 4 or 8")
     if config.groupsize != -1 and (config.groupsize < 16 or config.groupsize % 8):

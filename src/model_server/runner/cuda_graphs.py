@@ -362,7 +362,11 @@ class GraphedRunner:
             output.copy_(computed)
 
     def _agreed(self, what: str, capture: Callable[[], Graph], world: ProcessGroup) -> Graph | None:
-        """Return what `capture` gives, if all ranks have memory."""
+        """Return what `capture` gives, if all ranks have memory.
+
+        Raises:
+            _ImpossibleError: A rank's driver refuses.
+        """
         graph: Graph | None = None
         outcome, reason = _CAPTURED, ""
         try:

@@ -94,7 +94,11 @@ def stored_type(tensors: Iterable[Stored]) -> str | None:
 
 
 def read_headers(files: Iterable[Path], parse: Callable[[bytes, int, int], Header] = parse) -> dict[Path, Header]:
-    """Read several headers in order."""
+    """Read several headers in order.
+
+    Raises:
+        StartupError: A file is damaged or cannot be read.
+    """
     return {file: read_header(file, parse) for file in files}
 
 

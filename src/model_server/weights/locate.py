@@ -26,7 +26,11 @@ _NUMBERED = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})\.safetensors")
 
 
 def resolve(model_id: str, revision: str | None) -> Path:
-    """Return the directory: demo model, folder (`/`, `./`, `../`, `~`), or hub snapshot."""
+    """Return the directory: demo model, folder (`/`, `./`, `../`, `~`), or hub snapshot.
+
+    Raises:
+        StartupError: It is not on this machine; NotAnId: no hub can have it.
+    """
     if model_id == EMBEDDED:
         from wire import demo_model
 

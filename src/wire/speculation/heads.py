@@ -99,7 +99,11 @@ class ServedModel:
 def served_model(
     model_id: str, revision: str | None, folder: Path | None, speculator: str | None, error: type[Exception]
 ) -> ServedModel | None:
-    """Return the base of the heads in `folder`, if it holds any; `speculator` must not be given then."""
+    """Return the base of the heads in `folder`, if it holds any; `speculator` must not be given then.
+
+    Raises:
+        error: They are no heads, or `speculator` is given.
+    """
     heads = heads_of(folder, error)
     if heads is None:
         return None

@@ -44,7 +44,11 @@ def check_speculation(speculator: str | None, speculate: int | None, num_stages:
 
 
 def check_heads(heads: str, base: str, speculate: int | None, num_stages: int, error: type[Exception]) -> None:
-    """Check heads that `--model-id` names, without `--speculator`."""
+    """Check heads that `--model-id` names, without `--speculator`.
+
+    Raises:
+        error: They do not go with the other options.
+    """
     try:
         check_speculation(heads, speculate, num_stages, error)
     except error as refusal:

@@ -198,6 +198,11 @@ def _try_capture(runner: TransformersRunner, placement: Placement) -> None:
 
 
 def _stateful(hf: HfModel, model: Any, placement: Placement, *, recomputes: bool) -> tuple[StatefulRunner, float]:
+    """Return the runner and its check's difference.
+
+    Raises:
+        StartupError: The model cannot be served this way.
+    """
     try:
         positions = max_positions(hf.text_config)
         runner = StatefulRunner(model, placement.device, positions, by_length(model), recomputes=recomputes)

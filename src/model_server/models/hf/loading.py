@@ -172,6 +172,9 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
 
     Args:
         attention: A registered attention's name; None: transformers' choice.
+
+    Raises:
+        StartupError: Its files do not fit the model; transformers raises its own errors.
     """
     options: dict[str, Any] = {
         "config": hf.config,

@@ -48,7 +48,11 @@ def main(folder: Path, target: Path) -> int:
 
 
 def convert(folder: Path, target: Path) -> None:
-    """Write `target`, if transformers loads the tokenizer and ids agree."""
+    """Write `target`, if transformers loads the tokenizer and ids agree.
+
+    Raises:
+        Refused: It does not, or they do not.
+    """
     _check_files(folder)
     _check_packages(folder)
     try:

@@ -65,7 +65,11 @@ def _confine() -> None:
 
 
 def convert_file(source: Path, target: Path) -> None:
-    """Write the tensors to the new `target`, and verify it."""
+    """Write the tensors to the new `target`, and verify it.
+
+    Raises:
+        Refused: The file, or torch, is not safe to read.
+    """
     check_torch(torch.__version__)
     _check_format(source)
     tensors = _tensors_of(source, _load(source))
