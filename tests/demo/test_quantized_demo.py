@@ -38,7 +38,7 @@ def test_eight_bits_lose_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert before > 1 and after <= 1.005 * before
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.e2e
 def test_the_documented_answers_survive(tmp_path: Path) -> None:
     output = tmp_path / "quantized"

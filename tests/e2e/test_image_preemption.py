@@ -13,7 +13,7 @@ from support.pictures import picture
 from support.running_server import RunningServer, running_server
 from support.vision_models import write_vision_checkpoint
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.weekly]
 
 # As in test_preemption: two of these fit at first, and not to their end.
 NEW_TOKENS = 1100

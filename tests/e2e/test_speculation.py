@@ -148,7 +148,7 @@ def test_every_token_has_its_event(servers: list[RunningServer]) -> None:
     assert streams[0] == streams[1] and len(streams[0]) == 30
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_several_answers_to_a_prompt_where_the_device_drafts(
     servers: list[RunningServer], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -175,7 +175,7 @@ def test_several_answers_to_a_prompt_where_the_device_drafts(
     assert 20 < right <= drafted
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_a_draft_model_changes_nothing_but_the_steps(
     servers: list[RunningServer], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

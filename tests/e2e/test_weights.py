@@ -186,7 +186,7 @@ def test_memory_while_loading(tmp_path: Path, world_size: int) -> None:
     assert growth.end <= 1.1 * growth.share
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     ("method", "quantize"),
     [

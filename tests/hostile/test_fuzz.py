@@ -66,7 +66,7 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
         yield opened
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.random
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
 def test_random_requests_of_our_own_document(server: RunningServer, mode: GenerationMode) -> None:

@@ -9,7 +9,7 @@ from hostile.target import target, vision_target
 from support.effort import examples
 
 # A round takes a minute or two on a quiet machine.
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.weekly, pytest.mark.timeout(900)]
 
 
 def test_one_round() -> None:

@@ -99,7 +99,7 @@ def test_a_cached_prefix_gives_the_same_tokens(checkpoint: Path, plain: Said, ch
     [
         pytest.param(2, 1, marks=pytest.mark.parity, id="two shards"),
         pytest.param(2, 2, id="two stages"),
-        pytest.param(4, 2, marks=pytest.mark.parity, id="two stages of two shards"),
+        pytest.param(4, 2, marks=pytest.mark.weekly, id="two stages of two shards"),
     ],
 )
 def test_ranks_give_the_tokens_of_one(checkpoint: Path, plain: Said, world_size: int, num_stages: int) -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 
 STYLE = pytest.mark.parametrize(
     "style",
-    [pytest.param(style, marks=[] if style.name in ("think", "gemma4") else [pytest.mark.long]) for style in STYLES],
+    [pytest.param(style, marks=[] if style.name in ("think", "gemma4") else [pytest.mark.weekly]) for style in STYLES],
     ids=lambda style: style.name,
 )
 ROWS = pytest.mark.parametrize("name", served_rows(name for name, row in FORMATS.items() if row.turn is None))

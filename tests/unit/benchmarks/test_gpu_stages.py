@@ -29,8 +29,8 @@ MACHINE = {"bandwidth": 1e11, "flops": 1e11, "gap_s": 1e-6, "memory": 2**31}
 HEADER = {
     "git": "", "tree": "t", "python": "3", "versions": {}, "cpus": 1, "device": "cpu", "tiny": True, "model": None,
 }  # fmt: skip
-# Half a minute and more each: with the long tail.
-LONG = partial(pytest.param, marks=pytest.mark.parity)
+# Half a minute and more each.
+WEEKLY = partial(pytest.param, marks=pytest.mark.weekly)
 TOYS = Run("cpu", tiny=True, model=None, seed=1)
 
 
@@ -46,7 +46,8 @@ def run_child(tmp_path: Path, stage: str, *arguments: str) -> list[dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "stage", [LONG("S2"), LONG("S3"), "S4", LONG("S7"), LONG("S8"), LONG("S10"), LONG("S12"), "S15", LONG("S17")]
+    "stage",
+    [WEEKLY("S2"), WEEKLY("S3"), "S4", WEEKLY("S7"), WEEKLY("S8"), WEEKLY("S10"), WEEKLY("S12"), "S15", WEEKLY("S17")],
 )
 def test_a_stage_runs(tmp_path: Path, stage: str) -> None:
     said = run_child(tmp_path, stage)
@@ -61,14 +62,14 @@ def test_an_assertion_on_the_device_is_tried(tmp_path: Path) -> None:
     assert '"passed": true' in (tmp_path / "lines").read_text()
 
 
-@pytest.mark.parametrize("part", ["sampling", *(LONG(p) for p in running.PARTS["S1"] if p != "sampling")])
+@pytest.mark.parametrize("part", ["sampling", *(WEEKLY(p) for p in running.PARTS["S1"] if p != "sampling")])
 def test_a_kernel_family_is_compared(tmp_path: Path, part: str) -> None:
     said = run_child(tmp_path, "S1", "--part", part)
     assert said
     assert [line for line in said if line.get("passed") is False] == []
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_the_users_model_is_measured(tmp_path: Path) -> None:
     from wire import demo_model
 
@@ -77,7 +78,7 @@ def test_the_users_model_is_measured(tmp_path: Path) -> None:
     assert figures and all(line["ratio"] > 0 and "target" not in line for line in figures)
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_one_table_and_one_json(tmp_path: Path) -> None:
     """S0 is run first by itself; what is finished is kept."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--tiny", "--stages", "S7"]

@@ -41,7 +41,7 @@ from wire.grammar import TextTrigger, trigger_of
 OPENED_BY_TEXT = (
     "llama_json", "phi4_mini", "harmony", "pythonic", "hunyuan_a13b", "hy_v3", "minicpm5", "plamo3", "xlam", "kimi_k3",
 )  # fmt: skip
-SAMPLES = pytest.mark.parametrize("num_samples", [10, pytest.param(100, marks=pytest.mark.long)])
+SAMPLES = pytest.mark.parametrize("num_samples", [10, pytest.param(100, marks=pytest.mark.weekly)])
 
 
 @SAMPLES
