@@ -6,8 +6,10 @@ import base64
 import binascii
 from typing import Any
 
+import orjson
+
 from router.openai.chat.prompt import carried, chat_body, check_one_form
-from router.responses.tools import ServedTools, custom_arguments
+from router.responses.tools import SEARCH, ServedTools, custom_arguments
 from router.schemas.chat import ChatBody
 from router.schemas.conversations.responses import (
     LOGPROBS,
@@ -20,6 +22,8 @@ from router.schemas.conversations.responses import (
     MessageItem,
     ReasoningItem,
     ResponsesBody,
+    SearchCallItem,
+    SearchOutputItem,
 )
 
 _PREFIX = "tercet1:"
@@ -59,10 +63,19 @@ def encrypted(text: str) -> str:
 
 
 def _turns(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> list[dict[str, Any]]:
-    turns = _of_items(items, tools)
+    turns = _of_items(_with_its_reasoning(items, body.reasoning.context), tools)
     if body.instructions:
         turns.insert(0, {"role": "system", "content": body.instructions})
     return _one_system_turn(turns)
+
+
+def _with_its_reasoning(items: list[Item], context: str | None) -> list[Item]:
+    """Leave out the reasoning before the last message of the user, if `context` says so."""
+    if context != "current_turn":
+        return items
+    places = [place for place, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
+    last = places[-1] if places else 0
+    return [item for place, item in enumerate(items) if place >= last or not isinstance(item, ReasoningItem)]
 
 
 def _one_system_turn(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -88,13 +101,15 @@ def _of_items(items: list[Item], tools: ServedTools) -> list[dict[str, Any]]:
                 _assistant(turns, without=("content", "tool_calls"))["content"] = content
             else:
                 turns.append({"role": item.role, "content": content})
-        elif isinstance(item, CallItem | CustomCallItem):
+        elif isinstance(item, CallItem | CustomCallItem) or (isinstance(item, SearchCallItem) and item.call_id):
             _assistant(turns).setdefault("tool_calls", []).append(_call(item, tools))
         elif isinstance(item, ReasoningItem):
             if text := reasoning_text(item):
                 _assistant(turns, without=("content", "tool_calls", "reasoning"))["reasoning"] = text
         elif isinstance(item, CallOutputItem):
             turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
+        elif isinstance(item, SearchOutputItem) and item.call_id:
+            turns.append({"role": "tool", "tool_call_id": item.call_id, "content": tools.found(item)})
     return turns
 
 
@@ -105,9 +120,12 @@ def _assistant(turns: list[dict[str, Any]], without: tuple[str, ...] = ()) -> di
     return turns[-1]
 
 
-def _call(item: CallItem | CustomCallItem, tools: ServedTools) -> dict[str, Any]:
-    arguments = custom_arguments(item.input) if isinstance(item, CustomCallItem) else item.arguments
-    name = tools.name_of(item.name, item.namespace) if isinstance(item, CallItem) else item.name
+def _call(item: CallItem | CustomCallItem | SearchCallItem, tools: ServedTools) -> dict[str, Any]:
+    if isinstance(item, SearchCallItem):
+        name, arguments = SEARCH, orjson.dumps(item.arguments).decode()
+    else:
+        arguments = custom_arguments(item.input) if isinstance(item, CustomCallItem) else item.arguments
+        name = tools.name_of(item.name, item.namespace)
     return {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from router.errors import ValidationError
 from router.responses.conversation import reasoning_text
 from router.responses.store import OwnResponses
+from router.responses.tools import ADDING
 from router.schemas.conversations.responses import (
     CallOutputItem,
     InputImage,
@@ -22,13 +23,15 @@ from router.schemas.conversations.responses import (
     MessageItem,
     ReasoningItem,
     ResponsesBody,
+    SearchCallItem,
 )
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _INSTEAD = "send the whole conversation in `input`"
 _PREFIXES = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc",
-    "function_call_output": "fco", "custom_tool_call_output": "ctco",
+    "function_call_output": "fco", "custom_tool_call_output": "ctco", "additional_tools": "at",
+    "tool_search_call": "tsc", "tool_search_output": "tso",
 }  # fmt: skip
 
 
@@ -114,6 +117,8 @@ def _written(item: Item, name: str) -> dict[str, Any]:
         fields["content"] = [_part(part) for part in parts]
     elif isinstance(item, CallOutputItem) and not isinstance(item.output, str):
         fields["output"] = [_part(part) for part in item.output]
+    elif isinstance(item, (*ADDING, SearchCallItem)):
+        fields |= item.model_dump(exclude_unset=True, exclude={"id"})
     return {"id": name, **fields}
 
 

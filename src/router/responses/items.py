@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from router.responses.conversation import encrypted
-from router.responses.tools import custom_input
+from router.responses.tools import custom_input, searched
 
 Event = tuple[str, dict[str, Any]]
 
@@ -89,11 +89,13 @@ class CallOutput:
 class CustomCallOutput:
     """A custom tool's call, whose input is given whole, being JSON."""
 
-    def __init__(self, name: str, call_id: str) -> None:
+    def __init__(self, name: str, call_id: str, namespace: str | None) -> None:
         self._arguments = ""
         self.fields: dict[str, Any] = {
             "id": _new_id("ctc"), "type": "custom_tool_call", "call_id": call_id, "name": name, "input": "",
         }  # fmt: skip
+        if namespace is not None:
+            self.fields["namespace"] = namespace
 
     def start(self) -> list[Event]:
         return []
@@ -105,6 +107,28 @@ class CustomCallOutput:
     def end(self) -> list[Event]:
         text = self.fields["input"] = custom_input(self._arguments)
         return [("custom_tool_call_input.delta", {"delta": text}), ("custom_tool_call_input.done", {"input": text})]
+
+
+class SearchOutput:
+    """A call of the client's search for tools, whose arguments are an object: its events have no deltas."""
+
+    def __init__(self, call_id: str) -> None:
+        self._arguments = ""
+        self.fields: dict[str, Any] = {
+            "id": _new_id("tsc"), "type": "tool_search_call", "call_id": call_id, "execution": "client",
+            "arguments": {},
+        }  # fmt: skip
+
+    def start(self) -> list[Event]:
+        return []
+
+    def push(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        self._arguments += text
+        return []
+
+    def end(self) -> list[Event]:
+        self.fields["arguments"] = searched(self._arguments)
+        return []
 
 
 def _new_id(prefix: str) -> str:

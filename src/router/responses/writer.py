@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from router.openai.stops import Ending
-from router.responses.items import CallOutput, CustomCallOutput, Event, OutputItem, TextItem
+from router.responses.items import CallOutput, CustomCallOutput, Event, OutputItem, SearchOutput, TextItem
 from router.responses.tools import ServedTools
 from router.schemas.conversations.responses import ResponsesBody
 
@@ -109,7 +109,9 @@ class ResponseWriter:
     def _call(self, name: str, call_id: str) -> OutputItem:
         namespace, inner = self._tools.namespaced.get(name, (None, name))
         if name in self._tools.custom:
-            return CustomCallOutput(inner, call_id)
+            return CustomCallOutput(inner, call_id, namespace)
+        if name == self._tools.search:
+            return SearchOutput(call_id)
         return CallOutput(inner, call_id, namespace)
 
     def _start(self, item: OutputItem) -> list[Event]:

@@ -51,8 +51,7 @@ async def responses(request: Request) -> Response:
     """Answer a conversation in the form of OpenAI's Responses API; with `stream`, as its named events."""
     state = state_of(request)
     body = await state.read(request, ResponsesBody)
-    tools = ServedTools.of(body.tools)
-    chat, conversation = await _chat(state, body, tools)
+    chat, tools, conversation = await _chat(state, body)
     keep = _keep(state, body, conversation)
     name = model_name(body.model, state.model_names[0])
     writer = ResponseWriter(body, tools, name, keep, defaults=state.sampling_defaults)
@@ -66,7 +65,7 @@ async def input_tokens(request: Request) -> Response:
     """Count the tokens of a response's prompt."""
     state = state_of(request)
     body = await state.read(request, ResponsesBody)
-    chat, _ = await _chat(state, body, ServedTools.of(body.tools))
+    chat, _, _ = await _chat(state, body)
     count = await cancel_on_disconnect(request.receive, prompt_tokens(state, chat, RESPONSES))
     return JsonResponse(InputTokens(input_tokens=count).model_dump())
 
@@ -125,17 +124,18 @@ def _own(state: AppState) -> OwnResponses | None:
     return None if state.responses is None else state.responses.of("" if account is None else account.key.name)
 
 
-async def _chat(state: AppState, body: ResponsesBody, tools: ServedTools) -> tuple[ChatBody, Conversation]:
-    """Return the chat that asks for the same, and what of it is stored."""
+async def _chat(state: AppState, body: ResponsesBody) -> tuple[ChatBody, ServedTools, Conversation]:
+    """Return the chat that asks for the same, its tools, and what of it is stored."""
     history = History(body, _own(state), most_bytes=state.config.payload_limit)
     num_items = 0 if isinstance(body.input, str) else len(body.input)
-    make = partial(_read, body, tools, history)
+    make = partial(_read, body, history)
     return await as_chat(state, num_items, make, num_bytes=history.cost)
 
 
-def _read(body: ResponsesBody, tools: ServedTools, history: History) -> tuple[ChatBody, Conversation]:
+def _read(body: ResponsesBody, history: History) -> tuple[ChatBody, ServedTools, Conversation]:
     conversation = history.conversation()
-    return chat_of(body, tools, conversation.items), conversation
+    tools = ServedTools.of(body.tools, conversation.items)
+    return chat_of(body, tools, conversation.items), tools, conversation
 
 
 def _keep(state: AppState, body: ResponsesBody, conversation: Conversation) -> Keep | None:

@@ -30,11 +30,21 @@ def first_fault(error: pydantic.ValidationError, value: Any) -> FieldError:
     raised = fault.get("ctx", {}).get("error")
     if isinstance(raised, FieldError):
         return raised.below(place)
-    # pydantic would name a class of ours, and call an object what Python calls it.
-    message = "Input should be a JSON object" if fault["type"] in _OBJECTS else fault["msg"]
-    message = message.removeprefix("Value error, ")
+    message = _message(fault)
     text = f"{clean(place)}: {message}" if place else message
     return FieldError(text, param=clean(place) or None, reason=_reason(fault["type"]), code=_code(fault, value))
+
+
+def _message(fault: ErrorDetails) -> str:
+    """Return pydantic's words, but of classes and functions of ours, and of what Python calls an object."""
+    if fault["type"] in _OBJECTS:
+        return "Input should be a JSON object"
+    context = fault.get("ctx", {})
+    if fault["type"] == "union_tag_invalid":
+        return f"`type` must be one of {context['expected_tags']}, not {clean(context['tag'])!r}"
+    if fault["type"] == "union_tag_not_found":
+        return "`type` is missing"
+    return fault["msg"].removeprefix("Value error, ")
 
 
 def _reason(kind: str) -> Reason:
@@ -54,12 +64,13 @@ def _code(fault: ErrorDetails, value: Any) -> str | None:
 def _place(fault: ErrorDetails, value: Any) -> str:
     """Return the field's path as in the body, `messages[0].content`."""
     place = ""
-    for step in fault["loc"]:
+    is_missing = fault["type"] == "missing"  # or null: then the body has its name
+    for step in fault["loc"][: -1 if is_missing else None]:
         if isinstance(value, list) and isinstance(step, int) and step < len(value):
             place, value = f"{place}[{step}]", value[step]
         elif isinstance(value, dict) and step in value:
             place, value = f"{place}.{step}" if place else str(step), value[step]
-    if fault["type"] == "missing":
+    if is_missing:
         place = f"{place}.{fault['loc'][-1]}" if place else str(fault["loc"][-1])
     return place
 

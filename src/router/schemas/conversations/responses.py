@@ -72,6 +72,7 @@ class CustomCallItem(StoredItem):
     call_id: str = Field(description="What the output refers to.", examples=["call_1"])
     name: str = Field(description="The tool.", examples=["apply_patch"])
     input: str = Field(description="A text.", examples=["*** Begin Patch"])
+    namespace: str | None = Field(default=None, description="Where the tool comes from.", examples=["functions"])
 
 
 class CallOutputItem(StoredItem):
@@ -82,6 +83,20 @@ class CallOutputItem(StoredItem):
     )
     call_id: str = Field(description="The call that this answers.", examples=["call_1"])
     output: Parts = Field(description="A text, or parts.", examples=["18 degrees"])
+
+
+class SearchCallItem(StoredItem):
+    """A call of the client's `tool_search` that an earlier turn has made."""
+
+    type: Literal["tool_search_call"] = Field(description="The kind of item.", examples=["tool_search_call"])
+    call_id: str | None = Field(
+        default=None, description="What the output refers to. Absent: a search of another server, which is left out.",
+        examples=["call_1"],
+    )  # fmt: skip
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="What was searched for.", examples=[{"query": "calendar"}]
+    )
+    execution: Literal["server", "client"] = Field(default="client", description="Who searches.", examples=["client"])
 
 
 class ReasoningText(Body):
@@ -115,28 +130,9 @@ class ItemReference(Body):
     id: str = Field(description="Of the item.", examples=["msg_1"])
 
 
-def _kind(value: Any) -> Any:
-    """Return an item's type; messages and references may lack it."""
-    if isinstance(value, dict) and value.keys() == {"id"}:
-        return "item_reference"
-    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
-    return "function_call_output" if kind == "custom_tool_call_output" else kind
-
-
-_Message = Annotated[MessageItem, Tag("message")]
-_Call = Annotated[CallItem, Tag("function_call")]
-_CustomCall = Annotated[CustomCallItem, Tag("custom_tool_call")]
-_Output = Annotated[CallOutputItem, Tag("function_call_output")]
-_Reasoning = Annotated[ReasoningItem, Tag("reasoning")]
-_Reference = Annotated[ItemReference, Tag("item_reference")]
-Item = Annotated[
-    _Message | _Call | _CustomCall | _Output | _Reasoning | _Reference,
-    Discriminator(_kind),
-]
-
-
 class ResponsesTool(Body):
-    """A `function`, a `custom` tool, or a `namespace` of functions. Tools of OpenAI's servers are left out."""
+    """A `function`, a `custom` tool, a `namespace` of both, or a `tool_search` of the client. Tools of OpenAI's servers
+    are left out."""
 
     type: str = Field(description="The kind of tool.", examples=["function"])
     name: str | None = Field(default=None, description="Name by which a call refers to it.", examples=["get_weather"])
@@ -151,6 +147,9 @@ class ResponsesTool(Body):
         default=None, description="Of a `custom` tool's input. Only `text` is enforced.", examples=[{"type": "text"}]
     )
     tools: Items[ResponsesTool] = Field(default_factory=list, description="Of a `namespace`.", examples=[[]])
+    execution: str | None = Field(
+        default=None, description="Of a `tool_search`: served where it is `client`.", examples=["client"]
+    )
 
     @model_validator(mode="after")
     def _has_its_name(self) -> ResponsesTool:
@@ -158,6 +157,46 @@ class ResponsesTool(Body):
             text = f"a tool of the type `{self.type}` needs `name`"
             raise FieldError(text, param="name", reason="missing_field")
         return self
+
+
+class AdditionalToolsItem(StoredItem):
+    """Tools beside those of `tools`."""
+
+    type: Literal["additional_tools"] = Field(description="The kind of item.", examples=["additional_tools"])
+    role: Literal["developer"] = Field(default="developer", description="Who gives them.", examples=["developer"])
+    tools: Items[ResponsesTool] = Field(description="As in the body's `tools`.", examples=[[]])
+
+
+class SearchOutputItem(StoredItem):
+    """What the client's `tool_search` has found: tools beside those of `tools`."""
+
+    type: Literal["tool_search_output"] = Field(description="The kind of item.", examples=["tool_search_output"])
+    call_id: str | None = Field(default=None, description="The call that this answers.", examples=["call_1"])
+    execution: Literal["server", "client"] = Field(default="client", description="Who searched.", examples=["client"])
+    tools: Items[ResponsesTool] = Field(description="As in the body's `tools`.", examples=[[]])
+
+
+def _kind(value: Any) -> Any:
+    """Return an item's type; messages and references may lack it."""
+    if isinstance(value, dict) and value.keys() == {"id"}:
+        return "item_reference"
+    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", "message")
+    return "function_call_output" if kind == "custom_tool_call_output" else kind
+
+
+_Message = Annotated[MessageItem, Tag("message")]
+_Call = Annotated[CallItem, Tag("function_call")]
+_CustomCall = Annotated[CustomCallItem, Tag("custom_tool_call")]
+_Output = Annotated[CallOutputItem, Tag("function_call_output")]
+_Reasoning = Annotated[ReasoningItem, Tag("reasoning")]
+_Reference = Annotated[ItemReference, Tag("item_reference")]
+_Tools = Annotated[AdditionalToolsItem, Tag("additional_tools")]
+_Search = Annotated[SearchCallItem, Tag("tool_search_call")]
+_Found = Annotated[SearchOutputItem, Tag("tool_search_output")]
+Item = Annotated[
+    _Message | _Call | _CustomCall | _Output | _Reasoning | _Reference | _Tools | _Search | _Found,
+    Discriminator(_kind),
+]
 
 
 class TextFormat(Body):
@@ -196,6 +235,12 @@ class ReasoningConfig(Body):
 
     effort: str | None = Field(default=None, description="The template's `reasoning_effort`.", examples=["low"])
     summary: str | None = Field(default=None, description="Has no effect: reasoning is given whole.", examples=["auto"])
+    context: Literal["auto", "current_turn", "all_turns"] | None = Field(
+        default=None,
+        description="`current_turn` leaves out reasoning before the last message of the user; else the chat template "
+        "decides what the model sees of it.",
+        examples=["current_turn"],
+    )
 
 
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -297,7 +342,8 @@ class ResponseUsage(BaseModel):
 
 
 class ResponseObject(BaseModel):
-    """`output` holds items of the types `reasoning`, `message`, `function_call` and `custom_tool_call`."""
+    """`output` holds items of the types `reasoning`, `message`, `function_call`, `custom_tool_call` and
+    `tool_search_call`."""
 
     id: str
     object: Literal["response"]

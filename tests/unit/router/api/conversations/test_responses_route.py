@@ -67,7 +67,7 @@ def checked(events: list[tuple[str, Any]]) -> dict[str, Any]:
     assert response["output"] == items and open_id is None
     for item in items:
         written = item.get("arguments", item.get("input")) if "content" not in item else item["content"][0]["text"]
-        assert texts[item["id"]] == written
+        assert texts[item["id"]] == ("" if item["type"] == "tool_search_call" else written)
     assert response["id"] == events[0][1]["response"]["id"]
     return response
 
@@ -221,6 +221,67 @@ async def test_functions_of_one_name_in_several_namespaces(make_native: MakeRout
         assert (item["name"], item["namespace"]) == ("search", "mcp__b")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tools_that_stand_in_the_conversation(make_native: MakeRouter, stream: bool) -> None:
+    """As Codex gives them: all in an item, custom tools in a namespace; and those that its search has found."""
+    run = {"type": "custom", "name": "exec", "format": {"type": "text"}}
+    listing = {"type": "function", "name": "list", "strict": False}
+    spaces = [{"type": "namespace", "name": name, "tools": [run, listing]} for name in ("functions", "others")]
+    search = {"type": "tool_search", "execution": "client", "description": "x", "parameters": PARAMETERS}
+    found = {"type": "namespace", "name": "mcp__a", "tools": [{"type": "function", "name": "read"}]}
+    found_again = {"type": "tool_search_output", "call_id": "call_3", "execution": "client", "tools": [found]}
+    asked = {
+        "tools": [search, {"type": "tool_search", "execution": "server"}, {"type": "web_search"}],
+        "input": [
+            {"type": "additional_tools", "role": "developer", "tools": spaces},
+            {"role": "user", "content": "?"},
+            {"type": "custom_tool_call", "name": "exec", "namespace": "others", "input": "1", "call_id": "call_1"},
+            {"type": "custom_tool_call_output", "call_id": "call_1", "output": "2"},
+            {"type": "tool_search_call", "call_id": "call_2", "execution": "client", "arguments": {"query": "a"}},
+            found_again | {"call_id": "call_2"},
+            {"type": "tool_search_call", "execution": "server", "arguments": {}},
+            found_again,
+        ],
+    }
+    calls = [("others__exec", {"input": "3"}), ("read", {}), ("tool_search", {"query": "b"})]
+    written = [f"<tool_call>\n{json.dumps({'name': name, 'arguments': of})}\n</tool_call>\n" for name, of in calls]
+    router = make_native(["<think></think>", *written, "</s>"])
+    answer = await router.post(PATH, body(stream=stream, **asked))
+    assert answer.status_code == 200, answer.text
+    response = checked(events_of(answer.content)) if stream else answer.json()
+    first, second, third = response["output"]
+    assert (first["type"], first["name"], first["namespace"], first["input"]) == (
+        "custom_tool_call", "exec", "others", "3",
+    )  # fmt: skip
+    assert (second["type"], second["name"], second["namespace"]) == ("function_call", "read", "mcp__a")
+    kept = {name: third[name] for name in ("type", "execution", "arguments", "status")}
+    assert kept == {
+        "type": "tool_search_call", "execution": "client", "arguments": {"query": "b"}, "status": "completed",
+    }  # fmt: skip
+    assert [tool["type"] for tool in response["tools"]] == ["tool_search"]
+    assert router.scheduler.last.inputs == (
+        "[tool_search][exec][list][others__exec][others__list][read]<user>?\n"
+        "<assistant>call_1=others__exec{'input': '1'}\n<tool>2call_1\n"
+        "<assistant>call_2=tool_search{'query': 'a'}\n"
+        '<tool>{"tools":["read"]}call_2\n<tool>{"tools":["read"]}call_3\n<assistant>'
+    )
+
+
+async def test_reasoning_of_earlier_turns_is_left_out_where_the_client_says_so(make_native: MakeRouter) -> None:
+    thoughts = [
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]} for text in "AB"
+    ]
+    turns = [
+        {"role": "user", "content": "1"}, thoughts[0], {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "3"}, thoughts[1], {"role": "assistant", "content": "4"},
+    ]  # fmt: skip
+    router = make_native(*[["Fine", "</s>"]] * 3)
+    for context, seen in (("current_turn", "B"), ("all_turns", "AB"), ("auto", "AB")):
+        answer = await router.post(PATH, body(input=turns, reasoning={"context": context}))
+        assert answer.status_code == 200, answer.text
+        assert [text for text in "AB" if f"({text})" in router.scheduler.last.inputs] == list(seen)
+
+
 async def test_an_answer_that_is_cut_is_incomplete(make_router: MakeRouter) -> None:
     for stream in (False, True):
         router = make_router(lambda request: says("Hi", " there", reason="length"))
@@ -252,7 +313,9 @@ async def test_the_form_of_an_answer(make_router: MakeRouter) -> None:
         ({"max_tool_calls": 3}, "`max_tool_calls` is not served here"),
         ({"input": []}, "at least one item"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "has a fault: `messages` must hold at least one message"),
-        ({"input": [{"type": "web_search_call"}]}, "web_search_call"),
+        ({"input": [{"type": "web_search_call"}]}, "`type` must be one of 'message', 'function_call'"),
+        ({"input": [{"type": None}]}, "input[0]: `type` is missing"),
+        ({"input": [5]}, "input[0]: Input should be a JSON object"),
         ({"text": {"format": {"type": "json_schema"}}}, "`schema` belongs"),
         ({"text": {"format": {"type": "xml"}}}, "json_object"),
         ({"tool_choice": {"type": "web_search"}}, "`tool_choice` must be"),

@@ -255,3 +255,18 @@ async def test_a_key_neither_reads_nor_continues_nor_deletes_what_another_has_st
     going_on = await router.post(PATH, body(previous_response_id=first["id"], input=[item]), **alice)
     assert going_on.status_code == 200
     assert (await router.request("DELETE", path, headers=alice)).status_code == 200
+
+
+async def test_tools_of_the_conversation_are_kept_with_it(make_storing: MakeRouter) -> None:
+    found = {"type": "tool_search_output", "call_id": "call_1", "tools": TOOLS}
+    call = {"type": "tool_search_call", "call_id": "call_1", "arguments": {"query": "weather"}}
+    tools = {"type": "additional_tools", "role": "developer", "tools": [{"type": "custom", "name": "exec"}]}
+    router = make_storing(["Hi."], ["18."])
+    asked = [tools, {"role": "user", "content": "?"}, call, found]
+    first = (await router.post(PATH, body(input=asked))).json()
+    second = await router.post(PATH, body(input="And now?", previous_response_id=first["id"]))
+    assert second.status_code == 200, second.text
+    assert "[exec][get_weather]" in router.scheduler.last.inputs
+    listed = (await router.get(f"{PATH}/{first['id']}/input_items?order=asc")).json()["data"]
+    kept = [{name: value for name, value in one.items() if name not in ("id", "status")} for one in listed]
+    assert kept[0] == tools and kept[2:] == [call, found]
