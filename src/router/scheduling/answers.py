@@ -69,6 +69,8 @@ class Answers:
         """Put events into outboxes."""
         call, begun_at = delivery.call, time.monotonic()
         delivery.deliver()
+        if delivery.reply.is_empty:
+            return
         now = time.monotonic()
         self._metrics.answered(call.kind, delivery.reply, now - call.could_begin_at, now - begun_at)
 
@@ -76,6 +78,8 @@ class Answers:
         batch = call.batch
         assert batch is not None
         self._batches.answered(call.kind)
+        if not reply.is_empty:
+            self._metrics.computed(call.kind)
         if call.kind == "prefill":
             if batch.into is not None and batch.into.failed:
                 # It ran, but under the id of a batch that is being cleared.

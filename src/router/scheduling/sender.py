@@ -186,7 +186,6 @@ class Sender:
             ids = (running.batch_id, batch.batch_id)
         of_steps = running or batch
         of_steps.step_sent(chunk_tokens, batch.entries.values())
-        self._metrics.sent("prefill")
         self._pipeline.append(Call("prefill", reply, batch, ids, of_steps.num_steps))
 
     def _send_merged(self, micro_batch: MicroBatch) -> bool:
@@ -206,7 +205,6 @@ class Sender:
     def _send_decode(self, batch: RunningBatch, ids: tuple[int, ...]) -> None:
         running = {batch, *(one.running for one in self._batches.micro_batches if one.running is not None)}
         self._metrics.current_batch(sum(one.size for one in running), sum(one.max_tokens for one in running))
-        self._metrics.sent("decode")
         chunk_tokens = None
         if batch.computes_prompts:
             chunk_tokens = self._chunk_tokens(len(batch.entries))

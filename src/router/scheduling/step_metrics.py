@@ -69,10 +69,11 @@ class StepMetrics:
     def preempted(self) -> None:
         self._metrics.count("tgi_request_preempted")
 
-    def sent(self, method: str) -> None:
+    def computed(self, method: str) -> None:
         self._metrics.count("tgi_batch_inference_count", method=method)
 
     def failed(self, method: str) -> None:
+        self.computed(method)
         self._metrics.count("tgi_batch_inference_failure", method=method)
 
     def filtered(self, seconds: float) -> None:

@@ -228,6 +228,11 @@ class StepReply:
     images: EncodedImages | None = None
     adapter_slots: SlotUse | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was computed: the step was sent ahead of the answer by which all of its rows had ended."""
+        return self.batch is None and not self.rows and not self.columns
+
 
 class Shards(Protocol):
     """All shards as one; methods except `health` send at once in order, and return futures whose cancelling stops no

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.factories import RecordingMetrics
+from support.fake_rows import Script
 from support.fake_shard import FakeShard
 from support.scheduler_harness import running_scheduler
 
@@ -48,6 +49,16 @@ async def test_names_of_a_short_run():
         assert observed["tgi_request_skipped_tokens"] == [0] * 6
 
 
+async def test_steps_that_ran_ahead_of_the_last_answer_are_not_counted():
+    async with running_scheduler(FakeShard(pipeline_depth=2, scripts={"a": Script(eos_after=3)})) as h:
+        h.submit("a", 3, 9)
+        await h.finish()
+        assert h.trace.count("D(a)") + h.trace.count("D()") > 2, "one ran ahead"
+        assert h.metrics.counts["tgi_batch_inference_count{decode}"] == 2
+        assert h.metrics.counts["tgi_batch_inference_success{decode}"] == 2
+        assert len(h.metrics.observed["tgi_batch_forward_duration{decode}"]) == 2
+
+
 def test_every_name_is_known_to_the_real_metrics():
     from router.metrics import Metrics
 
@@ -61,7 +72,6 @@ def test_every_name_is_known_to_the_real_metrics():
         step.current_batch(1, 2)
         step.kv_blocks(3, 1, 5)
         for method in ("prefill", "decode"):
-            step.sent(method)
             step.failed(method)
         step.filtered(0.1)
     text = real.render().decode()
