@@ -24,6 +24,12 @@ def url() -> str:
 
 
 @pytest.fixture(scope="session")
+def agent_url() -> str:
+    """A server whose model calls a tool of a coding agent, and says that it is done when it reads the result."""
+    return _listening(os.environ["TERCET_AGENT_URL"])
+
+
+@pytest.fixture(scope="session")
 def faulty_url() -> str:
     """A router that demands the key, and fails where the prompt says `break down` or `stop short`."""
     return _listening(os.environ["TERCET_FAULTY_URL"])

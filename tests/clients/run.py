@@ -3,9 +3,10 @@
 Their pins exclude each other, so each group has a virtual environment of its own below `.venv-clients`, made of the
 exact versions in `requirements`. The tests of a group lie in the folder of the group's name and learn the servers'
 addresses from variables: TERCET_URL is a server with the demo model, TERCET_FAULTY_URL a router that demands a key and
-fails on demand (see `faulty_router`). The browser is Debian's chromium; where there is none its group is skipped.
-Packages of Node.js are those of `package-lock.json` in the group's folder; without npm that group is skipped. A group
-that needs torch gets the one of `constraints.txt` for CPUs.
+fails on demand (see `faulty_router`), TERCET_AGENT_URL, for the groups that need it, a server with the model of
+`support/agent_model.py`. The browser is Debian's chromium; where there is none its group is skipped.
+Packages of Node.js are those of `package-lock.json` in the group's folder; without npm, or its registry, that group is
+skipped. A group that needs torch gets the one of `constraints.txt` for CPUs.
 
 With SHORT=1 the groups marked as long are left out.
 """
@@ -18,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ class Group:
     clients: str
     is_long: bool = False
     needs_torch: bool = False
+    needs_agent_model: bool = False
 
 
 GROUPS = (
@@ -51,6 +54,8 @@ GROUPS = (
     Group("agent_libraries", "pydantic-ai, openai-agents"),
     Group("browser", "the page at / in Chromium"),
     Group("instructor_client", "instructor", is_long=True),
+    Group("codex", "Codex", is_long=True, needs_agent_model=True),
+    Group("opencode", "opencode", is_long=True, needs_agent_model=True),
     Group("ai_sdk", "the AI SDK for JavaScript", is_long=True),
     Group("envoy", "two servers behind Envoy", is_long=True),
     Group("ray_serve", "two replicas of Ray Serve", is_long=True),
@@ -78,13 +83,27 @@ def main() -> int:
     is_short = os.environ.get("SHORT", "") not in ("", "0")
     groups = [group for group in GROUPS if not (is_short and group.is_long)]
     options = ("--max-concurrent-requests", str(MAX_CONCURRENT), "--enable-prefill-logprobs")
-    with running_server("demo", *options) as server, faulty_router() as faulty_url:
+    with running_server("demo", *options) as server, faulty_router() as faulty_url, contextlib.ExitStack() as others:
         addresses = {"TERCET_URL": server.url, "TERCET_FAULTY_URL": faulty_url, "TERCET_KEY": KEY}
+        if any(group.needs_agent_model for group in groups):
+            addresses["TERCET_AGENT_URL"] = others.enter_context(agent_server())
         addresses["TERCET_PYTHON"] = sys.executable
         addresses["TERCET_SCREENSHOTS"] = str(ENVIRONMENTS / "screenshots")
         outcomes = [tried(group, addresses | {"TERCET_PERMITS": str(MAX_CONCURRENT)}, sys.argv[1:]) for group in groups]
     print(table(outcomes))
     return 0 if all(outcome.has_passed for outcome in outcomes) else 1
+
+
+@contextlib.contextmanager
+def agent_server() -> Iterator[str]:
+    """The address of a server with the model of `support/agent_model.py`."""
+    from support.agent_model import write_agent_model
+    from support.running_server import running_server
+
+    with tempfile.TemporaryDirectory(prefix="tercet-agent-") as folder:
+        write_agent_model(Path(folder))
+        with running_server(folder, "--tool-call-parser", "hermes") as server:
+            yield server.url
 
 
 @contextlib.contextmanager
@@ -114,6 +133,8 @@ def tried(group: Group, addresses: dict[str, str], arguments: list[str]) -> Outc
     began = time.monotonic()
     try:
         python = installed(group)
+    except UnreachableError as error:
+        return Outcome(group, f"skipped: {error}", True, time.monotonic() - began, 0.0)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         return Outcome(group, f"not installed: {error}", False, time.monotonic() - began, 0.0)
     ready = time.monotonic()
@@ -129,7 +150,7 @@ def tried(group: Group, addresses: dict[str, str], arguments: list[str]) -> Outc
 
 
 def installed(group: Group) -> Path:
-    """The interpreter of the group's environment. Raises CalledProcessError or TimeoutExpired."""
+    """The interpreter of the group's environment. Raises CalledProcessError, TimeoutExpired or UnreachableError."""
     requirements = HERE / "requirements" / f"{group.name}.txt"
     of_node = [path for path in (HERE / group.name / name for name in NODE_FILES) if path.is_file()]
     of_torch = [ROOT / "constraints.txt"] if group.needs_torch else []
@@ -152,10 +173,25 @@ def installed(group: Group) -> Path:
     if npm:
         for path in of_node:
             shutil.copy(path, folder)
-        command = [npm, "ci", "--no-audit", "--no-fund", "--loglevel=error"]
-        subprocess.run(command, cwd=folder, check=True, timeout=INSTALL_LIMIT_S)
+        install_from_npm(npm, folder)
     mark.write_text(wanted)
     return python
+
+
+class UnreachableError(Exception):
+    """npm's registry is not there."""
+
+
+def install_from_npm(npm: str, folder: Path) -> None:
+    """Raises CalledProcessError, TimeoutExpired, or UnreachableError if the registry knows nothing of npm either."""
+    command = [npm, "ci", "--no-audit", "--no-fund", "--loglevel=error"]
+    try:
+        subprocess.run(command, cwd=folder, check=True, timeout=INSTALL_LIMIT_S)
+    except subprocess.CalledProcessError:
+        asked = [npm, "view", "npm", "version", "--fetch-retries=0", "--prefer-online"]
+        if subprocess.run(asked, capture_output=True, timeout=INSTALL_LIMIT_S).returncode:
+            raise UnreachableError("npm does not reach its registry") from None
+        raise
 
 
 def environment(addresses: dict[str, str]) -> dict[str, str]:

@@ -33,7 +33,13 @@ class ScriptedModel:
     """The files in `path`, and answers in the form in which prompts hold them."""
 
     def __init__(
-        self, path: Path, tokens: Mapping[str, bool] | None = None, *, ends: Sequence[str] = (), **settings: Any
+        self,
+        path: Path,
+        tokens: Mapping[str, bool] | None = None,
+        *,
+        ends: Sequence[str] = (),
+        max_positions: int = MAX_POSITIONS,
+        **settings: Any,
     ) -> None:
         """Write the files.
 
@@ -41,9 +47,11 @@ class ScriptedModel:
             path: The folder.
             tokens: Added to the vocabulary; whether they are special.
             ends: Tokens of these that end an answer, too.
+            max_positions: Of prompt and answer.
             settings: Of tokenizer_config.json, its chat template among them.
         """
         self.path = path
+        self._max_positions = max_positions
         self._write_tokenizer(tokens or {}, settings)
         self._write_weights([EOS, *ends])
 
@@ -105,7 +113,7 @@ class ScriptedModel:
         tokenizer.add_special_tokens([f"<|t{number}|>" for number in range(tokenizer.get_vocab_size())])
         tokenizer.save(str(self.path / "tokenizer.json"))
         config = self.path / "tokenizer_config.json"
-        fields = json.loads(config.read_text()) | {"model_max_length": MAX_POSITIONS} | settings
+        fields = json.loads(config.read_text()) | {"model_max_length": self._max_positions} | settings
         config.write_text(json.dumps(fields))
 
     def _write_weights(self, ends: Sequence[str]) -> None:
@@ -152,7 +160,7 @@ class ScriptedModel:
             "head_dim": _HEAD_SIZE,
             "attention_bias": True,
             "vocab_size": 2 * num_tokens,
-            "max_position_embeddings": MAX_POSITIONS,
+            "max_position_embeddings": self._max_positions,
             "rope_theta": 10_000.0,
             "rms_norm_eps": 1e-6,
             "hidden_act": "silu",
