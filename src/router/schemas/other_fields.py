@@ -101,6 +101,8 @@ _REFUSED: tuple[_Row, ...] = (
     ("t", "include_reasoning", (True,), "it belongs to a chat"),
     ("t", "tools", ([],), _IN_CHATS),
     ("t", "messages", (), _IN_CHATS),
+    ("t", "top_logprobs", (0,), "use `logprobs`"),
+    ("crm", "suffix", ("",), _LEAVE_OUT),
     ("r", "conversation", (), "send the whole conversation in `input`"),
     ("r", "background", (False,), _LEAVE_OUT),
     ("r", "prompt", (), "send the text in `instructions` and `input`"),
@@ -114,7 +116,7 @@ _REFUSED: tuple[_Row, ...] = (
     ("r", "thinking_budget_tokens", (), "use `thinking_token_budget`"),
     ("m", "container mcp_servers", ([], {}, ""), "run the tools in the client"),
     ("m", "stop", ([], ""), "use `stop_sequences`"),
-    ("m", "max_completion_tokens max_output_tokens max_new_tokens max_length", (), "use `max_tokens`"),
+    ("m", "max_new_tokens max_length", (), "use `max_tokens`"),
     ("m", "reasoning_effort", (), "use `output_config.effort`"),
     ("m", "thinking_token_budget thinking_budget_tokens", (), "use `thinking.budget_tokens`"),
     ("m", "logprobs", (False,), _IN_CHATS),
@@ -145,8 +147,10 @@ _SERVED_AS: Mapping[str, str] = {
     "grammar": "guided_grammar",
     "json_schema": "guided_json",
     "n_predict": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
 }
-"""Names of llama.cpp and SGLang, and ours for the same."""
+"""Names of llama.cpp, SGLang and other routes, and ours for the same."""
 _OFF: Mapping[str, object] = {"typ_p": 1, "grammar": ""}
 """What says the same as to leave the name out."""
 _SWITCHES = ("enable_thinking", "think")

@@ -96,10 +96,12 @@ async def test_forms_of_the_answer_are_served(router: Router, family: Family, fo
 
 
 async def test_lengths_and_stops_under_other_names(router: Router) -> None:
-    for family in ("chat", "completions"):
+    for family in ("chat", "completions", "messages"):
         path, body = ROUTES[family]
-        assert (await router.post(path, body | {"n_predict": 3})).status_code == 200
-        assert router.scheduler.last.stopping.max_new_tokens == 3
+        others = {name: value for name, value in body.items() if name != "max_tokens"}
+        for name in ("n_predict", "max_completion_tokens", "max_output_tokens"):
+            assert (await router.post(path, others | {name: 3})).status_code == 200
+            assert router.scheduler.last.stopping.max_new_tokens == 3
     path, body = ROUTES["responses"]
     assert (await router.post(path, body | {"stop": ["END"], "ignore_eos": True})).status_code == 200
     stopping = router.scheduler.last.stopping
