@@ -12,6 +12,7 @@ from wire.cli.adapter_options import AdapterOptions
 from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
 from wire.cli.pooling_options import TEXT_FLAGS, Preset, TextOptions
+from wire.cli.request_log_options import REQUEST_LOG_FLAGS, RequestLogOptions
 from wire.cli.sampling_options import SamplingOptions
 from wire.quantization.methods import Quantize
 
@@ -37,7 +38,9 @@ _NOT_YET = "Not served yet (refused at start)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions, TextOptions, SamplingOptions):
+class LauncherConfig(
+    HttpConfig, GroupConfig, ImageOptions, AdapterOptions, TextOptions, SamplingOptions, RequestLogOptions
+):
     """Options of the launcher."""
 
     model_id: str | None = option(
@@ -264,7 +267,7 @@ ROUTER_FLAGS = (
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
     *IMAGE_FLAGS, "lora_root", "lora_host_memory", "task", "pooling", *TEXT_FLAGS, "error_format",
-    "override_generation_config",
+    "override_generation_config", *REQUEST_LOG_FLAGS,
 )  # fmt: skip
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
 """Secrets are not in argv, which every user of the machine can read."""

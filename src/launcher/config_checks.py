@@ -11,6 +11,7 @@ from launcher.http_config import check_http, http_port
 from wire import tracing
 from wire.adapters import check_adapters, check_lora_root, check_slots
 from wire.cli.pooling_options import check_prompts
+from wire.cli.request_log_options import check_request_log
 from wire.cli.sampling_options import check_sampling
 from wire.speculation.options import check_speculation
 from wire.text.chat_options import check_chat_options
@@ -28,6 +29,7 @@ def check(config: LauncherConfig) -> None:
     check_http(config)
     _check_served(config)
     check_prompts(config, ArgumentValidation)
+    check_request_log(config, ArgumentValidation)
     try:
         tracing.check(config.otlp_endpoint)
     except tracing.TracingError as error:

@@ -12,6 +12,7 @@ from wire import tls
 from wire.cli.image_options import ImageOptions
 from wire.cli.options import option
 from wire.cli.pooling_options import Preset, TextOptions, check_prompts
+from wire.cli.request_log_options import RequestLogOptions, check_request_log
 from wire.cli.sampling_options import SamplingOptions
 from wire.keys import SCHEDULING_POLICY, SchedulingPolicy, check_keys
 from wire.tracing import TracingError
@@ -34,7 +35,7 @@ _UNSERVED = "Accepted for compatibility"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(ImageOptions, TextOptions, SamplingOptions):
+class RouterConfig(ImageOptions, TextOptions, SamplingOptions, RequestLogOptions):
     """Options of the router."""
 
     max_concurrent_requests: int = option(
@@ -323,6 +324,7 @@ def check(config: RouterConfig) -> None:
             raise ArgumentValidation(f"`{flag}` must be > 0")
     _check_token_limits(config)
     check_prompts(config, ArgumentValidation)
+    check_request_log(config, ArgumentValidation)
     try:
         check_tracing(config.otlp_endpoint)
     except TracingError as error:

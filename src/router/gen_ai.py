@@ -21,16 +21,16 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed")
 class GenAi:
     """What is known of a request."""
 
-    __slots__ = ("_asked", "_cached", "_first_chunk_s", "_num_generated", "_reasons", "is_stream", "response_id")
+    __slots__ = ("_asked", "first_chunk_s", "is_stream", "num_generated", "prompts", "reasons", "response_id")
 
     def __init__(self) -> None:
         self.is_stream = False
         self.response_id = ""
         self._asked: Attributes = {}
-        self._cached: dict[tuple[int, ...], int] = {}  # tokens of each prompt that the prefix cache had
-        self._num_generated = 0
-        self._reasons: list[str] = []
-        self._first_chunk_s: float | None = None
+        self.prompts: dict[tuple[int, ...], int] = {}  # tokens of each prompt that the prefix cache had
+        self.num_generated = 0
+        self.reasons: list[str] = []
+        self.first_chunk_s: float | None = None
 
     def asked(
         self,
@@ -63,14 +63,20 @@ class GenAi:
 
     def first_chunk(self, seconds: float) -> None:
         """Note the first token of a generation, counted from the request's arrival."""
-        self._first_chunk_s = seconds if self._first_chunk_s is None else min(seconds, self._first_chunk_s)
+        self.first_chunk_s = seconds if self.first_chunk_s is None else min(seconds, self.first_chunk_s)
 
     def finished(self, request: ValidRequest, event: Finished) -> None:
         """Count a generation; a prompt counts once, as in the answer's `usage`."""
         ids = request.input_ids
-        self._cached[ids] = min(event.cached_tokens, self._cached.get(ids, event.cached_tokens))
-        self._num_generated += event.generated_tokens
-        self._reasons.append(_REASONS[event.finish_reason])
+        self.prompts[ids] = min(event.cached_tokens, self.prompts.get(ids, event.cached_tokens))
+        self.num_generated += event.generated_tokens
+        self.reasons.append(_REASONS[event.finish_reason])
+
+    @property
+    def model(self) -> str | None:
+        """Return who answers; None: no generation was begun."""
+        model = self._asked.get("gen_ai.response.model")
+        return model if isinstance(model, str) else None
 
     @property
     def attributes(self) -> Attributes:
@@ -80,11 +86,11 @@ class GenAi:
         found = self._asked | {"gen_ai.request.stream": self.is_stream}
         if self.response_id:
             found["gen_ai.response.id"] = self.response_id
-        if self.is_stream and self._first_chunk_s is not None:
-            found["gen_ai.response.time_to_first_chunk"] = self._first_chunk_s
-        if self._reasons:
-            found["gen_ai.response.finish_reasons"] = tuple(self._reasons)
-            found["gen_ai.usage.input_tokens"] = sum(map(len, self._cached))
-            found["gen_ai.usage.output_tokens"] = self._num_generated
-            found["gen_ai.usage.cache_read.input_tokens"] = sum(self._cached.values())
+        if self.is_stream and self.first_chunk_s is not None:
+            found["gen_ai.response.time_to_first_chunk"] = self.first_chunk_s
+        if self.reasons:
+            found["gen_ai.response.finish_reasons"] = tuple(self.reasons)
+            found["gen_ai.usage.input_tokens"] = sum(map(len, self.prompts))
+            found["gen_ai.usage.output_tokens"] = self.num_generated
+            found["gen_ai.usage.cache_read.input_tokens"] = sum(self.prompts.values())
         return found

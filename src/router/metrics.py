@@ -73,6 +73,10 @@ _OF_KEYS: dict[str, Declared] = {
 }
 """Of the first hundred keys of a file; the others are counted together."""
 
+_OF_LOG: dict[str, Declared] = {
+    "tgi_request_log_dropped": _counter("Lines that the request log has lost", "lines"),
+}
+
 DECLARED: dict[str, Declared] = {
     "tgi_request_count": _counter("Requests received", "requests"),
     "tgi_request_success": _counter("Generations finished", "generations"),
@@ -142,6 +146,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_request_generated_tokens": _histogram("Generated tokens of a request", "tokens"),
     "tgi_request_max_new_tokens": _histogram("Token budget that a request asked for, at most 1024", "tokens"),
     "tgi_request_skipped_tokens": _histogram("Speculated tokens accepted in one step of a request", "tokens"),
+    **_OF_LOG,
     **_OF_KEYS,
     "tgi_key_queue_size": _gauge("Requests of an API key that wait for a batch", "requests", _KEY),
 }
@@ -177,6 +182,7 @@ POOLING: dict[str, Declared] = {
     "tgi_batch_phase_duration": _histogram(
         "Part of a step on the shard in seconds", "seconds", ("phase", POOLING_PHASES)
     ),
+    **_OF_LOG,
     **_OF_KEYS,
 }
 """Of a server whose task is embed, rerank or classify."""

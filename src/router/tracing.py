@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import fields, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from router.gen_ai import GenAi
@@ -56,7 +57,14 @@ class RequestSpan:
         "tracing",
     )
 
-    def __init__(self, scope: Mapping[str, Any], tracing: Tracing | None, traceparent: str = "") -> None:
+    def __init__(
+        self, scope: Mapping[str, Any], tracing: Tracing | None, traceparent: str = "", *, is_logged: bool = False
+    ) -> None:
+        """Begin with a request.
+
+        Args:
+            is_logged: Whether a line of the request log will be asked for.
+        """
         self._scope = scope
         self.began_at = time.monotonic()
         self.fields: dict[str, str] = {}
@@ -66,9 +74,8 @@ class RequestSpan:
         self.queue_s = self.inference_s = 0.0  # the longest wait; the sum
         self.tracing = tracing
         self.span: Span | None = None
-        self.gen_ai: GenAi | None = None
+        self.gen_ai: GenAi | None = GenAi() if is_logged or tracing is not None else None
         if tracing is not None:
-            self.gen_ai = GenAi()
             self.span = tracing.start("request", kind="server", remote={"traceparent": traceparent})
 
     @property
@@ -94,6 +101,29 @@ class RequestSpan:
         span = {"name": self.name} | self.fields
         fields = {"request_id": self._scope.get("request_id", ""), "span": span, "spans": [span]}
         return fields if self.account is None else fields | {"key": self.account.key.name}
+
+    def usage(self, status: int) -> dict[str, Any]:
+        """Return what the request log says of a finished request."""
+        gen_ai, took_s = self.gen_ai or GenAi(), time.monotonic() - self.began_at
+        prompts = gen_ai.prompts
+        arrived = datetime.fromtimestamp(time.time() - took_s, UTC).isoformat(timespec="milliseconds")
+        return {
+            "time": arrived.replace("+00:00", "Z"),
+            "id": self._scope.get("request_id", ""),
+            "key": None if self.account is None else self.account.key.name,
+            "route": self.name,
+            "model": gen_ai.model,
+            "status": status,
+            "refused": self.refused or None,
+            "finish_reasons": gen_ai.reasons,
+            "stream": gen_ai.is_stream,
+            "tokens_in": sum(map(len, prompts)) if prompts else self.tokens_in,
+            "tokens_cached": sum(prompts.values()),
+            "tokens_out": self.tokens_out,
+            "queue_s": round(self.queue_s, 6),
+            "first_token_s": None if gen_ai.first_chunk_s is None else round(gen_ai.first_chunk_s, 6),
+            "duration_s": round(took_s, 6),
+        }
 
     async def around_validation(self, validation: Awaitable[ValidRequest]) -> ValidRequest:
         """Validate, in a span with a collector, and hand on the trace."""

@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 859,
+    "files": 861,
     "files below 50 lines": 235,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -31,7 +31,13 @@ LIMITS = {
     "files that name stages": 42,
     "files that name states": 29,
 }
-LINES = {"launcher": 11_920, "model_server": 46_800, "router": 29_910, "tercet": 60, "wire": 6_750}
+LINES = {
+    "launcher": 11_930,
+    "model_server": 46_800,
+    "router": 30_120,
+    "tercet": 60,
+    "wire": 6_750,
+}
 LONG_FILE = 400
 
 

@@ -146,6 +146,9 @@ class PooledInference:
             inference_s=ended - started,
         )
         self._count(computed, job, method)
+        if span is not None:
+            times = {"queue_s": computed.queue_s, "inference_s": computed.inference_s}
+            span.count(tokens_in=sum(num_tokens), tokens_out=0, **times)
         return computed
 
     def end(self) -> None:
@@ -161,6 +164,8 @@ class PooledInference:
     def refused(self, error: PoolingError) -> None:
         """Count and log a refusal's kind, without clients' text."""
         asked = entered()
+        if asked is not None:
+            asked.refused = f"{error.kind} ({error.failure})"
         extra = {} if asked is None else asked.log_fields()
         logger.error("Refused: %s (%s)", error.kind, error.failure, extra=extra)
         logger.debug("%s", error, extra=extra)

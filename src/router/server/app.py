@@ -31,6 +31,7 @@ from router.errors import RouterError
 from router.generation import parsed_bodies
 from router.keys.accounts import Accounts
 from router.metrics import Metrics
+from router.request_log import RequestLog
 from router.server.authorization import Answer, ApiKeyMiddleware, KeysMiddleware, header
 from router.tracing import RequestSpan, enter
 from wire.tracing import Tracing
@@ -56,6 +57,7 @@ def create_app(
     accounts: Accounts | None = None,
     allow_origins: Sequence[str] = (),
     tracing: Tracing | None = None,
+    request_log: RequestLog | None = None,
 ) -> FastAPI:
     """Make the application; without `state` only for its document."""
     app = Application(
@@ -89,7 +91,8 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, client_left)
     app.add_exception_handler(Exception, _internal_error)
-    add_middleware(app, state, errors.answer, api_key, accounts, allow_origins, ["GET", "POST", "DELETE"], tracing)
+    methods = ["GET", "POST", "DELETE"]
+    add_middleware(app, state, errors.answer, api_key, accounts, allow_origins, methods, tracing, request_log)
     return app
 
 
@@ -102,6 +105,7 @@ def add_middleware(
     allow_origins: Sequence[str],
     allow_methods: Sequence[str],
     tracing: Tracing | None = None,
+    request_log: RequestLog | None = None,
 ) -> None:
     """Put key, origins and request id around all routes; `answer` refuses."""
     # The last one added is the outermost.
@@ -116,7 +120,7 @@ def add_middleware(
         allow_headers=["*"],
         expose_headers=["*"],  # clients read x-request-id and retry-after
     )
-    app.add_middleware(RequestIdMiddleware, tracing=tracing, state=state)
+    app.add_middleware(RequestIdMiddleware, tracing=tracing, state=state, request_log=request_log)
 
 
 def _add_optional_routes(app: FastAPI, config: RouterConfig) -> None:
@@ -137,9 +141,15 @@ class RequestIdMiddleware:
     """`x-request-id` in and out, and the span; a draining server closes connections."""
 
     def __init__(
-        self, app: ASGIApp, *, tracing: Tracing | None = None, state: AppState | PooledState | None = None
+        self,
+        app: ASGIApp,
+        *,
+        tracing: Tracing | None = None,
+        state: AppState | PooledState | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         self._app = app
+        self._request_log = request_log
         self._tracing = tracing
         self._app_state = state
 
@@ -150,7 +160,9 @@ class RequestIdMiddleware:
         given = header(scope, b"x-request-id")
         request_id = given if _REQUEST_ID.fullmatch(given) else b"%032x" % random.getrandbits(128)
         scope["request_id"] = request_id.decode()
-        span = RequestSpan(scope, self._tracing, header(scope, b"traceparent").decode("latin-1"))
+        is_logged = self._request_log is not None and scope["method"] == "POST"
+        traceparent = header(scope, b"traceparent").decode("latin-1")
+        span = RequestSpan(scope, self._tracing, traceparent, is_logged=is_logged)
         enter(span)
         status = 500
 
@@ -169,6 +181,8 @@ class RequestIdMiddleware:
         finally:
             parsed_bodies.release()
             span.finish(status)
+            if self._request_log is not None and is_logged:
+                self._request_log.add(span.usage(status), {} if span.gen_ai is None else span.gen_ai.prompts)
 
 
 async def _router_error(request: Request, error: Exception) -> Response:

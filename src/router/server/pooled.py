@@ -15,6 +15,7 @@ from router.metrics import PoolingMetrics
 from router.pooling.inference import PooledInference, PooledLimits
 from router.pooling.scheduler import PooledScheduler
 from router.pooling.texts import Prompts, TextTokenizer
+from router.request_log import RequestLog
 from router.server.pooled_app import create_pooled_app
 from router.server.serving import serve_application
 from router.server.startup import connected
@@ -85,6 +86,7 @@ async def serve_pooled(
                 api_key=config.api_key,
                 accounts=Accounts.of_file(config.keys_file, metrics, resources),
                 allow_origins=config.cors_allow_origin,
+                request_log=RequestLog.of(config, metrics, resources),
             )
             try:
                 return await serve_application(

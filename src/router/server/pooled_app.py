@@ -22,6 +22,7 @@ from router.config import RouterConfig
 from router.errors import RouterError
 from router.keys.accounts import Accounts
 from router.pooling.errors import PoolingError
+from router.request_log import RequestLog
 from router.server.app import NO_TELEMETRY, add_middleware, client_left
 
 _FAMILIES = (tei.routes, openai.routes, ranking.routes, service.routes)
@@ -33,6 +34,7 @@ def create_pooled_app(
     api_key: str | None = None,
     accounts: Accounts | None = None,
     allow_origins: Sequence[str] = (),
+    request_log: RequestLog | None = None,
 ) -> FastAPI:
     """Make the application; without `state` only for its document."""
     app = Application(
@@ -56,7 +58,7 @@ def create_pooled_app(
     def answer(error: RouterError, scope: Scope) -> Response:
         return error_answer(error, scope["path"])
 
-    add_middleware(app, state, answer, api_key, accounts, allow_origins, ["GET", "POST"])
+    add_middleware(app, state, answer, api_key, accounts, allow_origins, ["GET", "POST"], request_log=request_log)
     return app
 
 

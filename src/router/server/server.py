@@ -23,6 +23,7 @@ from router.metrics import Metrics
 from router.openai.chat.prompt import default_variables
 from router.openai.formats.choice import ModelFormat, choose
 from router.openai.template.template import ChatTemplate
+from router.request_log import RequestLog
 from router.responses.store import ResponseStore
 from router.server.app import create_app
 from router.server.images import image_prompts
@@ -131,6 +132,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
                 accounts=Accounts.of_file(config.keys_file, metrics, resources),
                 allow_origins=config.cors_allow_origin,
                 tracing=tracing,
+                request_log=RequestLog.of(config, metrics, resources),
             )
             scheduler = started.scheduler
             return await serve_application(

@@ -33,6 +33,7 @@ from router.openai.formats.choice import ModelFormat
 from router.openai.template.renderer import Renderer
 from router.openai.template.template import ChatTemplate
 from router.request import ValidRequest
+from router.request_log import RequestLog
 from router.responses.store import ResponseStore
 from router.server.app import create_app
 from router.server.stop import Server
@@ -234,12 +235,14 @@ class Router:
             created=1_700_000_000,
         )
         self._server: uvicorn.Server | None = None
+        self.resources = contextlib.ExitStack()
         self.app: FastAPI = create_app(
             state,
             api_key=config.api_key,
             accounts=self.accounts,
             allow_origins=config.cors_allow_origin,
             tracing=tracing,
+            request_log=RequestLog.of(config, self.metrics, self.resources),
         )
 
     async def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
@@ -287,6 +290,7 @@ class Router:
         return set() if self._server is None else set(self._server.server_state.connections)
 
     def close(self) -> None:
+        self.resources.close()
         self.tokenizer.close()
         self.chat_template.close()
         if self.grammars is not None:

@@ -78,6 +78,7 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
     ("tgi_encoder_cache_hits", "counter", {}, ""),
     ("tgi_encoder_cache_misses", "counter", {}, ""),
     ("tgi_image_encode_duration", "histogram", {}, DURATION),
+    ("tgi_request_log_dropped", "counter", {}, ""),
     ("tgi_lora_slot_loads", "counter", {}, ""),
     ("tgi_lora_evictions", "counter", {}, ""),
     ("tgi_lora_adapters", "gauge", {"state": {"registered", "host", "slot"}}, ""),
