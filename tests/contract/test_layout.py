@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 861,
+    "files": 863,
     "files below 50 lines": 235,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -34,7 +34,7 @@ LIMITS = {
 LINES = {
     "launcher": 11_930,
     "model_server": 46_800,
-    "router": 30_120,
+    "router": 30_420,
     "tercet": 60,
     "wire": 6_750,
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from router.grammar.conditions import named_keys, without_conditions
 from router.grammar.exact_schema import enforceable, joins_bounds
 from router.grammar.object_keys import with_plain_keys
 
@@ -63,6 +64,9 @@ class _Pass:
         """Close a schema; `path` is where references can name it."""
         if not isinstance(schema, dict):
             return schema
+        written, schema = schema, without_conditions(schema)
+        if not is_merged and schema is not written and _has_own_keys(written, schema):
+            schema = {"additionalProperties": False} | schema
         schema = enforceable(schema, is_part=self._has_parts)
         parts = _PARTS & schema.keys()
         has_several = len(parts) > 1
@@ -116,6 +120,12 @@ def _is_whole(schema: dict[str, Any], parts: frozenset[str]) -> bool:
     return not isinstance(required, list) or "patternProperties" in schema or all(
         isinstance(name, str) and name in properties for name in required
     )  # fmt: skip
+
+
+def _has_own_keys(written: dict[str, Any], schema: dict[str, Any]) -> bool:
+    """Whether an object names its keys, and its conditions no others."""
+    named = named_keys({"allOf": schema.get("allOf", [])})
+    return _is_whole(written, _PARTS & written.keys()) and named is not None and named <= written["properties"].keys()
 
 
 def _escaped(name: str) -> str:

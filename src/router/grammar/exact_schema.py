@@ -6,6 +6,8 @@ import math
 import re
 from typing import Any, TypeGuard
 
+from router.grammar.conditions import WORDS
+
 _LARGEST = 2**53
 """From here on whole numbers have no exact double, which is what llguidance compares."""
 _STEP = 1e-6
@@ -32,7 +34,7 @@ def joins_bounds(value: Any) -> bool:
         return False
     all_of = value.get("allOf")
     has_several = isinstance(all_of, list) and len(all_of) > 1
-    return has_several or (
+    return has_several or not WORDS.isdisjoint(value) or (
         not _JOINING.isdisjoint(value) and not _BOUNDS.isdisjoint(value)
     ) or any(joins_bounds(one) for one in value.values())  # fmt: skip
 

@@ -77,7 +77,7 @@ async def test_what_is_wrong_with_a_part_of_a_message_is_named(router: Router, p
         {"tools": [{"type": "web_search"}]}, {"tool_choice": 3}, {"tool_choice": ["f"]}, {"tool_choice": True},
         {"tool_prompt": 3}, {"parallel_tool_calls": 1}, {"chat_template_kwargs": []}, {"reasoning_effort": 3},
         {"tools": [tool(strict="yes")]},
-        {"tools": [tool(parameters={"properties": {"a": {"not": {"type": "string"}}}, "required": ["a"]})]},
+        {"tools": [tool(parameters={"properties": {"a": {"not": {"pattern": "x"}}}, "required": ["a"]})]},
         {"tools": [tool(parameters={"properties": {"a": {"type": "nothing"}}})]},
         {"tools": [tool(parameters={"properties": {"a": {"$ref": "http://127.0.0.1/x"}}})]},
         {"tools": [tool(parameters={"properties": {"a": {"$ref": "#/$defs/x"}}})]},
