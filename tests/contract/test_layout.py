@@ -12,12 +12,12 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 863,
+    "files": 866,
     "files below 50 lines": 235,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
-    "files of the spine that name a feature": 80,
+    "files of the spine that name a feature": 81,
     "functions named begin": 0,
     "functions named take": 0,
     "functions named keeps": 0,
@@ -32,8 +32,8 @@ LIMITS = {
     "files that name states": 29,
 }
 LINES = {
-    "launcher": 11_930,
-    "model_server": 46_800,
+    "launcher": 11_980,
+    "model_server": 47_130,
     "router": 30_420,
     "tercet": 60,
     "wire": 6_750,

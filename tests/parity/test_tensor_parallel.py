@@ -24,6 +24,8 @@ TESTS = Path(__file__).parents[1]
 # Variants that differ only in numbers (rope kinds) or in names are left to the single rank.
 _SINGLE = ("llama3", "yarn", "linear", "longrope", "no_window", "no_caps", "no_prefix")
 SHARDED = [key for key in CASES if key[1] not in _SINGLE and key != ("qwen3", "windows")]
+# Every layer reads vectors of the tokens.
+UNSTAGED = (("gemma4_text", "plain"),)
 # Six heads on four ranks cannot be divided.
 WORLDS = [(size, key) for size in (2, 4) for key in SHARDED if size == 2 or "six_heads" not in key[1]]
 
@@ -105,7 +107,7 @@ def test_ranks_equal_transformers(worlds: Worlds, cases: Cases, world_size: int,
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("key", SHARDED, ids="-".join)
+@pytest.mark.parametrize("key", [key for key in SHARDED if key not in UNSTAGED], ids="-".join)
 def test_each_stage_of_two_ranks_reads_what_is_its_own(cases: Cases, key: Key) -> None:
     """A tensor that nothing reads ends a start; one of another stage or of another rank's share does not."""
     path = cases[key].path

@@ -52,6 +52,8 @@ _MLA = {
     "first_k_dense_replace": 1,
 }
 
+_GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW}
+
 _DELTA = {
     "head_dim": 32,
     "linear_num_key_heads": 4,
@@ -113,6 +115,34 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
         },
+    },
+    ("gemma4_text", "plain"): _GEMMA4
+    | {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "final_logit_softcapping": 5.0,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+    ("gemma4_text", "experts"): _GEMMA4
+    | {
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 32,
+    },
+    ("gemma4_unified_text", "plain"): _GEMMA4
+    | {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 1,
     },
     ("cohere", "qk_norm"): {"use_qk_norm": True},
     ("cohere2", "plain"): {"sliding_window": WINDOW, "sliding_window_pattern": 2},
@@ -426,8 +456,8 @@ def random_model(
             else:
                 parameter.add_(noise * 0.1)
         for name, buffer in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "expert_bias")):
-                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
+            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
+                buffer.add_(torch.randn(buffer.shape, generator=generator) * 0.1)
     return model.eval()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.errors import ArgumentValidation
+from launcher.planning.key_layers import key_layers_in
 from launcher.planning.mixers import Mixers, mixers_in
 from launcher.planning.weight_files import tensors_of_codes, type_in, weight_bytes
 from wire.cli.spelling import closest
@@ -78,6 +79,8 @@ class ModelInfo:
     latent: LatentAttention | None = None
     mixers: Mixers | None = None
     """Of layers with something else than attention; None: there are none."""
+    key_layers: tuple[tuple[int, int], ...] | None = None
+    """KV heads of each layer that has keys of its own, and their width; None: all layers are alike."""
     num_routed: int = 0
     """Experts among which a router chooses, by any family's name for them."""
     num_dense: int = 0
@@ -321,6 +324,7 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         has_tied_head=config.get("tie_word_embeddings") is True,
         latent=_latent(config),
         mixers=mixers_in(config),
+        key_layers=key_layers_in(config),
         num_routed=_count(config, "num_local_experts", "num_experts", "n_routed_experts") or 0,
         num_dense=_num_dense(config),
         shared_size=_shared_size(config),

@@ -124,6 +124,14 @@ def _yarn(rope: Rope, longest: int) -> tuple[Tensor, float]:
     return plain * keep + plain / factor * (1 - keep), scale
 
 
+def _proportional(rope: Rope, longest: int) -> tuple[Tensor, float]:
+    """Rotate a part of the pairs, by the whole head's frequencies, and leave the others as they are (Gemma 4)."""
+    pairs = int(rope.number("partial_rotary_factor", 1.0) * rope.dim // 2)
+    frequencies = _plain(rope) / rope.number("factor", 1.0)
+    frequencies[pairs:] = 0.0
+    return frequencies, 1.0
+
+
 def _dynamic(rope: Rope, longest: int) -> tuple[Tensor, float]:
     """Grow the base with sequences beyond the config's positions (dynamic NTK)."""
     factor, beyond = rope.number("factor"), max(longest / rope.max_positions, 1.0)
@@ -168,6 +176,7 @@ _KINDS: dict[str, Callable[[Rope, int], tuple[Tensor, float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "dynamic": _dynamic,
+    "proportional": _proportional,
     "longrope": _longrope,
     "su": _longrope,
 }

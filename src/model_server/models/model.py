@@ -23,7 +23,8 @@ from model_server.models.decoder.adapter_targets import adapter_targets
 from model_server.models.decoder.mixers.gated_delta import GatedDeltaSpec
 from model_server.models.decoder.moe import Moe, SeparateExperts, StackedExperts
 from model_server.models.decoder.spec import MlpSpec, Spec
-from model_server.models.families import UnknownFamilyError, pooled_spec_of, spec_of
+from model_server.models.families import pooled_spec_of, spec_of
+from model_server.models.families.base import UnknownFamilyError
 from model_server.models.families.vision import BASES, OUTER_NAMES, TEXT_TYPES, is_of_tower, text_config, text_names
 from model_server.models.stated_parts import check_stated_parts
 from model_server.models.tying import with_stored_head

@@ -202,6 +202,11 @@ def _check(config: QuantizeConfig, model: Model) -> None:
             f"{model.config.model_type} is served by the transformers runner, whose layers cannot be quantized one by "
             "one: serve it as it is, or quantize it on load with --quantize"
         )
+    if model.spec.layer_input_width is not None or any(owner is not None for owner in model.spec.kv_from):
+        raise StartupError(
+            f"{model.config.model_type} has layers that read more than the layer before them, which cannot be "
+            "quantized one by one: serve it as it is, or quantize it on load with --quantize"
+        )
 
 
 def _samples(config: QuantizeConfig, checkpoint: Checkpoint) -> Samples:

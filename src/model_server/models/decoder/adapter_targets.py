@@ -6,19 +6,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from model_server.adapters.folder import ExpertParameter, ExpertPlace, Targets
+from model_server.models.decoder.layer_inputs import GATE, OUTPUT
 from model_server.models.decoder.spec import Spec
 
 
-def adapter_targets(spec: Spec) -> Targets:
+def adapter_targets(whole: Spec) -> Targets:
     """List linear layers of attention and MLP, experts, routers, embedding and head, except a head of unit rows."""
+    spec = whole
     found: dict[str, tuple[int, int]] = {}
     experts: dict[str, tuple[ExpertParameter, ...]] = {}
     of_experts: set[str] = set()
     other_names: dict[str, str] = {}
     for index in range(spec.num_layers):
+        spec = whole.of_layer(index)
         prefix = f"{spec.names.layers}.{index}."
         mixer = spec.mixer(index) or spec.attention
-        attention = heads_targets(spec) if mixer is None else mixer.targets(spec)
+        attention = heads_targets(spec, index) if mixer is None else mixer.targets(spec)
+        found.update((prefix + name, shape) for name, shape in _extended(spec))
         found.update((prefix + name, shape) for name, shape in attention.linear.items())
         mlp = spec.mlps[index] if spec.mlps else None
         if mlp is None:
@@ -29,6 +33,8 @@ def adapter_targets(spec: Spec) -> Targets:
         experts.update((prefix + name, parameters) for name, parameters in targets.experts.items())
         of_experts.update(prefix + name for name in targets.of_experts)
         other_names.update((prefix + other, prefix + name) for other, name in targets.other_names.items())
+    if spec.layer_input_width is not None and spec.names.layer_inputs_projection is not None:
+        found[spec.names.layer_inputs_projection] = spec.hidden_size, spec.num_layers * spec.layer_input_width
     width = spec.embedding_size or spec.hidden_size
     if not spec.normalized_head:
         found[spec.names.head] = width, spec.vocab_size
@@ -54,10 +60,21 @@ def expert_places(spec: Spec) -> dict[str, ExpertPlace]:
     return found
 
 
-def heads_targets(spec: Spec) -> Targets:
-    """List attention layers with keys and values per head, by names relative to the layer."""
+def heads_targets(spec: Spec, index: int | None = None) -> Targets:
+    """List attention layers with keys and values per head, by names relative to the layer.
+
+    Args:
+        index: Of the layer; None: any that has keys of its own.
+    """
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     gates = queries if spec.gated_attention else 0
+    if index is not None and spec.owner(index) != index:
+        return Targets(
+            linear={
+                spec.names.qkv[0]: (spec.hidden_size, queries),
+                spec.names.output: (queries, spec.hidden_size),
+            }
+        )
     outputs = {1: (queries + 2 * keys,), 2: (queries, 2 * keys), 3: (queries + gates, keys, keys)}
     found = {
         name: (spec.hidden_size, size) for name, size in zip(spec.names.qkv, outputs[len(spec.names.qkv)], strict=True)
@@ -71,3 +88,10 @@ def _mlp(spec: Spec) -> Iterator[tuple[str, tuple[int, int]]]:
     for name in spec.names.up:
         yield name, (spec.hidden_size, 2 * size if packed else size)
     yield spec.names.down, (size, spec.hidden_size)
+
+
+def _extended(spec: Spec) -> Iterator[tuple[str, tuple[int, int]]]:
+    """List what follows the MLP."""
+    if spec.layer_input_width is not None:
+        yield GATE, (spec.hidden_size, spec.layer_input_width)
+        yield OUTPUT, (spec.layer_input_width, spec.hidden_size)

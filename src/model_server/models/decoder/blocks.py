@@ -56,18 +56,19 @@ class SequentialBlock:
     mlp_norm: AddNorm | None
     mlp_post_norm: AddNorm | None
     multiplier: float  # on what is added
+    mlp_reduce: Reduce | None = None  # None: `reduce`
 
     def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
         hidden, normed = residual_norm(self.attention_norm, hidden, added)
         attended = self.attention(normed, step)
         if kept_rows is not None:
             attended, hidden = attended.index_select(0, kept_rows), hidden.index_select(0, kept_rows)
-        hidden, added = self._add(self.attention.output(attended), hidden, self.attention_post_norm)
+        hidden, added = self._add(self.reduce(self.attention.output(attended)), hidden, self.attention_post_norm)
         hidden, normed = residual_norm(self.mlp_norm, hidden, added)
-        return self._add(self.mlp(normed, step), hidden, self.mlp_post_norm)
+        reduce = self.mlp_reduce or self.reduce
+        return self._add(reduce(self.mlp(normed, step)), hidden, self.mlp_post_norm)
 
-    def _add(self, partial_sum: Tensor, hidden: Tensor, post_norm: AddNorm | None) -> Stream:
-        added = self.reduce(partial_sum)
+    def _add(self, added: Tensor, hidden: Tensor, post_norm: AddNorm | None) -> Stream:
         if post_norm is not None:
             added = post_norm(added)
         return (hidden, added) if self.multiplier == 1.0 else (torch.add(hidden, added, alpha=self.multiplier), None)

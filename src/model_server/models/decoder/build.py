@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.latent import LatentBackend
 from model_server.distributed.placement import Placement
+from model_server.errors import StartupError
 from model_server.layers.adapter_sites import AdapterSites
 from model_server.layers.fused.choice import fused_for
 from model_server.layers.fused.fused import Fused
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
-from model_server.models.decoder.attention.multi_head import load_attention
+from model_server.models.decoder.attention.multi_head import load_attention, load_shared_attention
 from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock
 from model_server.models.decoder.cpp_stack import cpp_stack
 from model_server.models.decoder.decoder import Decoder
+from model_server.models.decoder.experts_beside import ExpertsBesideMlp
+from model_server.models.decoder.layer_inputs import extended, load_layer_inputs
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.parts import AttentionPart, MixerPart
@@ -57,6 +61,7 @@ def build(
     """
     device, layout, group = placement.device, placement.ranks.layout, placement.ranks.tensor
     layers = layout.layers(spec.num_layers)
+    _check_stage(spec, layers, layout.stage.size)
     loader = Loader(
         reader,
         device,
@@ -77,6 +82,7 @@ def build(
     embedding, output = load_vocabulary(
         loader, spec, has_input=layout.stage.rank == 0, has_output=layout.has_last_stage
     )
+    layer_inputs = load_layer_inputs(loader, spec)
     blocks: list[Block] = []
     mixers: dict[int, MixerPart] = {}
     for index in layers:
@@ -107,7 +113,23 @@ def build(
         first_layer=layers.start,
         has_mixers=bool(mixers),
         states=StatePool(shapes, device) if shapes else None,
+        layer_inputs=layer_inputs,
     )
+
+
+def _check_stage(spec: Spec, layers: range, num_stages: int) -> None:
+    """Refuse stages whose layers read what another stage has."""
+    if num_stages > 1 and spec.layer_input_width is not None:
+        raise StartupError(
+            "the layers of this model cannot be divided into stages: each reads vectors of the tokens; leave out "
+            "--num-stage"
+        )
+    for index in layers:
+        if spec.owner(index) not in layers:
+            raise StartupError(
+                f"layer {index} of this model reads the keys of layer {spec.owner(index)}, which another stage has: "
+                "choose other --stage-layers, or leave out --num-stage"
+            )
 
 
 def _load_mixer(loader: Loader, spec: Spec, index: int, mixers: dict[int, MixerPart]) -> AttentionPart:
@@ -116,11 +138,14 @@ def _load_mixer(loader: Loader, spec: Spec, index: int, mixers: dict[int, MixerP
     if mixer is not None:
         mixers[index - loader.first_layer] = part = mixer.load(loader, spec, index)
         return part
+    if spec.owner(index) != index:
+        return load_shared_attention(loader, spec, index)
     return load_attention(loader, spec, index) if spec.attention is None else spec.attention.load(loader, spec, index)
 
 
 def load_block(loader: Loader, spec: Spec, index: int, mixers: dict[int, MixerPart] | None = None) -> Block:
     """Load layer `index`; `mixers` gets what it has instead of attention, by its place among this rank's layers."""
+    spec = spec.of_layer(index)
     names = spec.names
     prefix = f"{names.layers}.{index}."
 
@@ -137,9 +162,15 @@ def load_block(loader: Loader, spec: Spec, index: int, mixers: dict[int, MixerPa
     reduce = loader.tensor_group.all_reduce
     multiplier = spec.residual_multiplier
     if spec.block == "sequential":
-        return SequentialBlock(
-            attention, mlp, reduce, attention_norm, attention_post_norm, mlp_norm, mlp_post_norm, multiplier
+        whole = _as_it_is if isinstance(mlp, ExpertsBesideMlp) else None
+        block = SequentialBlock(
+            attention, mlp, reduce, attention_norm, attention_post_norm, mlp_norm, mlp_post_norm, multiplier, whole
         )
+        return extended(loader, spec, index, block)
     if spec.block == "parallel":
         return ParallelBlock(attention, mlp, reduce, attention_norm, mlp_norm)
     return PostNormBlock(attention, mlp, reduce, attention_norm, mlp_norm)
+
+
+def _as_it_is(summed: Tensor) -> Tensor:
+    return summed

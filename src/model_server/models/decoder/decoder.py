@@ -5,6 +5,7 @@ Built by `build`. Plain objects instead of `nn.Module`: on a CPU at batch 1 the 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -21,6 +22,7 @@ from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.decoder.blocks import Block, Stream, residual_norm
 from model_server.models.decoder.cpp_stack import CppStack, cpp_stack
+from model_server.models.decoder.layer_inputs import LayerInputs
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.vocabulary import Output
 from model_server.recurrence.segments import Segments
@@ -54,6 +56,7 @@ class Decoder:
         has_mixers: bool = False,
         # What these keep of requests beside their blocks.
         states: StatePool | None = None,
+        layer_inputs: LayerInputs | None = None,
     ) -> None:
         # None without the first layer: hidden states come instead of ids.
         self._embedding = embedding
@@ -71,6 +74,7 @@ class Decoder:
         # Some layers have something else than attention.
         self._has_mixers = has_mixers
         self._states = states
+        self._layer_inputs = layer_inputs
         self.bidirectional = bidirectional
         self.adapters = adapters
         self._kept_layers: tuple[int, ...] = ()
@@ -157,7 +161,10 @@ class Decoder:
         kept = inputs.kept
         rows_last = kept is not None and kept.all_tokens and inputs.logit_rows is not None
         kept_rows = None if self._output is None or rows_last else inputs.logit_rows
-        hidden, added = self._through_blocks(self._first(inputs, step), step, inputs, kept_rows)
+        first = self._first(inputs, step)
+        if self._layer_inputs is not None:
+            step = dataclasses.replace(step, layer_inputs=self._layer_inputs(inputs.input_ids, first))
+        hidden, added = self._through_blocks(first, step, inputs, kept_rows)
         if self._output is None:
             return residual_norm(None, hidden, added)[0]
         hidden = self._output.before_head(hidden, added)

@@ -6,7 +6,7 @@ A rank's part holds a share of heads or intermediate size, and gives partial sum
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -32,6 +32,9 @@ class Step:
     segments: Segments | None = None  # None: no layer asks for them
     states: StatePool | None = None  # None: no layer keeps any
     recurrent: RecurrentStep | None = None  # beside `states`
+    # Keys and values of the step's tokens that later layers read, by the layer in the cache.
+    shared: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    layer_inputs: Tensor | None = None  # [num_tokens, layers, width]; None: layers read none
 
 
 class AttentionPart(Protocol):

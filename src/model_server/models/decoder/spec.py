@@ -7,7 +7,7 @@ loads it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from model_server.adapters.folder import ExpertPlace, Targets
@@ -43,6 +43,11 @@ class Names:
     activation: str = "mlp.act"  # AWQ's files may have scales of it where it is not gated
     down: str = "mlp.down_proj"
     mlp_post_norm: str | None = None
+    scalar: str | None = None  # one number, the tensor itself, by which the stream is multiplied behind a layer
+    # Of `Spec.layer_input_width`: the table, what is made of the embedding, its norm.
+    layer_inputs: str | None = None
+    layer_inputs_projection: str | None = None
+    layer_inputs_norm: str | None = None
     norm: str | None = "model.norm"
     output_projection: str | None = None
     head: str = "lm_head"
@@ -82,6 +87,16 @@ class MlpSpec(Protocol):
 
     def places(self) -> Mapping[str, ExpertPlace]:
         """Place the tensors and parameters that hold experts, relative to the layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """What a layer has instead of Spec's fields of these names."""
+
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    values_of_keys: bool = False  # values are keys before their norm and rotation, and have no matrix
 
 
 # How a block adds its attention and its MLP to the residual stream:
@@ -128,6 +143,10 @@ class Spec:
     # Two qkv matrices: q, and k and v stacked. A single one: all query heads, all key heads, all value heads; or for
     # each key head: the query heads that read it, itself, its value head.
     packing: Literal["stacked", "grouped"] = "stacked"
+    sizes: tuple[LayerSizes, ...] = ()  # per layer; empty: the fields above and `intermediate_size`
+    # Per layer: the layer before it whose keys and values it reads; None, and everywhere if empty: its own.
+    kv_from: tuple[int | None, ...] = ()
+    value_norm: bool = False  # values have mean square 1
     qkv_clip: float | None = None  # bound on the absolute values of q, k and v
     scale: float  # of the attention scores
     # Rows of q hold for each head the query, then a gate: what the head gives is multiplied by its sigmoid.
@@ -148,7 +167,29 @@ class Spec:
     gated: bool = True
     up_before_gate: bool = False  # in a matrix that holds both
     mlps: tuple[MlpSpec | None, ...] = ()  # per layer; None, and everywhere if empty: the MLP of the fields above
+    # Each layer ends with what it makes of a vector of each token, of this width; None: it does not.
+    layer_input_width: int | None = None
+    layer_input_vocab_size: int = 0
 
     def mixer(self, index: int) -> MixerSpec | None:
         """Return what layer `index` has instead of attention, if anything."""
         return self.mixers[index] if self.mixers else None
+
+    def owner(self, index: int) -> int:
+        """Return the layer whose keys and values layer `index` reads."""
+        found = self.kv_from[index] if self.kv_from else None
+        return index if found is None else found
+
+    def of_layer(self, index: int) -> Spec:
+        """Return the spec with the sizes of layer `index`."""
+        if not self.sizes:
+            return self
+        own = self.sizes[index]
+        query, key, value = self.names.qkv
+        return replace(
+            self,
+            num_kv_heads=own.num_kv_heads,
+            head_dim=own.head_dim,
+            intermediate_size=own.intermediate_size,
+            names=replace(self.names, qkv=(query, key, key if own.values_of_keys else value)),
+        )

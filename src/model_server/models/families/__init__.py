@@ -12,6 +12,7 @@ from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import alibi, cohere, corrected, deepseek, gemma, gpt, llama, llama4, moe
+from model_server.models.families.base import UnknownFamilyError
 from model_server.models.families.encoders import ENCODERS
 from model_server.models.families.hybrid import lfm2, qwen
 from model_server.models.families.vision import TEXT_TYPES, text_config
@@ -30,6 +31,8 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "gemma": gemma.gemma,
     "gemma2": gemma.gemma2,
     "gemma3_text": gemma.gemma3_text,
+    "gemma4_text": gemma.gemma4_text,
+    "gemma4_unified_text": gemma.gemma4_unified_text,
     "glm": llama.glm,
     "glm4": llama.glm4,
     "glm4_moe": corrected.glm4_moe,
@@ -85,10 +88,6 @@ OF_HEADS = (
 _BIDIRECTIONAL = {"use_bidirectional_attention": False, "is_causal": True}
 
 
-class UnknownFamilyError(StartupError):
-    """The native decoder does not know this type; another runner may."""
-
-
 def spec_of(config: ModelConfig) -> Spec:
     """Return a checkpoint's Spec, of a vision model its text model's.
 
@@ -108,7 +107,7 @@ def _check_is_causal(config: ModelConfig) -> None:
     """Refuse models whose tokens see ahead."""
     for name, causal in _BIDIRECTIONAL.items():
         value = config.get(name)
-        if value is not None and value is not causal:
+        if value is not None and value is not causal and value != "vision":  # tokens of images alone
             raise StartupError(
                 f"config.json: `{name}` is {str(value).lower()}: tokens of this model see those behind them, and it "
                 "generates no text; for embeddings use --task embed"

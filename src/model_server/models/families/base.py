@@ -12,6 +12,10 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 
 
+class UnknownFamilyError(StartupError):
+    """The native decoder does not know this type, or not in this form; another runner may."""
+
+
 def base(
     config: ModelConfig,
     *,

@@ -19,6 +19,8 @@ TEXT_TYPES: dict[str, str] = {
     "fast_vlm": "qwen2",
     "fun_asr_nano": "qwen3",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "glm46v": "glm4v_text",
     "glm4v": "glm4v_text",
     "glmga": "glm4v_text",
@@ -90,6 +92,10 @@ _ROPES: dict[str, dict[str, object]] = {
 }
 
 _LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+_GEMMA4: dict[str, float] = {
+    "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8,
+    "vocab_size": 262144,
+}  # fmt: skip
 DEFAULTS: dict[str, dict[str, float]] = {
     "llama": {**_LLAMA, "intermediate_size": 11008},
     "mistral": {**_LLAMA, "intermediate_size": 14336},
@@ -101,6 +107,8 @@ DEFAULTS: dict[str, dict[str, float]] = {
         "num_key_value_heads": 4,
         "vocab_size": 262208,
     },
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
     "qwen3_vl_moe_text": {
         "num_hidden_layers": 24,
         "num_attention_heads": 16,
@@ -142,12 +150,12 @@ BASES = (
 """What the names of the text model's tensors have begun with, at one time or another."""
 
 _TOWERS = (
-    "acoustic_tokenizer_encoder", "aligner", "audio_tower", "connector", "generation_aligner",
-    "generation_embeddings", "generation_head", "high_res_vision_alpha", "high_res_vision_model",
+    "acoustic_tokenizer_encoder", "aligner", "audio_tower", "connector", "embed_audio", "embed_vision",
+    "generation_aligner", "generation_embeddings", "generation_head", "high_res_vision_alpha", "high_res_vision_model",
     "high_res_vision_neck", "high_res_vision_proj", "image_newline", "image_tower", "language_projection",
     "layerwise_projectors", "mlp1", "mm_projector", "multi_modal_projector", "projector", "qformer", "query_tokens",
-    "semantic_tokenizer_encoder", "spatial_projectors", "video_tower", "vision_encoder", "vision_model",
-    "vision_projection", "vision_tower", "visual", "visual_embeddings_table", "vqmodel",
+    "semantic_tokenizer_encoder", "spatial_projectors", "video_tower", "vision_embedder", "vision_encoder",
+    "vision_model", "vision_projection", "vision_tower", "visual", "visual_embeddings_table", "vqmodel",
 )  # fmt: skip
 # What holds the parts of a model.
 _MODEL = "model."
@@ -159,7 +167,8 @@ _THINKER = "thinker."
 _SPEAKING = ("code2wav", "talker", "token2wav")
 
 OUTER_NAMES = (
-    "embedding", "embedding_projection", "positions", "embedding_norm", "norm", "output_projection",
+    "embedding", "embedding_projection", "positions", "embedding_norm", "layer_inputs", "layer_inputs_projection",
+    "layer_inputs_norm", "norm", "output_projection",
 )  # fmt: skip
 """Fields of `Names`: modules before and behind the layers, but for the head."""
 

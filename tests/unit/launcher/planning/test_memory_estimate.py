@@ -98,6 +98,27 @@ def test_short_convolutions_take_what_was_estimated(tmp_path: Path, world_size: 
     assert [_token_bytes(runner) for runner in on_ranks(world_size, load)] == [expected.token] * world_size
 
 
+@pytest.mark.parametrize("variant", ["plain", "experts"])
+def test_layers_of_several_sizes_take_what_was_estimated(tmp_path: Path, variant: str) -> None:
+    folder = tiny_checkpoint("gemma4_text", tmp_path, variant=variant, with_tokenizer=False)
+    for world_size in (1, 2):
+        expected = estimate(LauncherConfig(dtype="float32"), Hardware(), read(folder), world_size)
+
+        def load(group: ProcessGroup) -> Runner:
+            placement = Placement(CPU, torch.float32, Ranks.of(group))
+            return load_runner(describe(examine(folder)), placement, AttentionChoice("reference", CPU))
+
+        assert [_token_bytes(runner) for runner in on_ranks(world_size, load)] == [expected.token] * world_size
+
+
+def test_published_files_say_the_sizes_of_full_layers_once() -> None:
+    sizes = {"num_hidden_layers": 12, "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512}
+    more = {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "num_kv_shared_layers": 6}
+    found = from_config({"model_type": "gemma4_text", **sizes})
+    assert found.key_layers == (*((8, 256),) * 5, (8, 512)) * 2
+    assert from_config({"model_type": "gemma4_text", **sizes, **more}).key_layers == (*((8, 256),) * 5, (2, 512))
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
 def test_states_take_what_was_estimated(tmp_path: Path, model_type: str, world_size: int) -> None:

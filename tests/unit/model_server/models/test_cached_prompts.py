@@ -42,6 +42,8 @@ KINDS: dict[str, tuple[str, str, torch.dtype, str | None]] = {
     "experts": ("mixtral", "plain", FLOAT32, None),
     "experts bfloat16": ("qwen3_moe", "plain", BFLOAT16, None),
     "short convolutions": ("lfm2", "plain", BFLOAT16, None),
+    "shared keys": ("gemma4_text", "plain", BFLOAT16, None),
+    "experts beside": ("gemma4_text", "experts", FLOAT32, None),
     "eetq": ("llama", "plain", BFLOAT16, "eetq"),
     "nf4": ("llama", "plain", FLOAT32, "bitsandbytes-nf4"),
     "gptq": ("llama", "plain", BFLOAT16, "gptq"),

@@ -15,6 +15,7 @@ def attention_layers(spec: Spec) -> tuple[AttentionLayer, ...]:
 
 def attention_layer(spec: Spec, index: int) -> AttentionLayer:
     """Describe layer `index` of the undivided model; sinks are zeros."""
+    spec = spec.of_layer(index)
     kv_heads, key_dim, value_dim = spec.num_kv_heads, spec.head_dim, spec.head_dim
     if spec.attention is not None:
         kv_heads, key_dim, value_dim = spec.attention.cached(spec)

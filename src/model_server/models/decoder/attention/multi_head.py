@@ -14,6 +14,7 @@ from model_server.errors import StartupError
 from model_server.layers.fused.fused import Fused, HeadLayout
 from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import Norm, WideRmsNorm
+from model_server.layers.rotary import rotate_
 from model_server.layers.temperature import QueryTemperature
 from model_server.memory.kv_cache import KvShape
 from model_server.models.decoder.attention.layers import attention_layer
@@ -38,6 +39,8 @@ class Attention:
     clip: float | None = None
     temperature: QueryTemperature | None = None
     gate: Linear | None = None  # of what the heads give
+    value_norm: Norm | None = None  # over [num_tokens, num_kv_heads, head_dim]
+    is_shared: bool = False  # later layers read its keys and values
 
     @property
     def kv_shape(self) -> KvShape:
@@ -49,6 +52,10 @@ class Attention:
         qkv = self.qkv(hidden)
         if self.clip is not None:
             qkv.clamp_(-self.clip, self.clip)
+        if self.value_norm is not None:
+            values = qkv[:, (layer.num_heads + layer.num_kv_heads) * layer.head_dim :]
+            values = values.view(-1, layer.num_kv_heads, layer.head_dim)
+            values.copy_(self.value_norm(values))
         rotations = None if self.rope is None else step.rotations[self.rope]
         self.fused.rotate_write(qkv, self.heads, self.qk_norm, rotations, step.cache.rows[layer.index], step.slots)
         num_heads, num_rotated = layer.num_heads, layer.num_heads + layer.num_kv_heads
@@ -56,8 +63,37 @@ class Attention:
         query = heads[:, :num_heads]
         if self.temperature is not None:
             query.mul_(self.temperature(step.positions))
-        found = step.attention.attend(layer, query, heads[:, num_heads:num_rotated], heads[:, num_rotated:])
+        key, value = heads[:, num_heads:num_rotated], heads[:, num_rotated:]
+        if self.is_shared:
+            step.shared[layer.index] = key, value
+        found = step.attention.attend(layer, query, key, value)
         return found if self.gate is None else found.mul_(torch.sigmoid(self.gate(hidden)))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAttention:
+    """Grouped-query attention of this rank's query heads on the keys and values of a layer before it."""
+
+    query: Linear
+    output: Linear
+    layer: AttentionLayer  # its index is that of the layer that stores the keys
+    norm: Norm | None  # over [num_tokens, num_heads, head_dim]
+    rope: int | None  # which of the step's rotations
+
+    @property
+    def kv_shape(self) -> KvShape:
+        """Return a shape of no numbers."""
+        return KvShape(0, 0, 0)
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """Attend to [num_tokens, num_heads * head_dim], before the output product."""
+        layer = self.layer
+        query = self.query(hidden).view(-1, layer.num_heads, layer.head_dim)
+        if self.norm is not None:
+            query = self.norm(query)
+        if self.rope is not None:
+            rotate_(query, step.rotations[self.rope].gathered)
+        return step.attention.attend(layer, query, *step.shared[layer.index])
 
 
 def head_ranges(spec: Spec, tensor_group: ProcessGroup) -> tuple[Range, Range]:
@@ -83,6 +119,7 @@ def load_attention(
         prefix: Of names; None: as of all layers.
         input_size: None: the hidden size.
     """
+    spec = spec.of_layer(index)
     names, dim = spec.names, spec.head_dim
     prefix = f"{names.layers}.{index}." if prefix is None else prefix
     queries, keys = head_ranges(spec, loader.tensor_group)
@@ -125,6 +162,46 @@ def load_attention(
         clip=spec.qkv_clip,
         temperature=spec.temperature,
         gate=_gate(loader, spec, prefix, queries) if spec.gated_attention else None,
+        value_norm=loader.fused.rms_norm(torch.ones(dim, device=loader.device), spec.norm_eps)
+        if spec.value_norm
+        else None,
+        is_shared=index in spec.kv_from,
+    )
+
+
+def load_shared_attention(loader: Loader, spec: Spec, index: int) -> SharedAttention:
+    """Load this rank's query heads of layer `index`."""
+    owner, whole = spec.owner(index), spec
+    spec = whole.of_layer(index)
+    names, dim, rope = spec.names, spec.head_dim, spec.ropes[index]
+    prefix = f"{names.layers}.{index}."
+    queries, keys = head_ranges(spec, loader.tensor_group)
+    rows = (queries[0] * dim, queries[1] * dim)
+    order = HeadOrder(dim, rope.dim) if rope is not None and not spec.rope_pairs_adjacent else None
+    scales = loader.cache_scales
+    # As the layer that stores them has them.
+    module = f"{names.layers}.{owner}.{names.output}".rpartition(".")[0]
+    key_scale, value_scale = (1.0, 1.0) if scales is None else scales.of(module)
+    norm = None
+    if loader.has(f"{prefix}{names.q_norm}.weight"):
+        weight = loader.vector(f"{prefix}{names.q_norm}.weight", [(0, dim)], dim)
+        weight = weight if order is None else order.apply(weight)
+        norm = loader.norm_of(weight.expand(queries[1] - queries[0], -1), None)
+    return SharedAttention(
+        query=loader.column_linear(
+            [Part(prefix + names.qkv[0], (rows,), spec.num_heads * dim, order)], spec.hidden_size
+        ),
+        output=loader.row_linear(prefix + names.output, rows, spec.hidden_size),
+        layer=dataclasses.replace(
+            attention_layer(whole, index),
+            index=owner - loader.first_layer,
+            num_heads=queries[1] - queries[0],
+            num_kv_heads=keys[1] - keys[0],
+            key_scale=key_scale,
+            value_scale=value_scale,
+        ),
+        norm=norm,
+        rope=loader.rope_index(rope),
     )
 
 

@@ -29,6 +29,10 @@ SEQUENCES = prompts(512)
 LAST = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MIXED = (0, BASE, 1)
 
+OF_GEMMA4 = [
+    "q_proj", "k_proj", "o_proj", "up_proj", "per_layer_input_gate", "per_layer_projection",
+    "per_layer_model_projection",
+]  # fmt: skip
 FAMILIES: list[Any] = [
     ("llama", "plain", {}),
     ("gpt2", "plain", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
@@ -57,6 +61,8 @@ FAMILIES: list[Any] = [
             ("gpt_bigcode", "plain", {}),
             ("starcoder2", "plain", {}),
             ("qwen3_moe", "plain", {"target_modules": LAST}),
+            ("gemma4_text", "plain", {"target_modules": OF_GEMMA4}),
+            ("gemma4_text", "experts", {"target_modules": ["q_proj", "k_proj", "o_proj", "proj", "down_proj"]}),
             ("gpt_oss", "plain", {"target_modules": LAST}),
         )
     ),

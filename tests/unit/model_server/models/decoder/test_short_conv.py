@@ -21,7 +21,8 @@ from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.decoder import Decoder
-from model_server.models.families import UnknownFamilyError, pooled_spec_of, spec_of
+from model_server.models.families import pooled_spec_of, spec_of
+from model_server.models.families.base import UnknownFamilyError
 from model_server.models.load import load_runner
 from model_server.models.model import describe
 from model_server.runner.runner import Runner

@@ -16,6 +16,7 @@ from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Axis, Layout, Ranks
 from model_server.distributed.placement import Placement
+from model_server.errors import StartupError
 from model_server.models.load import load_runner
 from model_server.models.model import Model, describe
 from model_server.runner.runner import Runner
@@ -70,3 +71,15 @@ def test_a_stage_holds_no_more_than_its_own(tmp_path: Path) -> None:
     parts = [stage_of(model, rank, 2, attention).traits.weight_bytes for rank in range(2)]
     whole = stage_of(model, 0, 1, attention).traits.weight_bytes
     assert None not in parts and sum(size for size in parts if size) == whole
+
+
+def test_layers_that_read_what_another_stage_has(tmp_path: Path) -> None:
+    """Vectors of the tokens, which every layer reads; keys of a layer before a cut."""
+    attention = FixedAttention(ReferenceBackend())
+    whole = describe(examine(tiny_checkpoint("gemma4_text", tmp_path / "vectors", with_tokenizer=False)))
+    with pytest.raises(StartupError, match="each reads vectors of the tokens; leave out --num-stage"):
+        stage_of(whole, 0, 2, attention)
+    model = describe(examine(tiny_checkpoint("gemma4_unified_text", tmp_path / "keys", with_tokenizer=False)))
+    stage_of(model, 1, 2, attention)
+    with pytest.raises(StartupError, match="layer 3 of this model reads the keys of layer 2, which another stage has"):
+        stage_of(model, 3, 4, attention)

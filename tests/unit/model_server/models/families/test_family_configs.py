@@ -11,7 +11,8 @@ import pytest
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
-from model_server.models.families import FAMILIES, UnknownFamilyError, pooled_spec_of, spec_of
+from model_server.models.families import FAMILIES, pooled_spec_of, spec_of
+from model_server.models.families.base import UnknownFamilyError
 
 # transformers has no config class for these.
 OWN = ("RefinedWeb", "RefinedWebModel", "baichuan")
@@ -217,6 +218,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "the rotated part of `head_dim` must be even, got 21",
     ),
     ("gptj", {"n_head": 0}, "`num_attention_heads` must be a positive integer"),
+    ("gemma4_text", {"num_kv_shared_layers": 26}, "leaves no layer of some kind"),
+    ("gemma4_text", {"vocab_size_per_layer_input": 8}, "must be at least `vocab_size`"),
+    ("gemma4_text", {"use_bidirectional_attention": "all"}, "tokens of this model see those behind them"),
+    ("gemma4_text", {"rope_parameters": {"rope_type": "default"}}, "must have an object for sliding_attention"),
     ("mpt", {"logit_scale": "no number"}, "`logit_scale` must be a positive number"),
 ]
 
@@ -249,3 +254,21 @@ def test_where_queries_begin_to_sharpen(model_type: str) -> None:
     assert outside is not None and outside.interval == 64
     plain = {name: value for name, value in block.items() if name != "llama_4_scaling_beta"}
     assert spec(model_type, rope_parameters=plain).temperature is None
+
+
+def test_gemma4_as_published_and_as_transformers_writes_it() -> None:
+    """The sizes of full layers once, or by layer; what only transformers serves is told from what nobody can."""
+    sizes = {"num_global_key_value_heads": 2, "global_head_dim": 64, "attention_k_eq_v": True}
+    made = spec("gemma4_text", ("per_layer_config",), num_kv_shared_layers=8, use_double_wide_mlp=True, **sizes)
+    heads = [(one.num_kv_heads, one.head_dim, one.values_of_keys) for one in made.sizes]
+    assert heads == [*[(4, 256, False)] * 5, (2, 64, True)] * 5
+    assert made.kv_from == (*[None] * 22, 21, 17, *[21] * 5, 17)
+    assert [one.intermediate_size for one in made.sizes] == [9216] * 22 + [18432] * 8
+    layers = {f"{index:02}": {"head_dim": 64, "num_key_value_heads": 2} for index in range(5, 30, 6)}
+    assert spec("gemma4_text", per_layer_config=layers, attention_k_eq_v=True).sizes[5] == made.sizes[5]
+    assert spec("gemma4_unified_text").layer_input_width is None
+    assert spec("gemma4_text", hidden_size_per_layer_input=0).layer_input_width is None
+    assert spec("gemma4_text", use_bidirectional_attention="vision") == spec("gemma4_text")
+    for strange in ({"5": {"intermediate_size": 64}}, {"5": {"head_dim": 64}}):
+        with pytest.raises(UnknownFamilyError, match="`per_layer_config` is served natively"):
+            spec("gemma4_text", per_layer_config=strange)

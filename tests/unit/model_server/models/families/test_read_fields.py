@@ -31,6 +31,8 @@ OF_TYPE = {
     "bloom": {"num_hidden_layers"},
     "dbrx": {"head_dim", "max_position_embeddings", "num_attention_heads", "num_hidden_layers"},
     "gemma3_text": {"attn_logit_softcapping"},
+    # Of its towers.
+    "gemma4_text": {"attention_chunk_size", "hidden_act", "use_clipped_linears"},
     "glm4_moe_lite": {"head_dim", "num_key_value_heads"},
     "mistral4": {"head_dim", "num_key_value_heads"},
     # How the sum of shared and chosen experts is rounded.

@@ -9,7 +9,8 @@ import pytest
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Names
-from model_server.models.families import UnknownFamilyError, spec_of
+from model_server.models.families import spec_of
+from model_server.models.families.base import UnknownFamilyError
 from model_server.models.families.vision import text_config, text_names
 
 TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}

@@ -1,0 +1,41 @@
+"""Which layers keep keys, and how wide, where config.json gives them different ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_TYPES = ("gemma4_text", "gemma4_unified_text")
+_FULL = "full_attention"
+
+
+def key_layers_in(config: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
+    """Return KV heads and width of each layer of a config.json that has keys of its own; None: all are alike."""
+    count = config.get("num_hidden_layers")
+    if config.get("model_type") not in _TYPES or not isinstance(count, int):
+        return None
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != count:
+        kinds = ["sliding_attention" if (index + 1) % 6 else _FULL for index in range(count)]
+    kinds = [*kinds[:-1], _FULL]
+    heads, width = _count(config, "num_key_value_heads", 4), _count(config, "head_dim", 256)
+    full_heads = _count(config, "num_global_key_value_heads", heads) if config.get("attention_k_eq_v") else heads
+    full = (full_heads, _count(config, "global_head_dim", 512))
+    written = config.get("per_layer_config")
+    sizes = (
+        {int(index): own for index, own in written.items() if index.isdecimal()} if isinstance(written, dict) else None
+    )
+    found = []
+    for index, kind in enumerate(kinds[: count - _count(config, "num_kv_shared_layers", 0)]):
+        if sizes is None:
+            found.append(full if kind == _FULL else (heads, width))
+        else:
+            own = sizes.get(index)
+            own = own if isinstance(own, dict) else {}
+            found.append((_count(own, "num_key_value_heads", heads), _count(own, "head_dim", width)))
+    return tuple(found)
+
+
+def _count(config: Mapping[str, Any], name: str, default: int) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
