@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 866,
+    "files": 867,
     "files below 50 lines": 235,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 11_980,
-    "model_server": 47_130,
+    "model_server": 47_150,
     "router": 30_420,
     "tercet": 60,
     "wire": 6_750,

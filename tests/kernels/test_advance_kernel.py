@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from support.triton_interpreter import mend
 
-from model_server.batch.decode_state import advance_on, plain
+from model_server.batch.advance import advance_on, plain
 from model_server.kernels.advance import advance_rows
 
 mend()
