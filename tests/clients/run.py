@@ -52,7 +52,7 @@ GROUPS = (
     Group("older_hub", "text-generation, huggingface_hub 0.36, langchain-huggingface"),
     Group("anthropic_sdk", "anthropic"),
     Group("agent_libraries", "pydantic-ai, openai-agents"),
-    Group("browser", "the page at / in Chromium"),
+    Group("browser", "the page at / in Chromium", is_long=True),
     Group("instructor_client", "instructor", is_long=True),
     Group("codex", "Codex", is_long=True, needs_agent_model=True),
     Group("opencode", "opencode", is_long=True, needs_agent_model=True),
