@@ -60,7 +60,8 @@ def test_default_frequencies() -> None:
 
 def test_unknown_kind() -> None:
     with pytest.raises(
-        StartupError, match="rope scaling 'ntk' is not served; served: default, linear, llama3, yarn, dynamic, longrope"
+        StartupError,
+        match="rope scaling 'ntk' is not served; served: default, linear, llama3, yarn, dynamic, proportional, ",
     ):
         inverse_frequencies(Rope("ntk", 1e4, 8, 16))
 
