@@ -68,11 +68,7 @@ class CallOutput:
     """A call of a function."""
 
     def __init__(self, name: str, call_id: str, namespace: str | None) -> None:
-        self.fields: dict[str, Any] = {
-            "id": _new_id("fc"), "type": "function_call", "call_id": call_id, "name": name, "arguments": "",
-        }  # fmt: skip
-        if namespace is not None:
-            self.fields["namespace"] = namespace
+        self.fields = _call("fc", "function_call", call_id, namespace, name=name, arguments="")
 
     def start(self) -> list[Event]:
         return []
@@ -86,16 +82,11 @@ class CallOutput:
         return [("function_call_arguments.done", done)]
 
 
-class CustomCallOutput:
-    """A custom tool's call, whose input is given whole, being JSON."""
+class _WholeCall:
+    """A call that says nothing before its arguments, which are JSON, have all come."""
 
-    def __init__(self, name: str, call_id: str, namespace: str | None) -> None:
-        self._arguments = ""
-        self.fields: dict[str, Any] = {
-            "id": _new_id("ctc"), "type": "custom_tool_call", "call_id": call_id, "name": name, "input": "",
-        }  # fmt: skip
-        if namespace is not None:
-            self.fields["namespace"] = namespace
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._arguments, self.fields = "", fields
 
     def start(self) -> list[Event]:
         return []
@@ -103,32 +94,33 @@ class CustomCallOutput:
     def push(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         self._arguments += text
         return []
+
+
+class CustomCallOutput(_WholeCall):
+    """A call of a custom tool."""
+
+    def __init__(self, name: str, call_id: str, namespace: str | None) -> None:
+        super().__init__(_call("ctc", "custom_tool_call", call_id, namespace, name=name, input=""))
 
     def end(self) -> list[Event]:
         text = self.fields["input"] = custom_input(self._arguments)
         return [("custom_tool_call_input.delta", {"delta": text}), ("custom_tool_call_input.done", {"input": text})]
 
 
-class SearchOutput:
-    """A call of the client's search for tools, whose arguments are an object: its events have no deltas."""
+class SearchOutput(_WholeCall):
+    """A call of the client's search for tools, whose arguments are an object: it has no events of its own."""
 
     def __init__(self, call_id: str) -> None:
-        self._arguments = ""
-        self.fields: dict[str, Any] = {
-            "id": _new_id("tsc"), "type": "tool_search_call", "call_id": call_id, "execution": "client",
-            "arguments": {},
-        }  # fmt: skip
-
-    def start(self) -> list[Event]:
-        return []
-
-    def push(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        self._arguments += text
-        return []
+        super().__init__(_call("tsc", "tool_search_call", call_id, None, execution="client", arguments={}))
 
     def end(self) -> list[Event]:
         self.fields["arguments"] = searched(self._arguments)
         return []
+
+
+def _call(prefix: str, kind: str, call_id: str, namespace: str | None, **own: Any) -> dict[str, Any]:
+    fields = {"id": _new_id(prefix), "type": kind, "call_id": call_id, **own}
+    return fields if namespace is None else fields | {"namespace": namespace}
 
 
 def _new_id(prefix: str) -> str:
