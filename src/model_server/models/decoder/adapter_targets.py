@@ -10,25 +10,24 @@ from model_server.models.decoder.layer_inputs import GATE, OUTPUT
 from model_server.models.decoder.spec import Spec
 
 
-def adapter_targets(whole: Spec) -> Targets:
+def adapter_targets(spec: Spec) -> Targets:
     """List linear layers of attention and MLP, experts, routers, embedding and head, except a head of unit rows."""
-    spec = whole
     found: dict[str, tuple[int, int]] = {}
     experts: dict[str, tuple[ExpertParameter, ...]] = {}
     of_experts: set[str] = set()
     other_names: dict[str, str] = {}
     for index in range(spec.num_layers):
-        spec = whole.of_layer(index)
-        prefix = f"{spec.names.layers}.{index}."
-        mixer = spec.mixer(index) or spec.attention
-        attention = heads_targets(spec, index) if mixer is None else mixer.targets(spec)
-        found.update((prefix + name, shape) for name, shape in _extended(spec))
+        layer = spec.of_layer(index)
+        prefix = f"{layer.names.layers}.{index}."
+        mixer = layer.mixer(index) or layer.attention
+        attention = heads_targets(layer, index) if mixer is None else mixer.targets(layer)
+        found.update((prefix + name, shape) for name, shape in _extended(layer))
         found.update((prefix + name, shape) for name, shape in attention.linear.items())
-        mlp = spec.mlps[index] if spec.mlps else None
+        mlp = layer.mlps[index] if layer.mlps else None
         if mlp is None:
-            found.update((prefix + name, shape) for name, shape in _mlp(spec))
+            found.update((prefix + name, shape) for name, shape in _mlp(layer))
             continue
-        targets = mlp.targets(spec)
+        targets = mlp.targets(layer)
         found.update((prefix + name, shape) for name, shape in targets.linear.items())
         experts.update((prefix + name, parameters) for name, parameters in targets.experts.items())
         of_experts.update(prefix + name for name in targets.of_experts)

@@ -194,7 +194,7 @@ def _owners(config: ModelConfig, kinds: list[str]) -> tuple[int | None, ...]:
 
 def _sizes(config: ModelConfig, kinds: list[str], owners: tuple[int | None, ...]) -> tuple[LayerSizes, ...]:
     """Read the layers' sizes, which transformers writes as `per_layer_config`."""
-    values_of_keys = config.flag("attention_k_eq_v", False) if config.has("attention_k_eq_v") else False
+    values_of_keys = config.flag("attention_k_eq_v", False)
     written = config.get("per_layer_config")
     if written is None:
         full: dict[str, Any] = {"head_dim": config.count("global_head_dim", 512)}

@@ -116,10 +116,10 @@ def load_attention(
     """Load this rank's heads of layer `index`.
 
     Args:
+        spec: Of the layer.
         prefix: Of names; None: as of all layers.
         input_size: None: the hidden size.
     """
-    spec = spec.of_layer(index)
     names, dim = spec.names, spec.head_dim
     prefix = f"{names.layers}.{index}." if prefix is None else prefix
     queries, keys = head_ranges(spec, loader.tensor_group)
@@ -170,9 +170,8 @@ def load_attention(
 
 
 def load_shared_attention(loader: Loader, spec: Spec, index: int) -> SharedAttention:
-    """Load this rank's query heads of layer `index`."""
-    owner, whole = spec.owner(index), spec
-    spec = whole.of_layer(index)
+    """Load this rank's query heads of layer `index`, whose sizes `spec` has."""
+    owner = spec.owner(index)
     names, dim, rope = spec.names, spec.head_dim, spec.ropes[index]
     prefix = f"{names.layers}.{index}."
     queries, keys = head_ranges(spec, loader.tensor_group)
@@ -193,7 +192,7 @@ def load_shared_attention(loader: Loader, spec: Spec, index: int) -> SharedAtten
         ),
         output=loader.row_linear(prefix + names.output, rows, spec.hidden_size),
         layer=dataclasses.replace(
-            attention_layer(whole, index),
+            attention_layer(spec, index),
             index=owner - loader.first_layer,
             num_heads=queries[1] - queries[0],
             num_kv_heads=keys[1] - keys[0],

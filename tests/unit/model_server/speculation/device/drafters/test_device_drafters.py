@@ -26,7 +26,7 @@ from model_server.text.tokenizer import Tokenizer
 
 KINDS = ("medusa", "mlp", "eagle", "eagle nested", "mtp", "model", "same model")
 MOST = 3
-# `make test` has every kind in steps ahead, and two of them in each of the other tests.
+# `make test` has every kind in steps ahead, and one or two of them in each of the other tests.
 WEEKLY = pytest.mark.weekly
 # Needs the host: drafted for by lookup.
 GRAMMAR, WATERMARK = 4, 7
