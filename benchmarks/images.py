@@ -30,13 +30,13 @@ from support.vision_models import write_vision_checkpoint
 
 from benchmarks.server import Server
 from benchmarks.stopping import exit_on_signals
+from router.api.chat.prompt import images_of
+from router.api.chat.schema import ChatBody
 from router.api.http.body import parse_json
 from router.images.reader import ImageLimits, ImageReader, NoFetcher
 from router.images.store import ImageStore
 from router.images.workers import ImageWorkers
 from router.metrics import Metrics
-from router.openai.chat.prompt import images_of
-from router.schemas.chat import ChatBody
 from router.server.serving import SWITCH_INTERVAL_S
 
 OUT = Path(__file__).parent / "out" / "images.json"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from docs.generate.markdown import table
-from router.schemas.chat import ChatBody
-from router.schemas.completion import CompletionBody
-from router.schemas.conversations.messages import MessagesBody
-from router.schemas.conversations.responses import ResponsesBody
+from router.api.chat.schema import ChatBody
+from router.api.completions.schema import CompletionBody
+from router.api.messages.schema import MessagesBody
+from router.api.responses.schema import ResponsesBody
 from router.schemas.other_fields import FAMILIES, HARMLESS, REFUSED, served_as
 
 _PLACE = re.compile(r"(<!-- fields -->\n).*?(\n<!-- end of fields -->)", re.DOTALL)

@@ -19,11 +19,11 @@ from page_answers import ANSWERS, STORY
 from router_fakes import FakeEntry, FakeScheduler, Router, failing, says
 from tokenizers import Tokenizer
 
+from router.answers.formats.choice import ModelFormat
+from router.answers.formats.reasoning import named
 from router.config import RouterConfig
 from router.errors import GenerationError, IncompleteError
 from router.events import Event
-from router.openai.formats.choice import ModelFormat
-from router.openai.formats.reasoning import named
 from router.request import ValidRequest
 from wire import demo_model
 

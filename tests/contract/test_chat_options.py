@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.openai.formats import reasoning, table
+from router.answers.formats import reasoning, table
 from wire.text.chat_options import AUTO, HARMONY, NONE, REASONING_PARSERS, TGI, TOOL_CALL_PARSERS, check_chat_options
 
 CALLS = {name for row in table.FORMATS.values() for name in row.aliases}

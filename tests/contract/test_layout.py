@@ -12,9 +12,9 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 867,
-    "files below 50 lines": 235,
-    "folders": 122,
+    "files": 866,
+    "files below 50 lines": 233,
+    "folders": 118,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
     "files of the spine that name a feature": 81,
@@ -25,16 +25,16 @@ LIMITS = {
     "functions named settle": 0,
     "functions named leave": 0,
     "functions named brought": 0,
-    "files that name adapters": 147,
-    "files that name images": 138,
+    "files that name adapters": 145,
+    "files that name images": 136,
     "files that name drafts": 97,
-    "files that name stages": 42,
+    "files that name stages": 41,
     "files that name states": 29,
 }
 LINES = {
     "launcher": 11_980,
     "model_server": 47_150,
-    "router": 30_420,
+    "router": 30_450,
     "tercet": 60,
     "wire": 6_750,
 }

@@ -54,6 +54,6 @@ def test_nothing_in_a_models_folder_is_run(model: Path) -> None:
         _answer(server, "/generate", {"inputs": "the", "parameters": {"grammar": grammar, "max_new_tokens": 4}})
         _answer(server, "/v1/chat/completions", {"messages": [{"role": "user", "content": "the"}], "max_tokens": 4})
         children = Family(server)
-        for module in ("router.grammar.worker", "router.openai.template.worker"):
+        for module in ("router.grammar.worker", "router.template.worker"):
             assert [process.cwd() for process in children.find("-m", module)] == ["/"]
         assert not (model / "ran").exists(), (model / "ran").read_text()

@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 
-from router.schemas.chat import ChatBody, Message
-from router.schemas.completion import CompletionBody
-from router.schemas.conversations.messages import MessagesBody
-from router.schemas.conversations.responses import ResponsesBody
-from router.schemas.generate import CompatBody, GenerateParameters
-from router.schemas.tokenize import TokenizeChatBody, TokenizeContentBody, TokenizePromptBody
+from router.api.chat.schema import ChatBody, Message
+from router.api.completions.schema import CompletionBody
+from router.api.messages.schema import MessagesBody
+from router.api.responses.schema import ResponsesBody
+from router.api.tgi.schema import CompatBody, GenerateParameters
+from router.api.tgi.tokenize_schema import TokenizeChatBody, TokenizeContentBody, TokenizePromptBody
 
 MARK = "mark3r"
 """In what is said to the model: a log that holds it holds a prompt."""

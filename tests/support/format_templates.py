@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_FILES = Path(__file__).parents[1] / "unit/router/openai/template/templates"
+_FILES = Path(__file__).parents[1] / "unit/router/template/templates"
 FILES = {
     "hermes": "qwen2_5_tools", "harmony": "harmony", "llama_json": "llama3_1_tools",
     "mistral_json": "mistral_nemo_tools", "deepseek_v3": "deepseek_v3",

@@ -24,19 +24,19 @@ import uvicorn
 from support.scripted_model import DISTANCE, Piece, ScriptedModel
 from support.shard_process import ShardProcess
 
+from router.answers.formats.choice import ModelFormat, choose
 from router.api.app_state import AppState
 from router.api.http.connection import Bounds, Connection
 from router.config import RouterConfig
 from router.grammar.checker import GrammarChecker
 from router.lora.registry import AdapterRegistry
 from router.metrics import Metrics
-from router.openai.formats.choice import ModelFormat, choose
-from router.openai.template.renderer import Renderer
-from router.openai.template.template import ChatTemplate
 from router.server.app import create_app
 from router.server.server import _app_state
 from router.server.startup import connect_and_warm_up
 from router.server.stop import Server
+from router.template.renderer import Renderer
+from router.template.template import ChatTemplate
 from router.text import model_files
 from router.text.tokenizer import PromptTokenizer
 

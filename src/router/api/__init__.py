@@ -1,1 +1,1 @@
-"""The HTTP routes."""
+"""The HTTP routes, a folder for each family of them."""

@@ -11,16 +11,16 @@ from typing import Any
 
 from starlette.requests import Request
 
+from router.answers.formats.choice import ModelFormat
 from router.api.errors import COUNTED, ErrorAnswers, event_of
 from router.api.http.body import LARGE_BODY, BodyType, LargeBodies, read_body, read_one_of
+from router.api.response_store import ResponseStore
 from router.config import RouterConfig
 from router.generation.inference import Inference
 from router.generation.parsed_bodies import ParsedBodies
 from router.limits import ShardInfo
-from router.openai.formats.choice import ModelFormat
-from router.openai.template.template import ChatTemplate
-from router.responses.store import ResponseStore
 from router.schemas.base import Body
+from router.template.template import ChatTemplate
 from router.worker.lane import Lanes
 from wire.text.model_name import short_name
 

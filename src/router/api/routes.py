@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from router.api.errors import family_of
+from router.api.openapi.answers import StreamForm
 from router.api.openapi.openapi import documented
 from router.tracing import name_span
 
@@ -33,6 +34,7 @@ class Routes(APIRouter):
         *,
         span: str,
         event: type[BaseModel] | None = None,
+        stream: StreamForm = "done",
         headers: Sequence[str] = (),
         generates: bool = True,
     ) -> Callable[[Handler], Handler]:
@@ -41,6 +43,7 @@ class Routes(APIRouter):
         Args:
             response: JSON; None: it only streams.
             event: Of its stream.
+            stream: How that ends.
             span: TGI's name.
             headers: Of the JSON answer.
         """
@@ -50,7 +53,15 @@ class Routes(APIRouter):
         def register(handler: Handler) -> Handler:
             name_span(handler, span)
             family = family_of(path)
-            options = documented(accepted, response, event=event, headers=headers, generates=generates, family=family)
+            options = documented(
+                accepted,
+                response,
+                event=event,
+                stream=stream,
+                headers=headers,
+                generates=generates,
+                family=family,
+            )
             self.add_api_route(path, handler, methods=["POST"], **options)
             return handler
 

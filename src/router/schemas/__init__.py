@@ -1,1 +1,1 @@
-"""Request and response bodies of the HTTP routes. No behaviour: types, defaults and documentation."""
+"""What bodies of several families share: types, defaults and documentation. No behaviour."""

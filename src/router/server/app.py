@@ -15,17 +15,23 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.api import adapters, chat, completions, generate, service, tokenize, unsupported
 from router.api.app_state import AppState, errors_of
-from router.api.conversations import messages, responses
+from router.api.chat import routes as chat
+from router.api.completions import routes as completions
 from router.api.embeddings.state import PooledState
 from router.api.errors import BodyError, ErrorAnswers, InternalError
 from router.api.http.fast_path import Application, endpoints_of
+from router.api.messages import routes as messages
 from router.api.openapi import openapi
 from router.api.pages.pages import add_pages
 from router.api.platforms import cloud, kserve
+from router.api.responses import routes as responses
 from router.api.routes import Routes
-from router.api.unsupported import ServedRoutes
+from router.api.service import adapters, unsupported
+from router.api.service import routes as service
+from router.api.service.unsupported import ServedRoutes
+from router.api.tgi import routes as generate
+from router.api.tgi import tokenize
 from router.config import RouterConfig
 from router.errors import RouterError
 from router.generation import parsed_bodies

@@ -17,7 +17,7 @@ from router.api.embeddings.state import PooledState
 from router.api.errors import InternalError
 from router.api.http.fast_path import Application, endpoints_of
 from router.api.openapi import openapi
-from router.api.unsupported import ServedRoutes
+from router.api.service.unsupported import ServedRoutes
 from router.config import RouterConfig
 from router.errors import RouterError
 from router.keys.accounts import Accounts

@@ -9,7 +9,10 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 
+from router.answers.formats.choice import ModelFormat, choose
 from router.api.app_state import AppState
+from router.api.chat.prompt import default_variables
+from router.api.response_store import ResponseStore
 from router.config import RouterConfig, image_labels, with_image_payload
 from router.errors import StartupError
 from router.generation.inference import Inference
@@ -20,11 +23,7 @@ from router.keys.accounts import Accounts
 from router.lora.folders import register_folders
 from router.lora.registry import AdapterRegistry
 from router.metrics import Metrics
-from router.openai.chat.prompt import default_variables
-from router.openai.formats.choice import ModelFormat, choose
-from router.openai.template.template import ChatTemplate
 from router.request_log import RequestLog
-from router.responses.store import ResponseStore
 from router.server.app import create_app
 from router.server.images import image_prompts
 from router.server.pooled import serve_pooled
@@ -32,6 +31,7 @@ from router.server.serving import serve_application
 from router.server.sockets import bind, warn_without_key
 from router.server.startup import Started, connect_and_warm_up
 from router.server.stop import Stop
+from router.template.template import ChatTemplate
 from router.text import model_files
 from router.text.tokenizer import PromptTokenizer
 from wire import phases

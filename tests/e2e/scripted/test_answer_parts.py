@@ -12,8 +12,8 @@ from support.format_templates import template_of
 from support.format_tokens import TOKENS
 from support.scripted_server import ScriptedServer, Served
 
-from router.openai.formats.reasoning import STYLES
-from router.openai.formats.table import FORMATS
+from router.answers.formats.reasoning import STYLES
+from router.answers.formats.table import FORMATS
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,7 @@ import pytest
 from router_fakes import Router
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from router.openai.template.renderer import Renderer
+from router.template.renderer import Renderer
 
 _TEXT = [
     "The quick brown fox jumps over the lazy dog. The dog sleeps, the fox runs away again and again.",

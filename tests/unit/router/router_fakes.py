@@ -18,8 +18,10 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import Tokenizer
 
+from router.answers.formats.choice import ModelFormat
 from router.api.app_state import AppState
 from router.api.http.connection import Bounds, Connection
+from router.api.response_store import ResponseStore
 from router.config import RouterConfig
 from router.events import Event, Failed, Finished, FinishReason, Token, TokenGenerated
 from router.generation.inference import Inference
@@ -29,14 +31,12 @@ from router.keys.accounts import Accounts
 from router.limits import ServingLimits, ShardInfo
 from router.lora.registry import AdapterRegistry
 from router.metrics import Metrics
-from router.openai.formats.choice import ModelFormat
-from router.openai.template.renderer import Renderer
-from router.openai.template.template import ChatTemplate
 from router.request import ValidRequest
 from router.request_log import RequestLog
-from router.responses.store import ResponseStore
 from router.server.app import create_app
 from router.server.stop import Server
+from router.template.renderer import Renderer
+from router.template.template import ChatTemplate
 from router.text.tokenizer import PromptTokenizer
 from wire.keys import Key
 from wire.tracing import Tracing

@@ -11,8 +11,11 @@ from router_fakes import Router, failing, says
 from support.recorded_spans import RecordedSpans, id_of, parent_of
 
 from router import tracing
-from router.api import chat, completions, generate, tokenize
+from router.api.chat import routes as chat
+from router.api.completions import routes as completions
 from router.api.platforms import cloud, kserve
+from router.api.tgi import routes as generate
+from router.api.tgi import tokenize
 from router.config import RouterConfig
 from router.errors import GenerationError
 from router.generation_trace import GenerationTrace

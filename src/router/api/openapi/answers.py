@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 def _header(description: str, kind: str = "integer") -> dict[str, Any]:
@@ -88,3 +88,20 @@ AUTHORIZATION = {
     "scheme": "bearer",
     "description": "Required for every POST, and for stored responses, if the server was started with `--api-key`.",
 }
+
+StreamForm = Literal["done", "ends", "named"]
+"""How a stream ends: by `[DONE]`, by its last event, or by one whose name says so."""
+_EVENTS = (
+    "Server-sent events: each is one line `data: ` with a JSON object, and an empty line. After 15 s of silence comes "
+    "a comment, the line `:`."
+)
+_FAILED = " An error after the first event is an event with `error` and `error_type`"
+STREAMS: dict[StreamForm, str] = {
+    "done": f"{_EVENTS} The last one is `data: [DONE]`.{_FAILED}.",
+    "ends": f"{_EVENTS}{_FAILED}; nothing follows it.",
+    "named": (
+        "Server-sent events: each is a line `event: ` with the type, a line `data: ` with a JSON object, and an empty "
+        "line. After 15 s of silence comes a comment, the line `:`. An error after the first event is an event `error`."
+    ),
+}
+"""What the document says of each form."""

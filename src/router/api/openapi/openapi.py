@@ -19,14 +19,12 @@ from router.api.openapi.answers import (
     OTHER_APIS,
     REQUEST_ID,
     STREAM_HEADERS,
+    STREAMS,
+    StreamForm,
 )
 from router.api.openapi.names import TGI_NAMES, renamed
 from router.config import TGI_VERSION
-from router.schemas.conversations.messages import MessageEvent
-from router.schemas.conversations.responses import ResponseEvent
-from router.schemas.generate import StreamEvent
-from router.schemas.platforms import SagemakerStreamResponse
-from router.schemas.service import ErrorBody, MessagesError, OpenAIError
+from router.schemas.errors import ErrorBody, MessagesError, OpenAIError
 
 _REFERENCE = "#/components/schemas/{model}"
 # Answers that no handler's signature names.
@@ -42,16 +40,6 @@ _STREAMED = {
     }
 }
 """What a stream that is not also a JSON answer takes less."""
-_EVENTS = (
-    "Server-sent events: each is one line `data: ` with a JSON object, and an empty line. After 15 s of silence comes "
-    "a comment, the line `:`."
-)
-_NAMED_EVENTS = (
-    "Server-sent events: each is a line `event: ` with the type, a line `data: ` with a JSON object, and an empty "
-    "line. After 15 s of silence comes a comment, the line `:`. An error after the first event is an event `error`."
-)
-_DONE = " The last one is `data: [DONE]`. An error after the first event is an event with `error` and `error_type`."
-_ENDS = " An error after the first event is an event with `error` and `error_type`; nothing follows it."
 
 
 def documented(
@@ -59,12 +47,13 @@ def documented(
     response: Any,
     *,
     event: type[BaseModel] | None,
+    stream: StreamForm,
     headers: Sequence[str],
     generates: bool,
     family: Family,
 ) -> dict[str, Any]:
     """Return `add_api_route`'s options for `Routes.answers`."""
-    answers: dict[int | str, dict[str, Any]] = {200: _ok(response, event, headers, family)}
+    answers: dict[int | str, dict[str, Any]] = {200: _ok(response, event, stream, headers, family)}
     statuses = [status for status in ERRORS if generates or status not in GENERATING]
     if family != "tgi":
         statuses = [status for status in statuses if status not in (422, 424)]
@@ -136,15 +125,15 @@ def _limited(value: Any, limits: object) -> Any:
     return limited
 
 
-def _ok(response: Any, event: type[BaseModel] | None, headers: Sequence[str], family: Family) -> dict[str, Any]:
+def _ok(
+    response: Any, event: type[BaseModel] | None, stream: StreamForm, headers: Sequence[str], family: Family
+) -> dict[str, Any]:
     ok: dict[str, Any] = {"description": "The answer"}
     described: dict[str, Any] = {name: JSON_HEADERS[name] for name in headers}
     if response is not None:
         ok["model"] = response
     if event is not None:
-        ok["description"] = _EVENTS + (_ENDS if event in (StreamEvent, SagemakerStreamResponse) else _DONE)
-        if event in (MessageEvent, ResponseEvent):
-            ok["description"] = _NAMED_EVENTS
+        ok["description"] = STREAMS[stream]
         events = [_reference(event), _reference(_ERRORS[family])]
         ok["content"] = {"text/event-stream": {"schema": {"anyOf": events}}}
         described = STREAM_HEADERS | described

@@ -43,7 +43,7 @@ class _Assets(StaticFiles):
 
 
 def add_pages(app: FastAPI, *, playground: bool) -> None:
-    """Add the pages' undocumented routes; GET `/` is TGI's (`router.api.service`)."""
+    """Add the pages' undocumented routes; GET `/` is TGI's (`router.api.service.routes`)."""
     app.add_api_route("/docs", _docs, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/docs/", _docs_without_slash, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/favicon.ico", _icon, methods=["GET", "HEAD"], include_in_schema=False)

@@ -7,27 +7,29 @@ from dataclasses import replace
 from fastapi import Request
 from starlette.responses import Response
 
-from router.api import chat, completions, generate
+from router.answers.stops import without_stop
 from router.api.app_state import AppState, state_of
+from router.api.chat import routes as chat
+from router.api.chat.schema import ChatBody
+from router.api.completions import routes as completions
+from router.api.completions.schema import CompletionBody
 from router.api.errors import BodyError
 from router.api.json_out import JsonResponse
 from router.api.platforms.batch import BatchItem, answers_of, item_of
-from router.api.routes import Routes
-from router.errors import ValidationError
-from router.generation.collect import GenerationResult
-from router.generation.permits import HeldPermits
-from router.generation.running import Run
-from router.openai.stops import without_stop
-from router.schemas.chat import ChatBody
-from router.schemas.completion import CompletionBody
-from router.schemas.generate import CompatBody, GenerateBody
-from router.schemas.platforms import (
+from router.api.platforms.schema import (
     SagemakerResponse,
     SagemakerStreamResponse,
     VertexBody,
     VertexChat,
     VertexResponse,
 )
+from router.api.routes import Routes
+from router.api.tgi import routes as generate
+from router.api.tgi.schema import CompatBody, GenerateBody
+from router.errors import ValidationError
+from router.generation.collect import GenerationResult
+from router.generation.permits import HeldPermits
+from router.generation.running import Run
 
 routes = Routes("Platforms")
 
@@ -38,6 +40,7 @@ routes = Routes("Platforms")
     SagemakerResponse,
     span="sagemaker_compatibility",
     event=SagemakerStreamResponse,
+    stream="ends",
 )
 async def invocations(request: Request) -> Response:
     """`inputs` are answered as by `/`, `messages` as by the chat route, a `prompt` as by the completions route."""

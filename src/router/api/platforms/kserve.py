@@ -7,13 +7,13 @@ from starlette.responses import Response
 
 from router.api.app_state import AppState, state_of
 from router.api.errors import BodyError
-from router.api.generate import request_of
 from router.api.json_out import JsonResponse
 from router.api.platforms.batch import BatchItem, answers_of, item_of
+from router.api.platforms.schema import InferBody, InferInput, InferResponse, Live, ServerMetadata
 from router.api.routes import Routes
+from router.api.tgi.routes import request_of
+from router.api.tgi.schema import GenerateBody
 from router.config import TGI_VERSION
-from router.schemas.generate import GenerateBody
-from router.schemas.platforms import InferBody, InferInput, InferResponse, Live, ServerMetadata
 
 routes = Routes("KServe")
 _MODEL = "/v2/models/{name:path}/versions/{version}"

@@ -11,9 +11,9 @@ from router_fakes import INFO, Router, data_of, is_invalid, message_of, says
 from test_native_calls import ANSWER, make_native, model_format, with_tokens
 from tool_chats import PATH
 
+from router.api.chat.prompt import default_variables
 from router.errors import StartupError
 from router.events import Event, Finished, Predicted
-from router.openai.chat.prompt import default_variables
 from router.request import ValidRequest
 
 MakeRouter = Callable[..., Router]

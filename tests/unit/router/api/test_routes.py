@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from router.api.routes import Routes
-from router.schemas.generate import GenerateBody, GenerateResponse, StreamEvent
+from router.api.tgi.schema import GenerateBody, GenerateResponse, StreamEvent
 from router.tracing import RequestSpan
 
 

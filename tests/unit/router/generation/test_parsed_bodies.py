@@ -89,7 +89,7 @@ async def test_a_client_that_reads_slowly_keeps_no_place(
         held.append(places._value)
         yield b"[]"
 
-    monkeypatch.setattr("router.api.tokenize._pieces", pieces)
+    monkeypatch.setattr("router.api.tgi.tokenize._pieces", pieces)
     body = {"inputs": "{ } " * 25_000} if path == "/tokenize" else many_messages()
     assert (await router.post(path, body)).status_code == 200
     assert held == [2]

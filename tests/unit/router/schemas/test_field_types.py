@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 from router_fakes import Router
 
+from router.api.chat.schema import ChatBody
+from router.api.platforms.schema import InferBody, VertexBody
+from router.api.tgi.schema import GenerateBody
 from router.schemas.base import Body
-from router.schemas.chat import ChatBody
-from router.schemas.generate import GenerateBody
-from router.schemas.platforms import InferBody, VertexBody
 
 INTEGERS = ["best_of", "top_k", "max_new_tokens", "truncate", "seed", "top_n_tokens"]
 

@@ -10,10 +10,10 @@ import pytest
 from router_fakes import Router, is_invalid, message_of
 
 from docs.generate.field_tables import text_of
-from router.schemas.chat import ChatBody
-from router.schemas.completion import CompletionBody
-from router.schemas.conversations.messages import MessagesBody
-from router.schemas.conversations.responses import ResponsesBody
+from router.api.chat.schema import ChatBody
+from router.api.completions.schema import CompletionBody
+from router.api.messages.schema import MessagesBody
+from router.api.responses.schema import ResponsesBody
 from router.schemas.other_fields import FAMILIES, HARMLESS, REFUSED, Family, served_as
 
 HI = [{"role": "user", "content": "Hi"}]

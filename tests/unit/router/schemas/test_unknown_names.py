@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from router_fakes import Router, is_invalid, message_of
 
+from router.api.chat.schema import CalledFunction, ChatBody, FunctionDefinition, ImagePart, ImageUrl, Message
+from router.api.completions.schema import CompletionBody
+from router.api.platforms.schema import InferBody, InferInput, VertexBody
+from router.api.tgi.schema import CompatBody, GenerateParameters
 from router.config import RouterConfig
 from router.schemas import unknown
 from router.schemas.base import Body
-from router.schemas.chat import CalledFunction, ChatBody, FunctionDefinition, ImagePart, ImageUrl, Message
-from router.schemas.completion import CompletionBody
-from router.schemas.generate import CompatBody, GenerateParameters
 from router.schemas.grammar import Grammar
 from router.schemas.openai import StreamOptions, TextPart
-from router.schemas.platforms import InferBody, InferInput, VertexBody
 from router.schemas.unknown import UnknownNames
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}

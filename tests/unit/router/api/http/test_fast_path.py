@@ -6,8 +6,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from router.api import chat, completions, generate, tokenize
+from router.api.chat import routes as chat
+from router.api.completions import routes as completions
 from router.api.http.fast_path import Application, endpoints_of
+from router.api.tgi import routes as generate
+from router.api.tgi import tokenize
 
 BUSY = (generate.routes, chat.routes, completions.routes, tokenize.routes)
 

@@ -22,13 +22,18 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from router_fakes import LIMITS, Router
 
-from router.api import chat, completions, generate, service, tokenize
-from router.api.conversations import messages, responses
+from router.api.chat import routes as chat
+from router.api.completions import routes as completions
+from router.api.messages import routes as messages
 from router.api.openapi.names import TGI_NAMES
 from router.api.platforms import cloud as platforms
+from router.api.responses import routes as responses
+from router.api.responses.schema import StoredItem
+from router.api.service import routes as service
+from router.api.tgi import routes as generate
+from router.api.tgi import tokenize
 from router.config import RouterConfig
 from router.schemas.base import Body
-from router.schemas.conversations.responses import StoredItem
 from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIBody, OpenAIParameters, TemplateBody, TieredParameters
 from router.schemas.parameters import CommonParameters
@@ -325,7 +330,11 @@ def test_schemas_have_tgis_names(document: Schema) -> None:
 
 def bodies(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for model in kind.__subclasses__():
-        if model.__module__.startswith("router.schemas") and model.model_fields and model not in SHARED_BY_BODIES:
+        if (
+            model.__module__.startswith(("router.schemas", "router.api"))
+            and model.model_fields
+            and model not in SHARED_BY_BODIES
+        ):
             yield model
         yield from bodies(model)
 

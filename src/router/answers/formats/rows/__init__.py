@@ -1,0 +1,1 @@
+"""The formats, one file each; `router.answers.formats.table` lists them."""

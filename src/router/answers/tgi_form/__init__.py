@@ -1,0 +1,1 @@
+"""TGI's own form of tool calls: schema, parser, and the pass that decides before the answer."""

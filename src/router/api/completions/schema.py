@@ -1,0 +1,132 @@
+"""Bodies of `/v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
+
+from router.api.chat.schema import Usage
+from router.errors import FieldError
+from router.schemas.guided import Constrained
+from router.schemas.openai import OpenAIBody
+from router.schemas.other_fields import Family
+from router.schemas.parameters import Number, OpenAIMaxTokens, TopLogprobs
+
+_TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
+_PROMPT_SCHEMA = {
+    "description": "A text, a list of texts, the token ids of one prompt, or a list of such lists.",
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "array", "items": _TOKEN_ID, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": _TOKEN_ID, "minItems": 1}, "minItems": 1},
+    ],
+}
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """Read prompts by hand: a union would try each form of a million ids."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(isinstance(prompt, str) for prompt in value):
+            return value
+        if _are_ids(value):
+            return [value]
+        if all(isinstance(prompt, list) and prompt and _are_ids(prompt) for prompt in value):
+            return value
+    text = "expected a string, a non-empty array of strings, or non-empty arrays of token ids"
+    raise FieldError(text, reason="invalid_type")
+
+
+def _are_ids(values: list[Any]) -> bool:
+    return all(type(value) is int and 0 <= value < 2**32 for value in values)
+
+
+class CompletionBody(OpenAIBody, Constrained):
+    """An OpenAI completion request, with TGI's and common servers' additions. `user` and the like are ignored."""
+
+    family: ClassVar[Family | None] = "completions"
+
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = Field(
+        examples=["The capital of France is"]
+    )
+    max_tokens: OpenAIMaxTokens = None
+    best_of: Number | None = Field(
+        default=None,
+        description="Generate this many choices per prompt and return the `n` most likely. Must not be less than `n`; "
+        "more needs sampling, is limited by `max_best_of` of `/info`, and cannot be streamed. Absent: `n`.",
+        examples=[1],
+    )
+    logprobs: TopLogprobs | None = Field(
+        default=None,
+        description="Report logprobs of the answer's tokens, and of this many of the most likely ones at each step.",
+        examples=[2],
+    )
+    add_special_tokens: bool = Field(
+        default=True,
+        description="Add the special tokens of the tokenizer's template to a prompt that is a text.",
+        examples=[True],
+    )
+    echo: bool = Field(
+        default=False,
+        description="Put the prompt before the text. With `logprobs` the server must have been started with "
+        "`--enable-prefill-logprobs`, and the answer cannot be streamed.",
+        examples=[True],
+    )
+    suffix: Annotated[
+        str | None,
+        WithJsonSchema({"type": "null"}),
+        Field(description="Filling gaps is not supported: every text is refused.", examples=[None]),
+    ] = None
+
+
+class CompletionLogprobs(BaseModel):
+    """Parallel lists, one entry per token; `text_offset` counts characters of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+    text_offset: list[int]
+
+
+CompletionFinishReason = Literal["stop", "length"]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: CompletionFinishReason
+
+
+class Completion(BaseModel):
+    object: Literal["text_completion"] = "text_completion"
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    service_tier: str | None = None
+
+
+class CompletionChunkChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: CompletionFinishReason | None
+
+
+class CompletionChunk(BaseModel):
+    """One server-sent event of a completion stream; the stream ends with `data: [DONE]`."""
+
+    object: Literal["text_completion"] = "text_completion"
+    id: str
+    created: int
+    choices: list[CompletionChunkChoice]
+    model: str
+    system_fingerprint: str
+    usage: Usage | None = None
+    service_tier: str | None = None

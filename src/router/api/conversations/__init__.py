@@ -1,1 +1,0 @@
-"""Other chat APIs: bodies become chats, whose deltas writers turn back."""

@@ -1,0 +1,50 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`, Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+
+from fastapi import Request
+from starlette.responses import Response
+
+from router.api.app_state import state_of
+from router.api.chat.answering import answer, as_chat
+from router.api.chat.prompt import model_name
+from router.api.chat.routes import prompt_tokens
+from router.api.http.disconnect import cancel_on_disconnect
+from router.api.json_out import JsonResponse
+from router.api.messages.conversation import chat_of
+from router.api.messages.schema import (
+    AnsweredMessage,
+    CountTokensBody,
+    MessageEvent,
+    MessagesBody,
+    TokenCount,
+)
+from router.api.messages.writer import MessageWriter
+from router.api.routes import Routes
+from router.generation.api_rules import MESSAGES
+
+routes = Routes("Messages", is_fast=True)
+
+
+@routes.answers("/v1/messages", MessagesBody, AnsweredMessage, span="messages", event=MessageEvent, stream="named")
+async def messages(request: Request) -> Response:
+    """Answer a conversation in the form of Anthropic's Messages API; with `stream`, as its named events."""
+    state = state_of(request)
+    body = await state.read(request, MessagesBody)
+    writer = MessageWriter(f"msg_{uuid.uuid4().hex}", model_name(body.model, state.model_names[0]))
+    chat = await as_chat(state, len(body.messages), partial(chat_of, body))
+    return await answer(request, state, chat, writer, MESSAGES)
+
+
+@routes.answers("/v1/messages/count_tokens", CountTokensBody, TokenCount, span="count_tokens", generates=False)
+async def count_tokens(request: Request) -> Response:
+    """How many tokens the prompt of a conversation has."""
+    state = state_of(request)
+    body = await state.read(request, CountTokensBody)
+    chat = await as_chat(state, len(body.messages), partial(chat_of, body))
+
+    count = await cancel_on_disconnect(request.receive, prompt_tokens(state, chat, MESSAGES))
+    return JsonResponse({"input_tokens": count})

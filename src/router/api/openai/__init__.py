@@ -1,0 +1,1 @@
+"""What OpenAI's chats and completions share: first fields, usage, log probabilities, parameters."""

@@ -1,0 +1,161 @@
+"""`/v1/responses`, OpenAI's Responses API, with whole or stored conversations."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import Request
+from starlette.responses import Response
+
+from router.api.app_state import AppState, state_of
+from router.api.chat.answering import answer, as_chat
+from router.api.chat.prompt import model_name
+from router.api.chat.routes import prompt_tokens
+from router.api.chat.schema import ChatBody
+from router.api.errors import NotServedError
+from router.api.http.disconnect import cancel_on_disconnect
+from router.api.json_out import JsonResponse
+from router.api.response_store import OwnResponses, StoredResponse, has_id
+from router.api.responses.conversation import chat_of
+from router.api.responses.history import Conversation, History
+from router.api.responses.schema import (
+    DeletedResponse,
+    InputItems,
+    InputTokens,
+    ResponseEvent,
+    ResponseObject,
+    ResponsesBody,
+)
+from router.api.responses.tools import ServedTools
+from router.api.responses.writer import Keep, ResponseWriter
+from router.api.routes import Routes
+from router.errors import ValidationError
+from router.generation.api_rules import RESPONSES
+from router.schemas.errors import OpenAIError
+from router.tracing import entered
+
+routes = Routes("Responses", is_fast=True)
+
+_ONE = "/v1/responses/{response_id}"
+_PAGE, _LARGEST_PAGE = 20, 100
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"model": OpenAIError, "description": "The request lacks the server's API key"},
+    404: {"model": OpenAIError, "description": "No such response is stored"},
+}
+
+
+@routes.answers("/v1/responses", ResponsesBody, ResponseObject, span="responses", event=ResponseEvent, stream="named")
+async def responses(request: Request) -> Response:
+    """Answer a conversation in the form of OpenAI's Responses API; with `stream`, as its named events."""
+    state = state_of(request)
+    body = await state.read(request, ResponsesBody)
+    chat, tools, conversation = await _chat(state, body)
+    keep = _keep(state, body, conversation)
+    name = model_name(body.model, state.model_names[0])
+    writer = ResponseWriter(body, tools, name, keep, defaults=state.sampling_defaults)
+    return await answer(request, state, chat, writer, RESPONSES)
+
+
+@routes.answers(
+    "/v1/responses/input_tokens", ResponsesBody, InputTokens, span="response_input_tokens", generates=False
+)  # fmt: skip
+async def input_tokens(request: Request) -> Response:
+    """Count the tokens of a response's prompt."""
+    state = state_of(request)
+    body = await state.read(request, ResponsesBody)
+    chat, _, _ = await _chat(state, body)
+    count = await cancel_on_disconnect(request.receive, prompt_tokens(state, chat, RESPONSES))
+    return JsonResponse(InputTokens(input_tokens=count).model_dump())
+
+
+@routes.get(_ONE, response_model=ResponseObject, responses=_REFUSALS)
+async def stored_response(request: Request, response_id: str) -> Response:
+    """A response that is stored."""
+    if request.query_params.get("stream", "").lower() == "true":
+        raise ValidationError(
+            "a stored response is not streamed: leave `stream` out", param="stream", reason="unsupported"
+        )
+    return Response(_stored(request, response_id).response, media_type="application/json")
+
+
+@routes.delete(_ONE, response_model=DeletedResponse, responses=_REFUSALS)
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Forget a response. Those that continue it stay."""
+    _stored(request, response_id)
+    store = _own(state_of(request))
+    assert store is not None
+    store.delete(response_id)
+    return JsonResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+@routes.get(_ONE + "/input_items", response_model=InputItems, responses=_REFUSALS)
+async def input_items(request: Request, response_id: str) -> Response:
+    """The conversation before a stored response, the last item first; query: `limit`, `after`, `order`."""
+    query = request.query_params
+    try:
+        limit = int(query.get("limit", _PAGE))
+    except ValueError:
+        limit = 0
+    if not 1 <= limit <= _LARGEST_PAGE:
+        raise ValidationError(f"`limit` must be in 1..={_LARGEST_PAGE}", param="limit", limit=_LARGEST_PAGE)
+    items = _stored(request, response_id).asked
+    if query.get("order", "desc") == "desc":
+        items = items[::-1]
+    if (after := query.get("after")) is not None:
+        items = items[next((place for place, item in enumerate(items, 1) if has_id(item, after)), len(items)) :]
+    page = [orjson.loads(item) for item in items[:limit]]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return JsonResponse({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
+
+
+async def _refuse(request: Request) -> Response:
+    raise NotServedError("not served here: POST /v1/responses, and GET and DELETE of a stored response by its id")
+
+
+routes.add_api_route("/v1/responses/{rest:path}", _refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+
+
+def _own(state: AppState) -> OwnResponses | None:
+    """Return the responses of the request's API key, if any are stored here."""
+    asked = entered()
+    account = None if asked is None else asked.account
+    return None if state.responses is None else state.responses.of("" if account is None else account.key.name)
+
+
+async def _chat(state: AppState, body: ResponsesBody) -> tuple[ChatBody, ServedTools, Conversation]:
+    """Return the chat that asks for the same, its tools, and what of it is stored."""
+    history = History(body, _own(state), most_bytes=state.config.payload_limit)
+    num_items = 0 if isinstance(body.input, str) else len(body.input)
+    make = partial(_read, body, history)
+    return await as_chat(state, num_items, make, num_bytes=history.cost)
+
+
+def _read(body: ResponsesBody, history: History) -> tuple[ChatBody, ServedTools, Conversation]:
+    conversation = history.conversation()
+    tools = ServedTools.of(body.tools, conversation.items)
+    return chat_of(body, tools, conversation.items), tools, conversation
+
+
+def _keep(state: AppState, body: ResponsesBody, conversation: Conversation) -> Keep | None:
+    """Return what stores the ended response, if anything."""
+    store = _own(state)
+    if store is None or not body.store:
+        return None
+    return lambda whole: store.put(whole, conversation.written, conversation.new_ids)
+
+
+def _stored(request: Request, response_id: str) -> StoredResponse:
+    """Raises NotServedError."""
+    store = _own(state_of(request))
+    if store is None:
+        raise NotServedError(
+            "responses are not stored here: send the whole conversation to /v1/responses, or start the server with "
+            "`--response-store`",
+            reason="unknown_response",
+        )
+    if (stored := store.get(response_id)) is None:
+        text = f"no response {response_id[:100]} is stored here, or not any more"
+        raise NotServedError(text, reason="unknown_response")
+    return stored

@@ -1,0 +1,1 @@
+"""TGI's own routes: `/generate`, `/generate_stream`, `/`, `/tokenize`, `/chat_tokenize`."""

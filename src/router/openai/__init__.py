@@ -1,1 +1,0 @@
-"""OpenAI's chat and completions to and from our requests and events."""

@@ -1,1 +1,0 @@
-"""OpenAI's chat API on top of generation. Pure."""

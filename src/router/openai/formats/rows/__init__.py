@@ -1,1 +1,0 @@
-"""The formats, one file each; `router.openai.formats.table` lists them."""

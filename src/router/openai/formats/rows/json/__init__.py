@@ -1,1 +1,0 @@
-"""Formats whose calls are JSON objects with the name in them."""

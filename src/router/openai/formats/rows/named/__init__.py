@@ -1,1 +1,0 @@
-"""Formats with the name in front of the JSON of the arguments."""

@@ -1,1 +1,0 @@
-"""Formats with a syntax of their own for calls and values."""

@@ -1,1 +1,0 @@
-"""Formats with tags around each argument."""

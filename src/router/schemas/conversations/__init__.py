@@ -1,1 +1,0 @@
-"""Bodies of other chat APIs."""
