@@ -22,6 +22,7 @@ RouterError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from wire.text.escape import quoted
@@ -67,6 +68,17 @@ class RouterError(Exception):
         self.limit = limit
         if reason is not None:
             self.reason = reason
+
+    def name_fields(self, names: Mapping[str, str]) -> None:
+        """Name fields as the client does.
+
+        Args:
+            names: The client's name of each of ours.
+        """
+        self.param = names.get(self.param or "", self.param)
+        for ours, theirs in names.items():
+            self.detail = self.detail.replace(f"`{ours}`", f"`{theirs}`")
+        self.args = (self.prefix + self.detail,)
 
 
 class FieldError(ValueError):
@@ -124,6 +136,10 @@ class ContextLengthError(ValidationError):
         self.asked_in = asked_in
         # `num_tokens` is only the least.
         self.or_more = or_more
+
+    def name_fields(self, names: Mapping[str, str]) -> None:
+        super().name_fields(names)
+        self.asked_in = names.get(self.asked_in, self.asked_in)
 
 
 class GrammarError(ValidationError):

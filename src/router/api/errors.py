@@ -206,6 +206,8 @@ class ErrorAnswers:
         self, error: RouterError, scope: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Response:
         """Answer a request with nothing answered yet."""
+        if renamed := scope.get(RENAMED):
+            error.name_fields(renamed)
         if scope["method"] == "POST":
             self._count(error, is_request=scope.get(COUNTED, False))
         family, request_id = self.family(scope["path"]), scope.get("request_id", "")
@@ -246,6 +248,8 @@ class ErrorAnswers:
 
 COUNTED = "tercet.counted"
 """Member of a request's scope: it is one of `tgi_request_count`."""
+RENAMED = "tercet.renamed"
+"""Member of a request's scope: of fields of ours, the names that its body has for them."""
 
 
 def described(error: RouterError) -> str:

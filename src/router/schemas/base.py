@@ -92,7 +92,8 @@ class Body(BaseModel):
             info.context.found(names, cls.known_names, cls.names_of_parameters)
         if cls.family is None or data.keys() <= cls.field_names:
             return data
-        return in_our_words(data, cls.family, cls.field_names)
+        renamed = info.context.renamed if isinstance(info.context, UnknownNames) else {}
+        return in_our_words(data, cls.family, cls.field_names, renamed)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

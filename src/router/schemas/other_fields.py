@@ -89,14 +89,16 @@ _REFUSED: tuple[_Row, ...] = (
     ("ctrm", "stop_regex", ([], ""), "use `stop`"),
     ("ctrm", "t_max_predict_ms max_time", (0,), "start the server with `--max-request-seconds`"),
     ("ctrm", "options", ({},), "give its fields at the top of the body, under OpenAI's names"),
+    ("ctrm", "num_ctx n_ctx max_model_len", (), "start the server with `--max-total-tokens`"),
+    ("ctrm", "penalize_newline penalize_nl", (True,), "penalties count every token; leave it out"),
     ("ctrm", "format", ("",), "use `response_format`"),
     ("ctrm", "reasoning_format", ("auto", "deepseek"), "start the server with `--reasoning-parser none`"),
     ("ctrm", "separate_reasoning parse_tool_calls", (True,),
      "start the server with `--reasoning-parser none` or `--tool-call-parser tgi`"),
     ("ct", "max_new_tokens max_length", (), "use `max_tokens`"),
     ("ct", "stop_sequences", ([],), "use `stop`"),
-    ("t", "thinking_token_budget thinking_budget_tokens reasoning_effort enable_thinking think thinking",
-     (), "it belongs to a chat"),
+    ("t", "thinking_token_budget thinking_budget_tokens thinking_budget reasoning_budget reasoning_effort "
+     "enable_thinking think thinking", (), "it belongs to a chat"),
     ("t", "chat_template_kwargs reasoning", ({},), "it belongs to a chat"),
     ("t", "include_reasoning", (True,), "it belongs to a chat"),
     ("t", "tools", ([],), _IN_CHATS),
@@ -110,7 +112,8 @@ _REFUSED: tuple[_Row, ...] = (
     ("r", "max_tool_calls", (), "tools run in the client"),
     ("r", "logprobs", (False,), "use `message.output_text.logprobs` in `include`, and `top_logprobs`"),
     ("r", "messages", (), "send the conversation in `input`"),
-    ("r", "max_tokens max_completion_tokens max_new_tokens max_length n_predict", (), "use `max_output_tokens`"),
+    ("r", "max_tokens max_completion_tokens max_new_tokens max_length n_predict num_predict", (),
+     "use `max_output_tokens`"),
     ("r", "stop_sequences", ([],), "use `stop`"),
     ("r", "reasoning_effort", (), "use `reasoning.effort`"),
     ("r", "thinking_budget_tokens", (), "use `thinking_token_budget`"),
@@ -118,7 +121,8 @@ _REFUSED: tuple[_Row, ...] = (
     ("m", "stop", ([], ""), "use `stop_sequences`"),
     ("m", "max_new_tokens max_length", (), "use `max_tokens`"),
     ("m", "reasoning_effort", (), "use `output_config.effort`"),
-    ("m", "thinking_token_budget thinking_budget_tokens", (), "use `thinking.budget_tokens`"),
+    ("m", "thinking_token_budget thinking_budget_tokens thinking_budget reasoning_budget", (),
+     "use `thinking.budget_tokens`"),
     ("m", "logprobs", (False,), _IN_CHATS),
     ("m", "top_logprobs", (0,), _IN_CHATS),
     ("m", "input instructions prompt", (), "send the conversation in `messages` and `system`"),
@@ -129,6 +133,7 @@ _HARMLESS: tuple[tuple[str, str], ...] = (
      "trace session_id"),
     ("ctrm", "cache_prompt id_slot slot_id n_keep timings_per_token return_progress use_cache keep_alive timeout "
      "t_max_prompt_ms guided_decoding_backend stream_reasoning"),
+    ("ctrm", "num_keep num_batch num_gpu num_thread main_gpu low_vram use_mmap use_mlock"),
     ("ctrm", "mirostat_tau mirostat_eta dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
      "xtc_threshold dynatemp_exponent smoothing_curve"),
     ("ctm", "store verbosity"),
@@ -147,10 +152,13 @@ _SERVED_AS: Mapping[str, str] = {
     "grammar": "guided_grammar",
     "json_schema": "guided_json",
     "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
+    "thinking_budget": "thinking_token_budget",
+    "reasoning_budget": "thinking_token_budget",
 }
-"""Names of llama.cpp, SGLang and other routes, and ours for the same."""
+"""Names of llama.cpp, ollama, SGLang, Qwen and other routes, and ours for the same."""
 _OFF: Mapping[str, object] = {"typ_p": 1, "grammar": ""}
 """What says the same as to leave the name out."""
 _SWITCHES = ("enable_thinking", "think")
@@ -186,8 +194,10 @@ def served_as(known: frozenset[str]) -> dict[str, str]:
     return names | ({_THINKING: _BUDGET} if _BUDGET in known and _THINKING not in known else {})
 
 
-def in_our_words(data: dict[str, Any], family: Family, known: frozenset[str]) -> dict[str, Any]:
-    """Replace other names, refusing unserved fields."""
+def in_our_words(
+    data: dict[str, Any], family: Family, known: frozenset[str], renamed: dict[str, str]
+) -> dict[str, Any]:
+    """Replace other names, refusing unserved fields; `renamed` learns the client's name of each of ours."""
     for name in data.keys() & REFUSED[family].keys() - known:
         refused = REFUSED[family][name]
         if refused.is_asked(data[name]):
@@ -202,6 +212,7 @@ def in_our_words(data: dict[str, Any], family: Family, known: frozenset[str]) ->
             continue
         if name in _SERVED_AS:
             _put(found, _SERVED_AS[name], name, value)
+            renamed[_SERVED_AS[name]] = name
         elif name == "think" and value in _EFFORTS and _EFFORT in known:
             _put(found, _EFFORT, name, value)
         elif name == _THINKING:

@@ -26,9 +26,11 @@ _logged: set[str] = set()
 
 
 class UnknownNames:
-    """One body's unknown names."""
+    """One body's unknown names, and fields that it names as other servers do."""
 
-    def __init__(self) -> None:
+    def __init__(self, renamed: dict[str, str] | None = None) -> None:
+        # Of ours, the client's; filled in as the body is read.
+        self.renamed = {} if renamed is None else renamed
         self._seen: set[tuple[frozenset[str], str]] = set()
         self.fault: FieldError | None = None
         """What is wrong with the first misspelt name."""

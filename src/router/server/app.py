@@ -125,6 +125,7 @@ def add_middleware(
         allow_methods=allow_methods,
         allow_headers=["*"],
         expose_headers=["*"],  # clients read x-request-id and retry-after
+        allow_private_network=True,  # which pages may ask is said by the origins alone
     )
     app.add_middleware(RequestIdMiddleware, tracing=tracing, state=state, request_log=request_log)
 

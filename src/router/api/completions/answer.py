@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from router.answers.stops import (
@@ -122,6 +123,18 @@ def completion(
     predicted = [generation.predicted for group in groups for generation in group]
     used = usage(prompt_tokens, completion_tokens, cached_tokens=cached_tokens, predicted=predicted)
     return head.answer(choices, used)
+
+
+def without_tokens(generation: GenerationResult) -> GenerationResult:
+    """Leave the prompt alone, of an answer that is to have no token."""
+    return replace(generation, text="", tokens=[], top_tokens=[], generated_tokens=0, finish_reason="length")
+
+
+def without_token(event: Finished) -> Finished:
+    """Take the text from the only event of an answer that is to have no token."""
+    return replace(
+        event, token=replace(event.token, text=""), text="", generated_tokens=0, finish_reason="length"
+    )  # fmt: skip
 
 
 def _best(group: Sequence[GenerationResult], number: int) -> Sequence[GenerationResult]:

@@ -55,7 +55,16 @@ def check_served(body: CompletionBody, counts: Counts, *, prompt_logprobs: bool)
     if body.suffix is not None:
         text = "`suffix` is not supported: put the text around the gap into the prompt in the model's form"
         raise SuffixError(text, param="suffix")
+    if body.max_tokens == 0 and not body.echo:
+        text = "`max_tokens` must be > 0, or -1 for as many as fit; 0 needs `echo`"
+        raise ValidationError(text, param="max_tokens", code="integer_below_min_value", given=0, limit=1)
+    if body.only_echoes and body.min_tokens:
+        text = f"`min_tokens` must be <= `max_tokens`. Given: {body.min_tokens} and 0"
+        raise ValidationError(text, param="min_tokens", given=body.min_tokens, limit=0)
     if counts.best_of > counts.n:
+        if body.only_echoes:
+            text = "`best_of` > `n` needs tokens to compare: `max_tokens` must not be 0"
+            raise ValidationError(text, param="best_of", reason="conflict")
         if body.stream:
             text = "`best_of` > `n` is not supported with streaming"
             raise ValidationError(text, param="best_of", reason="conflict")
@@ -82,7 +91,8 @@ def _request_of(body: CompletionBody, prompt: str | list[int]) -> GenerateReques
         inputs=prompt if isinstance(prompt, str) else "",
         input_ids=None if isinstance(prompt, str) else tuple(prompt),
         add_special_tokens=body.add_special_tokens,
-        max_new_tokens=most_tokens(body.max_tokens),
+        # A step samples from each prompt that it completes: the one token is left out of the answer.
+        max_new_tokens=1 if body.only_echoes else most_tokens(body.max_tokens),
         decoder_input_details=body.echo and body.logprobs is not None,
         top_n_tokens=body.logprobs,
         grammar=body.constraint,

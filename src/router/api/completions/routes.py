@@ -11,7 +11,14 @@ from fastapi import Request
 from starlette.responses import Response
 
 from router.api.app_state import AppState, StreamFailure, request_id_of, state_of, stream_failure
-from router.api.completions.answer import ChoiceStream, CompletionHead, completion, echoed
+from router.api.completions.answer import (
+    ChoiceStream,
+    CompletionHead,
+    completion,
+    echoed,
+    without_token,
+    without_tokens,
+)
 from router.api.completions.prompt import Counts, check_served, counts_of, requests_of
 from router.api.completions.schema import Completion, CompletionBody, CompletionChunk
 from router.api.http import sse
@@ -95,6 +102,8 @@ async def _generate(
 ) -> tuple[list[list[GenerationResult]], list[list[int]]]:
     """Generate each prompt, with its tokens' places if listed."""
     generations = await state.inference.generate_many(_requests(state, body, counts), permits)
+    if body.only_echoes:
+        generations = [without_tokens(generation) for generation in generations]
     groups = [generations[i : i + counts.best_of] for i in range(0, len(generations), counts.best_of)]
     if not body.echo or body.logprobs is None:
         return groups, []
@@ -160,7 +169,9 @@ async def _events(
                     generated[index] = 0
                     piece = sse.frame(failure(item))
                 else:
-                    generated[index] += 1
+                    if body.only_echoes and isinstance(item, Finished):
+                        item = without_token(item)
+                    generated[index] += not body.only_echoes
                     chunk = choices[index].chunk(item)
                     if options.continuous_usage_stats:
                         chunk |= {"usage": usage(num_prompt_tokens, sum(generated), cached_tokens=None)}

@@ -11,7 +11,7 @@ from router.errors import FieldError
 from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIBody
 from router.schemas.other_fields import Family
-from router.schemas.parameters import Number, OpenAIMaxTokens, TopLogprobs
+from router.schemas.parameters import MostTokens, Number, TopLogprobs
 
 _TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 _PROMPT_SCHEMA = {
@@ -52,7 +52,12 @@ class CompletionBody(OpenAIBody, Constrained):
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = Field(
         examples=["The capital of France is"]
     )
-    max_tokens: OpenAIMaxTokens = None
+    max_tokens: MostTokens | None = Field(
+        default=None,
+        description="Most tokens to generate. With the prompt they must fit `max_total_tokens` of `/info`, where not "
+        "more than 1024 are counted; what fits is generated. -1 or absent: as many as fit. With `echo` also 0: none.",
+        examples=[20],
+    )
     best_of: Number | None = Field(
         default=None,
         description="Generate this many choices per prompt and return the `n` most likely. Must not be less than `n`; "
@@ -80,6 +85,11 @@ class CompletionBody(OpenAIBody, Constrained):
         WithJsonSchema({"type": "null"}),
         Field(description="Filling gaps is not supported: every text is refused.", examples=[None]),
     ] = None
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether it asks for the prompt and its log probabilities alone."""
+        return self.echo and self.max_tokens == 0
 
 
 class CompletionLogprobs(BaseModel):

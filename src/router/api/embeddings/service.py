@@ -96,6 +96,8 @@ async def models(request: Request) -> Response:
 @routes.describes("/v1/models/{model_id:path}", span="openai_get_model_info", response_model=PooledCard)
 async def model(request: Request, model_id: str) -> Response:
     """The model of that name."""
+    if not model_id:  # clients that join their base URL with a slash too many mean the list
+        return await models(request)
     state = state_of(request)
     if model_id not in state.model_names:
         text = f"The model does not exist; this server serves {', '.join(state.model_names)}"

@@ -19,7 +19,7 @@ import orjson
 import pydantic
 from starlette.requests import ClientDisconnect, Request
 
-from router.api.errors import BodyError
+from router.api.errors import RENAMED, BodyError
 from router.api.http.base64_runs import Base64Runs
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.faults import clean, first_fault, integer, number_out_of_range
@@ -85,13 +85,18 @@ async def read_body(request: Request, body_type: type[BodyType], *, limit: int, 
         ClientDisconnect: It did not come whole.
     """
     raw = await _read_json(request, limit)
-    return await large.parse(request, raw, partial(_checked, raw, body_type))
+    return await large.parse(request, raw, partial(_checked, raw, body_type, _renamed(request)))
 
 
 async def read_one_of(request: Request, *body_types: type[Body], limit: int, large: LargeBodies) -> Body:
     """Read the first fitting type, each known by its required member."""
     raw = await _read_json(request, limit)
-    return await large.parse(request, raw, partial(_checked_one_of, raw, body_types))
+    return await large.parse(request, raw, partial(_checked_one_of, raw, body_types, _renamed(request)))
+
+
+def _renamed(request: Request) -> dict[str, str]:
+    renamed: dict[str, str] = request.scope.setdefault(RENAMED, {})
+    return renamed
 
 
 async def _read_json(request: Request, limit: int) -> bytes:
@@ -107,18 +112,18 @@ def _unsupported(message: str) -> BodyError:
     return BodyError(415, "unsupported_media_type", message, reason="content_type")
 
 
-def _checked(raw: bytes, body_type: type[BodyType]) -> BodyType:
-    return _validated(parse_json(raw), body_type)
+def _checked(raw: bytes, body_type: type[BodyType], renamed: dict[str, str]) -> BodyType:
+    return _validated(parse_json(raw), body_type, renamed)
 
 
-def _validated(value: Any, body_type: type[BodyType]) -> BodyType:
-    unknown = UnknownNames()
+def _validated(value: Any, body_type: type[BodyType], renamed: dict[str, str]) -> BodyType:
+    unknown = UnknownNames(renamed)
     try:
         body = body_type.model_validate(value, context=unknown)
         fault = unknown.fault
     except pydantic.ValidationError as error:
         # A misspelt name may be why another is missing.
-        fault = unknown.fault or first_fault(error, value)
+        fault = unknown.fault or first_fault(error, value, renamed)
     if fault is None:
         return body
     # Out here, so that pydantic's error is not the context of ours: it hides what it refers to from the garbage
@@ -126,14 +131,14 @@ def _validated(value: Any, body_type: type[BodyType]) -> BodyType:
     raise _misshapen(fault)
 
 
-def _checked_one_of(raw: bytes, body_types: Sequence[type[Body]]) -> Body:
+def _checked_one_of(raw: bytes, body_types: Sequence[type[Body]], renamed: dict[str, str]) -> Body:
     value = parse_json(raw)
     fault: BodyError | None = None
     marks = {_mark(body_type): body_type for body_type in body_types}
     for mark, body_type in marks.items():
         if isinstance(value, dict) and value.get(mark) is not None:
             try:
-                return _validated(value, body_type)
+                return _validated(value, body_type, renamed)
             except BodyError as error:
                 fault = fault or error
     if fault is not None:

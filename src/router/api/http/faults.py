@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pydantic
@@ -23,9 +24,15 @@ _OBJECTS = ("model_type", "dict_type", "model_attributes_type")
 _OUT_OF_RANGE = object()
 
 
-def first_fault(error: pydantic.ValidationError, value: Any) -> FieldError:
-    """Return a body's first fault, without the value."""
+def first_fault(error: pydantic.ValidationError, value: Any, renamed: Mapping[str, str]) -> FieldError:
+    """Return a body's first fault, without the value.
+
+    Args:
+        renamed: The client's names of fields of ours.
+    """
     fault = error.errors(include_url=False, include_input=False)[0]
+    if fault["loc"] and (name := renamed.get(str(fault["loc"][0]))) is not None:
+        fault["loc"] = (name, *fault["loc"][1:])
     place = _place(fault, value)
     raised = fault.get("ctx", {}).get("error")
     if isinstance(raised, FieldError):

@@ -150,6 +150,8 @@ async def models(request: Request) -> Response:
 @routes.describes("/v1/models/{model_id:path}", span="openai_get_model_info", response_model=ModelCard | MessagesModel)
 async def model(request: Request, model_id: str) -> Response:
     """The model or LoRA adapter of that name."""
+    if not model_id:  # clients that join their base URL with a slash too many mean the list
+        return await models(request)
     state = state_of(request)
     names = (state.model_id, BASE_MODEL)
     if model_id not in (*state.model_names, *names) and state.adapter_of(model_id) is None:

@@ -99,7 +99,7 @@ async def test_lengths_and_stops_under_other_names(router: Router) -> None:
     for family in ("chat", "completions", "messages"):
         path, body = ROUTES[family]
         others = {name: value for name, value in body.items() if name != "max_tokens"}
-        for name in ("n_predict", "max_completion_tokens", "max_output_tokens"):
+        for name in ("n_predict", "num_predict", "max_completion_tokens", "max_output_tokens"):
             assert (await router.post(path, others | {name: 3})).status_code == 200
             assert router.scheduler.last.stopping.max_new_tokens == 3
     path, body = ROUTES["responses"]
@@ -122,6 +122,36 @@ async def test_two_values_for_one_field(router: Router, family: Family, fields: 
     path, body = ROUTES[family]
     answer = await router.post(path, body | fields)
     assert is_invalid(answer) and "two names of one field" in message_of(answer), answer.text
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "said"),
+    [
+        ("chat", {"repeat_penalty": 0}, "`repeat_penalty` must be"),
+        ("chat", {"repeat_penalty": "x"}, "repeat_penalty: Input should be"),
+        ("completions", {"n_predict": 0}, "`n_predict` must be > 0"),
+        ("chat", {"num_predict": -2}, "num_predict: Input should be"),
+        ("messages", {"repeat_penalty": -1}, "`repeat_penalty` must be"),
+        ("completions", {"num_predict": 1024, "prompt": "ab " * 800}, "and `num_predict` asks for 1024"),
+        ("chat", {"thinking_budget": -2}, "thinking_budget: Input should be"),
+        ("chat", {"reasoning_budget": 5, "thinking_budget_tokens": 6}, "`reasoning_budget` is given twice"),
+    ],
+)
+async def test_faults_are_told_under_the_clients_names(
+    router: Router, family: Family, fields: dict[str, Any], said: str
+) -> None:
+    path, body = ROUTES[family]
+    answer = await router.post(path, body | fields)
+    assert is_invalid(answer) and said in message_of(answer), answer.text
+    given = {name for name in fields if name in said}
+    assert answer.json()["error"].get("param", *given) in {*given, "prompt"}, answer.text
+
+
+def test_budgets_of_thinking_under_other_names() -> None:
+    for name in ("thinking_budget", "reasoning_budget", "thinking_budget_tokens", "thinking_token_budget"):
+        assert ChatBody.model_validate({"messages": HI, name: 5}).thinking_budget == 5
+    for name in ("thinking_budget", "reasoning_budget"):
+        assert ResponsesBody.model_validate({"input": "Hi", name: 5}).thinking_token_budget == 5
 
 
 SWITCHES = "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }}"

@@ -85,13 +85,13 @@ SDK_HEADERS = (
 """What the JavaScript clients of OpenAI and Anthropic send from a page, and a header of the page's own."""
 
 
-async def preflight(router: Router, origin: str) -> Any:
-    headers = {
+async def preflight(router: Router, origin: str, **headers: str) -> Any:
+    asked = {
         "origin": origin,
         "access-control-request-method": "POST",
         "access-control-request-headers": SDK_HEADERS,
     }
-    return await router.request("OPTIONS", "/v1/chat/completions", headers=headers)
+    return await router.request("OPTIONS", "/v1/chat/completions", headers=asked | headers)
 
 
 async def test_cors(make_router: MakeRouter) -> None:
@@ -103,6 +103,10 @@ async def test_cors(make_router: MakeRouter) -> None:
     answer = await preflight(router, "http://a.example")
     assert answer.headers["access-control-allow-origin"] == "http://a.example"
     assert (await preflight(router, "http://b.example")).status_code == 400
+    local = {"access-control-request-private-network": "true"}  # Chrome's, of a public page that asks a machine nearby
+    answer = await preflight(router, "http://a.example", **local)
+    assert answer.status_code == 200 and answer.headers["access-control-allow-private-network"] == "true"
+    assert (await preflight(router, "http://b.example", **local)).status_code == 400
     answer = await router.post("/generate", {"inputs": "x"}, origin="http://a.example")
     assert answer.status_code == 401 and answer.headers["access-control-allow-origin"] == "http://a.example"
 

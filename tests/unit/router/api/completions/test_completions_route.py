@@ -212,7 +212,9 @@ async def test_parameters_reach_the_scheduler(router: Router) -> None:
         ({"best_of": 3}, "validation", "`best_of`"),
         ({"best_of": 2, "temperature": 0}, "validation", "sampling"),
         ({"logprobs": 21}, "validation", "`logprobs` must be >= 0 and <= 20. Given: 21"),
-        ({"max_tokens": 0}, "validation", "`max_tokens`"),
+        ({"max_tokens": 0}, "validation", "`max_tokens` must be > 0, or -1 for as many as fit; 0 needs `echo`"),
+        ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "validation", "`min_tokens` must be <= `max_tokens`"),
+        ({"max_tokens": 0, "echo": True, "best_of": 2}, "validation", "`best_of` > `n` needs tokens"),
         ({"top_p": -1}, "validation", "top_p"),
         ({"temperature": -1}, "validation", "temperature"),
         ({"presence_penalty": 2.5}, "validation", "presence_penalty"),
@@ -234,6 +236,25 @@ async def test_refused_before_anything_is_sent(
     assert answer.json()["error_type"] == error_type
     assert word in said or (stream and "streaming" in said)
     assert b'tgi_request_failure{err="validation"} 1' in router.metrics.render()
+    router.assert_idle()
+
+
+async def test_no_token_but_the_prompt(make_router: MakeRouter) -> None:
+    """How likelihoods are asked for: the one token of the prompt's step is nowhere in the answer."""
+    router = make_router(lambda request: says("STOP", reason="stop_sequence"))
+    asked = body(["Hello", "Good day"], max_tokens=0, echo=True, n=2, stop="STOP", include_stop_str_in_output=True)
+    answer = await router.post(PATH, asked)
+    assert answer.status_code == 200, answer.text
+    assert [request.stopping.max_new_tokens for request in router.scheduler.submitted] == [1] * 4
+    choices = answer.json()["choices"]
+    assert [one["text"] for one in choices] == ["Hello", "Hello", "Good day", "Good day"]
+    assert {one["finish_reason"] for one in choices} == {"length"}
+    assert answer.json()["usage"]["completion_tokens"] == 0 and answer.headers["x-generated-tokens"] == "0"
+    streamed = await router.post(PATH, body(max_tokens=0, echo=True, stream=True, stop="STOP"))
+    events = data_of(streamed.content)
+    (choice,) = events[0]["choices"]
+    assert events[1:] == ["[DONE]"] and choice["text"] == "Hello" and choice["finish_reason"] == "length"
+    assert events[0]["usage"]["completion_tokens"] == 0
     router.assert_idle()
 
 

@@ -89,9 +89,9 @@ async def test_large_bodies_are_parsed_one_at_a_time_and_beside_the_others(
     parsed: list[str] = []
     checked = body_module._checked
 
-    def watched(raw: bytes, body_type: type[Any]) -> Any:
+    def watched(raw: bytes, *others: Any) -> Any:
         parsed.append(threading.current_thread().name)
-        return checked(raw, body_type)
+        return checked(raw, *others)
 
     monkeypatch.setattr(body_module, "_checked", watched)
     large = {"inputs": "x " * LARGE_BODY, "parameters": {"truncate": 7}}

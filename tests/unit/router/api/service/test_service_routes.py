@@ -92,7 +92,8 @@ async def test_models(router: Router) -> None:
         "max_model_len": 2048,
         "sampling_defaults": {},
     }
-    assert (await router.get("/v1/models")).json() == {"object": "list", "data": [card]}
+    for path in ("/v1/models", "/v1/models/"):
+        assert (await router.get(path)).json() == {"object": "list", "data": [card]}
     for name in ("some/model", "some%2Fmodel", "tgi"):
         assert (await router.get(f"/v1/models/{name}")).json() == card
     answer = await router.get("/v1/models/other/model")
