@@ -34,7 +34,7 @@ LIMITS = {
 LINES = {
     "launcher": 11_980,
     "model_server": 47_150,
-    "router": 30_530,
+    "router": 30_560,
     "tercet": 60,
     "wire": 6_750,
 }

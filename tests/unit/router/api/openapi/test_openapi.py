@@ -332,6 +332,7 @@ def bodies(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for model in kind.__subclasses__():
         if (
             model.__module__.startswith(("router.schemas", "router.api"))
+            and not model.__module__.startswith("router.api.embeddings")  # another server's, if it is imported at all
             and model.model_fields
             and model not in SHARED_BY_BODIES
         ):
