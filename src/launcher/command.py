@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 Environment = Mapping[str, str]
@@ -31,6 +33,30 @@ class Command:
         return self.name if self.rank is None else f"{self.name} {self.rank}"
 
 
+_UNIX = "unix:"
+
+
+def unix_url(path: Path) -> str:
+    """Return how HTTP on a unix socket is written here."""
+    return f"{_UNIX}{path}"
+
+
+def unix_path(url: str) -> str | None:
+    """Return the socket of such a URL; None for any other."""
+    return url.removeprefix(_UNIX) if url.startswith(_UNIX) else None
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 def url_of(address: str, port: int, *, has_tls: bool) -> str:
     """address: an IP address; `0.0.0.0` and `::`, all of this machine's, become the loopback address."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
@@ -39,6 +65,9 @@ def url_of(address: str, port: int, *, has_tls: bool) -> str:
 
 def connection_to(url: str, timeout_s: float) -> http.client.HTTPConnection:
     """Not connected yet. The certificate is not checked: it is made for the names that clients use."""
+    path = unix_path(url)
+    if path is not None:
+        return _UnixConnection(path, timeout_s)
     parts = urlsplit(url)
     assert parts.hostname is not None
     if parts.scheme == "http":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import logging
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,23 +14,20 @@ from typing import TYPE_CHECKING
 
 from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig
 from launcher.config_checks import check
-from launcher.errors import ArgumentValidation, DownloadError, LauncherError
+from launcher.errors import ArgumentValidation, LauncherError
 from launcher.group_config import check_placement, num_nodes, with_supervisor
+from launcher.model_launch import ModelLaunch, resolved
 from launcher.planning import commands, hardware, model_info, preflight
-from launcher.planning.adapters import listed_folders, read_listed
 from launcher.planning.hardware import Hardware
-from launcher.planning.hub import check_cache, check_network
-from launcher.planning.plan import Endpoints, LaunchPlan, NodePart, check_model, make_plan, resolve_num_shard
+from launcher.planning.plan import Endpoints, LaunchPlan, NodePart
 from launcher.processes.child import Guard
 from launcher.processes.output import Output, claim_standard_descriptors
 from launcher.processes.signals import Signals
 from launcher.processes.supervisor import Supervisor
 from launcher.processes.timeouts import Timeouts
 from launcher.terminal import Terminal, how_to_ask, info_of
-from wire.adapters import adapter_sources
-from wire.log import console, log_setup, progress_bars
+from wire.log import console, log_setup
 from wire.log.levels import level_from_filter
-from wire.speculation.options import is_hub_speculator
 from wire.text.escape import without_passwords
 
 if TYPE_CHECKING:
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("text_generation_launcher")
 
 _FLUSH_TIMEOUT_S = 2.0
-_FAILED_STEP = re.compile(r"^download exited with status \d+: ")
 _SHOWN = {console.ATTRIBUTE: True}
 
 
@@ -131,7 +127,7 @@ class _Launch:
         check(config)
         preflight.check_router_variables(self._environ)
         self._environ = model_info.with_hub_cache(self._environ, config.huggingface_hub_cache)
-        self._config = preflight.with_base_model(preflight.with_quantization(config, self._environ), self._environ)
+        self._config = resolved(config, self._environ)
         return self._serve(machine) if num_nodes(config) == 1 else self._serve_in_group(machine)
 
     def _serve_in_group(self, machine: Hardware) -> int:
@@ -177,31 +173,23 @@ class _Launch:
         """machine: all nodes together."""
         config = self._config
         self._warn()
-        model_id = config.model_id or DEFAULT_MODEL_ID
-        directory = model_info.model_directory(model_id, config.revision, self._environ)
-        is_local = model_info.is_local(model_id)
-        if is_local and directory is not None:
-            model_info.check_directory(model_id, directory)
+        model = ModelLaunch(config, self._environ, machine)
         # What is known already is checked already: before a download, not after it.
-        info = model_info.read(directory)
-        check_model(model_id, info, config.quantize)
-        expected = resolve_num_shard(config, machine, info).value
-        preflight.check_memory(model_id, machine, info, expected, config.quantize)
-        address, port = config.hostname, config.port
+        expected = model.check_files()
+        address, port, uds = config.hostname, config.port, None
         if self._leads:
+            uds = preflight.http_socket(config)
             address = preflight.listening_address(config)
-            port = preflight.http_port(config, address)
-            self._config = config = preflight.without_busy_metrics_port(config, address)
-        if directory is None and model_info.is_misspelt_demo(model_id):
-            raise ArgumentValidation(f"{model_id}: no such directory; did you mean {model_info.DEMO}?")
-        if not is_local:
-            check_cache(model_id, directory, self._environ)
+            port = preflight.http_port(config, address) if uds is None else port
+            model.config = preflight.without_busy_metrics_port(config, address)
+        model.check_cache()
         with (
             contextlib.closing(Guard()) as guard,
             preflight.socket_prefix(config, expected, self._environ, guard.remove_at_end) as prefix,
         ):
             self._end_phase("checks")
-            return self._run_children(model_id, machine, directory, guard, address, port, prefix)
+            ends = Endpoints(hostname=address, port=port, uds=uds, uds_prefix=prefix, master_port=0)
+            return self._run_children(model, guard, ends)
 
     def _warn(self) -> None:
         config = self._config
@@ -216,16 +204,7 @@ class _Launch:
                 DEFAULT_MODEL_ID,
             )
 
-    def _run_children(
-        self,
-        model_id: str,
-        machine: Hardware,
-        directory: Path | None,
-        guard: Guard,
-        address: str,
-        port: int,
-        prefix: str,
-    ) -> int:
+    def _run_children(self, model: ModelLaunch, guard: Guard, ends: Endpoints) -> int:
         config = self._config
         timeouts = Timeouts(graceful_s=config.graceful_termination_timeout, startup_s=config.startup_timeout)
         supervisor = Supervisor(
@@ -238,28 +217,23 @@ class _Launch:
             group=self._group,
         )
         try:
-            sources = adapter_sources(config.lora_adapters, ArgumentValidation)
-            has_hub_adapters = any(not source.is_folder for source in sources)
-            # A directory without tokenizer.json goes through the step too, which says or makes what is missing.
-            is_complete = directory is not None and (directory / "tokenizer.json").is_file()
-            has_hub_parts = has_hub_adapters or is_hub_speculator(config.speculator)
-            if not model_info.is_local(model_id) or not is_complete or has_hub_parts:
-                status = self._download(model_id, directory, supervisor)
+            if model.needs_download:
+                if self._group is not None:
+                    self._group.show_progress("downloading the model")
+                status = model.download(self._signals, supervisor.download)
                 if status is not None:
                     return status
-                self._config = config = preflight.with_base_model(config, self._environ)
-                model_id = config.model_id or model_id
-                directory = model_info.model_directory(model_id, config.revision, self._environ)
                 self._end_phase("download")
+            self._config = model.config
             try:
-                preflight.check_tokenizer(directory)
+                model.check_tokenizer()
             except ArgumentValidation:
                 if self._signals.pop():  # it has ended the trial as well
                     return 0
                 raise
             self._end_phase("trial of the tokenizer")
-            plan = self._plan(model_id, machine, directory, address, port, prefix)
-            _log_reasons(plan)
+            plan = model.plan(functools.partial(self._meet, ends))
+            log_reasons(plan)
             shards = [commands.shard(plan, rank, self._environ) for rank in plan.ranks]
             router = None
             if self._leads:
@@ -273,70 +247,18 @@ class _Launch:
         finally:
             supervisor.kill_all()
 
-    def _plan(
-        self, model_id: str, machine: Hardware, directory: Path | None, address: str, port: int, prefix: str
-    ) -> LaunchPlan:
-        """For the model in `directory`, agreed with the other nodes where there are any."""
-        config = self._config
-        info = model_info.read(directory)
-        check_model(model_id, info, config.quantize)
-        num_shard = resolve_num_shard(config, machine, info).value
-        preflight.check_memory(model_id, machine, info, num_shard, config.quantize)
-        adapters = listed_folders(config, self._environ)
-        part, master_port = self._meet(directory, adapters, num_shard, prefix)
-        ends = Endpoints(hostname=address, port=port, uds_prefix=prefix, master_port=master_port)
-        return make_plan(config, machine, info, ends, part, read_listed(adapters))
-
     def _meet(
-        self, directory: Path | None, adapters: Mapping[str, Path | None], num_shard: int, prefix: str
-    ) -> tuple[NodePart | None, int]:
-        """This node's part, and where the ranks meet."""
+        self, ends: Endpoints, directory: Path | None, adapters: Mapping[str, Path | None], num_shard: int
+    ) -> tuple[NodePart | None, Endpoints]:
+        """This node's part, and its addresses with the port where the ranks meet."""
         if self._group is None or directory is None:
-            return None, preflight.rendezvous_port(self._config, num_shard)
+            return None, dataclasses.replace(ends, master_port=preflight.rendezvous_port(self._config, num_shard))
         from launcher.nodes import group as nodes
 
         there = {name: folder for name, folder in adapters.items() if folder is not None}
-        part = nodes.meet(self._config, self._group, directory, there, num_shard, prefix, self._pause)
+        part, port = nodes.meet(self._config, self._group, directory, there, num_shard, ends.uds_prefix, self._pause)
         self._end_phase("meeting of the nodes")
-        return part
-
-    def _download(self, model_id: str, directory: Path | None, supervisor: Supervisor) -> int | None:
-        try:
-            return self._fetch(model_id, directory, supervisor)
-        except DownloadError as error:
-            similar = model_info.similar_cached(model_id, self._environ) or model_info.similar_directory(model_id)
-            if similar is None or str(error).startswith(("LoRA adapter", "--speculator")):
-                raise
-            raise DownloadError(f"{error}; did you mean {similar}?") from error
-
-    def _fetch(self, model_id: str, directory: Path | None, supervisor: Supervisor) -> int | None:
-        logger.info("Starting check and download process for %s", model_id)
-        if self._group is not None:
-            self._group.show_progress("downloading the model")
-        is_absent = directory is None and not model_info.is_local(model_id)
-        if is_absent and not check_network(model_id, self._environ, self._signals):
-            return 0
-        if is_absent:
-            logger.info("%s is downloaded now; later starts use the cache", model_id, extra=_SHOWN)
-        environ = self._environ
-        if progress_bars.are_drawn(environ):
-            environ = {**environ, progress_bars.WANTED: "1"}
-        try:
-            status = supervisor.download(commands.download(self._config, model_id, environ))
-        except DownloadError as error:
-            # The step's own message is enough where it is about the model, or an adapter.
-            about_other = re.search("(?:LoRA adapter `|--speculator ).*", str(error))
-            if about_other is not None:
-                raise DownloadError(about_other[0]) from error
-            message = _FAILED_STEP.sub("", str(error).rpartition(f"--model-id {model_id}: ")[2])
-            kind = ArgumentValidation if model_info.is_local(model_id) else DownloadError
-            if model_id.rstrip("/") in message:
-                raise kind(message) from error
-            hint = f"; there is no directory {model_id} either" if kind is DownloadError and "/" not in model_id else ""
-            raise kind(f"{model_id}: {message}{hint}") from error
-        if status is None:
-            logger.info("Successfully downloaded weights for %s", model_id)
-        return status
+        return part, dataclasses.replace(ends, master_port=port)
 
     def _announce(self, plan: LaunchPlan) -> None:
         """The plan as one record, a table for people, fields for machines. Made while the shards load."""
@@ -375,7 +297,7 @@ def redacted(config: LauncherConfig) -> str:
     return f"Options: {without_passwords(given)}"
 
 
-def _log_reasons(plan: LaunchPlan) -> None:
+def log_reasons(plan: LaunchPlan) -> None:
     """Logs what was resolved and by which rule, before the first shard is started."""
     for note in plan.notes:
         logger.warning("%s", note)

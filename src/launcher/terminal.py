@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.command import connection_to
+from launcher.command import connection_to, unix_path
 from wire.log.console import Console
 
 _REDRAW_S = 0.1
@@ -84,9 +84,13 @@ def how_to_ask(url: str, *, has_page: bool, needs_key: bool) -> list[tuple[str, 
     """Address, page, a request to copy, and whether it needs a key."""
     header = " -H 'authorization: Bearer YOUR_KEY'" if needs_key else ""
     body = """-H 'content-type: application/json' -d '{"inputs": "Hello"}'"""
+    socket = unix_path(url)
+    if socket is not None:
+        url, has_page = "http://localhost", False
+    where = "" if socket is None else f"--unix-socket {socket} "
     return [
-        ("address", url + (" (in a browser: a page to try the model)" if has_page else "")),
-        ("try", f"curl {'-k ' if url.startswith('https') else ''}{url}/generate{header} {body}"),
+        ("address", (socket or url) + (" (in a browser: a page to try the model)" if has_page else "")),
+        ("try", f"curl {where}{'-k ' if url.startswith('https') else ''}{url}/generate{header} {body}"),
         (
             "key",
             "required: that of --api-key, or one of --keys-file" if needs_key else "not required (--api-key sets one)",

@@ -14,6 +14,7 @@ from wire.cli.options import option
 from wire.cli.pooling_options import Preset, TextOptions, check_prompts
 from wire.cli.request_log_options import RequestLogOptions, check_request_log
 from wire.cli.sampling_options import SamplingOptions
+from wire.cli.uds_options import UdsOptions, check_uds
 from wire.keys import SCHEDULING_POLICY, SchedulingPolicy, check_keys
 from wire.tracing import TracingError
 from wire.tracing import check as check_tracing
@@ -35,7 +36,7 @@ _UNSERVED = "Accepted for compatibility"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(ImageOptions, TextOptions, SamplingOptions, RequestLogOptions):
+class RouterConfig(ImageOptions, TextOptions, SamplingOptions, RequestLogOptions, UdsOptions):
     """Options of the router."""
 
     max_concurrent_requests: int = option(
@@ -333,6 +334,7 @@ def check(config: RouterConfig) -> None:
         tls.check(config.ssl_certfile, config.ssl_keyfile)
     except tls.TlsError as error:
         raise ArgumentValidation(str(error)) from None
+    check_uds(config, config.ssl_certfile, ArgumentValidation)
     if "" in config.served_model_name:
         raise ArgumentValidation("`--served-model-name` is empty")
     if config.image_hosts and config.image_fetch == "off":

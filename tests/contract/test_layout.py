@@ -12,8 +12,8 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 866,
-    "files below 50 lines": 233,
+    "files": 868,
+    "files below 50 lines": 234,
     "folders": 118,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
@@ -25,18 +25,18 @@ LIMITS = {
     "functions named settle": 0,
     "functions named leave": 0,
     "functions named brought": 0,
-    "files that name adapters": 145,
+    "files that name adapters": 146,
     "files that name images": 136,
     "files that name drafts": 97,
     "files that name stages": 41,
     "files that name states": 29,
 }
 LINES = {
-    "launcher": 11_980,
+    "launcher": 12_110,
     "model_server": 47_150,
-    "router": 30_560,
+    "router": 30_590,
     "tercet": 60,
-    "wire": 6_750,
+    "wire": 6_760,
 }
 LONG_FILE = 400
 

@@ -135,6 +135,8 @@ def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = Fals
         "master_shard_uds_path": f"{ends.uds_prefix}-0",
         "hostname": ends.hostname,
         "port": ends.port,
+        "uds": ends.uds,
+        "uds_mode": None if ends.uds is None else asked.uds_mode,
         "prometheus_port": asked.prometheus_port or None,  # opened only if asked for; 0 means none
         "max_input_tokens": plan.max_input_tokens,
         "max_batch_prefill_tokens": plan.max_batch_prefill_tokens,

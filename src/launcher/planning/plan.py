@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from launcher.command import url_of
+from launcher.command import unix_url, url_of
 from launcher.config import DEFAULT_MODEL_ID, LauncherConfig, input_limit
 from launcher.errors import ArgumentValidation, NotEnoughCUDADevices
 from launcher.planning.adapters import NO_ADAPTERS, Listed
@@ -32,6 +33,8 @@ class Endpoints:
     port: int
     uds_prefix: str
     master_port: int
+    uds: Path | None = None
+    """Where HTTP is served instead of the port."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,8 @@ class LaunchPlan:
     def url(self) -> str:
         """Return the server's URL for a client on this machine."""
         ends = self.endpoints
+        if ends.uds is not None:
+            return unix_url(ends.uds)
         return url_of(ends.hostname, ends.port, has_tls=self.asked.ssl_certfile is not None)
 
     def rows(self) -> list[tuple[str, str]]:
@@ -110,7 +115,9 @@ class LaunchPlan:
         ]
 
     def _where(self) -> list[tuple[str, str]]:
-        http = [("listens on", f"{self.endpoints.hostname}:{self.endpoints.port}"), ("url", self.url)]
+        ends = self.endpoints
+        http = [("listens on", str(ends.uds) if ends.uds is not None else f"{ends.hostname}:{ends.port}")]
+        http.append(("url", self.url))
         part = self.part
         if part is None:
             return http

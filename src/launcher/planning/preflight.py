@@ -176,6 +176,22 @@ def http_port(config: LauncherConfig, address: str) -> int:
     return bindable_port(flag, address, port)
 
 
+def http_socket(config: LauncherConfig) -> Path | None:
+    """Return the path of `--uds`, if given.
+
+    Raises:
+        ArgumentValidation: Something else is there.
+    """
+    if config.uds is None:
+        return None
+    path = Path(os.path.abspath(config.uds))
+    try:
+        unix_socket.make_way(str(path))
+    except unix_socket.PathTakenError as error:
+        raise ArgumentValidation(f"`--uds`: {error}; choose another path") from None
+    return path
+
+
 def without_busy_metrics_port(config: LauncherConfig, address: str) -> LauncherConfig:
     """`config`, without a second port for metrics that cannot be had: they are on the HTTP port anyway."""
     if not config.prometheus_port:

@@ -28,7 +28,7 @@ from router.server.app import create_app
 from router.server.images import image_prompts
 from router.server.pooled import serve_pooled
 from router.server.serving import serve_application
-from router.server.sockets import bind, warn_without_key
+from router.server.sockets import bind, http_listener, warn_without_key
 from router.server.startup import Started, connect_and_warm_up
 from router.server.stop import Stop
 from router.template.template import ChatTemplate
@@ -68,7 +68,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             tracing = _tracing(config.otlp_endpoint, config.otlp_service_name)
             resources.callback(tracing.close)
         # Bound now, so that a port in use is found before the model is warm; it listens at the very end.
-        listener = resources.enter_context(bind(config.hostname, config.listening_port))
+        listener = resources.enter_context(http_listener(config))
         if config.api_key is None and config.keys_file is None:
             warn_without_key(listener)
         metrics_listener = None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
+import os
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
+from router.config import RouterConfig
 from router.errors import StartupError
 from wire.processes.open_files import raise_open_files
+from wire.processes.unix_socket import PathTakenError, make_way
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +49,38 @@ def bind(hostname: str, port: int) -> socket.socket:
     return listener
 
 
+def bind_path(path: Path, mode: int) -> socket.socket:
+    """Return a bound unix socket that does not listen yet; a stale one of this user is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        make_way(str(path))
+        listener.bind(str(path))
+        os.chmod(path, mode)
+    except PathTakenError as error:
+        listener.close()
+        raise StartupError(f"cannot listen on `--uds`: {error}") from None
+    except OSError as error:
+        listener.close()
+        raise StartupError(f"cannot listen on {path}: {error.strerror}") from None
+    listener.setblocking(False)
+    return listener
+
+
+@contextlib.contextmanager
+def http_listener(config: RouterConfig) -> Iterator[socket.socket]:
+    """Bind the port or `--uds`, whose file goes with it."""
+    if config.uds is None:
+        with bind(config.hostname, config.listening_port) as listener:
+            yield listener
+        return
+    with bind_path(config.uds, int(config.uds_mode, 8)) as listener:
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                config.uds.unlink()
+
+
 def listen(listener: socket.socket) -> None:
     """Listen, raising what asyncio's loop would hide if another socket on the port does."""
     try:
@@ -54,6 +92,8 @@ def listen(listener: socket.socket) -> None:
 
 def warn_without_key(listener: socket.socket) -> None:
     """Warn of whom a server without a key serves, unless local."""
+    if listener.family == socket.AF_UNIX:
+        return
     address, port = listener.getsockname()[:2]
     if not ipaddress.ip_address(address).is_loopback:
         logger.warning(

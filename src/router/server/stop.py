@@ -47,13 +47,18 @@ class Server(uvicorn.Server):
         self._bounds = bounds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.config.ssl is None or sockets is None:
+        if sockets is None or (self.config.ssl is None and sockets[0].family != socket.AF_UNIX):
             await super().startup(sockets)
             return
         speaks: Any = self.config.http_protocol_class
         make = functools.partial(
             speaks, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
+        if self.config.ssl is None:
+            loop = asyncio.get_running_loop()
+            self.servers = [await loop.create_unix_server(make, sock=one) for one in sockets]
+            self.started = True
+            return
         held = self.server_state.connections
         listeners = [
             TlsListener(one, make, context=self.config.ssl, bounds=self._bounds, connections=held) for one in sockets

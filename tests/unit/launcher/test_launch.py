@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher import launch
+from launcher import launch, model_launch
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation, DownloadError, LauncherError, NotEnoughCUDADevices
 from launcher.planning import hardware, hub
@@ -62,8 +62,8 @@ def attempt(argv: list[str], environ: dict[str, str], signals: Signals, monkeypa
         counts.append(resolved.value)
         return resolved
 
-    resolve = launch.resolve_num_shard
-    monkeypatch.setattr(launch, "resolve_num_shard", note)
+    resolve = model_launch.resolve_num_shard
+    monkeypatch.setattr(model_launch, "resolve_num_shard", note)
     monkeypatch.setattr(launch._Launch, "_run_children", start)
     config = parse(LauncherConfig, ["--model-id", "demo", "--port", "0", *argv], environ)
     with pytest.raises(Started):

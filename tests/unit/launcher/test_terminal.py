@@ -93,6 +93,9 @@ def test_without_an_answer_of_info_the_plan_is_shown(screen: Screen) -> None:
     ],
 )
 def test_how_to_ask(has_page: bool, needs_key: bool, address: str, key: str) -> None:
+    on_socket = dict(how_to_ask("unix:/run/x.sock", has_page=has_page, needs_key=needs_key))
+    assert on_socket["address"] == "/run/x.sock"
+    assert on_socket["try"].startswith("curl --unix-socket /run/x.sock http://localhost/generate ")
     rows = dict(how_to_ask(URL, has_page=has_page, needs_key=needs_key))
     assert (rows["address"], rows["key"]) == (address, key)
     assert rows["try"].startswith(f"curl {URL}/generate ")

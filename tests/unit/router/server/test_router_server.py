@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from router.config import RouterConfig
 from router.errors import StartupError
 from router.server import server
 from router.server.server import serve
+from router.server.sockets import bind_path
 from router.server.startup import Started
 
 
@@ -53,6 +55,36 @@ async def test_a_port_in_use_is_found_before_the_model(model: Path, scheduler: E
         port = other.getsockname()[1]
         with pytest.raises(StartupError, match=str(port)):
             await serve(RouterConfig(tokenizer_name=str(model), hostname="127.0.0.1", port=port))
+
+
+async def test_http_on_a_unix_socket_instead_of_the_port(
+    config: RouterConfig, scheduler: EndingScheduler, tmp_path: Path
+) -> None:
+    path = tmp_path / "http.sock"
+    with socket.socket(socket.AF_UNIX) as dead:  # of a router that was killed
+        dead.bind(str(path))
+    serving_task = asyncio.ensure_future(serve(replace(config, uds=path, uds_mode="0640")))
+    reader, writer = await connect_to(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert b" 200 " in await reader.read()
+    writer.close()
+    with pytest.raises(StartupError, match="a process is listening"):
+        bind_path(path, 0o600)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", config.port)) != 0
+    terminate()
+    assert await asyncio.wait_for(serving_task, 60) == 0
+    assert not path.exists()
+
+
+async def connect_to(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await asyncio.open_unix_connection(path)
+            except OSError:
+                await asyncio.sleep(0.01)
 
 
 async def test_the_metrics_port_is_opened_when_asked_for(
