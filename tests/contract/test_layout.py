@@ -12,9 +12,9 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 868,
-    "files below 50 lines": 234,
-    "folders": 118,
+    "files": 900,
+    "files below 50 lines": 245,
+    "folders": 124,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
     "files of the spine that name a feature": 81,
@@ -32,9 +32,9 @@ LIMITS = {
     "files that name states": 29,
 }
 LINES = {
-    "launcher": 12_110,
-    "model_server": 47_150,
-    "router": 30_590,
+    "launcher": 13_800,
+    "model_server": 49_000,
+    "router": 31_800,
     "tercet": 60,
     "wire": 6_760,
 }

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from router.answers.stops import Ending, stop_of
 from router.answers.tgi_form.two_passes import TwoPasses
 from router.api.app_state import AppState, errors_of, request_id_of
+from router.api.chat.chat import Chat
 from router.api.chat.chunks import ChatHead
 from router.api.chat.read_stream import ReadStream
-from router.api.chat.routes import AnyStream, Chat, choice_stream
+from router.api.chat.routes import AnyStream, choice_stream
 from router.api.chat.schema import ChatBody
 from router.api.errors import ErrorAnswers, Family, body_of, family_of
 from router.api.http import sse

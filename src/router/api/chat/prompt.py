@@ -161,6 +161,12 @@ def ending_of(body: ChatBody) -> PromptEnding:
     return "closed" if body.add_generation_prompt is False else "prompted"
 
 
+def begun_of(body: ChatBody, images: ImagePrompts | None) -> str:
+    """Return what the client has written of the answer."""
+    last = _turn(body.messages[-1], images, "messages")
+    return last.text if last.is_open and ending_of(body) in ("usual", "continued") else ""
+
+
 async def answered(render: Callable[..., Awaitable[str]], turns: Sequence[Turn], prompt: str) -> str | None:
     """Return the prompt's end from the first answer to the last user message on, or None, if that is unknown.
 

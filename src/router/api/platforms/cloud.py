@@ -10,6 +10,7 @@ from starlette.responses import Response
 from router.answers.stops import without_stop
 from router.api.app_state import AppState, state_of
 from router.api.chat import routes as chat
+from router.api.chat.chat import Chat
 from router.api.chat.schema import ChatBody
 from router.api.completions import routes as completions
 from router.api.completions.schema import CompletionBody
@@ -83,7 +84,7 @@ def _text_item(state: AppState, instance: GenerateBody) -> BatchItem:
 def _chat_item(state: AppState, instance: VertexChat) -> BatchItem:
     if instance.n is not None and instance.n != 1:
         raise ValidationError("`n` other than 1 is not supported in an instance", param="n", reason="unsupported")
-    one = chat.Chat(state, instance)
+    one = Chat(state, instance)
 
     async def start(permits: HeldPermits) -> Run:
         return await one.start_choice(await one.request(), 0, permits)

@@ -123,7 +123,7 @@ async def test_vertex_renders_no_chat_before_there_is_room(
 ) -> None:
     router = make_router()
     rendered: list[object] = []
-    monkeypatch.setattr("router.api.chat.routes.request_of", lambda *args: rendered.append(args))
+    monkeypatch.setattr("router.api.chat.chat.request_of", lambda *args: rendered.append(args))
     answer = await router.post("/vertex", {"instances": [CHAT] * 5})
     assert is_invalid(answer) and "up to 4 generations" in message_of(answer)
     assert rendered == []
