@@ -58,7 +58,7 @@ STATEFUL = (
     "minimax", "granitemoehybrid", "olmo_hybrid", "nemotron_h", "deepseek_v4", "bloom", "mpt", "falcon",
     "gpt_neo", "xglm", "biogpt", "stablelm", "diffllama", "doge", "hrm_text", "t5", "bart",
     "hy_v4_vl", "inkling2", "inkling2_loop", "kosmos-2.5", "lfm2_vl", "lfm3_vl", "minicpm_ocr", "minicpmv4_6",
-    "minicpmv4_7", "mistral_large4", "mllama", "nemotron_h_omni", "qwen3_5", "qwen3_5_moe", "unlimited_ocr",
+    "minicpmv4_7", "mistral_large4", "mllama", "nemotron_h_omni", "unlimited_ocr",
     "blt", "cpmant", "evolla", "inkling_mm_model", "kosmos-2", "nemo_speechlm", "openai-gpt",
     "prophetnet", "recurrent_gemma",
     *(() if _SINCE_5_24 else _NOW_PAGED),

@@ -138,10 +138,15 @@ def test_preempted_requests_go_on(scene: VisionScene) -> None:
         assert alone(shard, again) == expected[resumed:]
 
     shard = scene.shard()
-    first = request(shard, prompt)
-    assert alone(shard, first) == expected
     inside = prompt.places[1].start + prompt.places[1].length // 2
-    for stop in (prompt.places[0].start + 1, prompt.places[0].stop, inside, len(prompt.ids) - 1):
+    stops = (prompt.places[0].start + 1, prompt.places[0].stop, inside, len(prompt.ids) - 1)
+    states = shard.runner.traits.recurrent
+    saves = {} if states is None else {stop // BLOCK * BLOCK: 8 + number for number, stop in enumerate(stops)}
+    if states is not None:
+        states.reserve(8 + len(stops))
+    first = request(shard, prompt, state_saves=tuple(saves.items()))
+    assert alone(shard, first) == expected
+    for stop in stops:
         cached = stop // BLOCK * BLOCK
         sent = tuple(
             dataclasses.replace(p, image=dataclasses.replace(p.image, features={}))
@@ -149,7 +154,9 @@ def test_preempted_requests_go_on(scene: VisionScene) -> None:
             else p
             for p in prompt.places
         )
-        shared = dataclasses.replace(first, id=100 + stop, cache_len=cached, images=sent)
+        shared = dataclasses.replace(
+            first, id=100 + stop, cache_len=cached, images=sent, state_from=saves.get(cached), state_saves=()
+        )
         shard.prompts[shared.id] = prompt.ids
         assert alone(shard, shared) == expected, cached
     encoder = shard.engine.encoder
@@ -164,6 +171,8 @@ def test_drafts_change_nothing(scene: VisionScene) -> None:
     """All of the answer is foretold, so that windows check several places behind the images."""
     prompt = scene.prompt((1, 0))
     shard = scene.shard()
+    if not shard.runner.traits.continues_from_blocks:
+        pytest.skip("nothing is drafted where states cannot go back")
     expected = alone(shard, request(shard, prompt))
     shard = scene.shard()
     speculator = Speculator(3)
@@ -179,7 +188,7 @@ def test_a_draft_model_changes_nothing(scene: VisionScene) -> None:
     """The text model drafts for itself: with the ids of image tokens, at the places of the cache."""
     prompts = [scene.prompt((1, 0)), scene.prompt(())]
     base: Any = load(scene.folder)
-    if base.traits.keeps_state:
+    if not base.traits.continues_from_blocks:
         pytest.skip("nothing is drafted where states cannot go back")
     drafter = DraftModel(load(scene.folder), base)
     shard = scene.shard(runner=DraftedRunner(base, drafter))

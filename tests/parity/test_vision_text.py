@@ -87,6 +87,22 @@ def test_experts_of_public_files_are_stored_the_other_way_round(tmp_path: Path) 
 
 
 @pytest.mark.parity
+def test_public_files_of_qwen35_hold_layers_that_draft_and_experts_in_one_tensor(tmp_path: Path) -> None:
+    case = make_case("qwen3_5_moe", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file) | {f"mtp.{name}.weight": torch.ones(2, 2) for name in ("fc", "layers.0.mlp.gate")}
+    for index in range(4):
+        prefix = f"model.language_model.layers.{index}.mlp.experts."
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{prefix}{number}.{part}_proj.weight") for number in range(4)])
+            for part in ("gate", "up", "down")
+        )
+        tensors |= {f"{prefix}gate_up_proj": torch.cat((gate, up), 1), f"{prefix}down_proj": down}
+    save_file(tensors, file)
+    assert_equal(tmp_path, case.sequences, case.logits)
+
+
+@pytest.mark.parity
 @pytest.mark.parametrize("model_type", HIDDEN)
 def test_language_models_that_wholes_hide(model_type: str, tmp_path: Path) -> None:
     case = make_case(model_type, tmp_path)

@@ -63,7 +63,8 @@ def quantized_scene(name: str, method: str, tmp_path: Path) -> tuple[VisionScene
     from transformers import AutoModelForImageTextToText
 
     scene = VisionScene(tmp_path / "model", name)
-    store, config = {"gptq": gptq, "eetq": eetq, "fp8": lambda: block_fp8(16)}[method]()
+    makers = {"gptq": gptq, "eetq": eetq, "fp8": lambda: block_fp8(16), "fp8 of 8": lambda: block_fp8(8)}
+    store, config = makers[method]()
     quantized, decoded = quantize_folder(scene.folder, tmp_path, of_text(store), config)
     before = load_file(scene.folder / "model.safetensors")
     changed = {
@@ -84,6 +85,8 @@ def quantized_scene(name: str, method: str, tmp_path: Path) -> tuple[VisionScene
         ("llava", "gptq"),
         pytest.param("llava", "eetq", marks=pytest.mark.parity),
         pytest.param("qwen3_vl", "fp8", marks=pytest.mark.parity),
+        pytest.param("qwen3_5", "fp8 of 8", marks=pytest.mark.parity),
+        pytest.param("qwen3_5_moe", "fp8 of 8", marks=pytest.mark.parity),
         pytest.param("gemma3", "gptq", marks=pytest.mark.parity),
     ],
 )
@@ -98,7 +101,14 @@ def test_a_quantized_text_model_beside_a_plain_tower(name: str, method: str, tmp
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "method", "num_stages"),
-    [("llava", "gptq", 1), ("llava", "eetq", 1), ("qwen3_vl", "fp8", 1), ("qwen3_vl", "fp8", 2)],
+    [
+        ("llava", "gptq", 1),
+        ("llava", "eetq", 1),
+        ("qwen3_vl", "fp8", 1),
+        ("qwen3_vl", "fp8", 2),
+        ("qwen3_5", "fp8 of 8", 1),
+        ("qwen3_5_moe", "fp8 of 8", 1),
+    ],
 )
 def test_two_ranks_of_a_quantized_text_model(
     name: str, method: str, num_stages: int, tmp_path: Path, two_ranks: VisionRanks

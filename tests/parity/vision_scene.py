@@ -31,7 +31,8 @@ FEATURES = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_t
 NESTED = ("idefics2", "idefics3", "smolvlm")
 # Families whose image tokens are one run.
 WHOLE_RUNS = (
-    "gemma3", "paligemma", "paligemma2", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm46v",
+    "gemma3", "paligemma", "paligemma2", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
+    "qwen3_vl_moe", "glm4v", "glm46v",
 )  # fmt: skip
 
 

@@ -80,6 +80,9 @@ class EngineShard:
         tokens: how many it has blocks for; None: as many as it can ever need.
         """
         request_id = next(self._ids)
+        states = self.runner.traits.recurrent
+        if states is not None:
+            states.reserve(request_id + 1)
         blocks = self.blocks(tokens or len(prompt) + new_tokens - 1)
         self.prompts[request_id] = prompt
         request = NewRequest(
@@ -92,6 +95,7 @@ class EngineShard:
             blocks=np.array(blocks, np.int32),
             cache_len=0,
             chunk_len=None,
+            state_slot=0 if states is None else request_id,
         )
         return dataclasses.replace(request, **changes)  # type: ignore[arg-type]
 

@@ -106,6 +106,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_omni_moe_text": _sections(2, 3, 3),
     "qwen2_vl_text": _sections(2, 3, 3),
     "qwen2_5_vl_text": _sections(2, 3, 3),
+    "qwen3_5_text": _sections(2, 1, 1, partial_rotary_factor=0.5),
+    "qwen3_5_moe_text": _sections(2, 1, 1, partial_rotary_factor=0.5),
     "qwen3_vl_text": _sections(2, 3, 3),
     "qwen3_vl_moe_text": _sections(2, 3, 3),
     "qwen4_exp_text": {

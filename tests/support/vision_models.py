@@ -32,6 +32,15 @@ _GLM: tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]] = (
     "glm4v_text", {"rope_parameters": MROPE | {"mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}},
     QWEN_TOWER | {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "image_size": 56}, {},
 )  # fmt: skip
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 4, "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+_QWEN35_TOWER = QWEN_TOWER | {
+    "depth": 2, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 16,
+    "num_position_embeddings": 64,
+}  # fmt: skip
 # Type -> the type of its text model, fields of it, of the tower, and of the whole.
 CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "llava": (
@@ -96,6 +105,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
             "depth": 4, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 16,
             "deepstack_visual_indexes": [0, 1, 2], "num_position_embeddings": 64,
         },
+        {},
+    ),
+    "qwen3_5": ("qwen3_5_text", _DELTA, _QWEN35_TOWER, {}),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        _DELTA | {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 48,
+        },
+        _QWEN35_TOWER,
         {},
     ),
     "llava_next_video": (
@@ -188,6 +207,7 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 PROCESSORS["qwen2_5_vl"] = PROCESSORS["qwen2_vl"]
 PROCESSORS["qwen3_vl_moe"] = PROCESSORS["qwen3_vl"]
+PROCESSORS["qwen3_5"] = PROCESSORS["qwen3_5_moe"] = PROCESSORS["qwen3_vl"]
 PROCESSORS["llava_next_video"] = PROCESSORS["llava_next"]
 PROCESSORS["vipllava"] = PROCESSORS["llava"]
 PROCESSORS["aya_vision"] = PROCESSORS["internvl"]

@@ -65,13 +65,14 @@ def estimate(
     weights = weight_bytes(info, config.quantize, width, on_gpu=bool(gpus))
     cache_type = cache_dtype(config, info, gpus[0] if gpus else None)
     stages = config.num_stage
-    token = token_bytes(info, num_shard // stages, 1 if cache_type is not None else width)
+    text = info.text if info.text is not None and not info.num_layers else info
+    token = token_bytes(text, num_shard // stages, 1 if cache_type is not None else width)
     state = 0
-    if info.mixers is not None and token and info.hidden_size:
+    if text.mixers is not None and token and text.hidden_size:
         ranks = num_shard // stages
-        block = info.mixers.block_bytes(info.hidden_size, ranks, width, config.speculate or 0, kv_memory.BLOCK)
+        block = text.mixers.block_bytes(text.hidden_size, ranks, width, config.speculate or 0, kv_memory.BLOCK)
         token += block // kv_memory.BLOCK
-        state = -(-info.mixers.state_bytes(ranks, width) // stages)
+        state = -(-text.mixers.state_bytes(ranks, width) // stages)
     token = token and -(-token // stages)
     sizes = [gpu.memory_mib << 20 for gpu in gpus if gpu.memory_mib]
     cache, tokens, requests = asked, None, None

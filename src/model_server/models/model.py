@@ -166,7 +166,8 @@ def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple
         for path, header in checkpoint.headers.items()
     }
     others = tuple(name for name in stored if not name.startswith(prefixes))
-    check_leftover((name for name in others if not is_of_tower(name)), config.model_type, lambda name: None)
+    unread = (name for name in others if not is_of_tower(name))
+    check_leftover(unread, config.model_type, lambda name: None, known=spec.left_over)
     return dataclasses.replace(spec, names=names), dataclasses.replace(checkpoint, headers=headers, other=others)
 
 

@@ -58,6 +58,8 @@ FAMILIES: dict[str, VisionFamily] = {
     "paligemma": _PALIGEMMA,
     "qwen2_5_vl": _GRID,
     "qwen2_vl": _GRID,
+    "qwen3_5": _GRID,
+    "qwen3_5_moe": _GRID,
     "qwen3_vl": _DEEP,
     "qwen3_vl_moe": _DEEP,
     "smolvlm": _MASKED,

@@ -89,6 +89,8 @@ FAMILIES: Mapping[str, ImageFamily] = {
     "mllama": _same("<|image|>"),
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
     "qwen3_vl": _QWEN,
     "qwen3_vl_moe": _QWEN,
     "llama4": ImageFamily(

@@ -80,6 +80,8 @@ _ROWS: Mapping[str, _Row] = {
     ),
     "qwen2_vl": _GRID,
     "qwen2_5_vl": _GRID,
+    "qwen3_5": _GRID,
+    "qwen3_5_moe": _GRID,
     "qwen3_vl": _GRID,
     "qwen3_vl_moe": _GRID,
     "llama4": _Row(layout=layouts.llama4, load=Llama4Processor.from_folder),

@@ -49,6 +49,8 @@ TEXT_TYPES: dict[str, str] = {
     "qwen2_5_omni_thinker": "qwen2_5_omni_text",
     "qwen2_5_vl": "qwen2",
     "qwen2_vl": "qwen2",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
@@ -83,10 +85,13 @@ _THETAS: dict[str, float] = {"qwen2_5_omni_text": 1e6, "qwen3_omni_moe_text": 1e
 _IMPLIED: dict[str, tuple[str, ...]] = {"paligemma": ("use_bidirectional_attention",)}
 # What the rotations of a type are where its config does not say it.
 _GLM_ROPE: dict[str, object] = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
+_QWEN35_ROPE: dict[str, object] = {"mrope_section": [11, 11, 10]}
 _ROPES: dict[str, dict[str, object]] = {
     "glm46v": _GLM_ROPE,
     "glmga": _GLM_ROPE,
     "glm4v": _GLM_ROPE,
+    "qwen3_5": _QWEN35_ROPE,
+    "qwen3_5_moe": _QWEN35_ROPE,
     "qwen3_vl": {"mrope_section": [24, 20, 20]},
     "qwen3_vl_moe": {"mrope_section": [24, 20, 20]},
 }
@@ -231,7 +236,7 @@ def _rope_kind(text: ModelConfig, model_type: str) -> ModelConfig:
             continue
         known = _ROPES.get(model_type, {})
         kept = {**known, **{name: text.get(name) for name in known if text.has(name)}, **block}
-        if model_type in ("qwen3_vl", "qwen3_vl_moe"):
+        if model_type in ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"):
             kept["mrope_interleaved"] = True
         for kind in ("rope_type", "type"):
             if kept.get(kind) == "mrope":

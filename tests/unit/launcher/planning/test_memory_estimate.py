@@ -161,6 +161,16 @@ def test_as_many_requests_run_as_have_room_for_their_states() -> None:
     assert on_gpu.tokens == (free - (free // 2 // state + 1) * state) // (16 * 2 * 4 * 256 * 2)
 
 
+def test_the_text_model_of_a_vision_model_is_estimated() -> None:
+    text = dataclasses.replace(from_config(QWEN35_27B), weight_bytes=54 << 30)
+    whole = from_config({"model_type": "qwen3_5", "vision_config": {}, "text_config": QWEN35_27B, "dtype": "bfloat16"})
+    whole = dataclasses.replace(whole, weight_bytes=54 << 30)
+    machine = Hardware(free_bytes=74 << 30)
+    expected = estimate(LauncherConfig(), machine, text, 1)
+    assert expected.state and expected.token
+    assert estimate(LauncherConfig(), machine, whole, 1) == expected
+
+
 def test_the_plan_tells_the_shards_how_many_states_have_room() -> None:
     found = dataclasses.replace(from_config(QWEN35_27B), weight_bytes=54 << 30)
     plan = make_plan(LauncherConfig(model_id="/m"), Hardware(free_bytes=74 << 30), found, ENDS)

@@ -78,6 +78,7 @@ def _qwen(config: ModelConfig, *, packing: Literal["kinds", "heads"], kv_heads: 
         default_rotary_factor=0.25,
         norm_offset=1.0,
         gated_attention=True,
+        left_over=(r"^mtp\.",),  # multi-token prediction
         mixers=tuple(mixer if kind == "linear_attention" else None for kind in kinds),
         **differences,
     )
