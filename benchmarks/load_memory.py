@@ -14,7 +14,7 @@ from support.loading_memory import Growth, measure
 from support.random_checkpoints import write_checkpoint, write_gguf
 from support.random_weights import FORMATS
 
-from model_server.quantization.gguf_blocks import DECODERS
+from model_server.quantization.gguf.decode import DECODERS
 from model_server.quantization.onload import QUANTIZERS
 
 MEGABYTES = 1000

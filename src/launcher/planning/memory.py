@@ -183,6 +183,9 @@ def _growth(said: Mapping[str, Any], hidden_size: int, *, decodes: bool) -> floa
     # memory. 4-bit floats have a scale of a byte in the file for 32 (MXFP4) or 16 (NVFP4) numbers, which takes 4 in
     # memory, and a zero point of one byte, unless a GPU kernel `decodes` them as they are. The scale of 64 numbers of
     # bitsandbytes takes 4, and a byte in the file if it is quantized itself.
+    if said.get("quant_method") == "gguf":  # as was written when the file was prepared
+        growth = said.get("growth")
+        return growth if isinstance(growth, float) else 1.0
     kinds = f"{said.get('quant_method')} {said.get('format')} {said.get('quant_algo')}".lower()
     if "mxfp4" in kinds:
         return 1.0 if decodes else 21 / 17

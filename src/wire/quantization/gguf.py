@@ -14,7 +14,7 @@ WEIGHTS = "model.gguf"
 """The link."""
 _TOKENIZER = "tokenizer.json"
 # What is written may change from one version to the next.
-_VERSION = 5
+_VERSION = 6
 _LOCAL = ("/", "./", "../", "~")
 
 

@@ -12,16 +12,22 @@ from torch import Tensor
 from model_server.errors import StartupError
 from model_server.quantization.formats.common.grouped import PIECE_CODES, SMALLEST_CUT, finite, too_small
 from model_server.quantization.formats.common.storage import expect_size, refuse_stacks
-from model_server.quantization.forms import Form, codes, offset_codes, stacked
+from model_server.quantization.forms import Form, codes, offset_codes, stacked, table
 from model_server.quantization.forms.codes import Codes
 from model_server.quantization.forms.offset_codes import OffsetCodes
-from model_server.quantization.gguf_blocks import DECODERS, Decoded, decode
+from model_server.quantization.forms.table import TableCodes
+from model_server.quantization.gguf.decode import DECODERS, decode
+from model_server.quantization.gguf.decoded import Decoded
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
 
+Blocks = Codes | OffsetCodes | TableCodes
+
 
 class GgufFormat:
-    """Reads types with a least value (Q4_1, Q5_1, Q4_K, Q5_K) as `OffsetCodes`, others as `Codes`."""
+    """Reads types with a least value (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K) as `OffsetCodes`, those of levels (IQ and MXFP4)
+    as `TableCodes`, others as `Codes`.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None: ...
 
@@ -34,9 +40,9 @@ class GgufFormat:
         return stacked(_merged([_read(reader, part, wanted) for part in wanted.parts]))
 
 
-def _merged(forms: list[Codes | OffsetCodes]) -> list[Form]:
+def _merged(forms: list[Blocks]) -> list[Form]:
     found: list[Form] = []
-    run: list[Codes | OffsetCodes] = []
+    run: list[Blocks] = []
     for form in forms:
         if run and run[0].kind != form.kind:
             found.append(_cat(run))
@@ -45,12 +51,16 @@ def _merged(forms: list[Codes | OffsetCodes]) -> list[Form]:
     return [*found, _cat(run)]
 
 
-def _cat(forms: list[Codes | OffsetCodes]) -> Form:
-    plain = [form for form in forms if isinstance(form, Codes)]
-    return codes.cat(plain) if plain else offset_codes.cat([form for form in forms if isinstance(form, OffsetCodes)])
+def _cat(forms: list[Blocks]) -> Form:
+    """Join forms of one kind."""
+    if plain := [form for form in forms if isinstance(form, Codes)]:
+        return codes.cat(plain)
+    if offset := [form for form in forms if isinstance(form, OffsetCodes)]:
+        return offset_codes.cat(offset)
+    return table.cat([form for form in forms if isinstance(form, TableCodes)])
 
 
-def _read(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes | OffsetCodes:
+def _read(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Blocks:
     name = part.name + ".weight"
     num_rows, num_columns = expect_size(reader, name, part.num_rows, wanted.num_columns)
     if wanted.columns[1] > num_columns or any(stop > num_rows for _, stop in part.rows):
@@ -70,13 +80,15 @@ def _read(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes | Offs
     return form.permuted(part.order.apply(torch.arange(form.shape[0], device=reader.device)))
 
 
-def _piece(reader: WeightReader, name: str, rows: Range, columns: Range) -> Codes | OffsetCodes:
+def _piece(reader: WeightReader, name: str, rows: Range, columns: Range) -> Blocks:
     kind = reader.stored(name)
     decoded = decode(reader.raw(name, rows), kind)
     group, groups = _groups(name, decoded, columns)
     scales = finite(name, decoded.scales[:, groups].contiguous())
-    zeros = torch.full_like(scales, decoded.zero, dtype=torch.uint8)
     kept = decoded.codes[:, slice(*columns)].contiguous()
+    if decoded.table is not None:
+        return TableCodes.of(kept, scales, decoded.table, group)
+    zeros = torch.full_like(scales, decoded.zero, dtype=torch.uint8)
     form = Codes.of(kept, scales, zeros, group, decoded.bits)
     if decoded.offsets is None:
         return form
@@ -94,8 +106,8 @@ def _groups(name: str, decoded: Decoded, columns: Range) -> tuple[int, Tensor]:
     return group, torch.arange(start, stop, group, device=decoded.codes.device) // decoded.group
 
 
-def _joined(pieces: list[Codes | OffsetCodes]) -> Codes | OffsetCodes:
+def _joined(pieces: list[Blocks]) -> Blocks:
     """Rows of one matrix."""
     joined = _cat(pieces)
-    assert isinstance(joined, Codes | OffsetCodes)
+    assert isinstance(joined, Blocks)
     return joined

@@ -28,6 +28,7 @@ class TableCodes:
 
     # [out, in / 2] uint8, even columns in the lower bits; [out, in] for an odd number.
     codes: Tensor
+    # [out, groups] float32.
     scales: Tensor
     table: Tensor
     group: int
@@ -36,7 +37,7 @@ class TableCodes:
     @classmethod
     def of(cls, codes: Tensor, scales: Tensor, table: Tensor, group: int) -> TableCodes:
         """codes: [out, in] uint8, none above 15."""
-        return cls(packed(codes, 4), scales.contiguous(), table, group, codes.shape[1])
+        return cls(packed(codes, 4), scales.float().contiguous(), table, group, codes.shape[1])
 
     @property
     def shape(self) -> tuple[int, int]:

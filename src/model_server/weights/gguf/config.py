@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
-from model_server.weights.gguf.header import GgufHeader
+from model_server.weights.gguf.header import BLOCKS, FLOATS, GgufHeader
 from model_server.weights.gguf.names import architecture_of
 from model_server.weights.header import stored_type
 from wire.model_files import open_regular
@@ -49,7 +49,15 @@ _SCALES = (
     "rope.freq_base_swa", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 )  # fmt: skip
-_MIXTURES = {14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
+_MIXTURES = {
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 21: "Q2_K_S", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M",
+}  # fmt: skip
+# Bits of a number of the types that take more in memory than in the file: codes of at least four, scales of 32 where
+# codes are levels.
+_KEPT_BITS = {
+    "Q2_K": 5.25, "Q3_K": 4.75, "TQ1_0": 4.125, "TQ2_0": 4.125, "IQ4_NL": 5, "IQ4_XS": 5, "MXFP4": 5, "IQ3_S": 5,
+    "IQ3_XXS": 5, "IQ2_S": 6, "IQ2_XS": 6, "IQ2_XXS": 5, "IQ1_S": 5, "IQ1_M": 6,
+}  # fmt: skip
 # Factors on the lengths of rotated heads.
 _STRETCHES = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
 # Of other architectures, or of models that these architectures may have been made from -> what changes nothing.
@@ -103,8 +111,12 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
     # For the launcher, which sees no more of the file: the type of the KV cache follows from it.
     if (dtype := _DTYPES.get(stored_type(header.tensors.values()) or "")) is not None:
         fields["dtype"] = dtype
-    if any(stored.dtype.startswith("Q") for stored in header.tensors.values()):
-        fields["quantization_config"] = {"quant_method": "gguf", "file_type": _file_type(header)}
+    if any(stored.dtype not in FLOATS for stored in header.tensors.values()):
+        fields["quantization_config"] = {
+            "quant_method": "gguf",
+            "file_type": _file_type(header),
+            "growth": round(_growth(header), 3),
+        }
     return fields
 
 
@@ -148,6 +160,18 @@ def _file_type(header: GgufHeader) -> str:
     said = header.metadata.get("general.file_type")
     mixture = _MIXTURES.get(said, "") if isinstance(said, int) else ""
     return mixture if mixture.startswith(commonest) else commonest
+
+
+def _growth(header: GgufHeader) -> float:
+    """Return the bytes of blocks in memory, on CPUs, for each byte of them in the file."""
+    stored = kept = 0.0
+    for tensor in header.tensors.values():
+        if tensor.dtype not in FLOATS:
+            length, size = BLOCKS[tensor.dtype]
+            bits = 8 * size / length
+            stored += math.prod(tensor.shape) * bits
+            kept += math.prod(tensor.shape) * _KEPT_BITS.get(tensor.dtype, bits)
+    return kept / stored
 
 
 def _special(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:

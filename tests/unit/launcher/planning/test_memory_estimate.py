@@ -43,6 +43,7 @@ NUMBERS = 8_030_261_248
 VOCABULARY = 2 * 128256 * 4096
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
 MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+GGUF = {"quantization_config": {"quant_method": "gguf", "file_type": "IQ2_M", "growth": 1.5}}
 NVFP4 = {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}}
 
 
@@ -196,6 +197,7 @@ def _token_bytes(runner: Runner) -> int:
         (LauncherConfig(dtype="float32"), info(17 * NUMBERS + 2 * VOCABULARY, **MXFP4), 21 * NUMBERS + 2 * VOCABULARY),
         (LauncherConfig(dtype="float32"), info(9 * NUMBERS + 2 * VOCABULARY, **NVFP4), 13 * NUMBERS + 2 * VOCABULARY),
         (LauncherConfig(quantize="gptq"), info(5_700_000_000, **GPTQ), 5_700_000_000),
+        (LauncherConfig(), info(3 * NUMBERS + 2 * VOCABULARY, **GGUF), 9 * NUMBERS // 2 + 2 * VOCABULARY),
         (LauncherConfig(quantize="fp8"), info(), VOCABULARY + NUMBERS + 5 * ((NUMBERS - VOCABULARY) // 4096)),
         (LauncherConfig(quantize="bitsandbytes-fp4"), info(), 2 * VOCABULARY + (NUMBERS - VOCABULARY) * 36 // 64),
         (LauncherConfig(), info(None), None),

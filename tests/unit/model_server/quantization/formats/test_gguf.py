@@ -16,14 +16,18 @@ from model_server.quantization.formats import read_matrix
 from model_server.quantization.forms import Stacked
 from model_server.quantization.forms.codes import Codes
 from model_server.quantization.forms.offset_codes import OffsetCodes
+from model_server.quantization.gguf.decode import DECODERS
 from model_server.weights.gguf.header import BLOCKS
 from model_server.weights.gguf.names import read_named
 from model_server.weights.matrix import HeadOrder, MatrixSlice, Part
 from model_server.weights.reader import SafetensorsReader
 
-QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+QUANTIZED = tuple(DECODERS)
 # Where the halves that scale a block are.
-FACTORS = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+FACTORS = {
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": (), "IQ1_M": (),
+}  # fmt: skip
 
 
 def random_rows(kind: str, num_rows: int, num_columns: int, seed: int = 0) -> numpy.ndarray:
@@ -34,6 +38,13 @@ def random_rows(kind: str, num_rows: int, num_columns: int, seed: int = 0) -> nu
     for at in FACTORS.get(kind, (0,)):
         factors = generator.normal(0, 0.02, blocks.shape[:2]).astype(numpy.float16)
         blocks[..., at : at + 2] = factors[..., None].view(numpy.uint8)
+    if kind == "MXFP4":  # an exponent, of any bytes
+        blocks[..., 0] = generator.integers(115, 125, blocks.shape[:2])
+    if kind == "IQ1_M":  # the half is in the upper four bits of words
+        bits = numpy.abs(generator.normal(0, 0.02, blocks.shape[:2])).astype(numpy.float16).view(numpy.uint16)
+        for word in range(4):
+            upper = (bits >> 4 * word & 15).astype(numpy.uint8) << 4
+            blocks[..., 49 + 2 * word] = blocks[..., 49 + 2 * word] & 15 | upper
     return blocks.reshape(num_rows, -1)
 
 

@@ -48,7 +48,7 @@ def test_fields() -> None:
     quantized = {"output.weight": Stored("Q6_K", (1000, 256), 0, 0)}
     found = config_of(header(tensors=quantized), Path("a.gguf"))
     assert found["tie_word_embeddings"] is False
-    assert found["quantization_config"] == {"quant_method": "gguf", "file_type": "Q6_K"}
+    assert found["quantization_config"] == {"quant_method": "gguf", "file_type": "Q6_K", "growth": 1.0}
     assert found["dtype"] == "float16"
     plain = {"output.weight": Stored("F32", (1000, 128), 0, 512_000)}
     assert config_of(header(tensors=plain), Path("a.gguf"))["dtype"] == "float32"
@@ -61,6 +61,12 @@ def test_the_name_of_a_mixture(file_type: object, name: str) -> None:
     mixed = header(tensors={"a": Stored("Q4_K", (1000, 2560), 0, 0), "b": Stored("Q6_K", (1000, 1280), 0, 0)})
     mixed = GgufHeader({**mixed.metadata, "general.file_type": file_type}, mixed.tensors)
     assert config_of(mixed, Path("a.gguf"))["quantization_config"]["file_type"] == name
+
+
+def test_what_low_bits_take_in_memory() -> None:
+    kinds = {"a": Stored("IQ2_XXS", (256, 256), 0, 0), "b": Stored("Q4_K", (256, 256), 0, 0)}
+    growth = config_of(header(tensors=kinds), Path("a.gguf"))["quantization_config"]["growth"]
+    assert growth == round((5 + 4.5) / (66 * 8 / 256 + 4.5), 3)
 
 
 @pytest.mark.parametrize(("factor", "original"), [(8.0, 8192), (32.0, 8192), (4.0, 2048)])

@@ -52,7 +52,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "alignment": (header(text(b"general.alignment") + struct.pack("<II", 4, 0), 1), "the alignment is 0"),
     "dimensions": (header(entries=entry(shape=(32, 1, 1, 1, 1))), "has 5 dimensions"),
     "empty shape": (header(entries=entry(shape=(32, 0))), "impossible shape [0, 32]"),
-    "type": (header(entries=entry(kind=10)), "stores w as Q2_K, which is not served; served are F32, F16, BF16, Q4_0"),
+    "type": (header(entries=entry(kind=40)), "stores w as NVFP4, which is not served; served are F32, F16, BF16, Q4_0"),
     "unknown type": (header(entries=entry(kind=77)), "stores w as type 77, which is not served"),
     "broken block": (header(entries=entry(shape=(33, 2))), "has rows of 33 numbers in blocks of 32"),
     "misaligned": (header(entries=entry(offset=8)), "is not aligned to 32 bytes"),

@@ -1,0 +1,1 @@
+"""Blocks of GGUF files as codes, scales and offsets."""
