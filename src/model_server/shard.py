@@ -200,7 +200,9 @@ def _load(
         progress=LoadProgress(),
     )
     if placement.ranks.world.rank == 0:
-        attention.log(runner.traits.attention, caching_asked=config.prefix_caching)
+        attention.log(
+            runner.traits.attention, caching_asked=config.prefix_caching, encodes=bool(runner.traits.prefix_length)
+        )  # fmt: skip
     return runner
 
 
@@ -288,7 +290,8 @@ def announce(
         attention_impl="paged" if traits.attention is None else traits.attention.tgi_name,
         block_size=traits.block_size,
         chunking=config.prefill_chunking and not traits.keeps_state,
-        prefix_caching=config.prefix_caching and not traits.keeps_state,
+        prefix_caching=config.prefix_caching and not traits.keeps_state and not traits.prefix_length,
+        decoder_prefix=traits.prefix_length,
         grows=_grows(config, runner),
         kv_cache_dtype=str(cache_dtype or dtype),
         quantize=quantize,

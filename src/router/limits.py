@@ -60,6 +60,7 @@ class ShardInfo:
     state_slots: int = 0  # states that layers keep at once, of requests and saved; 0: they keep none
     state_bytes: int = 0  # of a slot, on the rank with the most
     state_grid: int = 0  # states are saved at multiples of so many tokens
+    decoder_prefix: int = 0  # tokens of a decoder with blocks of its own before the first generated one
 
     @property
     def overlaps(self) -> bool:

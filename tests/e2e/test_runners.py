@@ -18,7 +18,7 @@ from support.tiny_types import type_checkpoint
 pytestmark = pytest.mark.e2e
 
 # Model type, the runner that must serve it.
-SERVED = (("olmo", "transformers"), ("mamba", "stateful"), ("t5", "stateful"))
+SERVED = (("olmo", "transformers"), ("mamba", "stateful"), ("t5", "transformers"))
 # One of each runner in `make test`.
 PARAMS = [pytest.param(one, id=one[0], marks=pytest.mark.parity if one[0] == "t5" else ()) for one in SERVED]
 PROMPTS = (

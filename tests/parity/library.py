@@ -52,11 +52,16 @@ PAGED = (
     "glmasr", "granite_speech", "hunyuan_vl", "hyperclovax_vision_v2", "minimax_m3_vl", "mistral4", "molmo2",
     "gemma3n", "muse_glimmer", "muse_spark", "paddleocr_vl", "qwen2_audio", "qwen3_asr", "step3p7", "voxtral",
 )  # fmt: skip
+# Encoder-decoders over the paged cache, prompts whole.
+TRANSLATING = (
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "florence2", "longt5", "m2m_100", "marian", "mbart",
+    "mt5", "pegasus", "pegasus_x", "plbart", "seamless_m4t", "seamless_m4t_v2", "t5", "t5gemma", "umt5",
+)  # fmt: skip
 # With a state per request.
 STATEFUL = (
     "mamba", "mamba2", "falcon_mamba", "rwkv", "falcon_h1", "jamba", "qwen3_next", "qwen3_5_text", "lfm2",
     "minimax", "granitemoehybrid", "olmo_hybrid", "nemotron_h", "deepseek_v4", "bloom", "mpt", "falcon",
-    "gpt_neo", "xglm", "biogpt", "stablelm", "diffllama", "doge", "hrm_text", "t5", "bart",
+    "gpt_neo", "xglm", "biogpt", "stablelm", "diffllama", "doge", "hrm_text", "fsmt", "led",
     "hy_v4_vl", "inkling2", "inkling2_loop", "kosmos-2.5", "lfm2_vl", "lfm3_vl", "minicpm_ocr", "minicpmv4_6",
     "minicpmv4_7", "mistral_large4", "mllama", "nemotron_h_omni", "unlimited_ocr",
     "blt", "cpmant", "evolla", "inkling_mm_model", "kosmos-2", "nemo_speechlm", "openai-gpt",

@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from parity.library import run_whole
 from parity.protocol import CPU, run_protocol
 from support.loading import load
 
@@ -29,7 +30,8 @@ def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
         try:
             runner = load(Path(path), group=group)
             with torch.inference_mode():
-                results[name] = run_protocol(runner, sequences, 4)
+                whole = runner.traits.decoder_prefix is not None
+                results[name] = run_whole(runner, sequences) if whole else run_protocol(runner, sequences, 4)
         except StartupError as error:
             results[name] = str(error)
         torch.save(results, target)

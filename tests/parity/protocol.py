@@ -15,6 +15,7 @@ from model_server.adapters.rows import AdapterRows, adapter_rows
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import ModelInputs, RequestState, Runner
+from wire.decoder_blocks import most_between
 
 CPU = torch.device("cpu")
 LENGTHS = (19, 11, 14)
@@ -49,7 +50,8 @@ class PagedBatch:
     states: list[RequestState] = field(init=False)
 
     def __post_init__(self) -> None:
-        counts = [-(-len(s) // self.block_size) for s in self.sequences]
+        between = most_between(self.runner.traits.prefix_length, self.block_size)
+        counts = [-(-(len(s) + between) // self.block_size) for s in self.sequences]
         # Round-robin and backwards: no sequence has two neighbouring blocks in order. Block 0 stays free.
         free = list(range(sum(counts), 0, -1))
         self.tables = [[] for _ in self.sequences]
@@ -73,7 +75,9 @@ class PagedBatch:
         for i in taking:
             if self.done[i] == 0:
                 self.states[i] = RequestState(counts[i], i)
-        metadata = attention_metadata([self.tables[i] for i in taking], spans, self.block_size, self.device)
+        tables = [self.tables[i] for i in taking]
+        width = max(map(len, tables)) if self.runner.traits.prefix_length else 0
+        metadata = attention_metadata(tables, spans, self.block_size, self.device, width)
         of_prompt = np.array([i in prompts and counts[i] == 1 for i in taking], np.uint8)
         if of_prompt.any():
             metadata = replace(metadata, single_prompts=of_prompt)
@@ -107,10 +111,15 @@ class PagedBatch:
 
 
 def attention_metadata(
-    tables: Sequence[Sequence[int]], spans: Sequence[tuple[int, int]], block_size: int, device: torch.device = CPU
+    tables: Sequence[Sequence[int]],
+    spans: Sequence[tuple[int, int]],
+    block_size: int,
+    device: torch.device = CPU,
+    width: int = 0,
 ) -> AttentionMetadata:
-    """Metadata of a forward over positions [start, stop) of sequences with these block tables."""
-    width = max(-(-stop // block_size) for _, stop in spans)
+    """Metadata of a forward over positions [start, stop) of sequences with these block tables. width: of the tables;
+    0: what the spans need."""
+    width = width or max(-(-stop // block_size) for _, stop in spans)
     padded = [(list(t) + [0] * width)[:width] for t in tables]
     slots = [
         t[p // block_size] * block_size + p % block_size

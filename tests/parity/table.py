@@ -31,6 +31,7 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.models.families.vision import TEXT_TYPES
+from model_server.models.hf.encoder_decoder import EncoderDecoderRunner
 from model_server.models.hf.loading import NO_TEXT
 from model_server.models.hf.paged import TransformersRunner
 from model_server.models.hf.self_check import compare
@@ -61,6 +62,9 @@ because transformers' plans divide them).
 | native | our decoder: fastest, own tensor parallelism |
 | transformers | transformers' modelling over our paged cache: continuous batching, chunked prefill, prefix cache |
 | stateful | transformers' modelling, one cache per request, one after another: no chunks, no prefix cache, one shard |
+
+Encoder-decoders of the transformers runner have continuous batching, but their prompts are computed whole and share no
+prefixes ([runners.md](runners.md#encoder-decoders)).
 
 The runner is chosen when a model is loaded. A family that the native decoder knows is native. Any other model is tried
 over the paged cache and checked against eager attention on its own weights. If it fails, it is checked with one cache
@@ -157,7 +161,7 @@ def _try_all(types: Sequence[str], folder: Path) -> tuple[dict[str, Row], dict[s
                 runner = load(path)
                 got = (
                     run_whole(runner, case.sequences)
-                    if _is_stateful(runner)
+                    if _is_stateful(runner) or runner.traits.decoder_prefix
                     else run_protocol(runner, case.sequences, 4)
                 )
         except StartupError as error:
@@ -223,7 +227,7 @@ def _is_stateful(runner: Runner) -> bool:
 def _name(runner: Runner) -> str:
     if isinstance(runner, StatefulRunner):
         return "stateful"
-    return "transformers" if isinstance(runner, TransformersRunner) else "native"
+    return "transformers" if isinstance(runner, TransformersRunner | EncoderDecoderRunner) else "native"
 
 
 def _error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:

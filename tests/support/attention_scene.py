@@ -61,6 +61,9 @@ def naive(
                 scores = key[first : last + 1, kv].double() @ query[row, head].double() * layer.scale
                 if layer.softcap is not None:
                     scores = layer.softcap * (scores / layer.softcap).tanh()
+                if layer.distance_bias is not None:
+                    biases = layer.distance_bias.table[head].double()
+                    scores = scores + biases[(position - torch.arange(first, last + 1)).clamp(0, len(biases) - 1)]
                 if layer.alibi is not None:
                     scores = scores + naive_bias(layer.alibi, head, torch.arange(first, last + 1), position)
                 if layer.sinks is not None:

@@ -39,6 +39,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 2.0},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "encoder-decoder": {"encoder": {"is_decoder": False}, "decoder": {"is_decoder": True, "add_cross_attention": True}},
     "gemma3n_text": {"layer_types": _MIXED, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_state": 16},

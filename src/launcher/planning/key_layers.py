@@ -1,4 +1,4 @@
-"""Which layers keep keys, and how wide, where config.json gives them different ones."""
+"""Which layers keep keys, and how wide, where config.json gives them different ones or has names for a decoder's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _FULL = "full_attention"
 
 def key_layers_in(config: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
     """Return KV heads and width of each layer of a config.json that has keys of its own; None: all are alike."""
+    if config.get("is_encoder_decoder"):
+        return _of_decoder(config)
     count = config.get("num_hidden_layers")
     if config.get("model_type") not in _TYPES or not isinstance(count, int):
         return None
@@ -34,6 +36,22 @@ def key_layers_in(config: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | No
             own = own if isinstance(own, dict) else {}
             found.append((_count(own, "num_key_value_heads", heads), _count(own, "head_dim", width)))
     return tuple(found)
+
+
+def _of_decoder(config: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
+    """Return those of an encoder-decoder's decoder, by T5's, BART's and T5Gemma's names."""
+    inner = config.get("decoder")
+    config = inner if isinstance(inner, dict) else config
+
+    def first(*names: str) -> int:
+        return next((found for name in names if (found := _count(config, name, 0))), 0)
+
+    layers = first("decoder_layers", "num_decoder_layers", "num_hidden_layers", "num_layers")
+    heads = first("decoder_attention_heads", "num_attention_heads", "num_heads")
+    width = first("d_kv", "head_dim") or first("d_model", "hidden_size") // max(heads, 1)
+    if not (layers and heads and width):
+        return None
+    return ((first("num_key_value_heads") or heads, width),) * layers
 
 
 def _count(config: Mapping[str, Any], name: str, default: int) -> int:

@@ -212,12 +212,12 @@ def cache_dtype(config: LauncherConfig, info: ModelInfo, gpu: Gpu | None) -> str
 
 def token_bytes(info: ModelInfo, num_shard: int, width: int) -> int | None:
     """Return the bytes of a token in one shard's KV cache: KV heads are divided, latents are whole on every shard."""
+    if info.key_layers is not None:
+        return sum(2 * max(1, heads // num_shard) * dim for heads, dim in info.key_layers) * width
     if not info.num_layers:
         return None
     if info.latent is not None:
         return info.num_layers * info.latent.cached * width
-    if info.key_layers is not None:
-        return sum(2 * max(1, heads // num_shard) * dim for heads, dim in info.key_layers) * width
     if not info.num_kv_heads or not info.head_dim:
         return None
     layers = info.num_layers - (0 if info.mixers is None else info.mixers.layers)

@@ -23,12 +23,20 @@ class Alibi:
     bfloat16_scale: float | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DistanceBias:
+    """Biases that a table has for how far back a key is, as T5 learns them."""
+
+    # [num_heads, n] float32, for each query head of this rank; keys at n - 1 and farther have the last one.
+    table: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionLayer:
     """The constants of one layer's attention on this rank.
 
-    Score: softcap * tanh(scale * q k / softcap), or scale * q k, plus ALiBi. A sink is one more score in the softmax,
-    without a value.
+    Score: softcap * tanh(scale * q k / softcap), or scale * q k, plus a bias. A sink is one more score in the
+    softmax, without a value.
     """
 
     index: int
@@ -43,6 +51,7 @@ class AttentionLayer:
     chunk: int | None = None
     softcap: float | None = None
     alibi: Alibi | None = None
+    distance_bias: DistanceBias | None = None
     sinks: Tensor | None = None  # [num_heads] float32
     # Multiplies cached keys (as `value_scale` values), 1 but for float8; applied to the scores and to the result
     # instead.

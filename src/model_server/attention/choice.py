@@ -110,22 +110,25 @@ class AttentionChoice:
             logger.info("Attention `%s` is served by the `%s` backend on %s", self.requested, name, place)
         return backend
 
-    def log(self, backend: AttentionBackend | None, *, caching_asked: bool) -> None:
+    def log(self, backend: AttentionBackend | None, *, caching_asked: bool, encodes: bool = False) -> None:
         """Log the backend in TGI's wording, and each rule that decided.
 
         Args:
             backend: None for a model with its own attention, or none.
             caching_asked: PREFIX_CACHING.
+            encodes: An encoder reads prompts.
         """
         name = OF_THE_MODEL if backend is None else backend.name
-        is_cached = caching_asked and backend is not None
+        is_cached = caching_asked and backend is not None and not encodes
         logger.info("Using attention %s - Prefix caching %s", name, "true" if is_cached else "0")
         if backend is None:
             logger.info("Attention %s: it keeps a state for each request, which no backend serves", name)
             logger.info("Prefix caching is off: a state cannot be shared")
             return
         logger.info("Attention %s: %s", name, self._reason(name))
-        if not caching_asked:
+        if encodes:
+            logger.info("Prefix caching is off: an encoder sees all of a prompt")
+        elif not caching_asked:
             logger.info(
                 "Prefix caching is off: %s", "--batch-invariant" if self._batch_invariant else "PREFIX_CACHING=0"
             )

@@ -74,6 +74,8 @@ def available(device: torch.device) -> bool:
 
 def serves(layer: AttentionLayer, shape: KvShape) -> bool:
     """Whether the C++ operators know all that the layer needs."""
+    if layer.distance_bias is not None:
+        return False
     return (layer.alibi is None or layer.alibi.bfloat16_scale is None) and shape.key_dim % 2 == 0
 
 

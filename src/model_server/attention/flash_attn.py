@@ -125,6 +125,8 @@ def refusal(layer: AttentionLayer) -> str | None:
     """Say what no kernel of this family does, if the layer needs it."""
     if layer.sinks is not None:
         return "has no attention sinks"
+    if layer.distance_bias is not None:
+        return "has no biases by distance"
     if layer.chunk is not None:
         return "has no attention in chunks"
     if layer.value_dim != layer.head_dim:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.attention.backend import Alibi, AttentionLayer
+from model_server.attention.backend import Alibi, AttentionLayer, DistanceBias
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import FLOAT8, KvCache, from_float8
 
@@ -109,7 +109,8 @@ class ReferenceStep:
         self._metadata, self._cache, self._exact = metadata, cache, exact
         self._float8 = any(rows.dtype in FLOAT8 for rows in cache.rows)
         self._plans: dict[tuple[int | None, int | None, bool, bool], _Plan] = {}
-        self._biases: dict[tuple[int, int], tuple[Alibi, Tensor]] = {}  # by the ids of keys and slopes, kept alive
+        # By the ids of keys and biases, kept alive.
+        self._biases: dict[tuple[int, int], tuple[Alibi | DistanceBias, Tensor]] = {}
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         output = self._attend(layer, query, key, value)
@@ -118,7 +119,7 @@ class ReferenceStep:
     def _attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend to values as stored."""
         unfused = layer.softcap is not None or layer.sinks is not None
-        reach = (layer.window, layer.chunk, layer.alibi is not None, unfused)
+        reach = (layer.window, layer.chunk, (layer.alibi or layer.distance_bias) is not None, unfused)
         plan = self._plans.get(reach)
         if plan is None:
             plan = self._plans[reach] = self._plan(_Reach(*reach, self._exact), query.dtype)
@@ -138,8 +139,8 @@ class ReferenceStep:
         key, value = self._gather(layer, chunk.slots, chunk.num_rows, query.dtype)
         query = query.view(chunk.num_rows, heads, groups, layer.head_dim)
         mask = chunk.keys.mask
-        if layer.alibi is not None:
-            mask = self._bias(layer.alibi, chunk.keys, query.dtype, (1, heads, groups, 1))
+        if bias := layer.alibi or layer.distance_bias:
+            mask = self._bias(bias, chunk.keys, query.dtype, (1, heads, groups, 1))
         elif mask is not None:
             mask = mask[:, None, None, :]
         if layer.softcap is not None or layer.sinks is not None:
@@ -169,8 +170,8 @@ class ReferenceStep:
         queries = query[piece.tokens].view(-1, heads, groups, layer.head_dim).permute(1, 2, 0, 3)
         keys, values = (t.transpose(0, 1).expand(heads, groups, -1, -1) for t in (keys, values))
         mask = piece.keys.mask
-        if layer.alibi is not None:
-            mask = self._bias(layer.alibi, piece.keys, query.dtype, (heads, groups, 1, 1))
+        if bias := layer.alibi or layer.distance_bias:
+            mask = self._bias(bias, piece.keys, query.dtype, (heads, groups, 1, 1))
         if layer.softcap is not None or layer.sinks is not None:
             sinks = None if layer.sinks is None else layer.sinks.view(heads, groups, 1, 1)
             output = _attend_written_out(layer, queries, keys, values, mask, sinks)
@@ -182,26 +183,29 @@ class ReferenceStep:
             output = output[..., : layer.value_dim]
         return output.flatten(0, 1).transpose(0, 1).flatten(1)
 
-    def _bias(self, alibi: Alibi, keys: _Keys, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Tensor:
-        """Join ALiBi and mask, once for layers with equal slopes.
+    def _bias(
+        self, source: Alibi | DistanceBias, keys: _Keys, dtype: torch.dtype, shape: tuple[int, int, int, int]
+    ) -> Tensor:
+        """Join bias and mask, once for layers with equal ones.
 
         Args:
-            shape: Of the slopes beside the scores, [1, num_kv_heads, groups, 1] or [num_kv_heads, groups, 1, 1].
+            shape: Of the heads beside the scores, [1, num_kv_heads, groups, 1] or [num_kv_heads, groups, 1, 1].
         """
-        index = (id(keys), id(alibi))
+        index = (id(keys), id(source))
         found = self._biases.get(index)
         if found is None:
             assert keys.distances is not None
             assert keys.positions is not None
-            slopes = alibi.slopes.view(shape)
             rows = keys.positions.dim() == 2  # single queries, each with keys of its own
             distances, positions = (t[:, None, None, :] if rows else t for t in (keys.distances, keys.positions))
-            if alibi.bfloat16_scale is None:
-                bias = slopes * distances
+            if isinstance(source, DistanceBias):
+                bias = _looked_up(source.table, distances, shape)
+            elif source.bfloat16_scale is None:
+                bias = source.slopes.view(shape) * distances
             else:
-                rounded = (slopes.bfloat16() * positions).float() * alibi.bfloat16_scale
+                rounded = (source.slopes.view(shape).bfloat16() * positions).float() * source.bfloat16_scale
                 bias = rounded.masked_fill(distances == -math.inf, -math.inf)
-            found = self._biases[index] = (alibi, bias.to(dtype))
+            found = self._biases[index] = (source, bias.to(dtype))
         return found[1]
 
     def _gather(self, layer: AttentionLayer, slots: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -358,6 +362,17 @@ class ReferenceStep:
     @cached_property
     def _arange(self) -> Tensor:
         return torch.arange(self._metadata.max_kv_length, device=self._metadata.slots.device)
+
+
+def _looked_up(table: Tensor, distances: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """Return biases of distances [rows, 1, 1, keys] or [queries, keys] (-inf: hidden), with heads as in `shape`."""
+    hidden = distances == -math.inf
+    back = distances.neg().masked_fill_(hidden, 0).clamp_(0, table.shape[1] - 1).long()
+    found = table.index_select(1, back.flatten()).view(table.shape[0], *back.shape)
+    if len(distances.shape) == 4:
+        found = found.squeeze(2).transpose(0, 1).reshape(-1, *shape[1:], back.shape[-1]).squeeze(3)
+        return found.masked_fill(hidden, -math.inf)
+    return found.view(*shape[:2], *back.shape).masked_fill(hidden, -math.inf)
 
 
 def _attend_written_out(

@@ -30,6 +30,8 @@ _Shape = tuple[int, int, int, int, bool, torch.dtype, torch.device, int]
 
 def refuses(layer: AttentionLayer) -> str | None:
     """Say, after the backend's name in a sentence, why the kernels cannot serve `layer`."""
+    if layer.distance_bias is not None:
+        return "has no biases by distance"
     latent = layer.num_kv_heads == 1 and layer.value_dim < layer.head_dim
     if latent and layer.head_dim <= MAX_LATENT_DIM and layer.value_dim <= MAX_LATENT_VALUE_DIM:
         return None

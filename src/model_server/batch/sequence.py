@@ -24,6 +24,7 @@ from model_server.sampling.row import SamplingRow
 from model_server.text.detokenizer import Detokenizer
 from model_server.vision.image import ImagePlace
 from model_server.vision.placed import PromptImages
+from wire.decoder_blocks import positions_between
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Sequence:
         adapter: int = BASE,
         residence: Residence | None = None,
         images: PromptImages | None = None,
+        prefix_length: int = 0,
     ) -> None:
         """Replay `resume_ids`, if any.
 
@@ -96,7 +98,11 @@ class Sequence:
         self.prefill_length = len(self.ids)
         self.state = RequestState(self.prompt_length, request.state_slot, request.state_from, request.state_saves)
         self.blocks = request.blocks
-        self.slots = slots_of(request.blocks, block_size)
+        between = positions_between(len(prompt_ids), prefix_length, block_size)
+        # Of the prompt's tokens, then of generated ones.
+        self.slots = np.delete(
+            slots_of(request.blocks, block_size), slice(len(prompt_ids), len(prompt_ids) + between)
+        )  # fmt: skip
         self.cache_length = request.cache_len
         self.input_length = request.chunk_len or self.prefill_length - request.cache_len
         self.max_new_tokens = request.stopping.max_new_tokens
@@ -222,7 +228,9 @@ class Sequence:
         return FinishReason.EOS_TOKEN if grammar.is_over else None
 
 
-def check_layout(request: NewRequest, block_size: int, num_blocks: int, *, chunking: bool, grows: bool) -> None:
+def check_layout(
+    request: NewRequest, block_size: int, num_blocks: int, *, chunking: bool, grows: bool, prefix_length: int = 0
+) -> None:
     """Refuse blocks outside the request's part of the cache.
 
     Args:
@@ -245,6 +253,7 @@ def check_layout(request: NewRequest, block_size: int, num_blocks: int, *, chunk
     if request.chunk_len is not None and not 0 < request.chunk_len <= rest:
         raise RequestError(f"{name}: chunk_len {request.chunk_len} is not one of the {rest} tokens that are left")
     needed = length if grows else num_prompt + max_new_tokens - 1
+    needed += positions_between(num_prompt, prefix_length, block_size)
     if len(request.blocks) * block_size < needed:
         raise RequestError(f"{name}: {len(request.blocks)} blocks for {needed} tokens")
     if int(request.blocks.max()) >= num_blocks:
@@ -272,8 +281,15 @@ def slots_of(blocks: npt.NDArray[Any], block_size: int) -> npt.NDArray[np.int64]
     return (blocks.astype(np.int64)[:, None] * block_size + np.arange(block_size)).ravel()
 
 
-def number_blocks(num_tokens: list[int], block_size: int) -> list[npt.NDArray[np.int32]]:
-    """Number blocks from 0 on for requests of so many tokens."""
-    counts = [math.ceil(tokens / block_size) for tokens in num_tokens]
+def number_blocks(
+    requests: Ids[NewRequest], block_size: int, prefix_length: int = 0, *, keep_last: bool = False
+) -> list[npt.NDArray[np.int32]]:
+    """Number blocks from 0 on; `keep_last`: with room for the last token, which no step reads."""
+    counts = []
+    for request in requests:
+        num_prompt = len(request.input_ids)
+        between = positions_between(num_prompt, prefix_length, block_size)
+        tokens = num_prompt + between + request.stopping.max_new_tokens - (not keep_last)
+        counts.append(math.ceil(tokens / block_size))
     firsts = itertools.accumulate(counts, initial=0)
     return [np.arange(first, first + count, dtype=np.int32) for first, count in zip(firsts, counts, strict=False)]

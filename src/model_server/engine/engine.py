@@ -282,6 +282,7 @@ class Engine:
         layout = CacheLayout(
             block_size=options.block_size, num_blocks=self.cache.num_blocks, chunking=options.chunking,
             grows=options.grows, num_states=0 if states is None else states.num_slots,
+            prefix_length=self.runner.traits.prefix_length,
         )  # fmt: skip
         in_use = partial(self._store.adapters_in_use, call)
         sequences, refusals = self._factory.sequences(requests, layout, in_use)

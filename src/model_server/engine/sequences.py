@@ -36,6 +36,7 @@ class CacheLayout:
     chunking: bool  # its first forward may leave some of the prompt out
     grows: bool  # it may get more blocks later
     num_states: int = 0  # slots of layers' states; 0: they keep none
+    prefix_length: int = 0  # of a decoder with blocks of its own
 
 
 class SequenceFactory:
@@ -104,7 +105,7 @@ class SequenceFactory:
         def in_use() -> set[int]:
             return slots_in_use() | {sequence.adapter for sequence in sequences}
 
-        for request in with_blocks(requests, layout.block_size):
+        for request in with_blocks(requests, layout):
             try:
                 sequences.append(self._sequence(request, layout, in_use))
             except (RequestError, ValueError) as error:
@@ -123,7 +124,10 @@ class SequenceFactory:
             RequestError, ValueError: The request cannot be computed; others can.
         """
         prompt = list(request.input_ids)
-        check_layout(request, layout.block_size, layout.num_blocks, chunking=layout.chunking, grows=layout.grows)
+        check_layout(
+            request, layout.block_size, layout.num_blocks, chunking=layout.chunking, grows=layout.grows,
+            prefix_length=layout.prefix_length,
+        )  # fmt: skip
         check_state(request, layout.num_states)
         residence = self._residence(request)
         adapter = self._adapter(request) if residence is None else residence.number
@@ -160,6 +164,7 @@ class SequenceFactory:
             adapter=adapter,
             residence=residence,
             images=images,
+            prefix_length=layout.prefix_length,
         )
         if not follows_text:
             sequence.detokenizer = None
@@ -228,12 +233,9 @@ class SequenceFactory:
         return self._adapters[request.adapter_id]
 
 
-def with_blocks(requests: list[NewRequest], block_size: int) -> list[NewRequest]:
+def with_blocks(requests: list[NewRequest], layout: CacheLayout) -> list[NewRequest]:
     """Return the requests with blocks, numbered from 0 in a warm-up."""
     if all(len(r.blocks) for r in requests):
         return requests
-    tokens = [len(r.input_ids) + r.stopping.max_new_tokens - 1 for r in requests]
-    return [
-        dataclasses.replace(r, blocks=blocks)
-        for r, blocks in zip(requests, number_blocks(tokens, block_size), strict=True)
-    ]
+    numbered = number_blocks(requests, layout.block_size, layout.prefix_length)
+    return [dataclasses.replace(r, blocks=blocks) for r, blocks in zip(requests, numbered, strict=True)]

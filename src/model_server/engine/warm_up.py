@@ -290,8 +290,8 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
             request = dataclasses.replace(request, input_ids=request.input_ids[:budget])
             budget -= len(request.input_ids)
         kept.append(request)
-    tokens = [len(r.input_ids) + r.stopping.max_new_tokens for r in kept]
-    numbered = number_blocks(tokens, engine.options.block_size)
+    prefix_length = engine.runner.traits.prefix_length
+    numbered = number_blocks(kept, engine.options.block_size, prefix_length, keep_last=True)
     # With adapters its products are computed too, and their kernels compiled.
     slot = None if engine.runner.traits.slots is None else 0
     kept = [

@@ -57,6 +57,7 @@ class ShardFacts:
     state_slots: int = 0
     state_bytes: int = 0
     state_grid: int = 0
+    decoder_prefix: int = 0
 
 
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
@@ -101,6 +102,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             state_slots=self._facts.state_slots,
             state_bytes=self._facts.state_bytes,
             state_grid=self._facts.state_grid,
+            decoder_prefix=self._facts.decoder_prefix,
         )
 
     @answering_errors

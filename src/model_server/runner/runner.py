@@ -156,6 +156,11 @@ class RunnerTraits:
         return self.state_bytes is not None
 
     @property
+    def prefix_length(self) -> int:
+        """Count the decoder's first tokens in blocks of its own (`wire.decoder_blocks`); 0: it has none."""
+        return 0 if self.keeps_state or self.decoder_prefix is None else len(self.decoder_prefix)
+
+    @property
     def recurrent_bytes(self) -> int:
         """Return the bytes of a slot of states."""
         return 0 if self.recurrent is None else self.recurrent.slot_bytes
@@ -163,7 +168,7 @@ class RunnerTraits:
     @property
     def continues_from_blocks(self) -> bool:
         """Whether blocks are all that is known of tokens."""
-        return not self.keeps_state and not self.recurrent_bytes
+        return not self.keeps_state and not self.recurrent_bytes and self.decoder_prefix is None
 
     @property
     def block_size(self) -> int:

@@ -73,6 +73,7 @@ class Scheduler:
             can_grow=info.can_grow,
             may_share=_may_share(info),
             image_reserve=info.image_reserve,
+            decoder_prefix=info.decoder_prefix,
             adapters=None
             if info.adapter_slots is None
             else AdapterSlots(info.adapter_slots, limits.max_waiting_tokens),
@@ -247,7 +248,9 @@ class Scheduler:
 def _allocator(info: ShardInfo, limits: ServingLimits) -> BlockAllocator:
     num_blocks = limits.max_batch_total_tokens // info.block_size
     states = StateSlots(info.state_slots, info.state_grid) if info.state_slots else None
-    return (PrefixCache if info.shares_prefixes else FreeList)(num_blocks, info.block_size, states)
+    if info.shares_prefixes:
+        return PrefixCache(num_blocks, info.block_size, states)
+    return FreeList(num_blocks, info.block_size, states, decoder_prefix=info.decoder_prefix)
 
 
 def _may_share(info: ShardInfo) -> Callable[[ValidRequest], bool]:

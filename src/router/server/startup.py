@@ -18,6 +18,7 @@ from router.shards.interface import ShardError, Shards
 from router.shards.pool import HEALTH_TIMEOUT_S, ShardPool
 from router.shards.traced import TracedClient, TracedShards
 from router.shards.warm_up import Capacity, WarmUpPlan
+from wire.decoder_blocks import most_between
 from wire.rpc.mutual_tls import MutualTls
 from wire.tracing import Tracing
 from wire.warm_up import NOT_ENOUGH_MEMORY
@@ -196,6 +197,7 @@ def resolve_limits(
         max_total_tokens = max_batch_total_tokens
     # Block 0 is reserved; the last token of a request is never stored.
     usable = (max_batch_total_tokens // info.block_size - 1) * info.block_size + 1
+    usable -= most_between(info.decoder_prefix, info.block_size)
     max_total_tokens = min(max_total_tokens, usable)
     max_input_tokens = config.max_input_tokens
     if max_input_tokens is None:

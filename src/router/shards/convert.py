@@ -215,6 +215,7 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
         state_slots=min((m.state_slots for m in messages if m.state_slots), default=0),
         state_bytes=max(m.state_bytes for m in messages),
         state_grid=max(m.state_grid for m in messages),
+        decoder_prefix=max(m.decoder_prefix for m in messages),
     )
 
 

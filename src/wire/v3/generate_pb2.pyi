@@ -39,7 +39,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("protocol", "dtype", "device_type", "speculate", "support_chunking", "attention_impl", "block_size", "pipeline_depth", "kv_cache_dtype", "quantize", "adapters", "prefix_caching", "micro_batches", "adapter_slots", "image_reserve", "speculator", "process_namespace", "task", "grows", "loads_adapters", "images", "state_slots", "state_bytes", "state_grid", "other_ranks")
+    __slots__ = ("protocol", "dtype", "device_type", "speculate", "support_chunking", "attention_impl", "block_size", "pipeline_depth", "kv_cache_dtype", "quantize", "adapters", "prefix_caching", "micro_batches", "adapter_slots", "image_reserve", "speculator", "process_namespace", "task", "grows", "loads_adapters", "images", "state_slots", "state_bytes", "state_grid", "decoder_prefix", "other_ranks")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class InfoResponse(_message.Message):
     STATE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_GRID_FIELD_NUMBER: _ClassVar[int]
+    DECODER_PREFIX_FIELD_NUMBER: _ClassVar[int]
     OTHER_RANKS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     dtype: str
@@ -89,8 +90,9 @@ class InfoResponse(_message.Message):
     state_slots: int
     state_bytes: int
     state_grid: int
+    decoder_prefix: int
     other_ranks: _containers.RepeatedCompositeFieldContainer[InfoResponse]
-    def __init__(self, protocol: _Optional[int] = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., speculate: _Optional[int] = ..., support_chunking: bool = ..., attention_impl: _Optional[str] = ..., block_size: _Optional[int] = ..., pipeline_depth: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., quantize: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., prefix_caching: bool = ..., micro_batches: _Optional[int] = ..., adapter_slots: _Optional[int] = ..., image_reserve: _Optional[int] = ..., speculator: _Optional[str] = ..., process_namespace: _Optional[str] = ..., task: _Optional[str] = ..., grows: bool = ..., loads_adapters: bool = ..., images: bool = ..., state_slots: _Optional[int] = ..., state_bytes: _Optional[int] = ..., state_grid: _Optional[int] = ..., other_ranks: _Optional[_Iterable[_Union[InfoResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., speculate: _Optional[int] = ..., support_chunking: bool = ..., attention_impl: _Optional[str] = ..., block_size: _Optional[int] = ..., pipeline_depth: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., quantize: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., prefix_caching: bool = ..., micro_batches: _Optional[int] = ..., adapter_slots: _Optional[int] = ..., image_reserve: _Optional[int] = ..., speculator: _Optional[str] = ..., process_namespace: _Optional[str] = ..., task: _Optional[str] = ..., grows: bool = ..., loads_adapters: bool = ..., images: bool = ..., state_slots: _Optional[int] = ..., state_bytes: _Optional[int] = ..., state_grid: _Optional[int] = ..., decoder_prefix: _Optional[int] = ..., other_ranks: _Optional[_Iterable[_Union[InfoResponse, _Mapping]]] = ...) -> None: ...
 
 class ServiceDiscoveryRequest(_message.Message):
     __slots__ = ()

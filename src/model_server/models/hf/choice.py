@@ -13,6 +13,8 @@ from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.hf.adapters import HookedAdapters
 from model_server.models.hf.crossing import CROSSING
+from model_server.models.hf.encoder_decoder import ATTENTION_NAMES, EncoderDecoderRunner
+from model_server.models.hf.encoder_decoder import register as register_crossing
 from model_server.models.hf.loading import (
     HfModel,
     attention_of_text,
@@ -24,7 +26,13 @@ from model_server.models.hf.loading import (
 from model_server.models.hf.paged import ATTENTION_NAME, TransformersRunner, UnsuitableError, register
 from model_server.models.hf.positions import by_length
 from model_server.models.hf.quantized import check_quantized
-from model_server.models.hf.self_check import check_adapted, check_captured, check_paged, check_stateful
+from model_server.models.hf.self_check import (
+    check_adapted,
+    check_captured,
+    check_encoder_decoder,
+    check_paged,
+    check_stateful,
+)
 from model_server.models.hf.stateful import StatefulRunner
 from model_server.models.model import check_rank, warn_of_other_base
 from model_server.runner.graph_capture import CudaGraphCapture
@@ -34,6 +42,11 @@ logger = logging.getLogger(__name__)
 
 # Kinds of layers that attend only to their own tokens.
 _ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+# Encoder-decoders that do not run in batches -> why.
+_ALONE = {
+    "encoder-decoder": "its encoder and its decoder are models of their own",
+    **dict.fromkeys(("nllb-moe", "switch_transformers"), "its experts drop tokens by the size of a batch"),
+}
 
 
 def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice, *, captures: bool = False) -> Runner:
@@ -49,18 +62,22 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice, *
     logger.info("%s is not one of the native families: transformers' modelling is loaded", hf.model_type)
     if hf.reads_text_alone and placement.ranks.world.rank == 0:
         logger.warning("Only the text model of %s is served: it reads no images and no sound", hf.model_type)
+    if hf.is_encoder_decoder and hf.described.adapter_folders:
+        raise StartupError(f"LoRA adapters of {hf.model_type} are not served: merge the adapter into the model")
     reason = _needs_state(hf)
     check_quantized(hf.described, placement.ranks.tensor.size, reason)
     model = None
     if reason is None:
         check_sharding(hf, placement.ranks.tensor.size)
-        register()
         try:
-            model = _load(hf, placement, ATTENTION_NAME)
+            model = _load(hf, placement, _register(hf))
             runner, error = _paged(hf, model, placement, attention)
         except UnsuitableError as unsuitable:
             reason = str(unsuitable)
         else:
+            if isinstance(runner, EncoderDecoderRunner):
+                _report("transformers", hf, error, started, "")
+                return runner
             if hf.described.adapter_folders:
                 _adapt(hf, runner, placement)
             if captures and placement.device.type == "cuda" and runner.may_be_capturable:
@@ -113,7 +130,7 @@ def _needs_state(hf: HfModel) -> str | None:
     if hf.model_type in CROSSING:
         return "its layers of cross attention read images"
     if hf.is_encoder_decoder:
-        return "it has an encoder"
+        return _ALONE.get(hf.model_type)
     model_class = hf.model_class
     if model_class is not None and getattr(model_class, "_is_stateful", False):
         return "its layers are recurrent"
@@ -138,9 +155,18 @@ def _load(hf: HfModel, placement: Placement, attention: str | None) -> Any:
         raise UnsuitableError(one_line(error)) from error
 
 
+def _register(hf: HfModel) -> str:
+    """Register the attention that the model is loaded with, and return its name."""
+    if not hf.is_encoder_decoder:
+        register()
+        return ATTENTION_NAME
+    register_crossing()
+    return ATTENTION_NAMES[bool(getattr(hf.model_class, "_supports_sdpa", False))]
+
+
 def _paged(
     hf: HfModel, model: Any, placement: Placement, attention: AttentionChoice
-) -> tuple[TransformersRunner, float]:
+) -> tuple[TransformersRunner | EncoderDecoderRunner, float]:
     """Make the paged runner.
 
     Raises:
@@ -148,11 +174,15 @@ def _paged(
         StartupError: The requested backend cannot serve.
     """
     failure = None
-    runner = None
+    runner: TransformersRunner | EncoderDecoderRunner | None = None
+    made = (model, attention, placement.device, max_positions(hf.text_config), by_length(model))
     try:
-        positions = max_positions(hf.text_config)
-        runner = TransformersRunner(model, attention, placement.device, positions, by_length(model))
-        verdict = check_paged(runner, placement.dtype, placement.device)
+        if hf.is_encoder_decoder:
+            runner = EncoderDecoderRunner(*made)
+            verdict = check_encoder_decoder(runner, placement.dtype, placement.device)
+        else:
+            runner = TransformersRunner(*made)
+            verdict = check_paged(runner, placement.dtype, placement.device)
         if not verdict.passed:
             failure = f"it fails the self-check over the paged cache, relative error {verdict.error:.1e}"
     except (torch.OutOfMemoryError, StartupError):

@@ -19,11 +19,13 @@ from model_server.adapters.rows import BASE, CurrentRows, UniformRows, adapter_r
 from model_server.attention.metadata import AttentionMetadata
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
+from model_server.models.hf.encoder_decoder import EncoderDecoderRunner
 from model_server.models.hf.paged import TransformersRunner
 from model_server.models.hf.stateful import StatefulRunner
 from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.runner.graph_capture import GraphCapture
 from model_server.runner.runner import ModelInputs, RequestState, Runner
+from wire.decoder_blocks import most_between
 
 # Batch sizes to capture for the check of CUDA graphs: for as many logits as the prefill has, and for decode steps.
 GRAPH_SIZES = (64, 2)
@@ -56,6 +58,15 @@ def check_paged(runner: TransformersRunner, dtype: torch.dtype, device: torch.de
     with runner.given_back() as model:
         expected = [alone(model, s) for s in sequences]
     return compare(served, expected, 1e-4, dtype)
+
+
+def check_encoder_decoder(runner: EncoderDecoderRunner, dtype: torch.dtype, device: torch.device) -> Verdict:
+    """Compare with transformers, each sequence alone."""
+    sequences = _sequences(runner.model.config, runner.vocab_size, device)
+    served = run(runner, sequences, dtype, device)
+    assert runner.traits.decoder_prefix is not None
+    expected = _translations(runner.model, sequences, runner.traits.decoder_prefix)
+    return compare([s[p - 1 :] for s, p in zip(served, PREFILLED, strict=True)], expected, 1e-4, dtype)
 
 
 def check_adapted(
@@ -139,10 +150,7 @@ def _check_state(runner: StatefulRunner, dtype: torch.dtype, device: torch.devic
         return compare(together, apart, 2e-3, dtype)
     if runner.traits.decoder_prefix is None:
         return compare(served, [alone(runner.model, s, **runner.of_text(s)) for s in sequences], 2e-3, dtype)
-    expected = [
-        translated(runner.model, s[:prompt], runner.traits.decoder_prefix, s[prompt:])
-        for s, prompt in zip(sequences, PREFILLED, strict=True)
-    ]
+    expected = _translations(runner.model, sequences, runner.traits.decoder_prefix)
     return compare([s[p - 1 :] for s, p in zip(served, PREFILLED, strict=True)], expected, 2e-3, dtype)
 
 
@@ -176,7 +184,8 @@ def run(
     """
     # Blocks alternate between the sequences, and what has not been written is NaN.
     block_size = runner.traits.block_size
-    widths = [-(-len(s) // block_size) for s in sequences]
+    between = most_between(runner.traits.prefix_length, block_size)
+    widths = [-(-(len(s) + between) // block_size) for s in sequences]
     count = len(sequences)
     tables = torch.arange(1, 1 + count * max(widths), dtype=torch.int32, device=device).view(-1, count).T.contiguous()
     cache = KvCache(runner.kv_shapes, 1 + tables.numel(), block_size, dtype, device)
@@ -242,6 +251,11 @@ def translated(model: Any, prompt: Tensor, prefix: tuple[int, ...], generated: T
         return_dict=True,
     ).logits[0]
     return logits[len(prefix) - 1 :].float()
+
+
+def _translations(model: Any, sequences: Sequence[Tensor], prefix: tuple[int, ...]) -> list[Tensor]:
+    """Return what is `translated` of each sequence."""
+    return [translated(model, s[:n], prefix, s[n:]) for s, n in zip(sequences, PREFILLED, strict=True)]
 
 
 def compare(served: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float, dtype: torch.dtype) -> Verdict:

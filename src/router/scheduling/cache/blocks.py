@@ -20,6 +20,7 @@ from typing import Protocol
 from router.scheduling.cache.keys import ContentRange
 from router.scheduling.cache.radix import RadixNode
 from router.scheduling.cache.states import StatePlace, StateSlots
+from wire.decoder_blocks import positions_between
 
 
 @dataclass(slots=True)
@@ -38,11 +39,13 @@ class Allocation:
     duplicates: list[int] = field(default_factory=list, repr=False, compare=False)
     # Its slots of states; None: layers keep none, or given back.
     state: StatePlace | None = field(default=None, repr=False, compare=False)
+    # Positions that hold no token: between the prompt's last block and a decoder's first generated token.
+    between: int = 0
 
     def append(self, blocks: list[int]) -> None:
         """Append blocks, and count positions to their end."""
         self.blocks += blocks
-        self.num_tokens = max(self.num_tokens, len(self.blocks) * self.block_size)
+        self.num_tokens = max(self.num_tokens, len(self.blocks) * self.block_size - self.between)
 
     def forget(self) -> None:
         """Forget what was given back."""
@@ -145,9 +148,12 @@ class BlockStack:
 class FreeList:
     """A stack without sharing, like TGI's simple allocator."""
 
-    def __init__(self, num_blocks: int, block_size: int, states: StateSlots | None = None) -> None:
-        """Take the slots of states, if layers keep any."""
+    def __init__(
+        self, num_blocks: int, block_size: int, states: StateSlots | None = None, *, decoder_prefix: int = 0
+    ) -> None:
+        """Take the slots of states, if layers keep any, and the length of a decoder's prefix."""
         self.states = states
+        self._decoder_prefix = decoder_prefix
         self._free = BlockStack(num_blocks)
         self.version = 0
         self._num_usable = len(self._free)
@@ -177,11 +183,13 @@ class FreeList:
     ) -> Allocation | None:
         if self.states is not None and not self.states.has_any:
             return None
-        blocks = self._pop(-(-num_tokens // self._block_size))
+        num_prompt = num_tokens if num_prompt is None else num_prompt
+        between = positions_between(num_prompt, self._decoder_prefix, self._block_size)
+        blocks = self._pop(-(-(num_tokens + between) // self._block_size))
         if blocks is None:
             return None
         state = None if self.states is None else self.states.start(num_tokens)
-        return Allocation(blocks, num_tokens, self._block_size, state=state)
+        return Allocation(blocks, num_tokens, self._block_size, between=between, state=state)
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
         taken = self._pop(num_blocks)

@@ -15,6 +15,7 @@ from router.scheduling.entry import Entry
 from router.scheduling.queue.adapter_slots import AdapterSlots, Verdict
 from router.scheduling.queue.budget import Budget, round_up
 from router.scheduling.queue.fair import FairLine
+from wire.decoder_blocks import positions_between
 from wire.images.borders import chunk_end, encoder_end
 
 # Entries whose caller has disconnected are skipped when they reach the front. While the head waits for blocks they
@@ -64,6 +65,7 @@ class RequestQueue:
         may_share: Callable[[ValidRequest], bool] = lambda request: False,
         adapters: AdapterSlots | None = None,
         image_reserve: int = 0,
+        decoder_prefix: int = 0,
         on_dropped: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
         self._entries = FairLine()
@@ -80,6 +82,8 @@ class RequestQueue:
         self._adapters = adapters
         # Positions per image beside its tokens.
         self._image_reserve = image_reserve
+        # Of a decoder with blocks of its own: the encoder computes prompts whole.
+        self._decoder_prefix = decoder_prefix
         self._on_dropped = on_dropped
         self._num_left = 0
         # The entry that got no blocks, and the allocator's version and the spare blocks at that time: it is not tried
@@ -145,6 +149,7 @@ class RequestQueue:
         if not self._chunking and input_length > round_up(prefill_budget, self._block_size):
             return -1
         num_positions = self._allocator.num_usable * self._block_size
+        num_positions -= positions_between(input_length, self._decoder_prefix, self._block_size)
         return num_positions - self._num_positions(input_length, 0, num_images)
 
     def next_batch(self, budget: Budget, spare_blocks: int = 0) -> NextBatch | None:
@@ -247,8 +252,9 @@ class RequestQueue:
         if self._chunking:
             if left <= 0:
                 return False
-            chunk_len, rows = _first_chunk(entry, allocation.prefix_length, min(to_compute, left), scan, budget)
-            # An image that is first in its step is computed whole.
+            if not self._decoder_prefix:
+                chunk_len, rows = _first_chunk(entry, allocation.prefix_length, min(to_compute, left), scan, budget)
+            # What is computed whole may exceed its step as the first.
             if scan.picked and (chunk_len > left or (rows and _exceeds(scan.image_rows + rows, budget))):
                 return False
         scan.image_rows += rows

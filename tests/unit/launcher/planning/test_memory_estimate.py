@@ -12,6 +12,7 @@ from support.adapters import write_adapter
 from support.quantized import quantize_folder
 from support.thread_ranks import on_ranks
 from support.tiny_models import tiny_checkpoint
+from support.tiny_types import type_checkpoint
 
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation
@@ -110,6 +111,16 @@ def test_layers_of_several_sizes_take_what_was_estimated(tmp_path: Path, variant
             return load_runner(describe(examine(folder)), placement, AttentionChoice("reference", CPU))
 
         assert [_token_bytes(runner) for runner in on_ranks(world_size, load)] == [expected.token] * world_size
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart", "t5gemma"])
+def test_an_encoder_decoder_takes_what_was_estimated(tmp_path: Path, model_type: str) -> None:
+    """The keys of a prompt's token are those that the decoder's layers make of the encoder's output."""
+    type_checkpoint(model_type, tmp_path)
+    expected = estimate(LauncherConfig(dtype="float32"), Hardware(), read(tmp_path), 1)
+    placement = Placement(CPU, torch.float32)
+    runner = load_runner(describe(examine(tmp_path)), placement, AttentionChoice("reference", CPU))
+    assert expected.token == _token_bytes(runner)
 
 
 def test_published_files_say_the_sizes_of_full_layers_once() -> None:

@@ -12,7 +12,7 @@ from parity.protocol import CPU
 from support.attention_scene import BATCHES, HEADS, Scene, naive
 
 from model_server.attention import reference
-from model_server.attention.backend import Alibi
+from model_server.attention.backend import Alibi, DistanceBias
 from model_server.attention.reference import ReferenceBackend
 from model_server.memory.kv_cache import KvCache, KvShape
 
@@ -90,6 +90,7 @@ def test_a_poisoned_sequence_stays_alone() -> None:
 
 # Slopes that bfloat16 cannot hold.
 SLOPES = torch.tensor([0.7, 0.31, 0.011, 0.17])
+BIASES = torch.linspace(-1, 2, 4 * 7).view(4, 7)  # the last is of all keys at 6 and farther
 SCORES: dict[str, dict[str, Any]] = {
     "chunk of 1": {"chunk": 1},
     "chunk": {"chunk": 8},
@@ -100,6 +101,8 @@ SCORES: dict[str, dict[str, Any]] = {
     "alibi": {"alibi": Alibi(SLOPES)},
     "alibi, window": {"alibi": Alibi(SLOPES), "window": 8},
     "alibi, rounded": {"alibi": Alibi(SLOPES, 0.25)},
+    "by distance": {"distance_bias": DistanceBias(BIASES)},
+    "by distance, window": {"distance_bias": DistanceBias(BIASES), "window": 8},
     "everything": {"alibi": Alibi(SLOPES), "window": 8, "softcap": 2.0, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
 }
 

@@ -48,6 +48,16 @@ def test_a_running_request_grows_by_whole_blocks():
     assert blocks.num_free == 9
 
 
+def test_a_decoder_begins_in_a_block_of_its_own():
+    blocks = FreeList(20, 4, decoder_prefix=1)
+    # Two blocks of the prompt; the prefix and two generated tokens in one more.
+    allocation = blocks.allocate(7, num_prompt=5)
+    assert (len(allocation.blocks), allocation.num_tokens) == (3, 7)
+    blocks.extend(allocation, 1)
+    assert allocation.num_tokens == 5 + 7
+    assert len(blocks.allocate(5, num_prompt=4).blocks) == 2
+
+
 def test_nothing_is_shared_without_a_prefix_cache():
     blocks = FreeList(10, 1)
     allocation = blocks.allocate(4, [1, 2, 3, 4])

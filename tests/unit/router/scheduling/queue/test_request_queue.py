@@ -19,13 +19,15 @@ class Setup:
         capacity: int = 16000,
         block_size: int = 1,
         chunking: bool = False,
+        decoder_prefix: int = 0,
     ) -> None:
         self.dropped: list[Entry] = []
-        self.allocator = FreeList(capacity // block_size, block_size)
+        self.allocator = FreeList(capacity // block_size, block_size, decoder_prefix=decoder_prefix)
         self.queue = RequestQueue(
             block_size=block_size,
             allocator=self.allocator,
             chunking=chunking,
+            decoder_prefix=decoder_prefix,
             on_dropped=self.dropped.append,
         )
 
@@ -234,3 +236,17 @@ def test_a_head_without_blocks_whose_caller_has_left_makes_way():
     assert s.next_ids(None, None, 4096) is None
     second.close()
     assert s.next_ids(None, None, 4096) == [2]
+
+
+def test_an_encoder_takes_prompts_whole():
+    s = Setup(chunking=True, decoder_prefix=1)
+    first, second = s.add((10, 5), (10, 5))
+    assert s.next_ids(None, None, 15) == [0]
+    assert first.chunk_len is None
+    assert s.next_ids(None, None, 5) == [1]  # the first in its step may exceed it
+    assert second.chunk_len is None
+
+
+def test_an_encoder_decoder_has_room_for_less():
+    s, other = (Setup(64, 4, chunking=True, decoder_prefix=n) for n in (1, 0))
+    assert other.queue.most_new_tokens(9, 100) - s.queue.most_new_tokens(9, 100) == 4
