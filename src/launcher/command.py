@@ -25,12 +25,15 @@ class Command:
     """Ready when gRPC Health is answered here."""
     url: str | None = None
     """Of an HTTP server: ready when it answers GET /health with 200."""
+    model: str = ""
+    """Whose it is, where there are several models."""
     private_files: bool = False
     """Only its user may read files that it creates (the mode of a socket follows from this)."""
 
     @property
     def title(self) -> str:
-        return self.name if self.rank is None else f"{self.name} {self.rank}"
+        title = self.name if self.rank is None else f"{self.name} {self.rank}"
+        return f"{title} of {self.model}" if self.model else title
 
 
 _UNIX = "unix:"

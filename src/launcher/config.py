@@ -8,9 +8,11 @@ from typing import Literal
 
 from launcher.group_config import GroupConfig
 from launcher.http_config import HttpConfig
+from launcher.pool_config import PoolConfig
 from wire.cli.adapter_options import AdapterOptions
 from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
+from wire.cli.parsing import UsageError
 from wire.cli.pooling_options import TEXT_FLAGS, Preset, TextOptions
 from wire.cli.request_log_options import REQUEST_LOG_FLAGS, RequestLogOptions
 from wire.cli.sampling_options import SamplingOptions
@@ -39,7 +41,7 @@ _NOT_YET = "Not served yet (refused at start)"
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig(
-    HttpConfig, GroupConfig, ImageOptions, AdapterOptions, TextOptions, SamplingOptions, RequestLogOptions
+    HttpConfig, GroupConfig, PoolConfig, ImageOptions, AdapterOptions, TextOptions, SamplingOptions, RequestLogOptions
 ):
     """Options of the launcher."""
 
@@ -252,7 +254,18 @@ class LauncherConfig(
 class ServeConfig(LauncherConfig):
     """Options of `launcher serve`."""
 
-    model_id: str = argument(env="MODEL_ID", metavar="MODEL", has_flag=True, help=_MODEL_HELP)
+    model_id: str | None = argument(
+        default=None, env="MODEL_ID", metavar="MODEL", has_flag=True, help=f"{_MODEL_HELP} Required without --models."
+    )
+    more_models: list[str] = argument(
+        default=[], metavar="MODELS", help="More models, at the same address: docs/running-for-others.md."
+    )
+
+    def __post_init__(self) -> None:
+        """Require a model. Raises UsageError, as the parser does for what is missing."""
+        if self.model_id is None and self.models is None:
+            meaning = _MODEL_HELP.rstrip(".")
+            raise UsageError(f"the following required argument was not provided: <MODEL> ({meaning}), or --models FILE")
 
 
 SECRETS = frozenset({"api_key", "group_token", "ngrok_authtoken"})

@@ -8,6 +8,7 @@ from launcher.config import DEFAULT_MODEL_ID, KEEP_MODEL_TYPE, LauncherConfig, i
 from launcher.errors import ArgumentValidation
 from launcher.group_config import check_group, num_nodes
 from launcher.http_config import check_http, http_port
+from launcher.pool_config import check_pool
 from wire import tracing
 from wire.adapters import check_adapters, check_lora_root, check_slots
 from wire.cli.pooling_options import check_prompts
@@ -26,6 +27,7 @@ def check(config: LauncherConfig) -> None:
     if config.model_id == "":
         raise ArgumentValidation("`--model-id` is empty")
     check_group(config)
+    check_pool(config)
     check_http(config)
     _check_served(config)
     check_prompts(config, ArgumentValidation)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig
+from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, ServeConfig
 from launcher.config_checks import check
 from launcher.errors import ArgumentValidation, LauncherError
 from launcher.group_config import check_placement, num_nodes, with_supervisor
@@ -20,6 +20,7 @@ from launcher.model_launch import ModelLaunch, resolved
 from launcher.planning import commands, hardware, model_info, preflight
 from launcher.planning.hardware import Hardware
 from launcher.planning.plan import Endpoints, LaunchPlan, NodePart
+from launcher.pool_config import has_pool
 from launcher.processes.child import Guard
 from launcher.processes.output import Output, claim_standard_descriptors
 from launcher.processes.signals import Signals
@@ -120,15 +121,26 @@ class _Launch:
             from launcher.planning import env_report
 
             logger.info("Runtime environment:\n%s", env_report.report(machine, self._environ))
-            if config.model_id is None:
+            if config.model_id is None and config.models is None:
                 return 0
-        self._config = config = preflight.with_gguf_file(with_supervisor(config, self._environ))
+        config = with_supervisor(config, self._environ)
+        if has_pool(config) or (isinstance(config, ServeConfig) and config.more_models):
+            return self._serve_models(config, machine)
+        self._config = config = preflight.with_gguf_file(config)
         logger.info("%s", redacted(config))
         check(config)
         preflight.check_router_variables(self._environ)
         self._environ = model_info.with_hub_cache(self._environ, config.huggingface_hub_cache)
         self._config = resolved(config, self._environ)
         return self._serve(machine) if num_nodes(config) == 1 else self._serve_in_group(machine)
+
+    def _serve_models(self, config: LauncherConfig, machine: Hardware) -> int:
+        # Imported here: one model alone needs none of it.
+        from launcher.groups.serve import serve_models
+
+        logger.info("%s", redacted(config))
+        preflight.check_router_variables(self._environ)
+        return serve_models(config, self._signals, self._environ, machine, self._terminal)
 
     def _serve_in_group(self, machine: Hardware) -> int:
         # Imported here: a node alone needs none of it, and gRPC takes 0.2 s.

@@ -36,7 +36,7 @@ class ModelLaunch:
             config: With the model, not a word that stands for it.
             machine: All nodes together.
         """
-        self.config, self._environ, self._machine = config, environ, machine
+        self.config, self._environ, self.machine = config, environ, machine
         self.model_id = config.model_id or DEFAULT_MODEL_ID
         self.directory = model_info.model_directory(self.model_id, config.revision, environ)
 
@@ -62,8 +62,8 @@ class ModelLaunch:
     def _check_shards(self) -> tuple[model_info.ModelInfo | None, int]:
         info = model_info.read(self.directory)
         check_model(self.model_id, info, self.config.quantize)
-        num_shard = resolve_num_shard(self.config, self._machine, info).value
-        preflight.check_memory(self.model_id, self._machine, info, num_shard, self.config.quantize)
+        num_shard = resolve_num_shard(self.config, self.machine, info).value
+        preflight.check_memory(self.model_id, self.machine, info, num_shard, self.config.quantize)
         return info, num_shard
 
     @property
@@ -142,7 +142,7 @@ class ModelLaunch:
         info, num_shard = self._check_shards()
         adapters = listed_folders(self.config, self._environ)
         part, ends = meet(self.directory, adapters, num_shard)
-        return make_plan(self.config, self._machine, info, ends, part, read_listed(adapters))
+        return make_plan(self.config, self.machine, info, ends, part, read_listed(adapters))
 
 
 def resolved(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfig:

@@ -185,6 +185,10 @@ class RouterConfig(ImageOptions, TextOptions, SamplingOptions, RequestLogOptions
         help="Form of errors on OpenAI's routes: `auto` is OpenAI's, with status 400 for what a request does wrong; "
         "`tgi` is TGI's, with 422. Anthropic's routes and /v1/responses have their own in either case.",
     )  # fmt: skip
+    behind_front: bool = option(
+        False, panel=_HTTP, hidden=True,
+        help="A front of several models holds keys to their limits of requests; the launcher sets the variable.",
+    )  # fmt: skip
     kserve_api: bool = option(False, panel=_HTTP, help="Serve KServe's v2 routes below /v2 too.")
     aip_http_port: int | None = option(
         None, panel=_HTTP, help="Vertex AI's name for the port; overrides --port.", maximum=65535
@@ -281,6 +285,11 @@ class RouterConfig(ImageOptions, TextOptions, SamplingOptions, RequestLogOptions
     ngrok: bool = option(False, panel=_UNSERVED, help="Not served.")
     ngrok_authtoken: str | None = option(None, panel=_UNSERVED, help="Not served.")
     ngrok_edge: str | None = option(None, panel=_UNSERVED, help="Not served.")
+
+    @property
+    def limits_of_keys(self) -> Literal["all", "model"]:
+        """Return which limits of API keys hold here."""
+        return "model" if self.behind_front else "all"
 
     @property
     def listening_port(self) -> int:

@@ -14,6 +14,7 @@ RouterError
 ├── ForbiddenError        the API key may not do this
 ├── GenerationError       the shards failed
 ├── IncompleteError       the generation ended without a last token
+├── UnavailableError      one of several models is not loaded
 ├── UnhealthyError        a shard does not answer, or the server is stopping
 └── StartupError          (never reaches a client: ends the process with one line)
     ├── ArgumentValidation    options that contradict each other or the shards
@@ -30,9 +31,9 @@ from wire.text.escape import quoted
 Reason = Literal[
     "body_too_large", "cache_too_small", "conflict", "content_type", "draining", "forbidden", "invalid_grammar",
     "invalid_image", "invalid_type", "invalid_value", "malformed_json", "missing_field", "overloaded",
-    "prompt_empty", "prompt_too_long", "rate_limit", "template", "too_many_generations", "tools", "unauthorized",
-    "unknown_adapter",
-    "unknown_field", "unknown_model", "unknown_response", "unknown_route", "unsupported", "wrong_method",
+    "model_unavailable", "prompt_empty", "prompt_too_long", "rate_limit", "template", "too_many_generations", "tools",
+    "unauthorized", "unknown_adapter", "unknown_field", "unknown_model", "unknown_response", "unknown_route",
+    "unsupported", "wrong_method",
 ]  # fmt: skip
 """Why a request is refused, in the log and in `tgi_request_refused`."""
 
@@ -228,6 +229,17 @@ class IncompleteError(RouterError):
 
     def __init__(self) -> None:
         super().__init__("Incomplete generation")
+
+
+class UnavailableError(RouterError):
+    """One of several models is not loaded now; `retry_after_s` says when it may be."""
+
+    reason: Reason | None = "model_unavailable"
+
+    def __init__(self, detail: str, error_type: str, retry_after_s: int | None = None) -> None:
+        super().__init__(detail, param="model", code=error_type)
+        self.error_type = error_type
+        self.retry_after_s = retry_after_s
 
 
 class UnhealthyError(RouterError):

@@ -59,7 +59,7 @@ def _histogram(help: str, unit: str, *labels: _Label) -> Declared:
 
 
 _KEY = ("key", (_OTHER_KEYS,))
-_OF_KEYS: dict[str, Declared] = {
+OF_KEYS: dict[str, Declared] = {
     "tgi_key_requests": _counter("Requests of an API key that were let in", "requests", _KEY),
     "tgi_key_tokens": _counter(
         "Tokens of an API key; cached ones are of prompts, and counted there too",
@@ -147,7 +147,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_request_max_new_tokens": _histogram("Token budget that a request asked for, at most 1024", "tokens"),
     "tgi_request_skipped_tokens": _histogram("Speculated tokens accepted in one step of a request", "tokens"),
     **_OF_LOG,
-    **_OF_KEYS,
+    **OF_KEYS,
     "tgi_key_queue_size": _gauge("Requests of an API key that wait for a batch", "requests", _KEY),
 }
 
@@ -183,7 +183,7 @@ POOLING: dict[str, Declared] = {
         "Part of a step on the shard in seconds", "seconds", ("phase", POOLING_PHASES)
     ),
     **_OF_LOG,
-    **_OF_KEYS,
+    **OF_KEYS,
 }
 """Of a server whose task is embed, rerank or classify."""
 
@@ -218,6 +218,9 @@ class _HistogramFamily:
         self.declared = declared
         self.series = {key: _Histogram(len(edges)) for key in declared.keys}
 
+    def add(self, key: tuple[str, ...]) -> None:
+        self.series.setdefault(key, _Histogram(len(self.edges)))
+
 
 class _ValueFamily:
     __slots__ = ("declared", "series")
@@ -225,6 +228,9 @@ class _ValueFamily:
     def __init__(self, declared: Declared) -> None:
         self.declared = declared
         self.series: dict[tuple[str, ...], float] = dict.fromkeys(declared.keys, 0)
+
+    def add(self, key: tuple[str, ...]) -> None:
+        self.series.setdefault(key, 0)
 
 
 class Metrics:
@@ -269,15 +275,20 @@ class Metrics:
         """Return the label of an adapter's requests."""
         return name if (name,) in self._values["tgi_lora_requests"].series else _OTHER_ADAPTERS
 
+    def add_label(self, label: str, value: str) -> None:
+        """Give a label's new value series, where it is the first of a metric's labels."""
+        for family in (*self._values.values(), *self._histograms.values()):
+            if family.declared.labels and family.declared.labels[0][0] == label:
+                for others in itertools.product(*(values for _, values in family.declared.labels[1:])):
+                    family.add((value, *others))
+
     def set_keys(self, names: Sequence[str]) -> None:
         """Give the first hundred API keys series."""
         known = self._values["tgi_key_requests"].series
         for name in names:
             if len(known) > _MOST_KEYS:
                 return
-            for family in (one for one in self._values.values() if one.declared.labels[:1] == (_KEY,)):
-                for others in itertools.product(*(values for _, values in family.declared.labels[1:])):
-                    family.series.setdefault((name, *others), 0)
+            self.add_label("key", name)
 
     def key_label(self, name: str) -> str:
         """Return the label of an API key's requests."""

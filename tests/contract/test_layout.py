@@ -12,11 +12,11 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 900,
+    "files": 902,
     "files below 50 lines": 245,
     "folders": 124,
     "docstrings that begin with a fragment": 3,
-    "words of docstrings for 100 lines": 87,
+    "words of docstrings for 100 lines": 88,
     "files of the spine that name a feature": 81,
     "functions named begin": 0,
     "functions named take": 0,
@@ -25,18 +25,18 @@ LIMITS = {
     "functions named settle": 0,
     "functions named leave": 0,
     "functions named brought": 0,
-    "files that name adapters": 146,
-    "files that name images": 136,
-    "files that name drafts": 97,
+    "files that name adapters": 153,
+    "files that name images": 137,
+    "files that name drafts": 98,
     "files that name stages": 41,
     "files that name states": 30,
 }
 LINES = {
     "launcher": 13_800,
     "model_server": 49_000,
-    "router": 31_800,
+    "router": 32_110,
     "tercet": 60,
-    "wire": 6_780,
+    "wire": 6_800,
 }
 LONG_FILE = 400
 

@@ -77,8 +77,15 @@ class RunningServer:
 
 
 @contextlib.contextmanager
+def running_models(*words: str, environ: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
+    """Start `launcher serve WORDS` for several models, on a free port."""
+    with running_server(None, *words, environ=environ, command=(sys.executable, "-m", "launcher", "serve")) as server:
+        yield server
+
+
+@contextlib.contextmanager
 def running_server(
-    model: str | Path,
+    model: str | Path | None,
     *options: str,
     environ: Mapping[str, str] | None = None,
     wait: bool = True,
@@ -92,7 +99,7 @@ def running_server(
         holder.bind(("127.0.0.1", 0))
         port: int = holder.getsockname()[1]
         log = Path(folder) / "log"
-        words = [*command, "--model-id", str(model), "--hostname", "127.0.0.1"]
+        words = [*command, *(() if model is None else ("--model-id", str(model))), "--hostname", "127.0.0.1"]
         if "--num-shard" in options:  # several servers may run at a time
             words += ["--master-port", str(free_port())]
         with log.open("wb") as output:

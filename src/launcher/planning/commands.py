@@ -32,7 +32,7 @@ from wire.processes.python_child import child_environment, module_command
 from wire.text.sampling_defaults import AUTO, NONE
 
 DECIDED = frozenset({
-    "COLLECTIVE_TIMEOUT", "ENDPOINTS", "MASTER_SHARD_UDS_PATH", "NODE_ENDPOINT", "NUM_NODES", "RANK",
+    "BEHIND_FRONT", "COLLECTIVE_TIMEOUT", "ENDPOINTS", "MASTER_SHARD_UDS_PATH", "NODE_ENDPOINT", "NUM_NODES", "RANK",
     "REQUEST_LOGPROBS", "STORE_KEY_PREFIX", "TOKENIZER_NAME", "WORLD_SIZE",
 })  # fmt: skip
 """Variables of children that the launcher sets, or leaves unset: what is inherited under these names is of another
@@ -149,6 +149,7 @@ def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = Fals
     variables = {
         "graceful_termination_timeout": drain_seconds(asked.graceful_termination_timeout),
         "request_logprobs": 1 if asked.enable_prefill_logprobs else None,
+        "behind_front": ends.has_front or None,
         **handed_on(asked, ROUTER_VARIABLES),
     }
     if plan.part is not None:
@@ -160,11 +161,11 @@ def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = Fals
         "compute_type": plan.compute_type,
     }
     # A tool that reads flags and variables must find one truth; AIP_HTTP_PORT would override the port.
-    inherited = _inherited(environ, without={*map(variable_of, flags), "AIP_HTTP_PORT"})
+    others = inherited(environ, without={*map(variable_of, flags), "AIP_HTTP_PORT"})
     return Command(
         name="router",
         argv=(*module_command("router"), *to_argv(flags)),
-        env=to_environment(defaults) | inherited | to_environment(variables),
+        env=to_environment(defaults) | others | to_environment(variables),
         url=plan.url,
     )
 
@@ -201,10 +202,10 @@ def _rope(asked: LauncherConfig) -> dict[str, Any]:
 def _model_server_environment(config: LauncherConfig, environ: Environment) -> dict[str, str]:
     # An override that the launcher has accepted names the model's own directory.
     removed = {"LOG_LEVEL", "WEIGHTS_CACHE_OVERRIDE", *map(variable_of, SECRETS)}
-    return _inherited(with_hub_cache(environ, config.huggingface_hub_cache), without=removed)
+    return inherited(with_hub_cache(environ, config.huggingface_hub_cache), without=removed)
 
 
-def _inherited(environ: Environment, *, without: Iterable[str]) -> dict[str, str]:
+def inherited(environ: Environment, *, without: Iterable[str]) -> dict[str, str]:
     removed = DECIDED | set(without)
     env = {name: value for name, value in child_environment(environ).items() if name not in removed}
     if env.get("HF_API_TOKEN"):

@@ -35,6 +35,8 @@ class Endpoints:
     master_port: int
     uds: Path | None = None
     """Where HTTP is served instead of the port."""
+    has_front: bool = False
+    """It is one of several models' routers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,7 +121,7 @@ class Child:
         streams = [os.dup(stream.fileno()) for stream in (self._process.stdout, self._process.stderr)]
         self._process.stdout.close()
         self._process.stderr.close()
-        self.logs = ChildLogs(command.name, command.rank, *streams)
+        self.logs = ChildLogs(command.name, command.rank, *streams, model=command.model)
 
     @property
     def title(self) -> str:

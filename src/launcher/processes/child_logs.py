@@ -152,9 +152,13 @@ class Progress:
 class ChildLogs:
     """The two streams of one child. Reading starts at once; `finish` waits for their ends."""
 
-    def __init__(self, name: str, rank: int | None, stdout: int, stderr: int) -> None:
-        """Takes the two descriptors over."""
-        self._name, self._rank = name, rank
+    def __init__(self, name: str, rank: int | None, stdout: int, stderr: int, *, model: str = "") -> None:
+        """Takes the two descriptors over.
+
+        Args:
+            model: A field of its records, where there are several models.
+        """
+        self._name, self._rank, self._model = name, rank, model
         self._logger = logging.getLogger(f"text_generation_launcher.{name}")
         self.errors = KeptLines()
         self.progress = Progress()
@@ -200,6 +204,8 @@ class ChildLogs:
         # Records of the router keep TGI's flat layout, those of shards become the launcher's own, with the rank.
         if self._rank is not None and line.rank is None:
             line = dataclasses.replace(line, rank=self._rank)
+        if self._model:
+            line = dataclasses.replace(line, fields={**line.fields, "model": self._model})
         extra = {"log_line": line, "log_layout": "flat" if self._name == "router" else None}
         self._logger.log(line.python_level, "%s", line.message, extra=extra)
 

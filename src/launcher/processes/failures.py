@@ -40,8 +40,10 @@ def is_orderly(end: Exit) -> bool:
     return end.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-def rank_field(child: Child) -> dict[str, int]:
-    return {} if child.command.rank is None else {"rank": child.command.rank}
+def rank_field(child: Child) -> dict[str, int | str]:
+    command = child.command
+    fields: dict[str, int | str] = {} if command.rank is None else {"rank": command.rank}
+    return fields | ({"model": command.model} if command.model else {})
 
 
 def report_crash(child: Child, headline: str) -> None:

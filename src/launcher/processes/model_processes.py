@@ -12,6 +12,7 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from launcher.command import Command
 from launcher.errors import (
@@ -110,7 +111,7 @@ class ModelProcesses:
                 self._shards.append(start_child(command, self._guard, ShardCannotStart))
             on_started()
             for child in self._shards:
-                logger.info("Starting shard", extra={"rank": child.command.rank})
+                logger.info("Starting shard", extra=rank_field(child))
             yield from self._until_ready(self._shards, ShardCannotStart)
             while not self._group.all_are_ready():
                 yield from self._check_alive(ShardFailed)
@@ -159,6 +160,11 @@ class ModelProcesses:
     def end_after_failure(self) -> Iterator[float]:
         """End all at once."""
         yield from self._stopping.after_failure(self._shards, self._router, by_force=not self._is_alone)
+
+    def limit(self, graceful_s: float) -> None:
+        """Leave an end that begins now less time."""
+        self._timeouts = replace(self._timeouts, graceful_s=min(graceful_s, self._timeouts.graceful_s))
+        self._stopping = Stopping(self._timeouts)
 
     def kill(self) -> None:
         """Kill every process and wait until each is gone."""

@@ -24,6 +24,7 @@ from router.errors import (
     RouterError,
     TemplateError,
     ToolError,
+    UnavailableError,
     UnhealthyError,
     ValidationError,
 )
@@ -99,6 +100,7 @@ _TABLE: dict[type[RouterError], _Row] = {
     OverloadedError: _Row(429, 429, "overloaded"),
     GenerationError: _Row(424, 500),
     IncompleteError: _Row(500, 500),
+    UnavailableError: _Row(503, 503),
     UnhealthyError: _Row(503, 503, "overloaded"),
     UnauthorizedError: _Row(401, 401),
     ForbiddenError: _Row(403, 403),
@@ -213,7 +215,7 @@ class ErrorAnswers:
         family, request_id = self.family(scope["path"]), scope.get("request_id", "")
         status = status_of(error, family)
         response = JsonResponse(body_of(error, family, request_id), status_code=status, headers=headers)
-        if isinstance(error, OverloadedError):
+        if isinstance(error, OverloadedError | UnavailableError) and error.retry_after_s is not None:
             response.headers["retry-after"] = str(error.retry_after_s)
         if isinstance(error, UnauthorizedError):
             response.headers["www-authenticate"] = "Bearer"

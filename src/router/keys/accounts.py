@@ -9,8 +9,10 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from router.errors import ArgumentValidation
 from router.keys.account import Account
@@ -22,14 +24,23 @@ from wire.text.counting import counted
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
+Part = Literal["all", "front", "model"]
 _State = tuple[int, int, int]
 
 
 class Accounts:
     """Accounts by key; requests that run keep theirs when it is removed."""
 
-    def __init__(self, keys: Sequence[Key], metrics: Metrics, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, keys: Sequence[Key], metrics: Metrics, clock: Clock = time.monotonic, *, part: Part = "all"
+    ) -> None:
+        """Make an account for each key.
+
+        Args:
+            part: Which of the limits hold here, where a front has some and each model's router the others.
+        """
         self._metrics = metrics
+        self._part = part
         self._clock = clock
         self._by_name: dict[str, Account] = {}
         self._by_digest: dict[bytes, Account] = {}
@@ -39,6 +50,7 @@ class Accounts:
 
     def set(self, keys: Sequence[Key]) -> None:
         """Replace the keys; those of the same name keep what they have used."""
+        keys = [_limited_to(self._part, key) for key in keys]
         self._metrics.set_keys([key.name for key in keys])
         accounts: dict[str, Account] = {}
         for key in keys:
@@ -61,13 +73,15 @@ class Accounts:
         return account if expires is None or datetime.now(UTC) < expires else None
 
     @classmethod
-    def of_file(cls, path: Path | None, metrics: Metrics, resources: contextlib.ExitStack) -> Accounts | None:
+    def of_file(
+        cls, path: Path | None, metrics: Metrics, resources: contextlib.ExitStack, *, part: Part = "all"
+    ) -> Accounts | None:
         """Return a file's accounts, which follow it, and SIGUSR2, until `resources` are closed."""
         if path is None:
             return None
         state = _state(path)
         try:
-            accounts = cls(read_keys(path), metrics)
+            accounts = cls(read_keys(path), metrics, part=part)
         except ValueError as error:
             raise ArgumentValidation(f"`--keys-file`: {error}") from None
         loop = asyncio.get_running_loop()
@@ -106,6 +120,13 @@ class Accounts:
             return
         self.set(keys)
         logger.info("%s from %s", counted(len(keys), "API key"), path)
+
+
+def _limited_to(part: Part, key: Key) -> Key:
+    """Return a key with the limits of a part: requests are the front's, tokens the model's."""
+    if part == "front":
+        return replace(key, tokens_per_minute=None)
+    return replace(key, requests_per_minute=None, concurrent=None) if part == "model" else key
 
 
 def _state(path: Path) -> _State | None:

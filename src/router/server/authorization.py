@@ -17,7 +17,9 @@ from wire.keys import Scope as KeyScope
 
 Answer = Callable[[RouterError, Scope], Response]
 
-_ADMIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_ADMIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/models/load", "/v1/models/unload")
+ACCOUNT = "tercet.account"
+"""Member of a request's scope: the account of its key."""
 _METRICS = "/metrics"
 
 
@@ -59,6 +61,7 @@ class KeysMiddleware:
             return
         if (span := entered()) is not None:
             span.account = account
+        scope[ACCOUNT] = account
         send = _with_limits(account, scope, send)
         is_limited = scope["method"] == "POST" and wanted == "inference"
         try:

@@ -84,7 +84,7 @@ async def serve_pooled(
             app = create_pooled_app(
                 state,
                 api_key=config.api_key,
-                accounts=Accounts.of_file(config.keys_file, metrics, resources),
+                accounts=Accounts.of_file(config.keys_file, metrics, resources, part=config.limits_of_keys),
                 allow_origins=config.cors_allow_origin,
                 request_log=RequestLog.of(config, metrics, resources),
             )

@@ -129,7 +129,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             app = create_app(
                 state,
                 api_key=config.api_key,
-                accounts=Accounts.of_file(config.keys_file, metrics, resources),
+                accounts=Accounts.of_file(config.keys_file, metrics, resources, part=config.limits_of_keys),
                 allow_origins=config.cors_allow_origin,
                 tracing=tracing,
                 request_log=RequestLog.of(config, metrics, resources),

@@ -16,7 +16,6 @@ import uvicorn
 
 from router.api.http.connection import Bounds
 from router.api.http.tls_listener import TlsListener
-from router.generation.permits import PermitPool
 from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
@@ -76,11 +75,20 @@ class Server(uvicorn.Server):
             await asyncio.wait(cancelled, timeout=_CANCELLED_TIMEOUT_S)
 
 
+class Permits(Protocol):
+    """Counts requests that run."""
+
+    @property
+    def num_taken(self) -> int: ...
+
+
 class Serving(Protocol):
     """Takes requests; running ones hold permits."""
 
     is_draining: bool
-    permit_pool: PermitPool
+
+    @property
+    def permit_pool(self) -> Permits: ...
 
     def end(self) -> None: ...
 

@@ -38,9 +38,18 @@ def read(path: Path, options: Sequence[Option]) -> Mapping[str, Given]:
         return {}
     if not isinstance(root, yaml.MappingNode):
         raise ValueError(f"{path} holds no options; it takes lines such as `port: 8080`")
+    return given_in(root, options, path)
+
+
+def given_in(node: Any, options: Sequence[Option], path: Path) -> Mapping[str, Given]:
+    """Return the options that a mapping gives, by field; `node` is of yaml's `compose`.
+
+    Raises:
+        ValueError: One line that names the file and the line.
+    """
     known = {opt.name: opt for opt in options if not opt.is_config_file}
     given: dict[str, Given] = {}
-    for key, value in root.value:
+    for key, value in node.value:
         line = key.start_mark.line + 1
         where, written = f"{path}, line {line}", str(key.value)
         name = written.replace("-", "_")
@@ -51,7 +60,7 @@ def read(path: Path, options: Sequence[Option]) -> Mapping[str, Given]:
             raise ValueError(f"{where}: unknown option '{written}'{hint}")
         if name in given:
             raise ValueError(f"{where}: '{written}' is given again, after line {given[name].line}")
-        texts = list(_texts(value, yaml))
+        texts = list(_texts(value))
         if None in texts or (len(texts) != 1 and not known[name].is_repeated):
             kind = "one value or a list of values" if known[name].is_repeated else "one value"
             raise ValueError(f"{where}: '{written}' takes {kind}")
@@ -60,8 +69,10 @@ def read(path: Path, options: Sequence[Option]) -> Mapping[str, Given]:
     return given
 
 
-def _texts(value: Any, yaml: Any) -> Iterator[str | None]:
+def _texts(value: Any) -> Iterator[str | None]:
     """Yield a value's or list's texts, empty for null; None: no option takes it."""
+    import yaml
+
     for node in value.value if isinstance(value, yaml.SequenceNode) else [value]:
         if isinstance(node, yaml.ScalarNode):
             yield "" if node.tag == _NULL else node.value

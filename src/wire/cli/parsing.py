@@ -59,6 +59,15 @@ def parse(config_type: type[T], argv: Sequence[str], environ: Mapping[str, str])
     return config_type(**values)
 
 
+def values_of(options: Sequence[Option], given: Mapping[str, config_file.Given], path: Path) -> dict[str, Any]:
+    """Return the values of a file's options by field. Raises UsageError."""
+    known = {opt.name: opt for opt in options}
+    return {
+        name: _value_of(known[name], said.texts, source=f" (from {path}, line {said.line})")
+        for name, said in given.items()
+    }
+
+
 def _read_config_file(
     options: Sequence[Option], given: Mapping[str, Sequence[str]], environ: Mapping[str, str]
 ) -> tuple[Path | None, Mapping[str, config_file.Given]]:

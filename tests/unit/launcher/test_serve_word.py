@@ -16,7 +16,7 @@ OTHER = ["--num-shard", "2", "--port=8080", "--cuda-graphs", "1,2"]
 @pytest.mark.parametrize("argv", [["some/model", *OTHER], [*OTHER, "some/model"], ["--model-id", "some/model", *OTHER]])
 def test_the_same_as_with_the_option(argv: list[str]) -> None:
     asked = parse(LauncherConfig, ["--model-id", "some/model", *OTHER], {})
-    assert dataclasses.asdict(parse(ServeConfig, argv, {})) == dataclasses.asdict(asked)
+    assert dataclasses.asdict(parse(ServeConfig, argv, {})) == {**dataclasses.asdict(asked), "more_models": []}
 
 
 def test_the_variable_is_read() -> None:
@@ -25,11 +25,17 @@ def test_the_variable_is_read() -> None:
 
 
 def test_every_option_is_there() -> None:
-    assert [opt.flag for opt in options_of(ServeConfig)] == [opt.flag for opt in options_of(LauncherConfig)]
+    flags = [opt.flag for opt in options_of(ServeConfig) if opt.has_flag]
+    assert flags == [opt.flag for opt in options_of(LauncherConfig)]
 
 
-@pytest.mark.parametrize("argv", [["a", "b"], ["a", "--model-id", "b"], ["--model-id", "a", "b"]])
-def test_one_model_at_a_time(argv: list[str]) -> None:
+def test_several_models() -> None:
+    config = parse(ServeConfig, ["a", *OTHER, "b", "c"], {})
+    assert (config.model_id, config.more_models) == ("a", ["b", "c"])
+
+
+@pytest.mark.parametrize("argv", [["a", "--model-id", "b"], ["--model-id", "a", "b"]])
+def test_by_option_only_one_model(argv: list[str]) -> None:
     with pytest.raises(UsageError):
         parse(ServeConfig, argv, {})
 

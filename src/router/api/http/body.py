@@ -105,7 +105,7 @@ async def _read_json(request: Request, limit: int) -> bytes:
         raise _unsupported("Expected request with `Content-Type: application/json`")
     if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         raise _unsupported("compressed bodies are not read: send the JSON without `Content-Encoding`")
-    return await _read(request, limit)
+    return await read_bytes(request, limit)
 
 
 def _unsupported(message: str) -> BodyError:
@@ -165,7 +165,7 @@ def _misshapen(fault: FieldError) -> BodyError:
     )
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def read_bytes(request: Request, limit: int) -> bytes:
     """At most `limit` bytes, whatever Content-Length promises."""
     text = f"The body must not exceed {limit} bytes"
     too_large = BodyError(413, "payload_too_large", text, reason="body_too_large")

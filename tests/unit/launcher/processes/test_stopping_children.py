@@ -52,7 +52,7 @@ def httpserver() -> Iterator[Callable[[str], str]]:
 def ended(returncode: int, rank: int | None = None) -> Child:
     logs = SimpleNamespace(last_error="", errors=SimpleNamespace(last="", chunks=list))
     name = "router" if rank is None else f"shard {rank}"
-    command = SimpleNamespace(rank=rank, name=name)
+    command = SimpleNamespace(rank=rank, name=name, model="")
     child: Any = SimpleNamespace(command=command, title=name, logs=logs, exit=Exit(returncode))
     child.poll = lambda: child.exit
     return cast(Child, child)

@@ -1,0 +1,1 @@
+"""Several models at one address: who is loaded, and the processes of each."""
