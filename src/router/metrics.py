@@ -277,7 +277,8 @@ class Metrics:
 
     def add_label(self, label: str, value: str) -> None:
         """Give a label's new value series, where it is the first of a metric's labels."""
-        for family in (*self._values.values(), *self._histograms.values()):
+        families: list[_ValueFamily | _HistogramFamily] = [*self._values.values(), *self._histograms.values()]
+        for family in families:
             if family.declared.labels and family.declared.labels[0][0] == label:
                 for others in itertools.product(*(values for _, values in family.declared.labels[1:])):
                     family.add((value, *others))
