@@ -19,12 +19,19 @@ from model_server.weights.gguf.prepare import prepare
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
 SIX_AND_ONE = [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]
+FOUR_AND_ONE = [*["sliding_attention"] * 3, "full_attention", "sliding_attention"]
+SPARSE: dict[str, Any] = {"mlp_only_layers": [], "decoder_sparse_step": 1, "moe_intermediate_size": 256}
 DIFFERENT: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 64},
     "gemma3_text": {
         "sliding_window": 8, "query_pre_attn_scalar": 64, "num_hidden_layers": 7, "layer_types": SIX_AND_ONE
     },
     "phi3": {"sliding_window": None},
+    "cohere": {"tie_word_embeddings": True},
+    "cohere2": {"tie_word_embeddings": True, "sliding_window": 8, "num_hidden_layers": 5, "layer_types": FOUR_AND_ONE},
+    "qwen2_moe": {**SPARSE, "norm_topk_prob": False, "shared_expert_intermediate_size": 256},
+    "qwen3_moe": {**SPARSE, "norm_topk_prob": True},
+    "glm4_moe": {"moe_intermediate_size": 256},
 }  # fmt: skip
 ALWAYS = (("llama", "Q4_K_M"), ("llama", "Q8_0"), ("gemma3_text", "Q8_0"))
 CASES = [("llama", kind) for kind in ("Q8_0", "Q4_0", "Q4_K_M", "F16")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +18,13 @@ from torch import Tensor
 
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3_text": "gemma3", "phi3": "phi3",
+    "gemma3_text": "gemma3", "phi3": "phi3", "smollm3": "smollm3", "olmo2": "olmo2", "granite": "granite",
+    "cohere": "command-r", "cohere2": "cohere2", "starcoder2": "starcoder2", "stablelm": "stablelm", "glm4": "glm4",
+    "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe",
 }  # fmt: skip
 # What a file's quantization is called -> the types of its matrices; the last one is that of v, down and the head.
 MIXTURES = {"Q8_0": ("Q8_0", "Q8_0"), "Q4_0": ("Q4_0", "Q4_0"), "Q4_K_M": ("Q4_K", "Q6_K"), "F16": ("F16", "F16")}
+_ROTATED_PAIRS = ("llama", "smollm3", "granite")
 _BETTER = ("attn_v", "ffn_down", "output", "token_embd")
 
 
@@ -33,14 +37,16 @@ def write_gguf(source: Path, file: Path, mixture: str, decoded: Path | None = No
     _add_config(writer, config)
     _add_tokenizer(writer, source)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    tensors, read = load_file(source / "model.safetensors"), {}
-    for ours, tensor in tensors.items():
-        theirs = names.get_name(ours, try_suffixes=(".weight", ".bias"))
+    read = {}
+    for ours, tensor in _with_joined_experts(load_file(source / "model.safetensors")).items():
+        asked = ours[0].replace("correction_bias", "correction.bias")
+        theirs = names.get_name(asked, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, ours
         stored, kind = _stored(_as_theirs(tensor.float(), theirs, name, config), theirs, mixture)
         writer.add_tensor(theirs, stored, raw_dtype=kind)
         values = torch.from_numpy(gguf.quants.dequantize(stored, kind).copy()).reshape(tensor.shape)
-        read[ours] = _as_ours(values, theirs, name, config).contiguous()
+        values = _as_ours(values, theirs, name, config).contiguous()
+        read |= {ours[0]: values} if len(ours) == 1 else dict(zip(ours[1:], values.clone(), strict=True))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -49,6 +55,19 @@ def write_gguf(source: Path, file: Path, mixture: str, decoded: Path | None = No
         shutil.copytree(source, decoded)
         save_file(read, decoded / "model.safetensors", metadata={"format": "pt"})
     return file
+
+
+def _with_joined_experts(tensors: Mapping[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
+    """The experts of a layer as one tensor, by its name, and theirs; others by their names alone."""
+    experts: dict[str, list[str]] = {}
+    for name in sorted(tensors, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")]):
+        experts.setdefault(re.sub(r"experts\.[0-9]+\.", "experts.", name), []).append(name)
+    return {
+        (joined,) if names == [joined] else (joined, *names): tensors[joined]
+        if names == [joined]
+        else torch.stack([tensors[name] for name in names])
+        for joined, names in experts.items()
+    }
 
 
 def quantized(rows: numpy.ndarray, kind: str) -> numpy.ndarray:
@@ -91,25 +110,29 @@ def _q6_k(blocks: numpy.ndarray) -> numpy.ndarray:
 
 
 def _stored(values: Tensor, name: str, mixture: str) -> tuple[numpy.ndarray, GGMLQuantizationType]:
-    kind = "F32" if values.dim() < 2 else MIXTURES[mixture][any(f"{one}." in name for one in _BETTER)]
+    is_plain = values.dim() < 2 or "ffn_gate_inp" in name  # as llama.cpp keeps norms and routers
+    if "ffn_gate_inp_shexp" in name:
+        values = values.squeeze(0)
+    kind = "F32" if is_plain else MIXTURES[mixture][any(f"{one}." in name for one in _BETTER)]
     if kind == "F32":
         return values.numpy(), GGMLQuantizationType.F32
     if kind == "F16":
         return values.half().numpy(), GGMLQuantizationType.F16
-    if values.shape[1] % gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]:
+    if values.shape[-1] % gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]:
         kind = "Q8_0"  # as llama.cpp does
-    return quantized(values.numpy(), kind), GGMLQuantizationType[kind]
+    rows = quantized(values.flatten(0, -2).numpy(), kind)
+    return rows.reshape(*values.shape[:-1], -1), GGMLQuantizationType[kind]
 
 
 def _as_theirs(tensor: Tensor, name: str, architecture: str, config: Mapping[str, Any]) -> Tensor:
-    if architecture == "llama" and (heads := _heads(name, config)):
+    if architecture in _ROTATED_PAIRS and (heads := _heads(name, config)):
         rows = tensor.view(heads, 2, len(tensor) // heads // 2, *tensor.shape[1:])
         return rows.swapaxes(1, 2).reshape(tensor.shape)
     return tensor + 1 if architecture.startswith("gemma") and name.endswith("norm.weight") else tensor
 
 
 def _as_ours(tensor: Tensor, name: str, architecture: str, config: Mapping[str, Any]) -> Tensor:
-    if architecture == "llama" and (heads := _heads(name, config)):
+    if architecture in _ROTATED_PAIRS and (heads := _heads(name, config)):
         rows = tensor.view(heads, len(tensor) // heads // 2, 2, *tensor.shape[1:])
         return rows.swapaxes(1, 2).reshape(tensor.shape)
     return tensor - 1 if architecture.startswith("gemma") and name.endswith("norm.weight") else tensor
@@ -133,8 +156,12 @@ def _add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(config.get("norm_epsilon", config.get("layer_norm_eps")))
     writer.add_rope_freq_base(theta)
+    _add_particular(writer, config, head_dim)
     scaling = rope.get("full_attention", rope)
     if scaling.get("rope_type") == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -147,6 +174,39 @@ def _add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def _add_particular(writer: GGUFWriter, config: Mapping[str, Any], head_dim: int) -> None:
+    """What one architecture has, as llama.cpp's converter writes it."""
+    if config["model_type"] == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if "logit_scale" in config:
+        writer.add_logit_scale(config["logit_scale"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    if config["model_type"] == "stablelm":
+        writer.add_parallel_residual(config["use_parallel_residual"])
+    share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if share not in (None, 1.0):
+        writer.add_rope_dimension_count(int(head_dim * share))
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    if experts := next((config[name] for name in names if name in config), 0):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if config["model_type"] == "glm4_moe":
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def _add_tokenizer(writer: GGUFWriter, source: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
+from model_server.weights.gguf.architectures import Architecture, architecture_of
 from model_server.weights.gguf.header import BLOCKS, FLOATS, GgufHeader
-from model_server.weights.gguf.names import architecture_of
+from model_server.weights.gguf.names import num_layers_of
 from model_server.weights.header import stored_type
 from wire.model_files import open_regular
 
@@ -22,18 +23,23 @@ _FIELDS = {
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "max_position_embeddings": "context_length",
     "rope_theta": "rope.freq_base",
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
-_NUMBERS = ("rms_norm_eps", "rope_theta", "attn_logit_softcapping", "final_logit_softcapping")
+_NUMBERS = (
+    "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "rope_theta", "attn_logit_softcapping", "final_logit_softcapping",
+    "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale",
+    "routed_scaling_factor",
+)  # fmt: skip
 """Fields that need not be whole."""
+_FLAGS = ("norm_topk_prob", "use_parallel_residual")
+_COUNTS_FROM_0 = ("first_k_dense_replace",)
 _LARGEST = 2**31
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_REQUIRED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "rms_norm_eps")
+_REQUIRED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
 _GEMMA_ACTIVATION = "gelu_pytorch_tanh"
 # The layers of the models whose scores are divided by the root of the width of a head as the embedding has it.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
@@ -66,6 +72,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
     "attention.temperature_scale": (0.0,),
+    "expert_gating_func": (0, 1),
+    "expert_weights_scale": (0.0, 1.0),
     "embedding_scale": (0.0, 1.0),
     "logit_scale": (0.0, 1.0),
     "residual_scale": (0.0, 1.0),
@@ -81,14 +89,18 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
     architecture = architecture_of(header.metadata, path)
     name = header.metadata["general.architecture"]
     given = {key.removeprefix(f"{name}."): value for key, value in header.metadata.items()}
-    fields: dict[str, Any] = {ours: given[theirs] for ours, theirs in _FIELDS.items() if theirs in given}
+    names = {**_FIELDS, **dict([architecture.epsilon]), **architecture.fields}
+    fields: dict[str, Any] = {ours: given[theirs] for ours, theirs in names.items() if theirs in given}
     for ours, value in fields.items():
-        if ours == "sliding_window" and value == 0:  # there is none: files of Phi say so
-            continue
-        _check(value, ours in _NUMBERS, f"{path}: `{name}.{_FIELDS[ours]}`")
-    for ours in _REQUIRED:
-        if ours not in fields:
-            raise StartupError(f"{path} lacks the metadata `{name}.{_FIELDS[ours]}`")
+        # A window of 0 is none: files of Phi say so.
+        if not (ours in ("sliding_window", *_COUNTS_FROM_0) and value == 0) and ours not in _FLAGS:
+            _check(value, ours in _NUMBERS, f"{path}: `{name}.{names[ours]}`")
+    for ours in (*_REQUIRED, architecture.epsilon[0], *architecture.fields):
+        if ours not in fields and ours not in _FLAGS:
+            raise StartupError(f"{path} lacks the metadata `{name}.{names[ours]}`")
+    fields["num_hidden_layers"] = num_layers_of(header.metadata)
+    fields |= {ours: tensor in header.tensors for ours, tensor in architecture.present.items()}
+    fields |= architecture.fixed
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise StartupError(f"{path} lacks the tensor token_embd.weight")
@@ -101,11 +113,11 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
     fields.setdefault("head_dim", fields["hidden_size"] // max(fields["num_attention_heads"], 1))
     if architecture.model_type.startswith("gemma"):
         fields |= _gemma(name, fields, given)
-    if name in ("qwen2", "qwen3"):
+    if name.startswith("qwen"):
         fields.pop("sliding_window", None)
     if name == "phi3":
         fields.setdefault("sliding_window", None)
-    _check_neutral(name, fields, given, path)
+    _check_neutral(name, architecture, fields, given, path)
     fields |= _rotation(given, fields, header, path)
     fields |= _special(header.metadata, path)
     # For the launcher, which sees no more of the file: the type of the KV cache follows from it.
@@ -240,11 +252,13 @@ def _yarn(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: float(given[key]) for name, key in keys.items() if key in given}
 
 
-def _check_neutral(name: str, fields: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> None:
+def _check_neutral(
+    name: str, architecture: Architecture, fields: Mapping[str, Any], given: Mapping[str, Any], path: Path
+) -> None:
     """Refuse unread metadata that changes the model."""
-    neutral = {**_NEUTRAL, "attention.value_length": (fields["head_dim"],)}
+    neutral = {**_NEUTRAL, "attention.value_length": (fields["head_dim"],), **architecture.expected}
     for key, values in neutral.items():
-        if key in given and given[key] not in values:
+        if key in given and key not in architecture.fields.values() and given[key] not in values:
             raise StartupError(
                 f"{path} has the metadata `{name}.{key}` with the value {given[key]!r:.80}, which is not served"
             )

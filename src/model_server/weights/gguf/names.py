@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
+from model_server.weights.gguf.architectures import architecture_of
 from model_server.weights.gguf.header import GgufHeader, read_gguf
 from model_server.weights.header import Header, Stored
 
@@ -16,58 +17,7 @@ FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 """Tensors that belong to the config."""
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-_SANDWICH = {
-    **_LAYER,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_PACKED = {**_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)")
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How llama.cpp's architecture differs from family `model_type`."""
-
-    model_type: str
-    layer: Mapping[str, str]
-    # Rows of q and k are in rotated pairs.
-    adjacent: bool = False
-    # What norms hold beside the family's numbers.
-    added: float = 0.0
-
-
-ARCHITECTURES = {
-    "llama": Architecture("llama", _LAYER, adjacent=True),
-    "qwen2": Architecture("qwen2", _LAYER),
-    "qwen3": Architecture("qwen3", _LAYER),
-    "gemma": Architecture("gemma", _LAYER, added=1.0),
-    "gemma2": Architecture("gemma2", _SANDWICH, added=1.0),
-    "gemma3": Architecture("gemma3_text", _SANDWICH, added=1.0),
-    "phi3": Architecture("phi3", _PACKED),
-}
-
-
-def architecture_of(metadata: Mapping[str, Any], path: Path) -> Architecture:
-    """Return a served architecture."""
-    name = metadata.get("general.architecture")
-    if not isinstance(name, str):
-        raise StartupError(f"{path} lacks the metadata `general.architecture`, a text")
-    if metadata.get(f"{name}.expert_count", 0):
-        raise StartupError(f"{path} holds a mixture of experts, which is not served from GGUF files")
-    if name not in ARCHITECTURES:
-        raise StartupError(
-            f"{path} is of the architecture {name!r:.80}, which is not served from GGUF files; served are "
-            f"{', '.join(ARCHITECTURES)}"
-        )
-    return ARCHITECTURES[name]
 
 
 def read_named(path: Path) -> Header:
@@ -77,20 +27,48 @@ def read_named(path: Path) -> Header:
 
 
 def named_tensors(header: GgufHeader, path: Path) -> dict[str, Stored]:
-    """Rename tensors, without factors of rotations."""
-    layer = architecture_of(header.metadata, path).layer
+    """Rename tensors: each expert has its own, and factors of rotations are left out."""
+    architecture = architecture_of(header.metadata, path)
+    num_layers = num_layers_of(header.metadata)
     found: dict[str, Stored] = {}
     for name, stored in header.tensors.items():
-        if name not in FACTORS:
-            found[_named(name, layer, path)] = stored
+        module, _, kind = name.rpartition(".")
+        match = _BLOCK.fullmatch(name)
+        if name in FACTORS:
+            continue
+        if module in _OUTSIDE:
+            found[f"{_OUTSIDE[module]}.{kind}"] = stored
+        elif match is not None and num_layers is not None and int(match[1]) >= num_layers:
+            continue  # of drafts by multi-token prediction
+        elif match is not None and match[2] in architecture.layer:
+            found[f"model.layers.{int(match[1])}.{_module(architecture.layer[match[2]], kind)}"] = _shaped(name, stored)
+        elif match is not None and match[2] in architecture.experts and kind == "weight":
+            for expert, one in enumerate(_experts(name, stored, path)):
+                found[f"model.layers.{int(match[1])}.{architecture.experts[match[2]].format(expert)}.weight"] = one
+        else:
+            raise StartupError(f"{path} holds the tensor {name!r:.200}, which is not served in its architecture")
     return found
 
 
-def _named(name: str, layer: Mapping[str, str], path: Path) -> str:
-    module, _, kind = name.rpartition(".")
-    if module in _OUTSIDE:
-        return f"{_OUTSIDE[module]}.{kind}"
-    match = _BLOCK.fullmatch(name)
-    if match is None or match[2] not in layer:
-        raise StartupError(f"{path} holds the tensor {name!r:.200}, which is not served in its architecture")
-    return f"model.layers.{int(match[1])}.{layer[match[2]]}.{match[3]}"
+def num_layers_of(metadata: Mapping[str, Any]) -> int | None:
+    """Return the number of layers without those of multi-token prediction, if the file says it."""
+    name = metadata["general.architecture"]
+    count, drafting = metadata.get(f"{name}.block_count"), metadata.get(f"{name}.nextn_predict_layers", 0)
+    return count - drafting if type(count) is int and type(drafting) is int else None
+
+
+def _module(module: str, kind: str) -> str:
+    return f"{module}_{kind}" if module.endswith("_correction") else f"{module}.{kind}"
+
+
+def _shaped(name: str, stored: Stored) -> Stored:
+    """Return the row that a shared expert's gate is."""
+    return replace(stored, shape=(1, *stored.shape)) if ".ffn_gate_inp_shexp." in name else stored
+
+
+def _experts(name: str, stored: Stored, path: Path) -> list[Stored]:
+    if len(stored.shape) != 3:
+        raise StartupError(f"{path}: {name} has the shape {list(stored.shape)}; experts, rows and columns are expected")
+    size = (stored.end - stored.begin) // stored.shape[0]
+    starts = (stored.begin + expert * size for expert in range(stored.shape[0]))
+    return [Stored(stored.dtype, stored.shape[1:], start, start + size) for start in starts]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
+from model_server.weights.gguf.architectures import architecture_of
 from model_server.weights.gguf.header import BLOCKS, read_gguf
-from model_server.weights.gguf.names import architecture_of
 from model_server.weights.header import Header, Stored
 from wire.model_files import open_regular
 
