@@ -38,6 +38,17 @@ CASES = [("llama", kind) for kind in ("Q8_0", "Q4_0", "Q4_K_M", "F16")]
 CASES += [(one, kind) for one in ARCHITECTURES if one != "llama" for kind in ("Q8_0", "Q4_K_M")]
 
 
+def test_a_file_in_parts_is_the_model_of_the_whole_one(tmp_path: Path) -> None:
+    source = tiny_checkpoint("llama", tmp_path / "source", **SIZES)
+    whole = load(prepare(write_gguf(source, tmp_path / "a.gguf", "Q8_0"), tmp_path / "cache"))
+    first = write_gguf(source, tmp_path / "b.gguf", "Q8_0", most_tensors=6)
+    assert first.name == "b-00001-of-00004.gguf"
+    parts = load(prepare(first, tmp_path / "cache"))
+    sequences = prompts(256)
+    expected, found = (run_protocol(runner, sequences, 4, steps=CHUNKS) for runner in (whole, parts))
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
 @pytest.mark.parametrize(
     ("model_type", "mixture"),
     [pytest.param(*case, marks=() if case in ALWAYS else pytest.mark.parity) for case in CASES],

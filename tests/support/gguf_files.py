@@ -28,12 +28,15 @@ _ROTATED_PAIRS = ("llama", "smollm3", "granite")
 _BETTER = ("attn_v", "ffn_down", "output", "token_embd")
 
 
-def write_gguf(source: Path, file: Path, mixture: str, decoded: Path | None = None) -> Path:
-    """The checkpoint in `source` as a GGUF file. decoded: a copy of it with the numbers that the library reads."""
+def write_gguf(source: Path, file: Path, mixture: str, decoded: Path | None = None, *, most_tensors: int = 0) -> Path:
+    """The checkpoint in `source` as a GGUF file. decoded: a copy of it with the numbers that the library reads.
+
+    most_tensors: of a part; 0: of any number.
+    """
     config = json.loads((source / "config.json").read_text())
     name = ARCHITECTURES[config["model_type"]]
     architecture = {text: number for number, text in gguf.MODEL_ARCH_NAMES.items()}[name]
-    writer = GGUFWriter(file, name)
+    writer = GGUFWriter(file, name, split_max_tensors=most_tensors)
     _add_config(writer, config)
     _add_tokenizer(writer, source)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
@@ -54,7 +57,7 @@ def write_gguf(source: Path, file: Path, mixture: str, decoded: Path | None = No
     if decoded is not None:
         shutil.copytree(source, decoded)
         save_file(read, decoded / "model.safetensors", metadata={"format": "pt"})
-    return file
+    return min(file.parent.glob(f"{file.stem}-00001-of-*.gguf"), default=file)
 
 
 def _with_joined_experts(tensors: Mapping[str, Tensor]) -> dict[tuple[str, ...], Tensor]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.errors import ArgumentValidation
 from launcher.planning.hub import endpoint, files_of
 from launcher.planning.model_info import hub_cache
-from wire.quantization.gguf import SUFFIX
+from wire.quantization.gguf import SUFFIX, without_later_parts
 
 _CHOICE = re.compile(r"(.+):([A-Za-z0-9_.]+)")
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
@@ -24,7 +24,7 @@ def with_chosen_file(model_id: str, revision: str | None, environ: Mapping[str, 
     """Return the id of the file that `model_id` names by its quantization; other ids as they are.
 
     Raises:
-        ArgumentValidation: No file has it, or it has several parts, or `model_id` is an address.
+        ArgumentValidation: No file has it, or `model_id` is an address.
         DownloadError: The hub cannot be asked.
     """
     if address := _ADDRESS.match(model_id):
@@ -55,12 +55,7 @@ def _chosen(place: str, names: Collection[str], quantization: str) -> str:
         known = dict.fromkeys(kind for name in names if (kind := quantization_in(name)) is not None)
         there = f" (there are {', '.join([*known][:_MOST_SHOWN])})" if known else ""
         raise ArgumentValidation(f"{place} has no GGUF file of {quantization}{there}")
-    if any(_PART.search(name) for name in matching):
-        raise ArgumentValidation(
-            f"{quantization} of {place} is in several parts: join them with `llama-gguf-split --merge`, and serve the "
-            "result"
-        )
-    return min(matching, key=lambda name: (name.count("/"), len(name), name))
+    return min(without_later_parts(matching), key=lambda name: (name.count("/"), len(name), name))
 
 
 def _matching(names: Collection[str], quantization: str) -> list[str]:

@@ -58,7 +58,7 @@ def _entries(file: Path, naming: str = "") -> dict[str, Any]:
 def weight_bytes(path: Path) -> int | None:
     try:
         if (path / gguf.WEIGHTS).is_file():
-            return (path / gguf.WEIGHTS).stat().st_size
+            return sum(link.stat().st_size for link in gguf.links(path))
         return weights_among({file.name: file.stat().st_size for file in path.glob("*.safetensors")})
     except OSError:
         return None

@@ -86,7 +86,7 @@ def is_local(model_id: str) -> bool:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return sorted safetensors files, or the GGUF file, of a model.
+    """Return sorted safetensors files, or the parts of the GGUF file, of a model.
 
     By the index, else all at depth 1 without by-products that TGI skips and copies.
 
@@ -97,7 +97,7 @@ def weight_files(directory: Path) -> list[Path]:
     if index is not None:
         return indexed_files(directory, index, (".safetensors",))
     if (directory / gguf.WEIGHTS).is_file():
-        return [directory / gguf.WEIGHTS]
+        return gguf.links(directory)
     if (directory / INDEX).exists():
         return [_checked(directory, WHOLE)]
     if names := _safetensors_names(directory):

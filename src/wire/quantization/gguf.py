@@ -7,20 +7,48 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 SUFFIX = ".gguf"
 WEIGHTS = "model.gguf"
-"""The link."""
+"""The link; further parts of the file have more."""
+_LATER = "model-part-"
 _TOKENIZER = "tokenizer.json"
 # What is written may change from one version to the next.
 _VERSION = 6
 _LOCAL = ("/", "./", "../", "~")
+_PART = re.compile(r"-([0-9]{5})-of-([0-9]{5})\.gguf$", re.IGNORECASE)
 
 
 def names_file(model_id: str) -> bool:
     """Whether a model id names a GGUF file, which need not exist."""
     return model_id.lower().endswith(SUFFIX) and not os.path.isdir(os.path.expanduser(model_id))
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the names of all parts of a file, which any of them names; of a whole file its own."""
+    match = _PART.search(name)
+    if match is None:
+        return [name]
+    count = max(int(match[2]), 1)
+    return [f"{name[: match.start()]}-{part:05d}-of-{match[2]}{name[-len(SUFFIX) :]}" for part in range(1, count + 1)]
+
+
+def without_later_parts(names: Iterable[str]) -> list[str]:
+    """Return whole files and first parts, in order."""
+    return [name for name in names if parts_of(name)[0] == name]
+
+
+def links(folder: Path) -> list[Path]:
+    """Return the links to the file of a folder that was made of one: to its parts in their order."""
+    return [folder / WEIGHTS, *sorted(folder.glob(f"{_LATER}*{SUFFIX}"))]
+
+
+def link_of(part: int) -> str:
+    """Return the name of the link to a part, counted from 1."""
+    return WEIGHTS if part == 1 else f"{_LATER}{part:05d}{SUFFIX}"
 
 
 def in_repository(model_id: str) -> tuple[str, str] | None:
@@ -33,17 +61,18 @@ def in_repository(model_id: str) -> tuple[str, str] | None:
 
 
 def file_of(model_id: str, revision: str | None, cache: Path) -> Path | None:
-    """Return the local file that a model id names, if there."""
+    """Return the local file that a model id names, of several parts the first, if there."""
     asked = in_repository(model_id)
     if asked is None:
         file = Path(os.path.expanduser(model_id))
+        file = file.with_name(parts_of(file.name)[0])
     else:
         repository = cache / f"models--{asked[0].replace('/', '--')}"
         try:
             commit = (repository / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
             commit = revision or "main"
-        file = repository / "snapshots" / commit / asked[1]
+        file = repository / "snapshots" / commit / parts_of(asked[1])[0]
     return file if file.is_file() else None
 
 

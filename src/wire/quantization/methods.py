@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from wire.quantization.config import gptq_layout
+from wire.quantization.gguf import without_later_parts
 
 Quantize = Literal[
     "awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin", "bitsandbytes", "bitsandbytes-nf4",
@@ -43,7 +43,6 @@ _COMPRESSED = (
     "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
 )  # fmt: skip
 _FINISHED = (None, "compressed", "frozen")
-_PART_OF_GGUF = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 # Algorithms of modelopt that differ in what becomes of activations, which keep 16 bits here.
 _SAME_WEIGHTS = {"W4A16_NVFP4": "NVFP4", "W4A8_MXFP4_FP8": "MXFP4", "mxfp4": "MXFP4"}
@@ -124,20 +123,15 @@ def _of_plain(flag: str | None, model: str, error: type[Exception]) -> Choice:
 
 
 def only_gguf(names: Collection[str]) -> list[str]:
-    """The GGUF files of a folder or repository that has no other weights, sorted. names: of its files."""
+    """Return the GGUF files, of several parts the first, where there are no other weights, sorted."""
     if any(name.endswith(_OTHER_WEIGHTS) for name in names):
         return []
-    return sorted(name for name in names if name.endswith(".gguf"))
+    return without_later_parts(sorted(name for name in names if name.endswith(".gguf")))
 
 
 def refuse_gguf(names: Collection[str], model: str, error: type[Exception]) -> None:
     """Refuses a folder or repository whose only weights are GGUF files. names: of its files. Raises `error`."""
     if found := only_gguf(names):
-        if all(_PART_OF_GGUF.search(name) for name in found):
-            raise error(
-                f"{model} holds a GGUF file in several parts (found: {', '.join(found[:8])}): join them with "
-                "`llama-gguf-split --merge`, and serve the result"
-            )
         raise error(
             f"{model} holds GGUF files and no other weights: choose one, as `--gguf-file {found[0]}` (found: "
             f"{', '.join(found[:8])})"

@@ -335,7 +335,7 @@ class HubDownload:
 
 
 class _GgufDownload(HubDownload):
-    """One GGUF file of a repository, once."""
+    """One GGUF file of a repository, with all its parts, once."""
 
     def __init__(
         self, asked: tuple[str, str], revision: str | None, hub: Hub, stop: threading.Event, wait_s: float,
@@ -343,20 +343,23 @@ class _GgufDownload(HubDownload):
     ) -> None:  # fmt: skip
         super().__init__(asked[0], revision, False, False, hub, stop, wait_s, every_s, None)
         self._file = asked[1]
+        self._parts = gguf.parts_of(asked[1])
 
     def _cached(self) -> Path | None:
         file = gguf.file_of(f"{self._model_id}/{self._file}", self._revision, cache())
-        return None if file is None else file.parents[self._file.count("/")]
+        if file is None or not all(file.with_name(Path(part).name).is_file() for part in self._parts):
+            return None
+        return file.parents[self._file.count("/")]
 
     def _from_hub(self, *, is_cached: bool) -> Path:
         ask = partial(self._hub.repository, self._model_id, self._revision)
         found = ask() if is_cached else self._patiently("The hub", ask)
-        if self._file not in found.sizes:
+        if missing := [part for part in self._parts if part not in found.sizes]:
             others = _listed(name for name in found.sizes if name.endswith(gguf.SUFFIX))
-            raise StartupError(f"{self._where}: the repository has no file {self._file} (GGUF files: {others})")
+            raise StartupError(f"{self._where}: the repository has no file {missing[0]} (GGUF files: {others})")
         directory = snapshot_of(self._model_id, found.commit)
-        if not _is_there(directory / self._file, found.sizes[self._file]):
-            self._fetch_all(found, [self._file])
+        if lacking := [part for part in self._parts if not _is_there(directory / part, found.sizes[part])]:
+            self._fetch_all(found, lacking)
         record_commit(self._model_id, self._revision, found.commit)
         return directory
 

@@ -68,7 +68,7 @@ def read_gguf(path: Path) -> GgufHeader:
     """Read the header of GGUF version 2 or 3.
 
     Raises:
-        StartupError: One line on damage, a version, parts, or an unserved type.
+        StartupError: One line on damage, a version, or an unserved type.
     """
     try:
         with open_regular(path, StartupError) as file:
@@ -98,8 +98,6 @@ class _Parser:
             if key in metadata:
                 raise _Fault(f"the metadata names {key!r:.200} twice")
             metadata[key] = self._value(self._number("I"))
-        if metadata.get("split.count", 0) not in (0, 1):
-            raise _Unserved("is one of several parts; join them with `llama-gguf-split --merge`, and serve the result")
         entries = [self._entry() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or not 0 < alignment <= _LARGEST_ALIGNMENT or alignment % 8:

@@ -12,6 +12,7 @@ from model_server.errors import StartupError
 from model_server.weights.gguf.architectures import architecture_of
 from model_server.weights.gguf.header import GgufHeader, read_gguf
 from model_server.weights.header import Header, Stored
+from wire.quantization.gguf import WEIGHTS
 
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that belong to the config."""
@@ -22,8 +23,14 @@ _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)")
 
 def read_named(path: Path) -> Header:
     """Read tensors by transformers' names."""
-    header = read_gguf(path)
-    return Header(named_tensors(header, path))
+    return Header(named_tensors(with_metadata(read_gguf(path), path), path))
+
+
+def with_metadata(header: GgufHeader, path: Path) -> GgufHeader:
+    """Return a header with the metadata of the first part, which the others of a folder lack."""
+    if "general.architecture" in header.metadata or path.name == WEIGHTS:
+        return header
+    return GgufHeader(read_gguf(path.with_name(WEIGHTS)).metadata, header.tensors)
 
 
 def named_tensors(header: GgufHeader, path: Path) -> dict[str, Stored]:

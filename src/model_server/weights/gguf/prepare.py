@@ -7,15 +7,15 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
 from model_server.weights.gguf.config import config_of, generation_of
-from model_server.weights.gguf.header import read_gguf
-from model_server.weights.gguf.names import named_tensors
-from wire.quantization.gguf import WEIGHTS, folder_of
+from model_server.weights.gguf.header import GgufHeader, read_gguf
+from model_server.weights.gguf.names import FACTORS, named_tensors
+from wire.quantization.gguf import folder_of, link_of, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,8 @@ def _write(file: Path, folder: Path) -> None:
     # Imported here: only for files that are new.
     from model_server.weights.gguf.tokenizer import tokenizer_config_of, tokenizer_of
 
-    header = read_gguf(file)
+    parts = [file.with_name(name) for name in parts_of(file.name)]
+    header = _joined(parts)
     try:
         config = config_of(header, file)
         named_tensors(header, file)
@@ -68,11 +69,38 @@ def _write(file: Path, folder: Path) -> None:
         raise StartupError(f"{file} has metadata that contradicts itself: {_line(error)}") from error
     for name, value in objects.items():
         (folder / name).write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / WEIGHTS).symlink_to(file.resolve())
+    for number, part in enumerate(parts, 1):
+        (folder / link_of(number)).symlink_to(part.resolve())
     try:
         tokenizer_of(header.metadata, file).save(str(folder / _TOKENIZER))
     except _CONTRADICTIONS as error:
         raise StartupError(f"{file} has a tokenizer that cannot be made: {_line(error)}") from error
+
+
+def _joined(parts: Sequence[Path]) -> GgufHeader:
+    """Return the metadata of the first part with the tensors of all.
+
+    Raises:
+        StartupError: A part is missing, is of another file, or lacks tensors.
+    """
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise StartupError(f"{parts[0]} is one of {len(parts)} parts, of which there is no {missing[0]} beside it")
+    headers = [read_gguf(part) for part in parts]
+    metadata, tensors = headers[0].metadata, dict(headers[0].tensors)
+    if (count := metadata.get("split.count", 0) or 1) != len(parts):
+        raise StartupError(
+            f"{parts[0]} is one of {count!r:.40} parts: they must keep the names that they had, "
+            "`NAME-00001-of-00003.gguf` and so on, in one folder"
+        )
+    for part, header in zip(parts[1:], headers[1:], strict=True):
+        if header.metadata.get("split.no") != parts.index(part) or header.metadata.get("split.count") != count:
+            raise StartupError(f"{part} is not the part of {parts[0]} that its name says")
+        if twice := tensors.keys() & header.tensors.keys() or header.tensors.keys() & set(FACTORS):
+            raise StartupError(f"{part} holds the tensor {min(twice)!r:.200}, which belongs into another part")
+        tensors |= header.tensors
+    if (expected := metadata.get("split.tensors.count", len(tensors))) != len(tensors):
+        raise StartupError(f"the parts of {parts[0]} hold {len(tensors)} tensors of {expected!r:.40}")
+    return GgufHeader(metadata, tensors)
 
 
 def _line(error: Exception) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from model_server.errors import StartupError
 from model_server.weights.gguf.architectures import architecture_of
 from model_server.weights.gguf.header import BLOCKS, read_gguf
+from model_server.weights.gguf.names import with_metadata
 from model_server.weights.header import Header, Stored
 from wire.model_files import open_regular
 
@@ -24,7 +25,7 @@ class GgufTensors:
 
     def __init__(self, path: Path, header: Header) -> None:
         """header: of `read_named`."""
-        metadata = read_gguf(path).metadata
+        metadata = with_metadata(read_gguf(path), path).metadata
         self._architecture = architecture_of(metadata, path)
         name = metadata.get("general.architecture")
         heads = metadata.get(f"{name}.attention.head_count")

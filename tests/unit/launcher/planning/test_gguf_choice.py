@@ -43,7 +43,6 @@ def test_a_file_of_a_folder(folder: Path, quantization: str, file: str) -> None:
     [
         ("Q5_K_M", r"has no GGUF file of Q5_K_M \(there are BF16, Q6_K, Q4_K_M, Q4_K_S, IQ2_XXS, Q8_0\)"),
         ("F16", "has no GGUF file of F16"),  # that of a tower is no model
-        ("Q6_K", "in several parts: join them with `llama-gguf-split --merge`"),
     ],
 )
 def test_no_file_of_a_folder(folder: Path, quantization: str, message: str) -> None:

@@ -261,6 +261,24 @@ def test_one_gguf_file_of_a_repository(tmp_path: Path) -> None:
     assert hub.fetched == ["a.gguf"]
 
 
+@pytest.mark.long
+def test_all_parts_of_a_gguf_file_of_a_repository(tmp_path: Path) -> None:
+    first = write_gguf(tiny_checkpoint("llama", tmp_path / "model"), tmp_path / "a.gguf", "Q8_0", most_tensors=16)
+    names = sorted(path.name for path in tmp_path.glob("a-*.gguf"))
+
+    class GgufHub(FakeHub):
+        def fetch(self, model_id: str, file: str, commit: str, meter: Meter) -> Path:
+            return Path(shutil.copy(tmp_path / Path(file).name, super().fetch(model_id, file, commit, meter)))
+
+    hub = GgufHub(["README.md", *(f"Q8_0/{name}" for name in names)])
+    folder = download(f"org/name/Q8_0/{first.name}", None, hub=hub)
+    assert len(names) > 1 and sorted(hub.fetched) == [f"Q8_0/{name}" for name in names]
+    assert [path.resolve().name for path in weight_files(folder)] == names
+    assert resolve(f"org/name/Q8_0/{names[-1]}", None) == folder
+    with pytest.raises(StartupError, match=r"the repository has no file b-00001-of-00002.gguf"):
+        download("org/name/b-00001-of-00002.gguf", None, hub=hub)
+
+
 def test_configs_are_checked_before_weights_are_fetched() -> None:
     hub = FakeHub([*OTHERS, "quantize_config.json", "model.safetensors.index.json", "model-1.safetensors"])
 

@@ -108,7 +108,14 @@ def test_other_rotations(tmp_path: Path) -> None:
     ("given", "message"),
     [
         (header("mamba"), "is of the architecture 'mamba', which is not served from GGUF files; served are llama, "),
-        (header(expert_count=8), "holds a mixture of experts, which is not served from GGUF files"),
+        (
+            header("qwen3", expert_count=8),
+            "architecture qwen3 and a mixture of experts, which is not served from GGUF files",
+        ),
+        (header("qwen3moe"), "architecture qwen3moe and no mixture of experts, which is not served from GGUF files"),
+        (header(expert_count=8), "lacks the metadata `llama.expert_used_count`"),
+        (header("olmo2", attention__sliding_window=4096), "the metadata `olmo2.attention.sliding_window`"),
+        (header("granite"), "lacks the metadata `granite.attention.scale`"),
         (header(block_count=None), "lacks the metadata `llama.block_count`"),
         (header(rope__scaling__type="other"), "scales its rotations by 'other'"),
         (

@@ -34,7 +34,6 @@ def write(path: Path, content: bytes, data: bytes = bytes(68)) -> Path:
     return path
 
 
-SPLIT = text(b"split.count") + struct.pack("<IH", 2, 3)
 FAULTS: dict[str, tuple[bytes, str]] = {
     "not a GGUF file": (b"PK00" + bytes(60), "is not a GGUF file"),
     "cut in the counts": (b"GGUF\x03\0\0\0", "Q"),
@@ -48,7 +47,6 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "array of arrays": (header(text(KEY) + struct.pack("<IIQ", 9, 9, 1), 1), "an array of the unknown type 9"),
     "unknown kind": (header(text(KEY) + struct.pack("<I", 99), 1), "metadata of the unknown type 99"),
     "key twice": (header(2 * (text(KEY) + struct.pack("<II", 4, 1)), 2), "names 'general.x' twice"),
-    "parts": (header(SPLIT, 1), "is one of several parts; join them with `llama-gguf-split --merge`"),
     "alignment": (header(text(b"general.alignment") + struct.pack("<II", 4, 0), 1), "the alignment is 0"),
     "dimensions": (header(entries=entry(shape=(32, 1, 1, 1, 1))), "has 5 dimensions"),
     "empty shape": (header(entries=entry(shape=(32, 0))), "impossible shape [0, 32]"),
