@@ -46,7 +46,7 @@ def named_tensors(header: GgufHeader, path: Path) -> dict[str, Stored]:
         if module in _OUTSIDE:
             found[f"{_OUTSIDE[module]}.{kind}"] = stored
         elif match is not None and num_layers is not None and int(match[1]) >= num_layers:
-            continue  # of drafts by multi-token prediction
+            continue  # of multi-token prediction
         elif match is not None and match[2] in architecture.layer:
             found[f"model.layers.{int(match[1])}.{_module(architecture.layer[match[2]], kind)}"] = _shaped(name, stored)
         elif match is not None and match[2] in architecture.experts and kind == "weight":
@@ -60,8 +60,8 @@ def named_tensors(header: GgufHeader, path: Path) -> dict[str, Stored]:
 def num_layers_of(metadata: Mapping[str, Any]) -> int | None:
     """Return the number of layers without those of multi-token prediction, if the file says it."""
     name = metadata["general.architecture"]
-    count, drafting = metadata.get(f"{name}.block_count"), metadata.get(f"{name}.nextn_predict_layers", 0)
-    return count - drafting if type(count) is int and type(drafting) is int else None
+    count, predicted = metadata.get(f"{name}.block_count"), metadata.get(f"{name}.nextn_predict_layers", 0)
+    return count - predicted if type(count) is int and type(predicted) is int else None
 
 
 def _module(module: str, kind: str) -> str:
