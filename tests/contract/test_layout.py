@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 902,
+    "files": 940,
     "files below 50 lines": 245,
     "folders": 124,
     "docstrings that begin with a fragment": 3,
