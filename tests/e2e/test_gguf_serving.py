@@ -28,8 +28,6 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "
     ],
 )
 def test_a_file_serves(mixture: str, num_shards: int, kinds: tuple[str, ...], tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     source = tiny_checkpoint("llama", tmp_path / "source", **SIZES)
     (tmp_path / "files").mkdir()
     file = write_gguf(source, tmp_path / "files" / f"tiny-{mixture}.gguf", mixture, tmp_path / "decoded")
@@ -46,8 +44,27 @@ def test_a_file_serves(mixture: str, num_shards: int, kinds: tuple[str, ...], tm
     found = [token["id"] for token in answer["details"]["tokens"]]
     assert "Weights: gguf, " in log
     assert all(kind in log for kind in kinds)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "decoded", dtype=torch.float32)
-    ids = AutoTokenizer.from_pretrained(tmp_path / "decoded")(PROMPT, return_tensors="pt").input_ids
+    check_tokens(tmp_path / "decoded", found)
+
+
+@pytest.mark.long
+def test_experts_in_parts_serve_on_two_shards(tmp_path: Path) -> None:
+    sparse = {"mlp_only_layers": [], "decoder_sparse_step": 1, "moe_intermediate_size": 256, "norm_topk_prob": True}
+    source = tiny_checkpoint("qwen3_moe", tmp_path / "source", **SIZES, **sparse)
+    file = write_gguf(source, tmp_path / "m.gguf", "Q4_K_M", tmp_path / "decoded", most_tensors=8)
+    cache = ("--huggingface-hub-cache", str(tmp_path / "cache"), "--dtype", "float32")
+    with running_server(file, "--num-shard", "2", *cache) as server:
+        body = {"inputs": PROMPT, "parameters": {"max_new_tokens": NEW, "details": True}}
+        answer = httpx.post(f"http://127.0.0.1:{server.port}/generate", json=body, timeout=60).json()
+    check_tokens(tmp_path / "decoded", [token["id"] for token in answer["details"]["tokens"]])
+
+
+def check_tokens(decoded: Path, found: list[int]) -> None:
+    """Against what transformers makes of the numbers that the gguf library reads."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(decoded, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(decoded)(PROMPT, return_tensors="pt").input_ids
     wanted = model.generate(ids, max_new_tokens=NEW, min_new_tokens=len(found), do_sample=False)[0, ids.shape[1] :]
     assert len(found) > 3
     assert found == wanted.tolist()[: len(found)]
