@@ -16,8 +16,8 @@ CARD_RUN      = $(BIN)/python tests/fake_card/run.py $(CARD_FOLDER)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all unit thorough parity differential test-nodes test-clients kernels fake-card test-gpu lint docs bench bench-router bench-gpu soak \
-        operators stubs reference locks audit check-deploy clean
+.PHONY: run test test-all unit thorough parity differential test-nodes test-clients test-lowest kernels fake-card test-gpu lint docs bench bench-router \
+        bench-gpu soak wheel operators stubs reference locks audit check-deploy clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
@@ -62,6 +62,14 @@ differential: $(VENV)/.installed-test
 # The real client libraries, each group in an environment of its own; SHORT=1 leaves out the long group.
 test-clients: $(VENV)/.installed-test
 	$(BIN)/python tests/clients/run.py
+
+# The unit tests with the lowest versions that pyproject.toml admits, in an environment of their own; but for torch, which
+# `make fake-card` tests with another version, and for what prepares images, which needs torchvision before
+# transformers 5.22. starlette's test client uses a name that anyio has given up since.
+LOWEST := launcher router wire model_server
+test-lowest: $(VENV)-lowest/.installed
+	PYTHONPATH=src $(VENV)-lowest/bin/python -m pytest -n 2 --dist loadfile -W "ignore:The anyio.abc:DeprecationWarning" \
+	    $(LOWEST:%=tests/unit/%) --ignore tests/unit/wire/images
 
 # The Triton kernels without a GPU, in an environment of their own: in Triton's interpreter, then compiled ahead of time.
 # Then the same with the Triton of the GPU image. SHORT=1 leaves out the slow tests, the second Triton, and of the
@@ -141,6 +149,18 @@ locks: $(VENV)-deploy/.installed
 audit: $(VENV)-audit/.installed
 	$(VENV)-audit/bin/pip-audit --strict --requirement docker/requirements-cuda.txt --require-hashes --disable-pip
 
+# A wheel for every Python and for every Linux with glibc 2.31, made from the source distribution; both in dist. Then
+# each of PYTHONS serves the demo model from it.
+PYTHONS        ?= $(PYTHON)
+WHEEL_PLATFORM := manylinux_2_31_x86_64
+WBIN           := $(abspath $(VENV)-wheel)/bin
+wheel: $(VENV)-wheel/.installed
+	rm -rf build/wheel dist
+	$(WBIN)/python -m build --no-isolation --outdir build/wheel
+	PATH=$(WBIN):$$PATH $(WBIN)/auditwheel repair --plat $(WHEEL_PLATFORM) --wheel-dir dist build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist
+	WHEEL_PLATFORM=$(WHEEL_PLATFORM) WHEEL_PYTHONS="$(PYTHONS)" $(WBIN)/python -m pytest tests/wheel
+
 # Dockerfiles, scripts, chart, manifests and queries before the tools that know them; needs no engine and no cluster.
 check-deploy: $(VENV)-deploy/.installed
 	$(VENV)-deploy/bin/python -m pytest tests/deploy
@@ -202,6 +222,22 @@ $(VENV)-audit/.installed: Makefile
 	$(VENV)-audit/bin/pip install --quiet "pip-audit==2.10.1"
 	touch $@
 
+$(VENV)-wheel/.installed: tests/wheel/requirements.txt
+	$(CREATE) $(VENV)-wheel $(ASKED)
+	$(VENV)-wheel/bin/pip install --quiet -r tests/wheel/requirements.txt
+	touch $@
+
+# torch stays the one of constraints.txt; the C++ operators are those beside their sources, if any.
+$(VENV)-lowest/.installed: pyproject.toml constraints.txt $(VENV)-deploy/.installed
+	@$(CREATE) $(VENV)-lowest $(ASKED)
+	@$(VENV)-lowest/bin/python $(INSTALL_TORCH) --build cpu
+	echo torch > $(VENV)-lowest/excluded.txt
+	$(VENV)-deploy/bin/uv pip compile pyproject.toml --extra test --resolution lowest-direct --excludes $(VENV)-lowest/excluded.txt \
+	    --python $(VENV)-lowest/bin/python --python-platform x86_64-manylinux_2_36 --only-binary :all: --quiet --output-file $(VENV)-lowest/lowest.txt
+	$(VENV)-deploy/bin/uv pip install --quiet --python $(VENV)-lowest/bin/python --no-deps -r $(VENV)-lowest/lowest.txt
+	CXX=false $(VENV)-deploy/bin/uv pip install --quiet --python $(VENV)-lowest/bin/python --no-deps .
+	touch $@
+
 $(VENV)-docs/.installed: docs/site/requirements.txt
 	$(CREATE) $(VENV)-docs $(ASKED)
 	$(VENV)-docs/bin/pip install --quiet -r docs/site/requirements.txt
@@ -231,5 +267,5 @@ operators: $(VENV)/.torch
 	@$(OPERATORS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels $(VENV)-card $(VENV)-deploy $(VENV)-docs $(VENV)-audit .venv-clients build dist src/*.egg-info \
+	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels $(VENV)-card $(VENV)-deploy $(VENV)-docs $(VENV)-audit $(VENV)-wheel $(VENV)-lowest .venv-clients build dist src/*.egg-info \
 	    src/model_server/cpp/*.so

@@ -23,8 +23,8 @@ _OURS = (
 
 # The real clients run in environments of their own (tests/clients/run.py), so do the kernels (`make kernels`) and the
 # stand-in for a GPU (`make fake-card`); tests that need a card are `make test-gpu`, and those of the chart and the like
-# `make check-deploy`.
-collect_ignore = ["clients", "deploy", "kernels", "gpu", "fake_card"]
+# `make check-deploy`; those of the wheel need one (`make wheel`).
+collect_ignore = ["clients", "deploy", "kernels", "gpu", "fake_card", "wheel"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
