@@ -8,7 +8,7 @@ fails on demand (see `faulty_router`), TERCET_AGENT_URL, for the groups that nee
 Packages of Node.js are those of `package-lock.json` in the group's folder; without npm, or its registry, that group is
 skipped. A group that needs torch gets the one of `constraints.txt` for CPUs.
 
-With SHORT=1 the groups marked as long are left out.
+With SHORT=1 the groups marked as long are left out; ONLY="codex opencode" names the groups to run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def main() -> int:
     from support.running_server import running_server
 
     is_short = os.environ.get("SHORT", "") not in ("", "0")
-    groups = [group for group in GROUPS if not (is_short and group.is_long)]
+    only = os.environ.get("ONLY", "").split()
+    if unknown := set(only) - {group.name for group in GROUPS}:
+        sys.exit(f"error: no groups {', '.join(sorted(unknown))}; there are {', '.join(one.name for one in GROUPS)}")
+    groups = [group for group in GROUPS if group.name in only or (not only and not (is_short and group.is_long))]
     options = ("--max-concurrent-requests", str(MAX_CONCURRENT), "--enable-prefill-logprobs")
     with running_server("demo", *options) as server, faulty_router() as faulty_url, contextlib.ExitStack() as others:
         addresses = {"TERCET_URL": server.url, "TERCET_FAULTY_URL": faulty_url, "TERCET_KEY": KEY}
