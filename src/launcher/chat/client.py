@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import orjson
 
@@ -87,16 +88,42 @@ class ChatClient:
             ChatError: The server does not answer, or its model does not chat.
         """
         if self._model is None:
-            listed = await self._get("/v1/models")
-            try:
-                self._model = str(listed["data"][0]["id"])
-            except (LookupError, TypeError):
-                self._model = _NAMELESS
-            info = await self._get("/info")
+            names, several = await self._listed()
+            self._model = names[0] if names else _NAMELESS
+            info = await self._get(f"/info?model={quote(self._model)}" if several else "/info")
             self.info = info if isinstance(info, dict) else {}
             if self.info.get("has_chat_template") is False:
                 raise ChatError(self._has_no_template())
         return self._model
+
+    async def switch(self, name: str) -> str:
+        """Choose another model for the next answers, and return what there is to say.
+
+        Args:
+            name: Empty to list them.
+
+        Raises:
+            ChatError: The server does not answer.
+        """
+        names, _ = await self._listed()
+        if not name or name not in names:
+            unknown = f"no model {name}; " if name else ""
+            return (
+                f"{unknown}{self._model or _NAMELESS} answers; the server has {', '.join(names) or 'no list of models'}"
+            )
+        self._model = name
+        return f"{name} answers from now on."
+
+    async def _listed(self) -> tuple[list[str], bool]:
+        """Return the names of models that chat, loaded ones first, and whether the server has several models."""
+        listed = await self._get("/v1/models")
+        cards = listed.get("data") if isinstance(listed, dict) else None
+        known = [card for card in cards if isinstance(card, dict) and "id" in card] if isinstance(cards, list) else []
+        several = any(isinstance(card.get("status"), dict) for card in known)
+        if several:
+            known = [card for card in known if card.get("task") == "generate"]
+            known.sort(key=lambda card: card["status"].get("value") != "loaded")
+        return [str(card["id"]) for card in known], several
 
     async def _get(self, path: str) -> Any:
         """GET a route's JSON; None if there is no such route or no JSON."""

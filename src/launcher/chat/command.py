@@ -103,6 +103,9 @@ def _talk(server: Server, client: ChatClient, conversation: Conversation, model:
         before = list(conversation.turns)
         try:
             line = prompt.ask()
+            if line.split(" ")[0] == "/model":
+                _say(uvloop.run(client.switch(line.removeprefix("/model").strip())))
+                continue
             if line.startswith("/") and not line.startswith("//"):
                 asked = _obey(conversation, line)
             else:

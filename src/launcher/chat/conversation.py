@@ -17,6 +17,7 @@ COMMANDS = {
     "/retry": "answer the last prompt again",
     "/edit [TEXT]": "change the last prompt and ask again; without TEXT, in the line below",
     "/set [NAME [VALUE]]": "set temperature, top_p, max_tokens and so on; without NAME, show them",
+    "/model [NAME]": "ask another of the server's models; without NAME, list them",
     "/system [TEXT]": "set the system prompt; without TEXT, show it",
     "/image FILE": "send a picture, a file or an address, with the next prompt",
     "/clear": "forget the conversation, but not the system prompt",

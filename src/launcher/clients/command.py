@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from launcher.clients.config import ClientConfig
 from launcher.clients.settings import KEY_VARIABLE, PROGRAMS, Program, Server, UnreadableError, open_webui
@@ -60,7 +61,8 @@ def _server(config: ClientConfig) -> Server:
     if card is None:
         names = ", ".join(one["id"] for one in cards)
         raise ArgumentValidation(f"{url} has no model {config.model or ''} (it lists: {names or 'none'})")
-    info = _asked(url, "/info", headers)
+    # Of several models each has a state, and says of itself what it is.
+    info = _asked(url, f"/info?model={quote(card['id'])}" if "status" in card else "/info", headers)
     if isinstance(info, dict) and info.get("has_chat_template") is False:
         raise ArgumentValidation(
             f"{card['id']} has no chat template, and {config.client} needs one: serve a chat model"

@@ -88,6 +88,24 @@ async def test_a_model_of_several(server: ScriptedServer, events: Build) -> None
     assert body_of(server.requests[0])["model"] == "other"
 
 
+SEVERAL = b"""{"data": [
+    {"id": "cold", "task": "generate", "status": {"value": "unloaded"}},
+    {"id": "vectors", "task": "embed", "status": {"value": "loaded"}},
+    {"id": "org/warm", "task": "generate", "status": {"value": "loaded"}}
+]}"""
+
+
+async def test_of_several_models_a_loaded_one_that_chats(server: ScriptedServer, answer: Build, events: Build) -> None:
+    server.answers = [answer(SEVERAL), NO_INFO, answer(SEVERAL), answer(SEVERAL), events(delta("a"))]
+    client = ChatClient(server.url, None, None)
+    assert await client.greet() == "org/warm"
+    assert server.requests[1].startswith(b"GET /info?model=org/warm ")
+    assert await client.switch("") == "org/warm answers; the server has org/warm, cold"
+    assert await client.switch("cold") == "cold answers from now on."
+    assert await answer_of(client) == ["a"]
+    assert body_of(server.requests[4])["model"] == "cold"
+
+
 @pytest.mark.parametrize(("body", "status"), [(b"{}", "404 Not Found"), (b"[]", "200 OK"), (b"<html>", "200 OK")])
 async def test_a_server_that_lists_no_model(server: ScriptedServer, answer: Build, body: bytes, status: str) -> None:
     server.answers = [answer(body, status), NO_INFO]

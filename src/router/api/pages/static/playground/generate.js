@@ -44,7 +44,7 @@ export function stop() {
 export function request() {
   const parameters = { ...settings.nativeParameters(), details: true };
   if (server.chosenAdapter() !== null) parameters.adapter_id = server.chosenAdapter();
-  return { path: "generate_stream", body: { inputs: byId("prompt").value, parameters } };
+  return { path: `${server.pathPrefix()}generate_stream`, body: { inputs: byId("prompt").value, parameters } };
 }
 
 async function generate() {

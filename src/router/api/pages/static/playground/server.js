@@ -28,7 +28,14 @@ export function setUp(onInfo) {
   refresh();
   setInterval(() => { if (document.visibilityState === "visible") refresh(); }, EVERY_MS);
   document.addEventListener("visibilitychange", () => { last = null; });
-  byId("model-choice").addEventListener("change", () => notify(info));
+  byId("model-choice").addEventListener("change", () => {
+    if (hasSeveral()) {
+      info = null; // each of several models has its own
+      refresh();
+    } else {
+      notify(info);
+    }
+  });
 }
 
 /** Tokens that a prompt and its answer may have together; 0 as long as that is not known. */
@@ -41,9 +48,34 @@ export const chosenModel = () => byId("model-choice").value || (models[0]?.id ??
 /** The LoRA adapter that is chosen, null for the model itself. */
 export const chosenAdapter = () => models.find(({ id, parent }) => id === chosenModel() && parent)?.id ?? null;
 
+/** Whether the server loads several models on demand, each with a state. */
+const hasSeveral = () => models.some(({ status }) => status);
+
+/** What a route of TGI's begins with, so that it reaches the chosen one of several models. */
+export const pathPrefix = () => {
+  if (!hasSeveral()) return "";
+  const name = models.find(({ id }) => id === chosenModel())?.parent ?? chosenModel();
+  return `models/${name.split("/").map(encodeURIComponent).join("/")}/`;
+};
+
+/** The facts of one model; of several, one that is not loaded is not loaded to ask it. */
+async function infoOf(listed) {
+  const { data } = listed;
+  if (!data.some(({ status }) => status)) return get("info");
+  const before = byId("model-choice").value;
+  const generating = data.filter(({ task }) => task === "generate");
+  const isLoaded = ({ status }) => status.value === "loaded";
+  const one = generating.find(({ id }) => id === before) ?? generating.find(isLoaded) ?? generating[0] ?? data[0];
+  listed.data = [one, ...data.filter((other) => other !== one)];
+  return isLoaded(one) ? get(`info?model=${encodeURIComponent(one.id)}`) : { model_id: one.id, isUnloaded: true };
+}
+
 async function refresh() {
   try {
-    if (!info) showInfo(await get("info"), await get("v1/models"));
+    if (!info || info.isUnloaded) {
+      const listed = await get("v1/models");
+      showInfo(await infoOf(listed), listed);
+    }
     showMetrics(parsed(await get("metrics", "text")));
   } catch (error) {
     last = null;
@@ -55,8 +87,9 @@ async function refresh() {
 function showInfo(answered, { data }) {
   info = answered;
   models = data;
-  // Names of one model: only the first. Its adapters are others.
-  const choices = [data[0], ...data.filter(({ parent }) => parent)];
+  // Names of one model: only the first. Its adapters are others, as are several models.
+  const choices = hasSeveral() ? data.filter(({ task }) => task === "generate") : [data[0], ...data.filter(({ parent }) => parent)];
+  if (!choices.length) choices.push(data[0]);
   const before = byId("model-choice").value;
   byId("model-choice").replaceChildren(...choices.map(({ id }) => element("option", { value: id, selected: id === before }, id)));
   byId("model-choice").hidden = choices.length < 2;
