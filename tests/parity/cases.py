@@ -60,6 +60,10 @@ REPRESENTATIVE: list[Key] = [
     ("lfm2_moe", "plain"),
     ("qwen3_next", "plain"),
     ("qwen3_5_text", "plain"),
+    ("granitemoehybrid", "plain"),
+    ("bamba", "plain"),
+    ("falcon_h1", "plain"),
+    ("nemotron_h", "plain"),
 ]
 # The rest runs under the marker `parity`.
 OTHERS: list[Key] = [
@@ -122,6 +126,10 @@ OTHERS: list[Key] = [
     ("lfm2", "wide"),
     ("lfm2_moe", "no_bias"),
     ("qwen3_5_moe_text", "plain"),
+    ("granitemoehybrid", "dense"),
+    ("falcon_h1", "norms"),
+    ("falcon_h1", "gates_first"),
+    ("nemotron_h", "latent"),
 ]
 CASES = REPRESENTATIVE + OTHERS
 

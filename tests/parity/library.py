@@ -59,8 +59,8 @@ TRANSLATING = (
 )  # fmt: skip
 # With a state per request.
 STATEFUL = (
-    "mamba", "mamba2", "falcon_mamba", "rwkv", "falcon_h1", "jamba", "qwen3_next", "qwen3_5_text", "lfm2",
-    "minimax", "granitemoehybrid", "olmo_hybrid", "nemotron_h", "deepseek_v4", "bloom", "mpt", "falcon",
+    "mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "qwen3_next", "qwen3_5_text", "lfm2",
+    "minimax", "olmo_hybrid", "deepseek_v4", "bloom", "mpt", "falcon",
     "gpt_neo", "xglm", "biogpt", "stablelm", "diffllama", "doge", "hrm_text", "fsmt", "led",
     "hy_v4_vl", "inkling2", "inkling2_loop", "kosmos-2.5", "lfm2_vl", "lfm3_vl", "minicpm_ocr", "minicpmv4_6",
     "minicpmv4_7", "mistral_large4", "mllama", "nemotron_h_omni", "unlimited_ocr",

@@ -70,10 +70,10 @@ The runner is chosen when a model is loaded. A family that the native decoder kn
 over the paged cache and checked against eager attention on its own weights. If it fails, it is checked with one cache
 per request; if it fails that check too, it is refused. The log names the runner.
 
-Layers without attention are native in `lfm2`, `lfm2_moe`, `qwen3_next`, `qwen3_5` and `qwen3_5_moe`: what they keep of
-a request is in its blocks or in a slot, prompts are computed in chunks, and later prompts continue from saved states
-([kv-cache.md](kv-cache.md)). Other types with such layers (Mamba, Jamba, Falcon H1, Granite 4.0 H,
-Nemotron H, Kimi Linear, ...) are stateful.
+Layers without attention are native in `lfm2`, `lfm2_moe`, `qwen3_next`, `qwen3_5`, `qwen3_5_moe`, `granitemoehybrid`,
+`bamba`, `falcon_h1` and `nemotron_h`: what they keep of a request is in its blocks or in a slot, prompts are computed
+in chunks, and later prompts continue from saved states ([kv-cache.md](kv-cache.md)). Other types with such layers
+(Mamba, Jamba, Zamba, Kimi Linear, ...) are stateful, and models of these without any layer of attention.
 
 {vision}
 

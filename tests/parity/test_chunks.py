@@ -20,10 +20,12 @@ from model_server.distributed.group import ProcessGroup
 from model_server.models.model import describe
 from model_server.weights.checkpoint import examine
 
+# Layers keep states.
+STATES = ("bamba", "qwen3_next")
 Said = dict[int, dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=["llama", "lfm2", "qwen3_next"])
+@pytest.fixture(scope="module", params=["llama", "lfm2", "qwen3_next", "bamba"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(request.param, tmp_path_factory.mktemp("model"))
 
@@ -73,7 +75,7 @@ def test_resumed_requests_give_the_same_tokens(checkpoint: Path, plain: Said, co
 @pytest.mark.parametrize("chunk_len", [None, 1, 4])
 def test_a_cached_prefix_gives_the_same_tokens(checkpoint: Path, plain: Said, chunk_len: int | None) -> None:
     """Each request's whole blocks are in the cache from a first life; the rest of its cache is not a number again."""
-    if describe(examine(checkpoint)).config.model_type == "qwen3_next":
+    if describe(examine(checkpoint)).config.model_type in STATES:
         pytest.skip("blocks alone are not enough to go on from")
     with torch.inference_mode():
         router = Router(make_engine(checkpoint, ProcessGroup(), 6))
@@ -104,7 +106,7 @@ def test_a_cached_prefix_gives_the_same_tokens(checkpoint: Path, plain: Said, ch
 )
 def test_ranks_give_the_tokens_of_one(checkpoint: Path, plain: Said, world_size: int, num_stages: int) -> None:
     """The ranks of the last stage answer, each for its own requests."""
-    if world_size == 2 and describe(examine(checkpoint)).config.model_type == "qwen3_next":
+    if world_size == 2 and describe(examine(checkpoint)).config.model_type in STATES:
         pytest.skip("tried with the rest of the parity tests")
     arguments = [str(world_size), str(free_port()), str(checkpoint), "3", str(num_stages)]
     processes = [

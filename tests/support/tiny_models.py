@@ -65,6 +65,19 @@ _DELTA = {
     "shared_expert_intermediate_size": 48,
 }
 
+_MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 24}
+_NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 24,
+    "n_groups": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    # Which transformers' steps bound by nothing, and its chunks by this.
+    "time_step_min": 1e-30,
+}
+
 # (model type, variant) -> config fields that differ from the common sizes. "plain" needs no entry.
 VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("llama", "biases_tied"): {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -392,6 +405,52 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("qwen3_5_text", "plain"): _DELTA
     | {"layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"]},
     ("qwen3_5_moe_text", "plain"): _DELTA | {"full_attention_interval": 2, "num_experts": 6},
+    ("granitemoehybrid", "plain"): _MAMBA2
+    | {
+        "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+        "num_local_experts": 4,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 4.0,
+    },
+    ("granitemoehybrid", "dense"): _MAMBA2
+    | {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+        "mamba_n_groups": 2,
+        "time_step_limit": (0.3, 0.9),
+    },
+    ("bamba", "plain"): _MAMBA2 | {"attn_layer_indices": [1, 3], "mamba_n_groups": 4},
+    ("falcon_h1", "plain"): _MAMBA2
+    | {
+        "mamba_d_ssm": 64,
+        "embedding_multiplier": 5.0,
+        "lm_head_multiplier": 0.3,
+        "mlp_multipliers": [0.5, 0.7],
+        "key_multiplier": 0.4,
+        "attention_in_multiplier": 0.8,
+        "attention_out_multiplier": 0.6,
+        "ssm_in_multiplier": 1.3,
+        "ssm_multipliers": [0.9, 0.8, 0.7, 0.6, 0.5],
+        "ssm_out_multiplier": 0.7,
+    },
+    ("falcon_h1", "norms"): _MAMBA2 | {"mamba_d_ssm": 64, "mamba_n_groups": 2, "mamba_rms_norm": True},
+    ("falcon_h1", "gates_first"): _MAMBA2
+    | {"mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ("nemotron_h", "plain"): _NEMOTRON
+    | {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+        "routed_scaling_factor": 1.5,
+    },
+    ("nemotron_h", "latent"): _NEMOTRON
+    | {
+        "layers_block_type": ["linear_attention", "full_attention", "moe"],
+        "moe_latent_size": 32,
+        "n_group": 2,
+        "norm_topk_prob": False,
+    },
     ("olmo2", "mha"): {"num_key_value_heads": 4},
     ("qwen3", "windows"): {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
 }

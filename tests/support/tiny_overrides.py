@@ -26,7 +26,7 @@ def _sections(*sections: int, **others: Any) -> dict[str, Any]:
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
-    "bamba": {"attn_layer_indices": [1, 3]},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_state": 16},
     "blt": {
         "vocab_size": 260,
         "encoder_hash_byte_group_vocab": 64,
@@ -97,6 +97,15 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "audio_config": {"diarization_config": {"head_config": {"audio_hidden_size": 32}}},
         "text_config": {"hybrid_override_pattern": "M*EM", "mamba_num_heads": 8, "ssm_state_size": 16},
         "word_timestamp_config": {"blank_token_id": 63},
+    },
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 64, "mamba_d_state": 16},
+    "nemotron_h": {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "moe_shared_expert_intermediate_size": 48,
+        "time_step_min": 1e-30,
     },
     "nemotron_h_omni": {
         "vision_config": {"video_temporal_patch_size": 2},

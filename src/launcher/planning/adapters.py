@@ -133,7 +133,7 @@ def _of_all_layers(info: ModelInfo, num_shard: int, rank: int, width: int) -> in
     attention = _of_attention(info, num_shard, hidden)
     if attention is None:
         return 0
-    others = 0 if info.mixers is None else info.mixers.layers
+    others = 0 if info.mixers is None else info.mixers.without_keys
     inputs, outputs = ((layers - others) * numbers for numbers in attention)
     channels = hidden // num_shard  # of the two matrices around a short convolution
     inputs, outputs = inputs + others * (hidden + channels), outputs + others * (3 * channels + hidden)

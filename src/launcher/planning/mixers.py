@@ -8,6 +8,9 @@ from typing import Any
 
 _CONVOLUTIONS = ("lfm2", "lfm2_moe")
 _DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_MAMBA2 = ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h")
+# Names and signs of layers with a state, and of those that keep nothing.
+_WITH_STATE, _UNCACHED = ("linear_attention", "mamba", "M"), ("mlp", "moe", "-", "E")
 _FLOAT32 = 4
 
 
@@ -16,17 +19,28 @@ class Mixers:
     """Counts of the whole model."""
 
     layers: int
-    """How many layers have no attention."""
+    """How many layers have such a mixer."""
+    uncached: int | None = None
+    """How many layers cache no keys; None: these."""
     width: int = 0
     """Tokens that a convolution reads whose inputs are in the KV blocks; 0: there is none."""
     inputs: int = 0
     """Numbers of the model's type that such a layer keeps of each request beside the blocks."""
+    grouped_inputs: int = 0
+    """The same for each of `groups`, of which each shard has one at least."""
+    groups: int = 0
     state: int = 0
     """Numbers in float32 that it keeps there."""
 
+    @property
+    def without_keys(self) -> int:
+        """How many layers cache no keys and values."""
+        return self.layers if self.uncached is None else self.uncached
+
     def state_bytes(self, num_shard: int, width: int) -> int:
         """Return what one of `num_shard` shards keeps of a request beside its blocks."""
-        return self.layers * (self.state * _FLOAT32 + self.inputs * width) // num_shard
+        own = (self.state * _FLOAT32 + self.inputs * width) // num_shard
+        return self.layers * (own + self.grouped_inputs * max(1, self.groups // num_shard) * width)
 
     def block_bytes(self, hidden_size: int, num_shard: int, width: int, num_drafted: int, block: int) -> int:
         """Return what one of `num_shard` shards keeps in a block of `block` tokens.
@@ -51,6 +65,8 @@ def mixers_in(config: Mapping[str, Any]) -> Mixers | None:
         elif isinstance(attention, list):
             layers = _count(config, "num_hidden_layers", 0) - len(attention)
         return Mixers(layers=layers, width=_count(config, "conv_L_cache", 3))
+    if model_type in _MAMBA2:
+        return _mamba2(config)
     if model_type not in _DELTA_NETS:
         return None
     kinds, count = config.get("layer_types"), _count(config, "num_hidden_layers", 0)
@@ -62,6 +78,44 @@ def mixers_in(config: Mapping[str, Any]) -> Mixers | None:
     return Mixers(
         layers=layers, inputs=channels * (_count(config, "linear_conv_kernel_dim", 4) - 1), state=values * key_dim
     )
+
+
+def _mamba2(config: Mapping[str, Any]) -> Mixers:
+    """Read Mamba-2's sizes: heads of some numbers for each token, with states of `state` times as many."""
+    num_layers = _count(config, "num_hidden_layers", 0)
+    is_nemotron = config.get("model_type") == "nemotron_h"
+    kinds = _kinds(config, num_layers)
+    layers = sum(kind in _WITH_STATE for kind in kinds)
+    uncached = layers + sum(kind in _UNCACHED for kind in kinds)
+    if is_nemotron:
+        heads, state = _count(config, "mamba_num_heads", 128), _count(config, "ssm_state_size", 128)
+        values = heads * _count(config, "mamba_head_dim", 64)
+        groups, width = _count(config, "n_groups", 8), _count(config, "conv_kernel", 4)
+    else:
+        values = _count(config, "mamba_expand", 2) * _count(config, "hidden_size", 0)
+        if config.get("model_type") == "falcon_h1":
+            values, layers, uncached = _count(config, "mamba_d_ssm", values), num_layers, 0
+        state, groups = _count(config, "mamba_d_state", 256), _count(config, "mamba_n_groups", 1)
+        width = _count(config, "mamba_d_conv", 4)
+    return Mixers(
+        layers=layers,
+        uncached=uncached,
+        inputs=values * (width - 1),
+        grouped_inputs=2 * state * (width - 1),
+        groups=groups,
+        state=values * state,
+    )
+
+
+def _kinds(config: Mapping[str, Any], num_layers: int) -> list[str]:
+    """Return the kind of each layer, by name or by sign."""
+    for name in ("layers_block_type", "layer_types", "hybrid_override_pattern"):
+        value = config.get(name)
+        if isinstance(value, list | str):
+            return [str(kind) for kind in value]
+    attention = config.get("attn_layer_indices")
+    attention = attention if isinstance(attention, list) else []
+    return ["full_attention" if index in attention else "linear_attention" for index in range(num_layers)]
 
 
 def _count(config: Mapping[str, Any], name: str, default: int) -> int:

@@ -312,7 +312,7 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         vocab_size=_count(config, "vocab_size"),
         num_heads=num_heads,
         num_kv_heads=_count(config, "num_key_value_heads") or num_heads,
-        num_layers=_count(config, "num_hidden_layers"),
+        num_layers=_count(config, "num_hidden_layers") or len(config.get("layers_block_type") or ()) or None,
         head_dim=head_dim,
         experts_per_token=_count(config, "num_experts_per_tok") or 1,
         num_shared_experts=_count(config, "n_shared_experts") or 0,

@@ -214,6 +214,31 @@ class GatedDeltaStruct(ctypes.Structure):
     ]
 
 
+class Mamba2Struct(ctypes.Structure):
+    """`Mamba2` of mamba2.hpp."""
+
+    _fields_ = [
+        ("heads", c_long),
+        ("head_dim", c_long),
+        ("groups", c_long),
+        ("state_size", c_long),
+        ("width", c_long),
+        ("first", c_long),
+        ("heads_per_group", c_long),
+        ("convolution", c_void_p),
+        ("convolution_bias", c_void_p),
+        ("rate", c_void_p),
+        ("bias", c_void_p),
+        ("skip", c_void_p),
+        ("least", c_float),
+        ("most", c_float),
+        ("gating", c_long),
+        ("norm", c_void_p),
+        ("norm_groups", c_long),
+        ("eps", c_float),
+    ]
+
+
 WITHOUT_STATUS = ("cpp_sources", "cpp_prepare", "cpp_init", "cpp_panel", "cpp_code_bytes", "cpp_number_kind")
 # Arguments of every function of operators.cpp; all others return 0, or 1 where there was no memory.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
@@ -274,6 +299,15 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cpp_gated_delta": (
         c_long,
         POINTER(GatedDeltaStruct),
+        POINTER(SegmentsStruct),
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+    ),
+    "cpp_mamba2": (
+        c_long,
+        POINTER(Mamba2Struct),
         POINTER(SegmentsStruct),
         c_void_p,
         c_void_p,

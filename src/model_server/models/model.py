@@ -21,6 +21,7 @@ from model_server.kernels.availability import has_float8, refusal
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.adapter_targets import adapter_targets
 from model_server.models.decoder.mixers.gated_delta import GatedDeltaSpec
+from model_server.models.decoder.mixers.short_conv import ShortConvSpec
 from model_server.models.decoder.moe import Moe, SeparateExperts, StackedExperts
 from model_server.models.decoder.spec import MlpSpec, Spec
 from model_server.models.families import pooled_spec_of, spec_of
@@ -344,6 +345,8 @@ def _varies_with_the_batch(model: Model, device: torch.device, dtype: torch.dtyp
         if dtype is torch.float32 and cpp.usable(device, dtype):
             return None
         return "on a CPU it needs --dtype float32 and the C++ operators"
+    if any(mixer is not None and not isinstance(mixer, ShortConvSpec) for mixer in spec.mixers):
+        return "Mamba-2 multiplies in a form that depends on the number of rows"
     if any(mlp is not None for mlp in spec.mlps):
         return "experts multiply in a form that depends on the number of rows"
     if dtype not in (torch.float16, torch.bfloat16):

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from model_server.cpp.library import usable
 from model_server.recurrence.convolution import TorchShortConvolution
-from model_server.recurrence.cpp import MOST_KEY_DIM, CppDeltaNet, CppShortConvolution
+from model_server.recurrence.cpp import MOST_KEY_DIM, CppDeltaNet, CppMamba2, CppShortConvolution
 from model_server.recurrence.delta_net import DeltaWeights, TorchDeltaNet
+from model_server.recurrence.mamba2 import Mamba2Weights, TorchMamba2
 from model_server.recurrence.segments import ConvolutionPlan, Segments
 from model_server.recurrence.states import LayerStates
 
@@ -26,6 +27,20 @@ class DeltaNet(Protocol):
 
         Returns:
             [num_tokens, value heads * value_dim].
+        """
+
+
+class Mamba2Net(Protocol):
+    """Mamba-2 between its products."""
+
+    def __call__(self, projected: Tensor, segments: Segments, states: LayerStates) -> Tensor:
+        """Compute a step, and update the states of its sequences.
+
+        Args:
+            projected: [num_tokens, gates, then channels, then a step in time for each head].
+
+        Returns:
+            [num_tokens, heads * head_dim]; float32, and without gates, if these are the caller's.
         """
 
 
@@ -50,6 +65,13 @@ def delta_net(weights: DeltaWeights, device: torch.device, dtype: torch.dtype) -
     if usable(device, dtype) and weights.key_dim <= MOST_KEY_DIM:
         return CppDeltaNet(weights)
     return TorchDeltaNet(weights)
+
+
+def mamba2(weights: Mamba2Weights, device: torch.device, dtype: torch.dtype) -> Mamba2Net:
+    """Choose by the device and the type of activations."""
+    if usable(device, dtype) and weights.state_size <= MOST_KEY_DIM:
+        return CppMamba2(weights)
+    return TorchMamba2(weights)
 
 
 def short_convolution(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> ShortConvolution:

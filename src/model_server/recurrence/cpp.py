@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from model_server.cpp.library import TYPES, prepared
-from model_server.cpp.structs import GatedDeltaStruct, ShortConvolutionStruct
+from model_server.cpp.structs import GatedDeltaStruct, Mamba2Struct, ShortConvolutionStruct
 from model_server.recurrence.delta_net import DeltaWeights
+from model_server.recurrence.mamba2 import Gating, Mamba2Weights
 from model_server.recurrence.segments import ConvolutionPlan, Segments
 from model_server.recurrence.states import LayerStates
 
-# MOST_KEY_DIM of gated_delta.hpp.
+# MOST_KEY_DIM of recurrent.hpp.
 MOST_KEY_DIM = 512
 
 
@@ -52,6 +53,64 @@ class CppDeltaNet:
             out.data_ptr(),
         )
         return out
+
+
+class CppMamba2:
+    """A `Mamba2Net`, for states of up to `MOST_KEY_DIM` rows."""
+
+    def __init__(self, weights: Mamba2Weights) -> None:
+        self._weights = weights  # keeps what the addresses below point to
+        gating = weights.gating
+        norm = None if gating is None else gating.norm
+        optional = weights.convolution_bias, norm
+        tensors = weights.convolution, weights.rate, weights.bias, weights.skip, *optional
+        assert all(t is None or (t.is_contiguous() and t.dtype == torch.float32) for t in tensors)
+        self._is_apart = gating is None
+        self._struct = Mamba2Struct(
+            heads=weights.heads,
+            head_dim=weights.head_dim,
+            groups=weights.groups,
+            state_size=weights.state_size,
+            width=len(weights.convolution),
+            first=weights.first,
+            heads_per_group=weights.heads_per_group,
+            convolution=weights.convolution.data_ptr(),
+            convolution_bias=None if weights.convolution_bias is None else weights.convolution_bias.data_ptr(),
+            rate=weights.rate.data_ptr(),
+            bias=weights.bias.data_ptr(),
+            skip=weights.skip.data_ptr(),
+            least=weights.limits[0],
+            most=weights.limits[1],
+            gating=_gating(gating),
+            norm=None if norm is None else norm.data_ptr(),
+            norm_groups=1 if gating is None else gating.groups,
+            eps=0.0 if gating is None else gating.eps,
+        )
+        self._function = prepared().cpp_mamba2
+
+    def __call__(self, projected: Tensor, segments: Segments, states: LayerStates) -> Tensor:
+        projected = projected.contiguous()
+        dtype = torch.float32 if self._is_apart else projected.dtype
+        out = projected.new_empty(len(projected), self._weights.values, dtype=dtype)
+        self._function(
+            TYPES[projected.dtype],
+            self._struct,
+            segments.struct,
+            projected.data_ptr(),
+            states.inputs.data_ptr(),
+            states.state.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+
+def _gating(gating: Gating | None) -> int:
+    """Return `Gating` of mamba2.hpp."""
+    if gating is None:
+        return 0
+    if gating.norm is None:
+        return 1
+    return 2 if gating.place == "behind gates" else 3
 
 
 class CppShortConvolution:

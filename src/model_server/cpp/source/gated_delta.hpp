@@ -3,9 +3,7 @@
 // the state before. Every sum is taken in one order for each token, so that no bit depends on how prompts are cut, on the
 // company, or on the number of threads.
 #pragma once
-#include <atomic>
-
-#include "convolution.hpp"
+#include "recurrent.hpp"
 
 struct GatedDelta {
     long key_heads, repeats;  // value heads that read one key head
@@ -23,43 +21,6 @@ struct GatedDelta {
     // Of the projected rows: channels, gates, strengths, decays.
     long projected() const { return channels() + values() + 2 * value_heads(); }
 };
-
-// Columns of a state that stay in the first cache while a segment runs: 128 keys take 16 KiB.
-constexpr long COLUMNS = 2 * LANES;
-// Tokens whose inputs are in the scratch at once; with a longer step parts follow each other.
-constexpr long MOST_DELTA_TOKENS = 64;
-constexpr long MOST_KEY_DIM = 512;
-
-// A product that is rounded before it is added to: of x * y + z * w the compiler could fuse either.
-INLINE vf rounded(vf x) {
-#if defined(__AVX512F__)
-    asm("" : "+v"(x));
-#else
-    asm("" : "+x"(x));
-#endif
-    return x;
-}
-
-// The COLUMNS numbers of a row.
-struct Pair {
-    vf low = {}, high = {};
-};
-INLINE Pair load_pair(const float* p) { return {load(p), load(p + LANES)}; }
-// The first `columns` of them: what follows is another thread's.
-INLINE Pair load_pair(const float* p, long columns) {
-    if (columns == COLUMNS) return load_pair(p);
-    float part[COLUMNS] = {};
-    std::memcpy(part, p, columns * sizeof(float));
-    return load_pair(part);
-}
-INLINE void store(float* p, const Pair& x) {
-    store(p, x.low);
-    store(p + LANES, x.high);
-}
-INLINE Pair fma(const Pair& a, vf b, const Pair& c) { return {fma(a.low, b, c.low), fma(a.high, b, c.high)}; }
-INLINE Pair times(const Pair& a, vf b) { return {rounded(a.low * b), rounded(a.high * b)}; }
-INLINE Pair operator+(const Pair& a, const Pair& b) { return {a.low + b.low, a.high + b.high}; }
-INLINE Pair operator-(const Pair& a, const Pair& b) { return {a.low - b.low, a.high - b.high}; }
 
 // What a tile of columns gives for a key and a query.
 struct TileSums {
@@ -119,24 +80,22 @@ inline TileSums read_tile(const float* from, long stride, long columns, float* t
     });
 }
 
-// At most MOST_DELTA_TOKENS tokens of a step, [first, last).
-template <class T> class GatedDeltaPart {
+// At most MOST_RECURRENT_TOKENS tokens of a step, [first, last).
+template <class T> class GatedDeltaPart : RecurrentPart<T> {
+    using Base = RecurrentPart<T>;
+    using Base::begin, Base::continues, Base::end, Base::first, Base::last, Base::row, Base::segments;
+
     const GatedDelta& shape;
-    const Segments& segments;
-    const long first, last;
-    const T* projected;  // of all tokens
-    T* inputs;           // [slots, width - 1, channels], the nearest first
-    float* states;       // [slots, value heads, key_dim, value_dim]
-    const T* zeros;      // [channels]
-    float* mixed;        // for each token of the part: channels, decays, strengths, products of key and query
+    float* states;  // [slots, value heads, key_dim, value_dim]
+    float* mixed;   // for each token of the part: channels, decays, strengths, products of key and query
     T* out;
-    const long first_segment, last_segment;
 
   public:
     GatedDeltaPart(const GatedDelta& shape, const Segments& segments, long first, long last, const T* projected, T* inputs,
                    float* states, const T* zeros, float* mixed, T* out)
-        : shape(shape), segments(segments), first(first), last(last), projected(projected), inputs(inputs), states(states),
-          zeros(zeros), mixed(mixed), out(out), first_segment(segments.of(first)), last_segment(segments.of(last - 1)) {}
+        : Base{segments, first, last, projected, shape.projected(), 0, shape.channels(), shape.width, inputs, zeros,
+               segments.of(first), segments.of(last - 1)},
+          shape(shape), states(states), mixed(mixed), out(out) {}
 
     static long scratch_width(const GatedDelta& shape) {
         return shape.channels() + 2 * shape.value_heads() + shape.key_heads + COLUMNS;
@@ -152,45 +111,19 @@ template <class T> class GatedDeltaPart {
         }
         team.barrier();
         const long tiles = (shape.value_dim + COLUMNS - 1) / COLUMNS, heads = shape.value_heads();
-        const long count = last_segment - first_segment + 1, units = count * heads * tiles;
-        for (long unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < units + count;) {
-            if (unit < units) recur(first_segment + unit / (heads * tiles), unit / tiles % heads, unit % tiles * COLUMNS);
-            else keep_inputs(first_segment + unit - units);
-        }
+        Base::share(heads * tiles, next, [&](long segment, long unit) { recur(segment, unit / tiles, unit % tiles * COLUMNS); });
         team.barrier();
         for (long token = first + from; token < first + to; token++) finish(token);
     }
 
   private:
-    // The segment's tokens in this part.
-    long begin(long segment) const { return std::max(segments.first(segment), first); }
-    long end(long segment) const { return std::min<long>(segments.bounds[segment + 1], last); }
-    // Something of the sequence was computed before this part.
-    bool continues(long segment) const { return segments.start(segment) + begin(segment) - segments.first(segment) > 0; }
-
-    const T* row(long token) const { return projected + token * shape.projected(); }
     float* of(long token) const { return mixed + (token - first) * scratch_width(shape); }
     float* decays(long token) const { return of(token) + shape.channels(); }
     float* strengths(long token) const { return decays(token) + shape.value_heads(); }
     float* products(long token) const { return strengths(token) + shape.value_heads(); }
-    T* kept(long segment) const { return inputs + segments.slots[segment] * (shape.width - 1) * shape.channels(); }
-
-    // The input of `lag` tokens before a token that has `offset` tokens of the part before it.
-    const T* input(long segment, long token, long offset, long lag) const {
-        if (lag <= offset) return row(token - lag);
-        return continues(segment) ? kept(segment) + (lag - offset - 1) * shape.channels() : zeros;
-    }
-
-    struct Activated {
-        float* to;
-        INLINE void operator()(long c, vf total) const { store(to + c, silu(total)); }
-        INLINE void operator()(long c, float total) const { to[c] = total / (1.0f + std::exp(-total)); }
-    };
-
     void mix(long segment, long token, const T** rows) const {
-        for (long lag = 0; lag < shape.width; lag++) rows[lag] = input(segment, token, token - begin(segment), lag);
         float* to = of(token);
-        convolve(rows, shape.width, shape.convolution, nullptr, shape.channels(), Activated{to});
+        Base::convolve_into(to, segment, token, rows, shape.convolution, nullptr);
         const long dim = shape.key_dim;
         for (long h = 0; h < shape.key_heads; h++) {
             float *query = to + h * dim, *key = to + shape.keys() + h * dim;
@@ -207,14 +140,6 @@ template <class T> class GatedDeltaPart {
         }
     }
 
-    static float dot(const float* a, const float* b, long n) {
-        vf total = {};
-        float rest = 0;
-        long i = 0;
-        for (; i + LANES <= n; i += LANES) total = fma(load(a + i), load(b + i), total);
-        for (; i < n; i++) rest += a[i] * b[i];
-        return sum(total) + rest;
-    }
     static float unit(const float* x, long n) { return 1.0f / std::sqrt(dot(x, x, n) + 1e-6f); }
     static void scale(float* x, long n, float factor) {
         long i = 0;
@@ -247,17 +172,6 @@ template <class T> class GatedDeltaPart {
             } else {
                 advance_into(tile, dim, decay, key, delta, state, width, columns);
             }
-        }
-    }
-
-    // The newest inputs, behind the last token of the part.
-    void keep_inputs(long segment) const {
-        const long count = end(segment) - begin(segment), n = shape.channels();
-        // From the oldest on: what is moved is read before it is overwritten.
-        for (long lag = shape.width - 2; lag >= 0; lag--) {
-            const T* from = input(segment, end(segment) - 1, count - 1, lag);
-            T* to = kept(segment) + lag * n;
-            if (from != to) std::memcpy(to, from, n * sizeof(T));
         }
     }
 

@@ -7,6 +7,7 @@
 #include "codes.hpp"
 #include "float8_product.hpp"
 #include "gated_delta.hpp"
+#include "mamba2.hpp"
 #include "product.hpp"
 #include "rows.hpp"
 #include "sampling.hpp"
@@ -34,6 +35,27 @@ template <class F> void over_rows(long rows, long width, const F& work) {
 int most_threads(long limit) {
     const long all = parallel_function ? most_threads_function() : 1;
     return int(std::max(1L, std::min(all, limit)));
+}
+
+// A recurrent layer's step in parts; numbers: of a sequence's state.
+template <class Part, class T, class Shape, class Out>
+void recurrent(const Shape& shape, const Segments& segments, long numbers, const void* projected, void* inputs, float* states,
+               Out* out) {
+    static thread_local Scratch scratch;
+    const long tokens = segments.bounds[segments.count], most = std::min(tokens, MOST_RECURRENT_TOKENS);
+    const int threads = most_threads(1 + most * numbers / (4 * SMALLEST_SHARED));
+    const long values = most * Part::scratch_width(shape);
+    char* at = scratch.of(shape.channels() * sizeof(T) + threads * shape.width * sizeof(T*) + values * sizeof(float) + 192);
+    T* zeros = Scratch::take<T>(at, shape.channels());
+    std::memset(zeros, 0, shape.channels() * sizeof(T));
+    const T** rows = Scratch::take<const T*>(at, threads * shape.width);
+    float* mixed = Scratch::take<float>(at, values);
+    for (long first = 0; first < tokens; first += MOST_RECURRENT_TOKENS) {
+        const Part part(shape, segments, first, std::min(tokens, first + MOST_RECURRENT_TOKENS),
+                        static_cast<const T*>(projected), static_cast<T*>(inputs), states, zeros, mixed, out);
+        std::atomic<long> next{0};
+        parallel([&](Team team) { part.run(team, rows, next); }, threads);
+    }
 }
 
 // As many rows are quantized at once.
@@ -273,26 +295,20 @@ long cpp_short_convolution(long type, const ShortConvolution* shape, const Segme
 // out [tokens, values] of projected [tokens, shape.projected()]; inputs and states: of the layer's slots.
 long cpp_gated_delta(long type, const GatedDelta* shape, const Segments* segments, const void* projected, void* inputs,
                      float* states, void* out) {
-    static thread_local Scratch scratch;
     return with_type(type, [&](auto zero) {
         using T = decltype(zero);
-        using Part = GatedDeltaPart<T>;
-        const long tokens = segments->bounds[segments->count], most = std::min(tokens, MOST_DELTA_TOKENS);
-        const long numbers = most * shape->value_heads() * shape->key_dim * shape->value_dim;
-        const int threads = most_threads(1 + numbers / (4 * SMALLEST_SHARED));
-        const long values = most * Part::scratch_width(*shape);
-        char* at = scratch.of(shape->channels() * sizeof(T) + threads * shape->width * sizeof(T*) + values * sizeof(float) + 192);
-        T* zeros = Scratch::take<T>(at, shape->channels());
-        std::memset(zeros, 0, shape->channels() * sizeof(T));
-        const T** rows = Scratch::take<const T*>(at, threads * shape->width);
-        float* mixed = Scratch::take<float>(at, values);
-        for (long first = 0; first < tokens; first += MOST_DELTA_TOKENS) {
-            const Part part(*shape, *segments, first, std::min(tokens, first + MOST_DELTA_TOKENS),
-                            static_cast<const T*>(projected), static_cast<T*>(inputs), states, zeros, mixed,
-                            static_cast<T*>(out));
-            std::atomic<long> next{0};
-            parallel([&](Team team) { part.run(team, rows, next); }, threads);
-        }
+        const long numbers = shape->value_heads() * shape->key_dim * shape->value_dim;
+        recurrent<GatedDeltaPart<T>, T>(*shape, *segments, numbers, projected, inputs, states, static_cast<T*>(out));
+    });
+}
+
+// The same; out is float32 if gates are apart.
+long cpp_mamba2(long type, const Mamba2* shape, const Segments* segments, const void* projected, void* inputs, float* states,
+                void* out) {
+    return with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const long numbers = shape->heads * shape->state_size * shape->head_dim;
+        recurrent<Mamba2Part<T>, T>(*shape, *segments, numbers, projected, inputs, states, out);
     });
 }
 

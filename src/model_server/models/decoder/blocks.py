@@ -95,6 +95,25 @@ class ParallelBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class SingleBlock:
+    """x += attention(norm(x)), or x += mlp(norm(x)): it has one of both."""
+
+    attention: AttentionPart
+    mlp: Mlp
+    reduce: Reduce
+    norm: AddNorm | None
+    has_mlp: bool
+
+    def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
+        hidden, found = residual_norm(self.norm, hidden, added)
+        if not self.has_mlp:
+            found = self.attention(found, step)
+        if kept_rows is not None:
+            hidden, found = hidden.index_select(0, kept_rows), found.index_select(0, kept_rows)
+        return hidden, self.reduce(self.mlp(found, step) if self.has_mlp else self.attention.output(found))
+
+
+@dataclass(frozen=True, slots=True)
 class PostNormBlock:
     """x = norm(x + attention(x)); x = norm(x + mlp(x))."""
 

@@ -18,12 +18,13 @@ from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
 from model_server.models.decoder.attention.multi_head import load_attention, load_shared_attention
-from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock
+from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock, SingleBlock
 from model_server.models.decoder.cpp_stack import cpp_stack
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.experts_beside import ExpertsBesideMlp
 from model_server.models.decoder.layer_inputs import extended, load_layer_inputs
 from model_server.models.decoder.loader import Loader
+from model_server.models.decoder.mixers.nothing import Nothing
 from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.parts import AttentionPart, MixerPart
 from model_server.models.decoder.spec import Spec
@@ -167,6 +168,8 @@ def load_block(loader: Loader, spec: Spec, index: int, mixers: dict[int, MixerPa
             attention, mlp, reduce, attention_norm, attention_post_norm, mlp_norm, mlp_post_norm, multiplier, whole
         )
         return extended(loader, spec, index, block)
+    if spec.block == "single":
+        return SingleBlock(attention, mlp, reduce, attention_norm, not isinstance(mlp, Nothing))
     if spec.block == "parallel":
         return ParallelBlock(attention, mlp, reduce, attention_norm, mlp_norm)
     return PostNormBlock(attention, mlp, reduce, attention_norm, mlp_norm)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from model_server.adapters.folder import ExpertParameter, ExpertPlace, Targets
 from model_server.adapters.reader import ExpertRows, Product
+from model_server.errors import StartupError
+from model_server.layers.activation import Activation, activation
 from model_server.layers.experts.choice import make_experts
 from model_server.layers.experts.experts import Experts, ExpertWeights
 from model_server.layers.linear.linear import Linear
@@ -59,11 +61,16 @@ class Moe:
     shared: str | None = None
     shared_size: int = 0
     shared_gate: str | None = None
+    # Its matrices; a single first one holds both halves.
+    shared_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    shared_down: str = "down_proj"
+    # Experts read and give vectors of another width than the model's.
+    latent: Latent | None = None
     # Alpha and limit of GPT-OSS's activation; None: the model's.
     swiglu: tuple[float, float] | None = None
 
     def targets(self, spec: Spec) -> Targets:
-        found = self.store.targets(self, spec.hidden_size)
+        found = self.store.targets(self, spec.hidden_size if self.latent is None else self.latent.size)
         parameters = (f"{name}.{one.name}" for name, some in found.experts.items() for one in some)
         found = replace(
             found,
@@ -74,8 +81,9 @@ class Moe:
         if self.shared is None:
             return found
         outer, inner = spec.hidden_size, self.shared_size
-        shared = {f"{self.shared}.{name}": (outer, inner) for name in ("gate_proj", "up_proj")}
-        shared[f"{self.shared}.down_proj"] = inner, outer
+        rows = 2 * inner if spec.gated and len(self.shared_up) == 1 else inner
+        shared = {f"{self.shared}.{name}": (outer, rows) for name in self.shared_up}
+        shared[f"{self.shared}.{self.shared_down}"] = inner, outer
         if self.shared_gate is not None:
             shared[self.shared_gate] = outer, 1
         return replace(found, linear={**found.linear, **shared})
@@ -86,27 +94,35 @@ class Moe:
     def load(self, loader: Loader, spec: Spec, index: int) -> Mlp:
         prefix = f"{spec.names.layers}.{index}."
         count = self.routing.num_experts
-        weights = (self.store.read(loader, prefix, expert, self, spec.hidden_size) for expert in range(count))
-        fused = loader.fused
-        activation = fused.gated(spec.activation) if self.swiglu is None else fused.clamped_swiglu(*self.swiglu)
+        width = spec.hidden_size if self.latent is None else self.latent.size
+        weights = (self.store.read(loader, prefix, expert, self, width) for expert in range(count))
         router = self._router(loader, prefix, spec.hidden_size)
-        silu = self.swiglu is None and spec.activation in ("silu", "swish")
+        silu = spec.gated and self.swiglu is None and spec.activation in ("silu", "swish")
         experts = make_experts(
             weights,
             count,
-            activation,
+            self._activation(loader, spec),
             loader.linears,
             on_input=self.routing.on_input,
             silu=silu,
             adapters=loader.adapters,
         )
+        routed = RoutedMlp(router, experts)
+        if self.latent is not None:
+            routed = self.latent.load(loader, prefix, spec.hidden_size, routed)
         if self.shared is None:
-            return RoutedMlp(router, experts)
+            return routed
         gate = None
         if self.shared_gate is not None:
             part = Part(prefix + self.shared_gate, ((0, 1),), 1)
             gate = loader.column_linear([part], spec.hidden_size, as_stored=True)
-        return SharedMlp(RoutedMlp(router, experts), self._shared(loader, spec, index), gate)
+        return SharedMlp(routed, self._shared(loader, spec, index), gate)
+
+    def _activation(self, loader: Loader, spec: Spec) -> Activation:
+        if not spec.gated:
+            return activation(spec.activation)
+        fused = loader.fused
+        return fused.gated(spec.activation) if self.swiglu is None else fused.clamped_swiglu(*self.swiglu)
 
     def _router(self, loader: Loader, prefix: str, hidden_size: int) -> Router:
         count = self.routing.num_experts
@@ -123,10 +139,29 @@ class Moe:
         return Router(linear, loader.fused.route(self.routing, correction))
 
     def _shared(self, loader: Loader, spec: Spec, index: int) -> Mlp:
-        names = replace(
-            spec.names, up=(f"{self.shared}.gate_proj", f"{self.shared}.up_proj"), down=f"{self.shared}.down_proj"
-        )
+        up = tuple(f"{self.shared}.{name}" for name in self.shared_up)
+        names = replace(spec.names, up=up, down=f"{self.shared}.{self.shared_down}")
         return load_mlp(loader, replace(spec, names=names), index, intermediate_size=self.shared_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Products before and behind a layer's experts, with names relative to the layer."""
+
+    size: int
+    before: str
+    behind: str
+
+    def load(self, loader: Loader, prefix: str, hidden_size: int, routed: RoutedMlp) -> RoutedMlp:
+        """Put the products around experts; each rank has all of both, as sums over ranks commute with them."""
+        if loader.has(f"{prefix}{self.behind}.bias"):
+            raise StartupError(f"weight {prefix}{self.behind}.bias: a bias behind latent experts is not served")
+
+        def whole(name: str, rows: int, columns: int) -> Linear:
+            return loader.column_linear([Part(prefix + name, ((0, rows),), rows)], columns)
+
+        before, behind = whole(self.before, self.size, hidden_size), whole(self.behind, hidden_size, self.size)
+        return replace(routed, before=before, behind=behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +170,18 @@ class RoutedMlp:
 
     router: Router
     experts: Experts
+    # Around the experts; None: they read what the router reads.
+    before: Linear | None = None
+    behind: Linear | None = None
 
     @property
     def capturable(self) -> bool:
         return self.experts.capturable
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        return self.experts(hidden, *self.router(hidden))
+        if self.before is None or self.behind is None:
+            return self.experts(hidden, *self.router(hidden))
+        return self.behind(self.experts(self.before(hidden), *self.router(hidden)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +205,11 @@ class SharedMlp:
 
 @dataclass(frozen=True, slots=True)
 class SeparateExperts:
-    """Three matrices per expert."""
+    """Three matrices per expert, or two."""
 
     # What precedes the expert's number.
     experts: str = "mlp.experts"
-    gate: str = "gate_proj"
+    gate: str | None = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     # The module that transformers makes of them.
@@ -180,13 +220,20 @@ class SeparateExperts:
         found: dict[str, tuple[int, int]] = {}
         for expert in range(moe.routing.num_experts):
             name = f"{self.experts}.{expert}."
-            found[name + self.gate] = found[name + self.up] = hidden_size, size
+            found.update((name + one, (hidden_size, size)) for one in self._ups)
             found[name + self.down] = size, hidden_size
-        return Targets(linear=found, experts={self.fused: _fused(moe, hidden_size)})
+        experts = {} if self.gate is None else {self.fused: _fused(moe, hidden_size)}
+        return Targets(linear=found, experts=experts)
+
+    @property
+    def _ups(self) -> tuple[str, ...]:
+        return (self.up,) if self.gate is None else (self.gate, self.up)
 
     def places(self, moe: Moe) -> Mapping[str, ExpertPlace]:
         up, down = f"{self.fused}.{_UP}", f"{self.fused}.{_DOWN}"
         found: dict[str, ExpertPlace] = {}
+        if self.gate is None:
+            return found
         for expert in range(moe.routing.num_experts):
             name = f"{self.experts}.{expert}."
             found[f"{name}{self.gate}.weight"] = ExpertPlace(parameter=up, expert=expert)
@@ -199,7 +246,7 @@ class SeparateExperts:
         start, stop = share = loader.share(size)
         name = f"{prefix}{self.experts}.{expert}."
         up = MatrixSlice(
-            parts=tuple(Part(name + part, (share,), size) for part in (self.gate, self.up)),
+            parts=tuple(Part(name + part, (share,), size) for part in self._ups),
             columns=(0, hidden_size),
             num_columns=hidden_size,
         )
@@ -207,7 +254,8 @@ class SeparateExperts:
         down = MatrixSlice(parts=(part,), columns=share, num_columns=size)
         whole = replace(down, columns=(0, size))
         fused = prefix + self.fused
-        rows = ExpertRows(name=f"{fused}.{_UP}", expert=expert, rows=(share, (size + start, size + stop)))
+        halves = (share,) if self.gate is None else (share, (size + start, size + stop))
+        rows = ExpertRows(name=f"{fused}.{_UP}", expert=expert, rows=halves)
         up_product = Product(
             parts=up.parts, columns=None, weight=lambda: loader.read_again(up, torch.float32), expert=rows
         )

@@ -67,7 +67,11 @@ class AttentionSpec(Protocol):
 
 
 class MixerSpec(Protocol):
-    """What a layer has instead of attention."""
+    """What a layer has instead of attention, or beside it."""
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether keys and values of heads are cached, too."""
 
     def load(self, loader: Loader, spec: Spec, index: int) -> MixerPart:
         """This rank's part of layer `index`."""
@@ -101,8 +105,9 @@ class LayerSizes:
 
 # How a block adds its attention and its MLP to the residual stream:
 # sequential: x += attention(norm(x)); x += mlp(norm(x));   parallel: x += attention(norm(x)) + mlp(norm(x));
-# post: x = norm(x + attention(x)); x = norm(x + mlp(x))
-BlockKind = Literal["sequential", "parallel", "post"]
+# post: x = norm(x + attention(x)); x = norm(x + mlp(x));   single: x += attention(norm(x)) or x += mlp(norm(x)), where
+# the other is `Nothing`
+BlockKind = Literal["sequential", "parallel", "post", "single"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

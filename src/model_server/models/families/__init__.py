@@ -14,13 +14,14 @@ from model_server.models.decoder.spec import Spec
 from model_server.models.families import alibi, cohere, corrected, deepseek, gemma, gpt, llama, llama4, moe
 from model_server.models.families.base import UnknownFamilyError
 from model_server.models.families.encoders import ENCODERS
-from model_server.models.families.hybrid import lfm2, qwen
+from model_server.models.families.hybrid import lfm2, mamba2, nemotron, qwen
 from model_server.models.families.vision import TEXT_TYPES, text_config
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "RefinedWeb": alibi.falcon,
     "RefinedWebModel": alibi.falcon,
     "baichuan": llama.baichuan,
+    "bamba": mamba2.bamba,
     "bloom": alibi.bloom,
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,
@@ -28,6 +29,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "deepseek_v2": deepseek.deepseek_v2,
     "deepseek_v3": deepseek.deepseek_v3,
     "falcon": alibi.falcon,
+    "falcon_h1": mamba2.falcon_h1,
     "gemma": gemma.gemma,
     "gemma2": gemma.gemma2,
     "gemma3_text": gemma.gemma3_text,
@@ -37,6 +39,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "glm4": llama.glm4,
     "glm4_moe": corrected.glm4_moe,
     "glm4_moe_lite": deepseek.glm4_moe_lite,
+    "granitemoehybrid": mamba2.granitemoehybrid,
     "gpt2": gpt.gpt2,
     "gpt_bigcode": gpt.gpt_bigcode,
     "gpt_neox": gpt.gpt_neox,
@@ -55,6 +58,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "mistral4": deepseek.mistral4,
     "mixtral": moe.mixtral,
     "mpt": alibi.mpt,
+    "nemotron_h": nemotron.nemotron_h,
     "olmo2": llama.olmo2,
     "opt": gpt.opt,
     "phi": gpt.phi,

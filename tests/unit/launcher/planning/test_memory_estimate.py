@@ -132,7 +132,12 @@ def test_published_files_say_the_sizes_of_full_layers_once() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "bamba", "falcon_h1", "nemotron_h",
+    ],
+)  # fmt: skip
 def test_states_take_what_was_estimated(tmp_path: Path, model_type: str, world_size: int) -> None:
     folder = tiny_checkpoint(model_type, tmp_path, with_tokenizer=False)
     expected = estimate(LauncherConfig(dtype="bfloat16"), Hardware(), read(folder), world_size)

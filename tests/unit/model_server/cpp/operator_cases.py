@@ -15,7 +15,7 @@ import numpy as np
 from operator_adapters import adapter_case
 from operator_attention import attention_case, rotated
 from operator_codes import code_case, float8_case
-from operator_recurrence import gated_delta_case, short_convolution_case
+from operator_recurrence import gated_delta_case, mamba2_case, short_convolution_case
 from operator_stack import stack_case
 from support.cpp_operators import (
     AS,
@@ -145,6 +145,7 @@ CASES = (
     stack_case,
     short_convolution_case,
     gated_delta_case,
+    mamba2_case,
 )
 
 

@@ -10,6 +10,7 @@ from support.cpp_operators import AS, TOLERANCE, Operators, address, assert_near
 from model_server.cpp.structs import (
     CachedInputsStruct,
     GatedDeltaStruct,
+    Mamba2Struct,
     SegmentsStruct,
     ShortConvolutionStruct,
 )
@@ -164,6 +165,91 @@ def gated_delta_case(operators: Operators, random: np.random.Generator, type: in
         # Of small outputs the norm makes large ones, with their errors.
         size = (np.abs(gate * norm) * (1 + 1e-3 / scale)).reshape(out.shape) + 1
         assert_near(out, (wanted / scale * norm * gate).reshape(out.shape), 4 * TOLERANCE[type], size)
+
+
+def mamba2_case(operators: Operators, random: np.random.Generator, type: int) -> None:
+    width, groups = int(random.choice([2, 4])), int(random.choice([1, 2]))
+    each, of_group = int(random.choice([1, 3])), int(random.choice([1, 2]))
+    heads, gating = groups * each, int(random.integers(4))
+    rows, head_dim = int(random.choice([1, 7, 16, 33, 128])), int(random.choice([1, 16, 24, 32, 70]))
+    lengths = [int(n) for n in random.choice([1, 2, 5, 63, 64, 65, 130], int(random.choice([1, 3])))]
+    values, norm_groups = heads * head_dim, groups
+    channels = values + 2 * groups * rows
+    weight, conv_bias, rate, bias, skip, norm = (
+        exact(x.astype(np.float32))
+        for x in (
+            random.standard_normal((width, channels)),
+            random.standard_normal(channels),
+            -np.exp(random.standard_normal(heads)),
+            random.standard_normal(heads),
+            random.standard_normal(heads),
+            random.standard_normal(values),
+        )
+    )
+    # Of groups that begin before this rank's heads, one is cut.
+    first = of_group - 1 if groups == 1 else 0
+    least, most = (0.0, np.inf) if random.random() < 0.5 else (0.3, 0.9)
+    pointers = [address(x).value for x in (weight, conv_bias, rate, bias, skip)]
+    shape = Mamba2Struct(
+        heads, head_dim, groups, rows, width, first, each + first, *pointers, least, most, gating,
+        address(norm).value, norm_groups, 1e-6,
+    )  # fmt: skip
+    given_rows = [AS[type](random.standard_normal((n, values + channels + heads))) for n in lengths]
+    slots = random.permutation(len(lengths) + 2)[: len(lengths)]
+
+    def run(steps: list[list[tuple[int, int]]]) -> tuple[list[Array], Array, Array]:
+        inputs = exact(AS[type](np.full((slots.max() + 1, width - 1, channels), np.nan)))
+        states = exact(np.full((slots.max() + 1, heads, rows, head_dim), np.nan, np.float32))
+        found: list[list[Array]] = [[] for _ in lengths]
+        for step in steps:
+            taking = [i for i, (start, stop) in enumerate(step) if stop > start]
+            if not taking:
+                continue
+            counts = [step[i][1] - step[i][0] for i in taking]
+            taken = exact(slots[taking])
+            segments, _held = _segments(counts, [step[i][0] for i in taking], taken)
+            given = exact(np.concatenate([given_rows[i][step[i][0] : step[i][1]] for i in taking]))
+            out = exact(np.zeros((sum(counts), values), given.dtype if gating else np.float32))
+            operators.cpp_mamba2(type, shape, segments, address(given), address(inputs), address(states), address(out))
+            for i, part in zip(taking, np.split(out, np.cumsum(counts)[:-1]), strict=True):
+                found[i].append(part.copy())
+        return [np.concatenate(parts) for parts in found], inputs[slots], states[slots]
+
+    whole, *halves = _cuts(random, lengths)
+    outputs, inputs, states = run([whole])
+    for one, other in zip((*outputs, inputs, states), _flat(run(halves)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    group_of = (first + np.arange(heads)) // (each + first)
+    for given, out, kept, state in zip(given_rows, outputs, inputs, states, strict=True):
+        gates, mixed, times = np.split(widen(given), np.cumsum([values, channels]), axis=1)
+        newest = [lag[-1] for lag in _lags(mixed, width)[:-1]]
+        np.testing.assert_array_equal(widen(kept), np.array(newest).reshape(width - 1, channels))
+        sums = sum(x * w for x, w in zip(_lags(mixed, width), weight[::-1].astype(float), strict=True))
+        mixed = _silu(np.asarray(sums) + conv_bias)
+        value = mixed[:, :values].reshape(-1, heads, head_dim)
+        key, query = (x.reshape(-1, groups, rows)[:, group_of] for x in np.split(mixed[:, values:], 2, axis=1))
+        time = np.clip(np.log1p(np.exp(times + bias)), least, most)
+        factor = np.exp(time * rate.astype(float))
+        known = np.zeros((heads, rows, head_dim))
+        wanted = np.zeros_like(value)
+        for t in range(len(value)):
+            known *= factor[t, :, None, None]
+            known += np.einsum("hk,hv->hkv", key[t], value[t] * time[t][:, None])
+            wanted[t] = np.einsum("hk,hkv->hv", query[t], known) + value[t] * skip[:, None]
+        assert_near(state, known, 1e-4, np.abs(known).max() + 1)
+        gate, wanted, largest = _silu(gates), wanted.reshape(-1, values), np.abs(wanted).max() + 1
+        if gating == 0:
+            assert_near(out, wanted, 1e-4, largest)
+        elif gating == 1:
+            assert_near(out, wanted * gate, 4 * TOLERANCE[type], largest * (np.abs(gate) + 1))
+        else:
+            normed = wanted * gate if gating == 2 else wanted
+            parts = normed.reshape(len(normed), norm_groups, -1)
+            scale = np.sqrt((parts**2).mean(2, keepdims=True) + 1e-6)
+            normed = (parts / scale).reshape(normed.shape) * norm * (1 if gating == 2 else gate)
+            # Of small outputs the norm makes large ones, with their errors.
+            loss = np.broadcast_to(1 + 1e-3 * largest / scale, parts.shape).reshape(normed.shape)
+            assert_near(out, normed, 4 * TOLERANCE[type], np.abs(norm) * (np.abs(gate) + 1) * loss + 1)
 
 
 def _flat(found: tuple[list[Array], Array, Array]) -> list[Array]:

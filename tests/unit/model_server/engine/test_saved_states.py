@@ -29,9 +29,9 @@ from router.scheduling.cache.states import StateSlots
 NUM_BLOCKS, NUM_SLOTS = 120, 5
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    found: Any = load(tiny_checkpoint("qwen3_5_text", tmp_path_factory.mktemp("qwen3_5"), with_tokenizer=False))
+@pytest.fixture(scope="module", params=["qwen3_5_text", "bamba"])
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    found: Any = load(tiny_checkpoint(request.param, tmp_path_factory.mktemp("model"), with_tokenizer=False))
     found.traits.recurrent.reserve(NUM_SLOTS + 1)
     return found
 
@@ -125,6 +125,7 @@ class Server:
                     self.cache.commit(allocation, [*request.input_ids, *request.resume_ids])
 
 
+@pytest.mark.parametrize("runner", ["qwen3_5_text"], indirect=True)
 def test_what_follows_a_restored_state_has_the_bits_of_a_prompt_that_is_cut_there(
     runner: Any, tiny_tokenizer: Tokenizer
 ) -> None:

@@ -10,7 +10,9 @@ from model_server.models.decoder.spec import Spec
 
 def attention_layers(spec: Spec) -> tuple[AttentionLayer, ...]:
     """List the undivided model's layers with attention."""
-    return tuple(attention_layer(spec, index) for index in range(spec.num_layers) if spec.mixer(index) is None)
+    mixers = [spec.mixer(index) for index in range(spec.num_layers)]
+    with_attention = [index for index, mixer in enumerate(mixers) if mixer is None or mixer.has_attention]
+    return tuple(attention_layer(spec, index) for index in with_attention)
 
 
 def attention_layer(spec: Spec, index: int) -> AttentionLayer:

@@ -61,6 +61,10 @@ class GatedDeltaSpec:
         """Value heads that read one key head."""
         return self.value_heads // self.key_heads
 
+    @property
+    def has_attention(self) -> bool:
+        return False
+
     def load(self, loader: Loader, spec: Spec, index: int) -> GatedDelta:
         prefix = f"{spec.names.layers}.{index}.{self.prefix}"
         heads = loader.share(self.key_heads)

@@ -51,6 +51,10 @@ class ShortConvSpec:
     convolution: str = "conv.conv"
     output: str = "conv.out_proj"
 
+    @property
+    def has_attention(self) -> bool:
+        return False
+
     def load(self, loader: Loader, spec: Spec, index: int) -> ShortConv:
         prefix, size = f"{spec.names.layers}.{index}.", spec.hidden_size
         drafted = loader.num_drafted
