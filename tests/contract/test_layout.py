@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 13_800,
-    "model_server": 49_600,
+    "model_server": 49_700,
     "router": 32_110,
     "tercet": 60,
     "wire": 6_900,

@@ -13,7 +13,7 @@ from parity.ranks import run_ranks
 # `make test` has one such model, served by two shards (tests/e2e/test_runners.py).
 pytestmark = pytest.mark.parity
 
-EQUAL = ("olmo", "granitemoe", "glm4")
+EQUAL = ("olmo", "granitemoe", "glm4", "t5", "umt5", "bart")
 REFUSED = {
     "jetmoe": "transformers has no tensor-parallel plan for jetmoe: use --num-shard 1",
     "mamba": "mamba needs a state for each request (its layers are recurrent), which cannot be divided among shards: "

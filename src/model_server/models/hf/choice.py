@@ -70,7 +70,7 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice, *
     if reason is None:
         check_sharding(hf, placement.ranks.tensor.size)
         try:
-            model = _load(hf, placement, _register(hf))
+            model = _load(hf, placement, _register(hf, placement.ranks.tensor.rank))
             runner, error = _paged(hf, model, placement, attention)
         except UnsuitableError as unsuitable:
             reason = str(unsuitable)
@@ -155,12 +155,12 @@ def _load(hf: HfModel, placement: Placement, attention: str | None) -> Any:
         raise UnsuitableError(one_line(error)) from error
 
 
-def _register(hf: HfModel) -> str:
+def _register(hf: HfModel, rank: int) -> str:
     """Register the attention that the model is loaded with, and return its name."""
     if not hf.is_encoder_decoder:
         register()
         return ATTENTION_NAME
-    register_crossing()
+    register_crossing(rank)
     return ATTENTION_NAMES[bool(getattr(hf.model_class, "_supports_sdpa", False))]
 
 
@@ -178,7 +178,7 @@ def _paged(
     made = (model, attention, placement.device, max_positions(hf.text_config), by_length(model))
     try:
         if hf.is_encoder_decoder:
-            runner = EncoderDecoderRunner(*made)
+            runner = EncoderDecoderRunner(*made, rank=placement.ranks.tensor.rank)
             verdict = check_encoder_decoder(runner, placement.dtype, placement.device)
         else:
             runner = TransformersRunner(*made)

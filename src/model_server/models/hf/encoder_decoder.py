@@ -41,13 +41,13 @@ class _Call(Protocol):
 _call: ContextVar[_Call | None] = ContextVar("decoder_attention_call", default=None)
 
 
-def register() -> None:
-    """Register our attention; outside of the decoder's steps it is transformers' own."""
+def register(rank: int = 0) -> None:
+    """Register our attention; outside of the decoder's steps it is transformers' own, for this rank's heads."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     for fused, name in ATTENTION_NAMES.items():
-        AttentionInterface.register(name, _sdpa if fused else _eager)
+        AttentionInterface.register(name, _attention(rank, fused=fused))
         AttentionMaskInterface.register(name, _masking(sdpa_mask if fused else eager_mask))
 
 
@@ -58,21 +58,21 @@ def _masking(make: Any) -> Any:
     return mask
 
 
-def _sdpa(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
-    call = _call.get()
-    if call is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+def _attention(rank: int, *, fused: bool) -> Any:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward(module, query, key, value, mask, **options)
-    return _attended(call, module, query, key, value, mask, options)
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        call = _call.get()
+        if call is not None:
+            return _attended(call, module, query, key, value, mask, options)
+        bias = options.get("position_bias")
+        if bias is not None and bias.shape[1] > query.shape[1]:
+            options["position_bias"] = bias[:, rank * query.shape[1] :][:, : query.shape[1]]
+        modelling: Any = inspect.getmodule(type(module))
+        own = sdpa_attention_forward if fused else modelling.eager_attention_forward
+        return own(module, query, key, value, mask, **options)
 
-
-def _eager(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
-    call = _call.get()
-    if call is None:
-        own = inspect.getmodule(type(module))
-        return own.eager_attention_forward(module, query, key, value, mask, **options)  # type: ignore[union-attr]
-    return _attended(call, module, query, key, value, mask, options)
+    return attend
 
 
 def _attended(
@@ -120,7 +120,7 @@ class _Probe:
             scale=query.shape[2] ** -0.5 if options.get("scaling") is None else float(options["scaling"]),
             window=None if crosses else options.get("sliding_window"),
             softcap=options.get("softcap"),
-            distance_bias=None if crosses or bias is None else self._modules.bias_of(module),
+            distance_bias=None if crosses or bias is None else self._modules.bias_of(module, query.shape[1]),
         )
         shape = KvShape(layer.num_kv_heads, layer.head_dim, layer.value_dim)
         if not crosses:
@@ -162,6 +162,8 @@ class EncoderDecoderRunner:
         device: torch.device,
         max_positions: int | None,
         rotaries: Sequence[LengthRotary],
+        *,
+        rank: int = 0,
     ) -> None:
         """Run the model once, as `TransformersRunner`.
 
@@ -177,7 +179,7 @@ class EncoderDecoderRunner:
         self._cache_name = next((name for name in ("cache", "past_key_values") if name in accepted), "cache")
         self._prefix = decoder_prefix(model)
         self._padding = _padding_id(model.config)
-        self._modules = StepModules(_decoder_of(model), max_positions, self._padding)
+        self._modules = StepModules(_decoder_of(model), max_positions, self._padding, rank)
         try:
             encoded, probe, logits = self._try_out()
         except Exception:

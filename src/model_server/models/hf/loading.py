@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from model_server.models.config import ModelConfig
 from model_server.models.hf.crossing import CROSSING
 from model_server.models.hf.merge import merge
 from model_server.models.hf.quantized import Exchange, forget_config
+from model_server.models.hf.translation_plans import count_own_heads, plan_of
 from model_server.models.model import Model
 from model_server.weights.leftover import check_leftover
 from model_server.weights.library_names import StoredNames
@@ -196,12 +197,14 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
         if not quantizes_merged:
             options["quantization_config"] = exchange.config()
     if placement.ranks.tensor.size > 1:
-        options |= _sharding(placement.ranks.tensor.size)
+        options |= _sharding(placement.ranks.tensor.size, _own_plan(hf, placement.ranks.tensor.size) or "auto")
     elif placement.device.type != "cpu":
         options["device_map"] = {"": placement.device}
     with warnings.catch_warnings(), nullcontext() if exchange is None else exchange.reading():
         warnings.simplefilter("ignore")  # deprecations inside other people's modelling
         model, report = hf.auto_class.from_pretrained(hf.described.checkpoint.directory, **options)
+    if hf.is_encoder_decoder and placement.ranks.tensor.size > 1:
+        count_own_heads(model, placement.ranks.tensor.size)
     if mismatched := sorted(report["mismatched_keys"]):
         name, found, wanted = mismatched[0]
         raise StartupError(f"weight {name} has shape {list(found)}; the config asks for {list(wanted)}")
@@ -269,13 +272,20 @@ def _empty_towers(config: Any, model: Any) -> None:
                 setattr(inner, name, nn.Parameter(empty, requires_grad=False))
 
 
-def _sharding(world_size: int) -> dict[str, Any]:
+def _own_plan(hf: HfModel, world_size: int) -> dict[str, str] | None:
+    """Return our plan for an encoder-decoder; None: transformers may have one."""
+    if not hf.is_encoder_decoder or hf.model_class is None:
+        return None
+    return plan_of(hf.model_class, hf.config, world_size)
+
+
+def _sharding(world_size: int, plan: Literal["auto"] | dict[str, str]) -> dict[str, Any]:
     try:
         from transformers.distributed.configuration_utils import DistributedConfig
 
-        return {"distributed_config": DistributedConfig(tp_size=world_size, tp_plan="auto")}
+        return {"distributed_config": DistributedConfig(tp_size=world_size, tp_plan=plan)}
     except (ImportError, TypeError):  # older transformers
-        return {"tp_plan": "auto"}
+        return {"tp_plan": plan}
 
 
 def check_sharding(hf: HfModel, world_size: int) -> None:
@@ -287,16 +297,18 @@ def check_sharding(hf: HfModel, world_size: int) -> None:
     if hf.described.adapter_folders:
         raise StartupError(f"LoRA adapters of {hf.model_type} are served on one shard only: use --num-shard 1")
     config = hf.text_config
-    plan = getattr(config, "base_model_tp_plan", None)
+    own = _own_plan(hf, world_size)
+    plan = getattr(config, "base_model_tp_plan", None) if own is None else own
     if not plan:
         raise StartupError(f"transformers has no tensor-parallel plan for {hf.model_type}: use --num-shard 1")
     if config.model_type in _WRONG_PLANS:
         raise StartupError(f"transformers' tensor-parallel plan for {hf.model_type} is wrong: use --num-shard 1")
-    if not any(name.endswith(("k_proj", "qkv_proj", "query_key_value", "Wqkv")) for name in plan):
+    if not any(name.endswith((".k", "k_proj", "qkv_proj", "query_key_value", "Wqkv")) for name in plan):
         return  # attention is replicated, only the rest is divided
     heads = getattr(config, "num_attention_heads", None)
     names = ("num_key_value_heads", "num_attention_heads")
     said = {name: getattr(config, name, None) or heads for name in names}
+    said["encoder_attention_heads"] = getattr(config, "encoder_attention_heads", None)
     counts = {name: count for name, count in said.items() if isinstance(count, int)}
     for name, count in counts.items():
         if count % world_size:

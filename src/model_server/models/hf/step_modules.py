@@ -14,7 +14,8 @@ from model_server.attention.backend import DistanceBias
 class StepModules:
     """Position embeddings and T5's biases of one decoder; outside of a step (`now` is None) they are its own."""
 
-    def __init__(self, decoder: nn.Module, max_positions: int | None, padding: int) -> None:
+    def __init__(self, decoder: nn.Module, max_positions: int | None, padding: int, rank: int) -> None:
+        self._rank = rank
         self.now: Tensor | None = None  # [n] int64 positions of a step's rows
         self._decoder = decoder
         self._embedding = getattr(decoder, "embed_positions", None)
@@ -23,15 +24,21 @@ class StepModules:
                 self._embedding, self, max_positions, padding, next(decoder.parameters())
             )  # fmt: skip
         # By the ids of attention modules; the first one's is the other layers', too, that have none of their own.
-        self._biases: dict[int, DistanceBias] = {}
+        self._tables: dict[int, Tensor] = {}  # [heads of all ranks, distances]
+        self._biases: dict[int, DistanceBias] = {}  # by the ids of tables, of this rank's heads
         self._biased = [one for one in decoder.modules() if hasattr(one, "relative_attention_bias")]
         for module in self._biased:
-            self._biases[id(module)] = DistanceBias(_bias_table(module))
+            self._tables[id(module)] = _bias_table(module)
             module.compute_bias = self._instead_of(module.compute_bias)
 
-    def bias_of(self, module: nn.Module) -> DistanceBias | None:
-        """Return the biases that an attention module adds; None: they are not known."""
-        return self._biases.get(id(module)) or next(iter(self._biases.values()), None)
+    def bias_of(self, module: nn.Module, num_heads: int) -> DistanceBias | None:
+        """Return the biases that an attention module adds to this rank's heads; None: they are not known."""
+        table = self._tables.get(id(module), next(iter(self._tables.values()), None))
+        if table is None:
+            return None
+        if id(table) not in self._biases:
+            self._biases[id(table)] = DistanceBias(table[self._rank * num_heads :][:num_heads].contiguous())
+        return self._biases[id(table)]
 
     def give_back(self) -> None:
         """Undo the changes of the decoder."""
