@@ -40,6 +40,9 @@ from wire.quantization.config import wants_float8_cache
 
 logger = logging.getLogger(__name__)
 
+# What names begin with in files -> in transformers, and so in adapters, where these differ.
+_OF_LIBRARY = {"backbone.": ("model.",)}
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
@@ -141,7 +144,9 @@ def _merging(model: Model, spec: Spec, folder: Path) -> Model:
 
 def _bases(model: Model, spec: Spec) -> tuple[str, ...]:
     """What names of modules may begin with."""
-    return (spec.names.base, *(base for base in BASES if spec.names.base in BASES and base != spec.names.base))
+    own = spec.names.base
+    others = BASES if own in BASES else _OF_LIBRARY.get(own, ())
+    return (own, *(base for base in others if base != own))
 
 
 def _lies_deeper(spec: Spec, checkpoint: Checkpoint) -> bool:

@@ -34,6 +34,7 @@ CASES: list[Any] = [("llama", "biases_tied", way) for way in WAYS] + [
     (model_type, "plain", way) for model_type in ("mixtral", "deepseek_v3") for way in ("fp8 blocks", "int4")
 ]
 CASES += [
+    pytest.param("nemotron_h", "plain", "fp8 blocks", marks=pytest.mark.parity),
     ("minimax_m2", "plain", "fp8 blocks"),
     ("qwen3_moe", "plain", "nvfp4"),
     ("phi3", "plain", "nf4"),
@@ -41,7 +42,7 @@ CASES += [
 ]
 CASES += [
     pytest.param(model_type, "plain", way, marks=pytest.mark.parity)
-    for model_type in ("qwen2", "gpt_neox", "phi3", "qwen3_moe")
+    for model_type in ("qwen2", "gpt_neox", "phi3", "qwen3_moe", "bamba", "falcon_h1", "granitemoehybrid")
     for way in ("fp8 blocks", "int4")
 ]
 SEQUENCES = prompts(VOCAB_SIZE)
