@@ -56,6 +56,8 @@ _TORCHAO = (
 _TORCHAO_BY_MODULE = ("FqnToConfig", "ModuleFqnToConfig")
 # Data types of auto-round whose scales or numbers are not those that their layout suggests.
 _OTHER_TYPES = ("mx_int", "nvfp4_v2", "nv_fp4_v2")
+FP8_SCALES = (None, "inverse")
+"""`weight_scale_semantics`: gptqmodel's scales divide, all others multiply."""
 _AWQ_BITS, _OTHER_AWQ = (4,), ("gemv", "gemv_fast", "marlin")
 
 
@@ -208,7 +210,19 @@ def _auto_round(said: Mapping[str, Any]) -> str | None:
     kind = said.get("data_type")
     if said.get("rotation_config"):
         return "with rotations"
-    return f"of data type {kind}" if isinstance(kind, str) and kind.startswith(_OTHER_TYPES) else None
+    if isinstance(kind, str) and kind.startswith(_OTHER_TYPES):
+        return f"of data type {kind}"
+    return _other_bits(said, _GPTQ_BITS)
+
+
+def _fp8(said: Mapping[str, Any]) -> str | None:
+    scales = said.get("weight_scale_semantics")
+    return None if scales in FP8_SCALES else f"with {scales} scales"
+
+
+def _gguf(said: Mapping[str, Any]) -> str | None:
+    """Return gptqmodel's layers: they are not a GGUF file."""
+    return "inside other files" if gptq_layout(said) else None
 
 
 def _other_bits(said: Mapping[str, Any], served: tuple[int, ...]) -> str | None:
@@ -222,5 +236,7 @@ _VARIANTS: Mapping[str, Callable[[Mapping[str, Any]], str | None]] = {
     "awq": _awq,
     "torchao": _torchao,
     "auto-round": _auto_round,
+    "fp8": _fp8,
+    "gguf": _gguf,
 }
 """Method -> what is not served of it; None: all of it."""

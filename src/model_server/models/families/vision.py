@@ -70,12 +70,14 @@ _SAME_TEXT = {
     "granite4_vision_text": "granite", "granite_docling_text": "granite",
 }  # fmt: skip
 # What transformers' modelling of a type does whatever its config says.
-_ALWAYS: dict[str, dict[str, float]] = {
+_ALWAYS: dict[str, dict[str, float | None]] = {
     "aya_vision": {"logit_scale": 1.0},
     "cohere2_vision": {"logit_scale": 1.0},
+    "gemma3": {"final_logit_softcapping": None},
     "qwen3_omni_moe_thinker": {"use_sliding_window": False},
     "qwen3_vl": {"use_sliding_window": False},
     "qwen3_vl_moe": {"norm_topk_prob": True, "use_sliding_window": False},
+    "shieldgemma2": {"final_logit_softcapping": None},
 }
 _EPS: dict[str, float] = {"qwen2_vl": 1e-5, "qwen2_5_vl": 1e-5}
 """Type -> its own default of `rms_norm_eps`, which the type of its text has another one of."""
@@ -191,14 +193,16 @@ def text_config(config: ModelConfig) -> ModelConfig:
     if not isinstance(block, Mapping):
         raise StartupError(f"config.json: `text_config` must be an object, got {block!r:.200}")
     text = ModelConfig({"model_type": default, **eps, **block}).without(*_IMPLIED.get(config.model_type, ()))
-    missing = {name: value for name, value in DEFAULTS.get(text.model_type, {}).items() if not text.has(name)}
-    if text.model_type in _THETAS and not any(text.has(name) for name in ("rope_theta", "rope_parameters")):
-        missing["rope_theta"] = _THETAS[text.model_type]
-    missing |= _ALWAYS.get(config.model_type, {})
+    defaults = DEFAULTS.get(text.model_type, {})
+    own: dict[str, float | None] = {name: value for name, value in defaults.items() if not text.has(name)}
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    if text.model_type in _THETAS and not text.has("rope_theta") and "rope_theta" not in rope:
+        own["rope_theta"] = _THETAS[text.model_type]
+    own |= _ALWAYS.get(config.model_type, {})
     if text.model_type == "glm4v_text":  # it has no such field
-        missing["head_dim"] = text.count("hidden_size", 4096) // text.count("num_attention_heads", 32)
+        own["head_dim"] = text.count("hidden_size", 4096) // text.count("num_attention_heads", 32)
     text_type = _SAME_TEXT.get(text.model_type, text.model_type)
-    return _rope_kind(text.replaced(model_type=text_type, **missing), config.model_type)
+    return _rope_kind(text.replaced(model_type=text_type, **own), config.model_type)
 
 
 def is_of_tower(tensor: str) -> bool:

@@ -1,7 +1,7 @@
 """8-bit floats (e4m3) of fp8, fbgemm_fp8, modelopt's FP8 and compressed-tensors.
 
-`{module}.weight_scale` or `weight_scale_inv` multiplies `weight`: one number, one a row, or one a block. Activations'
-scales are not read.
+`{module}.weight_scale` or `weight_scale_inv` multiplies `weight`: one number, one a row, or one a block. gptqmodel's
+`weight_scale_inv` divides it, as its config says. Activations' scales are not read.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Fp8Format:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._block = block_size(config)
         self._targets = targets_of(config)
+        self._divides = config.get("weight_scale_semantics") == "inverse"
         self._float8_inputs = config.get("activation_scheme") in ("dynamic", "static")
 
     def claims(self, reader: WeightReader, module: str) -> bool:
@@ -60,6 +61,8 @@ class Fp8Format:
             weight = part.order.apply(weight)
         # Bytes are exponents: E8M0, by its name or as plain bytes.
         exact = (stored.view(torch.float8_e8m0fnu) if stored.dtype == torch.uint8 else stored).float()
+        if self._divides:
+            exact = exact.reciprocal()
         scales, height = rows_of_blocks(exact, block[0], rows)
         scales, width = cut_columns(scales, block[1], wanted.columns, name, size[1])
         float8_inputs = self._float8_inputs or self._targets.weights_of(part.name).float8_inputs

@@ -185,6 +185,9 @@ def test_quantized_weights_are_not_quantized_again(flag: str) -> None:
         (torchao("int4_weight_only"), "torchao int4_weight_only"),
         (torchao(BY_MODULE), "torchao NVFP4InferenceConfig"),
         ({"quant_method": "awq", "version": "gemv"}, "awq of version gemv"),
+        ({"quant_method": "auto-round", "bits": 5, "data_type": "int"}, "auto-round of 5 bits"),
+        ({"quant_method": "fp8", "weight_scale_semantics": "log"}, "fp8 with log scales"),
+        ({"quant_method": "gguf", "format": "q_k_m"}, "gguf inside other files"),
     ],
 )
 @pytest.mark.parametrize("flag", [None, "gptq", "eetq"])

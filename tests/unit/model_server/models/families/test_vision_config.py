@@ -53,6 +53,25 @@ def test_no_window_in_qwen3_vl_whatever_its_text_says() -> None:
     assert not any(spec_of(config("qwen3_vl", text_config={**text, "sliding_window": 3})).windows)
 
 
+@pytest.mark.parametrize("rope", [{}, {"rope_parameters": {"rope_type": "default"}}])
+@pytest.mark.parametrize("scaling", [{}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}])
+def test_base_of_omni_rotations_that_the_file_does_not_say(rope: dict[str, Any], scaling: dict[str, Any]) -> None:
+    """`rope_scaling` replaces `rope_parameters`, with the base in it."""
+    both = {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}} if scaling else rope
+    for block in (rope, both):
+        text = {"model_type": "qwen2_5_omni_text", **TEXT, **block, **scaling}
+        spec = spec_of(config("qwen2_5_omni_thinker", text_config=text))
+        assert {one.theta for one in spec.ropes if one is not None} == {1e6}
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "shieldgemma2"])
+def test_logits_of_gemma3_that_reads_images_have_no_cap(model_type: str) -> None:
+    """In transformers' modelling, which has one for the text model alone."""
+    text = {"model_type": "gemma3_text", **TEXT, "final_logit_softcapping": 3.0}
+    assert spec_of(config(model_type, text_config=text)).logits_softcap is None
+    assert spec_of(ModelConfig(text)).logits_softcap == 3.0
+
+
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
 def test_the_smallest_number_of_qwen2_vls_norms(model_type: str) -> None:
     """Where the file does not say it; of Qwen 2 it is another one."""

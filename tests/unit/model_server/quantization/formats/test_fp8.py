@@ -41,6 +41,15 @@ def test_bytes_of_a_file() -> None:
     assert torch.equal(whole({"m.weight": weight, "m.weight_scale_inv": scale.view(torch.float8_e8m0fnu)}), wanted * 2)
 
 
+def test_scales_of_gptqmodel_divide() -> None:
+    """As it packs two rows: 448 stands for the largest number of each, and the scale is what it was multiplied by."""
+    weight = torch.tensor([[0x7E, 0x76], [0x7E, 0xF6]], dtype=torch.uint8).view(E4M3)
+    tensors = {"m.weight": weight, "m.weight_scale_inv": torch.tensor([448.0, 224.0])}
+    wanted = MatrixSlice(parts=(Part("m", ((0, 2),), 2),), columns=(0, 2), num_columns=2)
+    found = Fp8Format({"weight_scale_semantics": "inverse"}).read(DictReader(tensors), wanted)
+    assert torch.allclose(found.dequantize(torch.float32), torch.tensor([[1.0, 0.5], [2.0, -1.0]]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("scale_shape", [(2, 3), (1, 1), (256, 3)])
