@@ -14,9 +14,12 @@ import torch
 from parity.protocol import PagedBatch, prompts
 from support.loading import load
 from support.tiny_models import tiny_config
+from support.tiny_types import auto_class_of, name_as_published, type_config
+from support.vision_models import mend_llama4
 from torch import Tensor
 
 from model_server.errors import StartupError
+from model_server.models.families.vision import TEXT_TYPES
 
 # Beyond every window, chunk and original length of `fields.changes`; and within, where these change rotations.
 LENGTHS = (39, 7)
@@ -33,7 +36,19 @@ class Outcome:
 
 def base_fields(model_type: str) -> dict[str, Any]:
     """A small config of a type as older files have it: rotations in fields of their own."""
-    fields: dict[str, Any] = json.loads(tiny_config(model_type).to_json_string(use_diff=False))
+    if model_type in TEXT_TYPES:
+        sections = {"rope_parameters": {"mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}}
+        config = type_config(model_type, text_config=sections if model_type in ("glm4v", "glm46v") else {})
+    else:
+        config = tiny_config(model_type)
+    fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    _make_older(fields)
+    if model_type in TEXT_TYPES:
+        _make_older(fields["text_config"])
+    return fields
+
+
+def _make_older(fields: dict[str, Any]) -> None:
     for name in ("dtype", "transformers_version", "architectures", "_name_or_path", "id2label", "label2id"):
         fields.pop(name, None)
     block = fields.get("rope_parameters")
@@ -44,13 +59,17 @@ def base_fields(model_type: str) -> dict[str, Any]:
         fields["rope_theta"] = block["rope_theta"]
         if "partial_rotary_factor" in block:
             fields["partial_rotary_factor"] = block["partial_rotary_factor"]
-    return fields
 
 
 def with_change(base: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """`base` with one field changed, and without what is derived from it."""
+    """`base` with one field changed, and without what is derived from it. name: `text_config.NAME` within one."""
+    outer, _, inner = name.rpartition(".")
+    if outer:
+        return {**base, outer: with_change(base[outer], inner, value)}
     fields = {**base, name: value}
     if name == "rope_parameters":
+        old = base.get("rope_parameters") or {}
+        fields[name] = {**{part: old[part] for part in ("mrope_section", "mrope_interleaved") if part in old}, **value}
         fields.pop("rope_theta", None)
         fields.pop("partial_rotary_factor", None)
     if name in ("sliding_window_pattern", "max_window_layers", "use_sliding_window"):
@@ -73,8 +92,9 @@ def compare(fields: dict[str, Any], folder: Path) -> dict[str, Outcome]:
     raw, written = folder / "raw", folder / "written"
     raw.mkdir(parents=True)
     (raw / "config.json").write_text(json.dumps(fields))
-    lengths = LENGTHS if fields.get("rope_parameters") or fields.get("rope_scaling") else LENGTHS[:1]
-    sequences = prompts(min(int(fields["vocab_size"]), 500), lengths)
+    text = fields.get("text_config", fields)
+    lengths = LENGTHS if text.get("rope_parameters") or text.get("rope_scaling") else LENGTHS[:1]
+    sequences = prompts(min(int(text["vocab_size"]), 500), lengths)
     try:
         expected = _truth(raw, written, sequences)
     except Exception as error:  # whatever it is that transformers says
@@ -88,20 +108,26 @@ def compare(fields: dict[str, Any], folder: Path) -> dict[str, Outcome]:
 
 def _truth(raw: Path, written: Path, sequences: list[Tensor]) -> list[Tensor]:
     """The logits of a model with random weights, which is written to `written`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
+    mend_llama4()
     with contextlib.redirect_stderr(io.StringIO()), torch.random.fork_rng(devices=[]):
         config = AutoConfig.from_pretrained(raw)
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=_attention(config))
+        auto = auto_class_of(config)
+        make = getattr(auto, "from_config", None) or auto._from_config
+        model = make(config, attn_implementation=_attention(config))
         generator = torch.Generator().manual_seed(0)
         with torch.inference_mode():
             for parameter in model.parameters():
+                if not parameter.requires_grad:  # computed, and not saved
+                    continue
                 noise = torch.randn(parameter.shape, generator=generator)
                 _ = parameter.copy_(noise * 0.15) if parameter.dim() >= 2 else parameter.add_(noise * 0.1)
             model.eval()
-            logits = [model(one.unsqueeze(0), use_cache=False).logits[0].float() for one in sequences]
+            logits = [model(input_ids=one.unsqueeze(0), use_cache=False).logits[0].float() for one in sequences]
         model.save_pretrained(written)
+        name_as_published(config.model_type, written)
     if any(not one.isfinite().all() for one in logits):
         raise ValueError("the logits are no numbers")
     return logits

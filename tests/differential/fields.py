@@ -76,8 +76,27 @@ def read_by_modelling(model_type: str) -> frozenset[str]:
 
 
 def changes(model_type: str, base: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Each field with one or two other values. base: the config as it is."""
-    names = read_by_modelling(model_type) | set(_ELSEWHERE)
+    """Each field with one or two other values, of a vision model those of its text model. base: the config as it is."""
+    text = base.get("text_config")
+    if text is not None:
+        own = read_by_modelling(model_type)
+        for name, value in _changes_of(own | _read_by_text(text["model_type"]), text):
+            yield f"text_config.{name}", value
+        yield from _changes_of(frozenset({"tie_word_embeddings", "logit_scale"}), base)
+        return
+    yield from _changes_of(read_by_modelling(model_type), base)
+
+
+def _read_by_text(model_type: str) -> frozenset[str]:
+    """Also of text models whose modelling is a part of the vision model's."""
+    try:
+        return read_by_modelling(model_type)
+    except FileNotFoundError:
+        return frozenset()
+
+
+def _changes_of(read: frozenset[str], base: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    names = read | set(_ELSEWHERE) if len(read) > 2 else read
     for name in sorted(names):
         if name == "rope_parameters":
             for block in _ROPES:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from model_server.models.families import FAMILIES
+from model_server.models.families.vision import TEXT_TYPES
 
 # Their modelling is in the models' own repositories, or is another type's.
 NOT_OF_TRANSFORMERS = ("RefinedWeb", "RefinedWebModel", "baichuan")
-TYPES = tuple(sorted(set(FAMILIES) - set(NOT_OF_TRANSFORMERS)))
+# Prompts of PaliGemma are not causal; the others read nothing without a picture.
+NOT_ALONE = ("paligemma", "blip-2", "instructblip", "instructblipvideo")
+VISION_TYPES = tuple(sorted(set(TEXT_TYPES) - set(NOT_ALONE)))
+TYPES = (*sorted(set(FAMILIES) - set(NOT_OF_TRANSFORMERS)), *VISION_TYPES)
 
 KNOWN: dict[tuple[str, str], str] = {
     ("mpt", "logit_scale"): "as in the models' own code, which transformers' port passes over",

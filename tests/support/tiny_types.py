@@ -127,7 +127,7 @@ def type_model(model_type: str, *, seed: int = 0, eager: bool = True, **override
     import torch
 
     config = type_config(model_type, **overrides)
-    auto_class = _auto_class(config)
+    auto_class = auto_class_of(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         make = getattr(auto_class, "from_config", None) or auto_class._from_config
@@ -145,7 +145,7 @@ def type_model(model_type: str, *, seed: int = 0, eager: bool = True, **override
     return model.eval()
 
 
-def _auto_class(config: Any) -> Any:
+def auto_class_of(config: Any) -> Any:
     """The whole model of a type, not its text model alone."""
     import transformers
     from transformers.models.auto import modeling_auto
@@ -172,11 +172,16 @@ _PUBLISHED = {
 
 def type_checkpoint(model_type: str, path: Path, **overrides: Any) -> Any:
     """Write such a model into the directory `path`, without a tokenizer, and return it."""
-    from safetensors.torch import load_file, save_file
-
     model = type_model(model_type, **overrides)
     model.save_pretrained(path)
+    name_as_published(model_type, path)
+    return model
+
+
+def name_as_published(model_type: str, path: Path) -> None:
+    """Give the tensors of a file by transformers the names that the hub's files have."""
+    from safetensors.torch import load_file, save_file
+
     if model_type in _PUBLISHED:
         file = path / "model.safetensors"
         save_file({name.replace(*_PUBLISHED[model_type]): one for name, one in load_file(file).items()}, file)
-    return model
