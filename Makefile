@@ -16,7 +16,7 @@ CARD_RUN      = $(BIN)/python tests/fake_card/run.py $(CARD_FOLDER)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all unit thorough parity differential test-nodes test-clients test-lowest kernels fake-card test-gpu lint docs bench bench-router \
+.PHONY: run test test-all unit thorough parity differential test-nodes test-clients test-lowest test-quantizers kernels fake-card test-gpu lint docs bench bench-router \
         bench-gpu soak wheel operators stubs reference locks audit check-deploy clean
 
 run: $(VENV)/.installed
@@ -55,7 +55,7 @@ test-nodes: $(VENV)/.installed-test
 parity: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m parity
 
-# Every field of config.json that transformers' modelling reads, with other values, in every native type; half an hour.
+# Every field of config.json that transformers' modelling reads, with other values, in every native type; an hour.
 differential: $(VENV)/.installed-test
 	cd tests && HF_HUB_OFFLINE=1 $(abspath $(BIN))/python -m differential
 
@@ -70,6 +70,10 @@ LOWEST := launcher router wire model_server
 test-lowest: $(VENV)-lowest/.installed
 	PYTHONPATH=src $(VENV)-lowest/bin/python -m pytest -n 2 --dist loadfile -W "ignore:The anyio.abc:DeprecationWarning" \
 	    $(LOWEST:%=tests/unit/%) --ignore tests/unit/wire/images
+
+# What the libraries that quantize models write, each in an environment of its own; about 20 minutes after the first time.
+test-quantizers: $(VENV)/.installed-test
+	HF_HUB_OFFLINE=1 $(BIN)/python tests/quantizers/run.py
 
 # The Triton kernels without a GPU, in an environment of their own: in Triton's interpreter, then compiled ahead of time.
 # Then the same with the Triton of the GPU image. SHORT=1 leaves out the slow tests, the second Triton, and of the
