@@ -187,7 +187,8 @@ class UnreachableError(Exception):
 
 def install_from_npm(npm: str, folder: Path) -> None:
     """Raises CalledProcessError, TimeoutExpired, or UnreachableError if the registry knows nothing of npm either."""
-    command = [npm, "ci", "--no-audit", "--no-fund", "--loglevel=error"]
+    # Not `ci`, which asks of the registry what other platforms would install, too, and fails where that is not there.
+    command = [npm, "install", "--no-save", "--no-audit", "--no-fund", "--loglevel=error"]
     try:
         subprocess.run(command, cwd=folder, check=True, timeout=INSTALL_LIMIT_S)
     except subprocess.CalledProcessError:

@@ -39,6 +39,8 @@ class AskedGrammar:
     loose: tuple[str, ...] = ()
     # Left out if even that does not compile.
     is_optional: bool = False
+    # The client's; empty: the usual one of its API.
+    field: str = ""
 
 
 def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:

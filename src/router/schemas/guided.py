@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -46,18 +47,26 @@ class StructuredOutputs(Body):
     @property
     def asked(self) -> list[AskedGrammar]:
         """All that are given."""
-        asked = guided(self.json_, self.regex, self.choice, self.grammar)
-        return asked + [AskedGrammar("json_object")] * bool(self.json_object)
+        named = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        asked = [replace(guided(kind, value), field=_OF_VLLM) for kind, value in named.items() if value is not None]
+        return asked + [AskedGrammar("json_object", field=_OF_VLLM)] * bool(self.json_object)
 
 
-def guided(schema: Any, regex: str | None, choice: list[str] | None, grammar: str | None) -> list[AskedGrammar]:
-    """Return the given constraints."""
-    asked = [] if schema is None else [AskedGrammar("json", schema)]
-    asked += [] if regex is None else [AskedGrammar("regex", regex)]
-    asked += [] if grammar is None else [AskedGrammar("grammar", grammar)]
-    if choice == []:
-        raise FieldError("a choice needs at least one text")
-    return asked + ([] if choice is None else [one_of(choice)])
+_OF_VLLM = "structured_outputs"
+_GUIDED = {
+    "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
+    "regex": "regex", "ebnf": "grammar",
+}  # fmt: skip
+"""Fields of one constraint, and its kind."""
+
+
+def guided(kind: str, value: Any) -> AskedGrammar:
+    """Return the constraint of that kind."""
+    if kind == "choice":
+        if not value:
+            raise FieldError("a choice needs at least one text")
+        return one_of(value)
+    return AskedGrammar("json" if kind == "json" else "regex" if kind == "regex" else "grammar", value)
 
 
 class Constrained(Body):
@@ -101,8 +110,10 @@ class Constrained(Body):
         return next(iter(self._constraints()), None)
 
     def _constraints(self) -> list[AskedGrammar]:
-        asked = guided(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
-        asked += guided(None, self.regex, None, self.ebnf)
+        given = {field: getattr(self, field) for field in _GUIDED}
+        asked = [
+            replace(guided(_GUIDED[field], value), field=field) for field, value in given.items() if value is not None
+        ]
         if self.structured_outputs is not None:
             asked += self.structured_outputs.asked
         if self.response_format is not None and self.response_format.type != "text":

@@ -217,6 +217,7 @@ def in_our_words(
             _put(found, _EFFORT, name, value)
         elif name == _THINKING:
             _think(found, name, *_read_thinking(value))
+            renamed[_BUDGET] = name
         else:
             _think(found, name, value, None)
     return found

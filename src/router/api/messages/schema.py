@@ -121,9 +121,11 @@ class ToolReferenceBlock(Body):
 
 
 class ServerToolUseBlock(Body):
-    """A call of a tool on Anthropic's servers, in an earlier turn; the model reads it as text."""
+    """A call of a tool on Anthropic's or MCP's servers, in an earlier turn; the model reads it as text."""
 
-    type: Literal["server_tool_use"] = Field(description="The kind of block.", examples=["server_tool_use"])
+    type: Literal["server_tool_use", "mcp_tool_use"] = Field(
+        description="The kind of block.", examples=["server_tool_use"]
+    )
     name: str = Field(description="The tool.", examples=["web_search"])
     input: dict[str, Any] = Field(default_factory=dict, description="Its arguments.", examples=[{"query": "Paris"}])
 
@@ -138,6 +140,7 @@ class ServerToolResultBlock(Body):
         "bash_code_execution_tool_result",
         "text_editor_code_execution_tool_result",
         "tool_search_tool_result",
+        "mcp_tool_result",
     ] = Field(description="The kind of block.", examples=["web_search_tool_result"])
     content: Any = Field(default=None, description="The result.", examples=[[{"title": "Paris", "url": "https://a"}]])
 

@@ -135,6 +135,7 @@ async def test_two_values_for_one_field(router: Router, family: Family, fields: 
         ("completions", {"num_predict": 1024, "prompt": "ab " * 800}, "and `num_predict` asks for 1024"),
         ("chat", {"thinking_budget": -2}, "thinking_budget: Input should be"),
         ("chat", {"reasoning_budget": 5, "thinking_budget_tokens": 6}, "`reasoning_budget` is given twice"),
+        ("chat", {"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking: Input should be"),
     ],
 )
 async def test_faults_are_told_under_the_clients_names(
@@ -145,6 +146,20 @@ async def test_faults_are_told_under_the_clients_names(
     assert is_invalid(answer) and said in message_of(answer), answer.text
     given = {name for name in fields if name in said}
     assert answer.json()["error"].get("param", *given) in {*given, "prompt"}, answer.text
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"grammar": "x ::="}, {"guided_grammar": "x ::="}, {"ebnf": "x ::="}, {"regex": "("}, {"guided_regex": "("},
+        {"guided_json": {"type": 5}}, {"structured_outputs": {"regex": "("}},
+    ],
+)  # fmt: skip
+async def test_faults_of_grammars_name_their_field(router: Router, form: dict[str, Any]) -> None:
+    for family in ("chat", "completions", "responses"):
+        path, body = ROUTES[family]
+        answer = await router.post(path, body | form)
+        assert is_invalid(answer) and answer.json()["error"]["param"] == next(iter(form)), (family, answer.text)
 
 
 def test_budgets_of_thinking_under_other_names() -> None:

@@ -321,6 +321,8 @@ async def test_what_anthropics_servers_have_done_is_read_as_text(make_native: Ma
         {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "Paris"}},
         {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": found},
         {"type": "web_fetch_tool_result", "tool_use_id": "srvtoolu_2", "content": whole},
+        {"type": "mcp_tool_use", "id": "mcp_1", "name": "lookup", "server_name": "a", "input": {}},
+        {"type": "mcp_tool_result", "tool_use_id": "mcp_1", "content": [{"type": "text", "text": "Found"}]},
         {"type": "text", "text": "So."},
         {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}},
     ]
@@ -336,7 +338,8 @@ async def test_what_anthropics_servers_have_done_is_read_as_text(make_native: Ma
     assert answer.status_code == 200, answer.text
     news = "News\nhttps://b\nSunny\nWarm\n"
     assert router.scheduler.last.inputs == (
-        '<assistant>web_search: {"query":"Paris"}\nParis\nhttps://a\nRain\nIt rains.\nSo.toolu_1=get_weather{}\n'
+        '<assistant>web_search: {"query":"Paris"}\nParis\nhttps://a\nRain\nIt rains.\nlookup: {}\nFound\nSo.'
+        "toolu_1=get_weather{}\n"
         f"<tool>get_weather\n{news}toolu_1\n<user>{news}\n<assistant>"
     )
 
