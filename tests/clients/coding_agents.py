@@ -22,10 +22,11 @@ def program(name: str) -> Program:
     path = shutil.which(name, path=str(Path(sys.prefix, "node_modules", ".bin")))
     assert path is not None
 
+    # opencode works where PWD says, whatever folder it is started in.
     def run(words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [path, *words], cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=LIMIT_S,
+            [path, *words], cwd=folder, env={**environ, "PWD": str(folder)}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=LIMIT_S,
         )  # fmt: skip
 
     return run

@@ -34,7 +34,7 @@ LIMITS = {
 LINES = {
     "launcher": 13_800,
     "model_server": 49_700,
-    "router": 32_110,
+    "router": 32_130,
     "tercet": 60,
     "wire": 6_900,
 }
