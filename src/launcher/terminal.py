@@ -80,8 +80,9 @@ def _get(url: str, path: str, timeout_s: float) -> bytes:
         return connection.getresponse().read()
 
 
-def how_to_ask(url: str, *, has_page: bool, needs_key: bool) -> list[tuple[str, str]]:
-    """Address, page, a request to copy, and whether it needs a key."""
+def how_to_ask(url: str, *, has_page: bool, needs_key: bool, model: str = "") -> list[tuple[str, str]]:
+    """Address, page, a request to copy (to one of several models), and whether it needs a key."""
+    route = f"/models/{model}/generate" if model else "/generate"
     header = " -H 'authorization: Bearer YOUR_KEY'" if needs_key else ""
     body = """-H 'content-type: application/json' -d '{"inputs": "Hello"}'"""
     socket = unix_path(url)
@@ -90,7 +91,7 @@ def how_to_ask(url: str, *, has_page: bool, needs_key: bool) -> list[tuple[str, 
     where = "" if socket is None else f"--unix-socket {socket} "
     return [
         ("address", (socket or url) + (" (in a browser: a page to try the model)" if has_page else "")),
-        ("try", f"curl {where}{'-k ' if url.startswith('https') else ''}{url}/generate{header} {body}"),
+        ("try", f"curl {where}{'-k ' if url.startswith('https') else ''}{url}{route}{header} {body}"),
         (
             "key",
             "required: that of --api-key, or one of --keys-file" if needs_key else "not required (--api-key sets one)",

@@ -17,6 +17,7 @@ from launcher.planning.plan import Endpoints, LaunchPlan, NodePart
 from launcher.processes.child import Child, Guard
 from launcher.processes.model_processes import ModelProcesses, ModelState
 from launcher.processes.timeouts import Timeouts
+from launcher.terminal import Terminal
 from wire.pooling.task import Task
 
 logger = logging.getLogger("text_generation_launcher")
@@ -36,13 +37,13 @@ class Group:
         environ: Mapping[str, str],
         sockets: Path,
         *,
-        logs_requests: bool = False,
+        terminal: Terminal | None = None,
     ) -> None:
         """Take a model whose files are there.
 
         Args:
             sockets: Begins the names of its sockets.
-            logs_requests: Whether the router writes a record of each finished request.
+            terminal: Shows a start instead of the log.
         """
         config = entry.config
         timeouts = Timeouts(graceful_s=config.graceful_termination_timeout, startup_s=config.startup_timeout)
@@ -50,8 +51,8 @@ class Group:
         self.uds = sockets.with_name(f"{sockets.name}-http")
         self.state = ModelState.UNLOADED
         self.error = ""
-        self._environ, self._sockets, self._logs_requests = environ, sockets, logs_requests
-        self._processes = ModelProcesses(guard, timeouts)
+        self._environ, self._sockets, self._terminal = environ, sockets, terminal
+        self._processes = ModelProcesses(guard, timeouts, terminal=terminal)
         self._life: Iterator[float] = iter(())
         self._is_stopping = False
 
@@ -118,7 +119,7 @@ class Group:
         try:
             plan = self.plan()
             shards = [self._named(commands.shard(plan, rank, self._environ)) for rank in plan.ranks]
-            router = self._named(commands.router(plan, self._environ, logs_requests=self._logs_requests))
+            router = self._named(commands.router(plan, self._environ, logs_requests=self._terminal is not None))
             yield from self._processes.load(
                 shards, router, began_at=time.monotonic(), on_started=lambda: None, on_ready=self._on_ready
             )
@@ -127,8 +128,7 @@ class Group:
             self.state = ModelState.UNLOADING
             logger.error("%s has failed: %s", self.entry.name, error)
             yield from self._processes.end_after_failure()
-            self._processes.kill()
-            self.state = ModelState.FAILED
+            self._end(ModelState.FAILED)
 
     def _named(self, command: Command) -> Command:
         return replace(command, model=self.entry.name)
@@ -141,5 +141,10 @@ class Group:
             yield from self._processes.unload(why)
         except LauncherError as error:
             logger.warning("%s: %s", self.entry.name, error)
+        self._end(ModelState.UNLOADED)
+
+    def _end(self, state: ModelState) -> None:
         self._processes.kill()
-        self.state = ModelState.UNLOADED
+        if self._terminal is not None:
+            self._terminal.show_starting([], of=0)
+        self.state = state

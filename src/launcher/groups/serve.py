@@ -71,9 +71,7 @@ def serve_models(
                 return status
             assert model.directory is not None
             task = find_task(model.directory, model.config.task, ArgumentValidation).task
-            groups.append(
-                Group(entry, model, task, guard, environ, folder / f"m{number}", logs_requests=terminal is not None)
-            )
+            groups.append(Group(entry, model, task, guard, environ, folder / f"m{number}", terminal=terminal))
         server = _Server(config, groups, signals, guard, machine, folder, terminal)
         command = front_command(config, address, port, uds, url, server.control.path, entries, environ)
         return server.run(command)
@@ -283,7 +281,9 @@ class _Server:
         rows = [("models", "")] + [
             (f"  {name}", f"{group.model.model_id} ({group.state.value})") for name, group in self._groups.items()
         ]
-        asks = how_to_ask(url, has_page=not config.no_playground, needs_key=bool(config.api_key or config.keys_file))
+        name = next((one for one, group in self._groups.items() if group.task == "generate"), "")
+        needs_key = bool(config.api_key or config.keys_file)
+        asks = how_to_ask(url, has_page=not config.no_playground, needs_key=needs_key, model=name)
         self._terminal.show_serving(rows + asks)
         self._terminal.say(f"Ready after {seconds:.1f} s. Ctrl-C stops the server.")
 
@@ -300,7 +300,7 @@ class _Server:
                 self._pause(min(pause_s, *(one.step() for one in self._groups.values())))
             for group in self._groups.values():
                 group.limit(max(1.0, deadline - time.monotonic()))
-                group.stop(why)
+                group.stop(f"{why}, {group.entry.name}")
             while any(group.is_running for group in self._groups.values()):
                 self._pause(min(_POLL_S, *(one.step() for one in self._groups.values())))
         except KillRequested:
