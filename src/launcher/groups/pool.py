@@ -88,11 +88,6 @@ class Member:
     """An operator's wish, whatever runs."""
 
     @property
-    def is_retried_later(self) -> bool:
-        """Whether a failure is not followed by a start at once."""
-        return self.in_a_row > 1 or not self.was_ready
-
-    @property
     def takes_room(self) -> bool:
         return self.state in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING)
 

@@ -237,7 +237,7 @@ class _Server:
             member = self._pool.members[name]
             if is_load:
                 is_done = member.state is ModelState.READY and not member.is_released
-                has_failed = member.state is ModelState.FAILED and member.is_retried_later
+                has_failed = member.state is ModelState.FAILED and member.retry_at > time.monotonic()
                 is_done = is_done or has_failed
             else:
                 is_done = not member.takes_room

@@ -187,8 +187,11 @@ class Upstream:
             except UpstreamError:
                 # A kept connection may have been closed in that moment, with nothing read of the request.
                 connection.transport.abort()
-                if not connection.is_reused or time.monotonic() - sent_at > _CLOSED_WITHIN_S:
+                if time.monotonic() - sent_at > _CLOSED_WITHIN_S:
                     raise
+                # A new one is lost at once where the router is being killed, whose socket still accepts.
+                if not connection.is_reused:
+                    raise NotConnectedError from None
             except BaseException:
                 connection.transport.abort()
                 raise

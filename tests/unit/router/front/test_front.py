@@ -180,6 +180,8 @@ async def test_a_stream_that_is_cut_says_so(serve_front: Serve, path: str, last:
 async def test_a_model_that_ends_before_it_answers(serve_front: Serve) -> None:
     served = await two(serve_front)
     served.upstreams.answers["chat"] = b""
+    served.upstreams.hold["chat"] = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.3, served.upstreams.hold["chat"].set)
     answer = await served.client.post(CHAT, json={"model": "chat"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
 
