@@ -36,7 +36,8 @@ def test_it_has_all_of_src_and_the_operators(wheel: Path) -> None:
     wanted = {name.removeprefix("src/") for name in listed.splitlines()}
     libraries = ("cpu_features", *(f"operators_{name}" for name in ("amx", "avx2", "avx512", "avx512_bf16")))
     wanted |= {f"model_server/cpp/{name}.so" for name in libraries}
-    found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    names = zipfile.ZipFile(wheel).namelist()
+    found = {name for name in names if ".dist-info/" not in name and not name.endswith("/")}
     assert found == wanted
 
 
