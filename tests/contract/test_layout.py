@@ -34,7 +34,7 @@ LIMITS = {
 LINES = {
     "launcher": 13_800,
     "model_server": 49_700,
-    "router": 32_130,
+    "router": 32_135,
     "tercet": 60,
     "wire": 6_900,
 }
