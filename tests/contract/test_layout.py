@@ -12,11 +12,11 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 940,
-    "files below 50 lines": 245,
-    "folders": 124,
+    "files": 911,
+    "files below 50 lines": 244,
+    "folders": 121,
     "docstrings that begin with a fragment": 3,
-    "words of docstrings for 100 lines": 88,
+    "words of docstrings for 100 lines": 87,
     "files of the spine that name a feature": 84,
     "functions named begin": 0,
     "functions named take": 0,
@@ -32,11 +32,11 @@ LIMITS = {
     "files that name states": 31,
 }
 LINES = {
-    "launcher": 13_800,
-    "model_server": 49_700,
-    "router": 32_135,
+    "launcher": 13_550,
+    "model_server": 49_640,
+    "router": 32_140,
     "tercet": 60,
-    "wire": 6_900,
+    "wire": 6_840,
 }
 LONG_FILE = 400
 
