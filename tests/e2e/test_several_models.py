@@ -116,6 +116,7 @@ def test_on_demand_by_every_door(server: RunningServer, client: httpx.Client) ->
     wait_for(client, **{"org/other": "unloaded", "chat": "loaded"})
 
 
+@pytest.mark.long
 def test_a_killed_router_ends_its_streams_alone_and_comes_back(server: RunningServer, client: httpx.Client) -> None:
     body = {"inputs": "Tell me a story", "parameters": {"max_new_tokens": 1500, "ignore_eos": True}}
     with client.stream("POST", "/models/chat/generate_stream", json=body) as stream:
@@ -188,7 +189,8 @@ def _command_line(pid: int) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("victim", [pytest.param("launcher", marks=pytest.mark.long), "front"])
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["launcher", "front"])
 def test_nothing_is_left(victim: str) -> None:
     """With a killed launcher, and with a killed front, everything ends."""
     with running_models("demo", "--served-model-name", "a", "--keep-alive", "1h") as running:
