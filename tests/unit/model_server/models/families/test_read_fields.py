@@ -20,10 +20,15 @@ from model_server.models.families import spec_of
 # Tensors that are there or not say the same: `model_server.models.stated_parts` compares.
 BY_TENSORS = {
     "attention_bias", "bias", "conv_bias", "enable_bias", "lm_head_bias", "mlp_bias", "qk_layernorm", "qkv_bias",
-    "use_bias", "use_qk_norm", "use_qkv_bias", "add_cross_attention",
+    "use_bias", "use_qk_norm", "use_qkv_bias", "add_cross_attention", "mamba_conv_bias", "mamba_proj_bias",
+    "projectors_bias", "use_conv_bias",
 }  # fmt: skip
-# Read, but for no token.
-WITHOUT_EFFECT = {"pad_token_id", "router_jitter_noise"}
+# Read, but for no token;
+# how many tokens a kernel takes at once, what begins or regularizes a training.
+WITHOUT_EFFECT = {
+    "pad_token_id", "router_jitter_noise", "num_logits_to_keep", "use_mamba_kernels", "mamba_chunk_size", "chunk_size",
+    "z_loss_coefficient", "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min",
+}  # fmt: skip
 # Of a type: what its modelling reads and does not use, or reads under another name that its files have, too.
 OF_TYPE = {
     "deepseek_v2": {"head_dim", "mlp_bias", "num_experts", "num_key_value_heads", "topk_group", "n_group"},
@@ -34,6 +39,7 @@ OF_TYPE = {
     # Of its towers.
     "gemma4_text": {"attention_chunk_size", "hidden_act", "use_clipped_linears"},
     "glm4_moe_lite": {"head_dim", "num_key_value_heads"},
+    "nemotron_h": {"num_hidden_layers"},  # its kinds of layers are as many
     "mistral4": {"head_dim", "num_key_value_heads"},
     # How the sum of shared and chosen experts is rounded.
     "hy_v3": {"enable_moe_fp32_combine"},
@@ -45,6 +51,7 @@ OF_TYPE = {
 _LONGROPE = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 _WINDOWS = {"use_sliding_window": True, "max_window_layers": 2, "layer_types": None, "sliding_window": 5}
 GATES: dict[str, tuple[dict[str, Any], ...]] = {
+    "falcon_h1": ({"mamba_rms_norm": True}, {"mamba_d_ssm": None, "mamba_d_head": "auto"}),
     "falcon": ({"new_decoder_architecture": False},),
     "lfm2": ({"intermediate_size": 99},),
     "phi3": ({"rope_scaling": _LONGROPE},),
