@@ -87,12 +87,13 @@ def tried(library: str) -> Outcome:
         return Outcome(library, "skipped", [("all", "not made", str(error))])
     folder = WORK / "out" / library
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     writer = HERE / "writers" / f"{library}_files.py"
     with (WORK / f"{library}.log").open("w") as log:
         command = [str(python), str(writer), str(folder)]
         try:
             status = subprocess.run(
-                command, env=environment(), cwd=HERE, stdout=log, stderr=log, timeout=WRITE_LIMIT_S
+                command, env=environment(), cwd=WORK, stdout=log, stderr=log, timeout=WRITE_LIMIT_S
             ).returncode
         except subprocess.TimeoutExpired:
             status = 124
