@@ -5,6 +5,9 @@ A token's sums are taken in one order, so that no bit depends on how prompts are
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from ctypes import Structure
+
 import torch
 from torch import Tensor
 
@@ -41,18 +44,8 @@ class CppDeltaNet:
         self._function = prepared().cpp_gated_delta
 
     def __call__(self, projected: Tensor, segments: Segments, states: LayerStates) -> Tensor:
-        projected = projected.contiguous()
         out = projected.new_empty(len(projected), self._weights.values)
-        self._function(
-            TYPES[projected.dtype],
-            self._struct,
-            segments.struct,
-            projected.data_ptr(),
-            states.inputs.data_ptr(),
-            states.state.data_ptr(),
-            out.data_ptr(),
-        )
-        return out
+        return _advanced(self._function, self._struct, projected, segments, states, out)
 
 
 class CppMamba2:
@@ -89,19 +82,31 @@ class CppMamba2:
         self._function = prepared().cpp_mamba2
 
     def __call__(self, projected: Tensor, segments: Segments, states: LayerStates) -> Tensor:
-        projected = projected.contiguous()
         dtype = torch.float32 if self._is_apart else projected.dtype
         out = projected.new_empty(len(projected), self._weights.values, dtype=dtype)
-        self._function(
-            TYPES[projected.dtype],
-            self._struct,
-            segments.struct,
-            projected.data_ptr(),
-            states.inputs.data_ptr(),
-            states.state.data_ptr(),
-            out.data_ptr(),
-        )
-        return out
+        return _advanced(self._function, self._struct, projected, segments, states, out)
+
+
+def _advanced(
+    function: Callable[..., None],
+    struct: Structure,
+    projected: Tensor,
+    segments: Segments,
+    states: LayerStates,
+    out: Tensor,
+) -> Tensor:
+    """Advance all sequences by their tokens, and return the filled `out`."""
+    projected = projected.contiguous()
+    function(
+        TYPES[projected.dtype],
+        struct,
+        segments.struct,
+        projected.data_ptr(),
+        states.inputs.data_ptr(),
+        states.state.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
 
 
 def _gating(gating: Gating | None) -> int:

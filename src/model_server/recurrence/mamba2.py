@@ -103,7 +103,7 @@ class Tokens(NamedTuple):
 
 
 class TorchMamba2:
-    """A `Mamba2`."""
+    """A `Mamba2Net`."""
 
     def __init__(self, weights: Mamba2Weights) -> None:
         self._weights = weights

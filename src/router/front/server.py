@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import signal
+from functools import partial
 from typing import Self
 
 from router.api.errors import ErrorAnswers
@@ -18,7 +17,7 @@ from router.front.routes import OwnRoutes
 from router.keys.accounts import Accounts
 from router.server.serving import serve_application
 from router.server.sockets import http_listener, warn_without_key
-from router.server.stop import Stop
+from router.server.stop import Stop, run_until_stopped
 
 
 class _Requests:
@@ -49,17 +48,7 @@ class _Requests:
 
 async def serve(config: FrontConfig) -> int:
     """Run the front; return the exit status."""
-    me, stop = asyncio.current_task(), Stop()
-    assert me is not None
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.signalled, me)
-    try:
-        return await _serve(config, stop)
-    except asyncio.CancelledError:
-        if stop.requested:  # while starting
-            return 0
-        raise
+    return await run_until_stopped(partial(_serve, config))
 
 
 async def _serve(config: FrontConfig, stop: Stop) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from router.answers.formats.choice import ModelFormat, choose
 from router.api.app_state import AppState
@@ -30,7 +29,7 @@ from router.server.pooled import serve_pooled
 from router.server.serving import serve_application
 from router.server.sockets import bind, http_listener, warn_without_key
 from router.server.startup import Started, connect_and_warm_up
-from router.server.stop import Stop
+from router.server.stop import Stop, run_until_stopped
 from router.template.template import ChatTemplate
 from router.text import model_files
 from router.text.tokenizer import PromptTokenizer
@@ -46,18 +45,7 @@ logger = logging.getLogger(__name__)
 
 async def serve(config: RouterConfig) -> int:
     """Run the router; return the exit status."""
-    loop = asyncio.get_running_loop()
-    me = asyncio.current_task()
-    assert me is not None
-    stop = Stop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.signalled, me)
-    try:
-        return await _serve(config, stop)
-    except asyncio.CancelledError:
-        if stop.requested:  # while starting
-            return 0
-        raise
+    return await run_until_stopped(partial(_serve, config))
 
 
 async def _serve(config: RouterConfig, stop: Stop) -> int:

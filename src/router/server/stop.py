@@ -7,9 +7,10 @@ import contextlib
 import functools
 import logging
 import math
+import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
 import uvicorn
@@ -158,6 +159,21 @@ class Drain:
         await asyncio.sleep(left_s)
         self._inference.end()
         await self._scheduler.close()
+
+
+async def run_until_stopped(serve: Callable[[Stop], Awaitable[int]]) -> int:
+    """Run a server whose end signals decide; return its exit status."""
+    me, stop = asyncio.current_task(), Stop()
+    assert me is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.signalled, me)
+    try:
+        return await serve(stop)
+    except asyncio.CancelledError:
+        if stop.requested:  # while starting
+            return 0
+        raise
 
 
 class Stop:
