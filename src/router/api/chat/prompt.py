@@ -163,8 +163,10 @@ def ending_of(body: ChatBody) -> PromptEnding:
 
 def begun_of(body: ChatBody, images: ImagePrompts | None) -> str:
     """Return what the client has written of the answer."""
+    if body.messages[-1].role != "assistant" or ending_of(body) not in ("usual", "continued"):
+        return ""
     last = _turn(body.messages[-1], images, "messages")
-    return last.text if last.is_open and ending_of(body) in ("usual", "continued") else ""
+    return last.text if last.is_open else ""
 
 
 async def answered(render: Callable[..., Awaitable[str]], turns: Sequence[Turn], prompt: str) -> str | None:
