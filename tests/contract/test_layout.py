@@ -33,10 +33,10 @@ LIMITS = {
 }
 LINES = {
     "launcher": 13_550,
-    "model_server": 49_640,
-    "router": 32_140,
+    "model_server": 49_650,
+    "router": 32_130,
     "tercet": 60,
-    "wire": 6_840,
+    "wire": 6_850,
 }
 LONG_FILE = 400
 

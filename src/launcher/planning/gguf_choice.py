@@ -10,10 +10,9 @@ from pathlib import Path
 from launcher.errors import ArgumentValidation
 from launcher.planning.hub import endpoint, files_of
 from launcher.planning.model_info import hub_cache
-from wire.quantization.gguf import SUFFIX, without_later_parts
+from wire.quantization.gguf import SUFFIX, stem_of, without_later_parts
 
 _CHOICE = re.compile(r"(.+):([A-Za-z0-9_.]+)")
-_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _QUANTIZATION = re.compile(r"(?:^|[-._/])(I?Q\d\w*|F16|F32|BF16|MXFP4\w*)$", re.IGNORECASE)
 _LOCAL = ("/", "./", "../", "~")
 _MOST_SHOWN = 8
@@ -64,8 +63,7 @@ def _matching(names: Collection[str], quantization: str) -> list[str]:
 
 def quantization_in(name: str) -> str | None:
     """Return the quantization in the name of a GGUF file of weights, as `Q4_K_M`; None: it names none."""
-    stem = _PART.sub("", name) if _PART.search(name) else name[: -len(SUFFIX)] if name.lower().endswith(SUFFIX) else ""
-    found = None if "mmproj" in name.lower() else _QUANTIZATION.search(stem)
+    found = None if "mmproj" in name.lower() else _QUANTIZATION.search(stem_of(name) or "")
     return None if found is None else found[1].upper()
 
 

@@ -36,6 +36,12 @@ def parts_of(name: str) -> list[str]:
     return [f"{name[: match.start()]}-{part:05d}-of-{match[2]}{name[-len(SUFFIX) :]}" for part in range(1, count + 1)]
 
 
+def stem_of(name: str) -> str | None:
+    """Return a file's name without suffix and number of a part; None: another file."""
+    match = _PART.search(name)
+    return name[: match.start()] if match else name[: -len(SUFFIX)] if name.lower().endswith(SUFFIX) else None
+
+
 def without_later_parts(names: Iterable[str]) -> list[str]:
     """Return whole files and first parts, in order."""
     return [name for name in names if parts_of(name)[0] == name]
@@ -49,6 +55,11 @@ def links(folder: Path) -> list[Path]:
 def link_of(part: int) -> str:
     """Return the name of the link to a part, counted from 1."""
     return WEIGHTS if part == 1 else f"{_LATER}{part:05d}{SUFFIX}"
+
+
+def first_link(link: Path) -> Path:
+    """Return the link to the first part beside one to any part."""
+    return link.with_name(WEIGHTS) if link.name.startswith(_LATER) else link
 
 
 def in_repository(model_id: str) -> tuple[str, str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from model_server.errors import StartupError
 from model_server.weights.gguf.architectures import architecture_of
 from model_server.weights.gguf.header import GgufHeader, read_gguf
 from model_server.weights.header import Header, Stored
-from wire.quantization.gguf import WEIGHTS
+from wire.quantization.gguf import first_link
 
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that belong to the config."""
@@ -23,14 +24,19 @@ _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)")
 
 def read_named(path: Path) -> Header:
     """Read tensors by transformers' names."""
-    return Header(named_tensors(with_metadata(read_gguf(path), path), path))
+    header = read_gguf(path)
+    return Header(named_tensors(GgufHeader(metadata_of(path), header.tensors), path))
 
 
-def with_metadata(header: GgufHeader, path: Path) -> GgufHeader:
-    """Return a header with the metadata of the first part, which the others of a folder lack."""
-    if "general.architecture" in header.metadata or path.name == WEIGHTS:
-        return header
-    return GgufHeader(read_gguf(path.with_name(WEIGHTS)).metadata, header.tensors)
+def metadata_of(path: Path) -> Mapping[str, Any]:
+    """Return the model's metadata, without its tokenizer; parts of a folder have those of the first one."""
+    first = first_link(path)
+    return _metadata(first, first.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)  # a large vocabulary takes a third of a second to go through, and each part asks
+def _metadata(path: Path, changed: int) -> Mapping[str, Any]:
+    return {key: value for key, value in read_gguf(path).metadata.items() if not key.startswith("tokenizer.")}
 
 
 def named_tensors(header: GgufHeader, path: Path) -> dict[str, Stored]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.weights.gguf.architectures import architecture_of
-from model_server.weights.gguf.header import BLOCKS, read_gguf
-from model_server.weights.gguf.names import with_metadata
+from model_server.weights.gguf.header import BLOCKS
+from model_server.weights.gguf.names import metadata_of
 from model_server.weights.header import Header, Stored
 from wire.model_files import open_regular
 
@@ -25,7 +25,7 @@ class GgufTensors:
 
     def __init__(self, path: Path, header: Header) -> None:
         """header: of `read_named`."""
-        metadata = with_metadata(read_gguf(path), path).metadata
+        metadata = metadata_of(path)
         self._architecture = architecture_of(metadata, path)
         name = metadata.get("general.architecture")
         heads = metadata.get(f"{name}.attention.head_count")
