@@ -12,12 +12,12 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 911,
-    "files below 50 lines": 244,
-    "folders": 121,
+    "files": 971,
+    "files below 50 lines": 304,
+    "folders": 136,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
-    "files of the spine that name a feature": 84,
+    "files of the spine that name a feature": 99,
     "functions named begin": 0,
     "functions named take": 0,
     "functions named keeps": 0,
@@ -25,18 +25,18 @@ LIMITS = {
     "functions named settle": 0,
     "functions named leave": 0,
     "functions named brought": 0,
-    "files that name adapters": 156,
-    "files that name images": 137,
-    "files that name drafts": 98,
-    "files that name stages": 41,
-    "files that name states": 31,
+    "files that name adapters": 171,
+    "files that name images": 152,
+    "files that name drafts": 113,
+    "files that name stages": 56,
+    "files that name states": 46,
 }
 LINES = {
-    "launcher": 13_550,
-    "model_server": 49_650,
-    "router": 32_130,
+    "launcher": 16_550,
+    "model_server": 52_650,
+    "router": 35_130,
     "tercet": 60,
-    "wire": 6_850,
+    "wire": 9_850,
 }
 LONG_FILE = 400
 
