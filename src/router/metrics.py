@@ -80,6 +80,11 @@ _OF_LOG: dict[str, Declared] = {
 DECLARED: dict[str, Declared] = {
     "tgi_request_count": _counter("Requests received", "requests"),
     "tgi_request_success": _counter("Generations finished", "generations"),
+    "tgi_request_finished": _counter(
+        "Generations ended, by reason",
+        "generations",
+        ("reason", ("length", "eos_token", "stop_sequence", "cancelled", "error")),
+    ),
     "tgi_request_failure": _counter(
         "Requests that failed, by kind of error",
         "requests",
@@ -96,6 +101,8 @@ DECLARED: dict[str, Declared] = {
     "tgi_speculation_accepted_tokens": _counter("Drafted tokens that were right", "tokens", _DRAFT_KINDS),
     "tgi_encoder_cache_hits": _counter("Images of prompts that were already encoded", "images"),
     "tgi_encoder_cache_misses": _counter("Images of prompts that had to be encoded", "images"),
+    "tgi_prefix_cache_query_tokens": _counter("Prompt tokens of finished generations", "tokens"),
+    "tgi_prefix_cache_hit_tokens": _counter("Those of them that the prefix cache had", "tokens"),
     "tgi_request_preempted": _counter("Requests that gave up their KV blocks and began again", "requests"),
     "tgi_state_saves": _counter("States of layers that prompts saved", "states"),
     "tgi_state_restores": _counter("Prompts that continued from a saved state", "prompts"),

@@ -1,4 +1,6 @@
-"""A file with one line of JSON for each request, for bills, statistics and replays. It has no text of a client.
+"""A file with one line of JSON for each request, for bills, statistics and replays.
+
+Only at the level `full` it has texts of clients.
 
 A thread writes, so that no request waits for a disk. What it cannot take is counted and lost.
 """
@@ -16,20 +18,21 @@ import threading
 from collections.abc import Mapping
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
 
 from router.errors import StartupError
 from router.metrics import Metrics
-from wire.cli.request_log_options import DEFAULT_SIZE, RequestLogOptions
+from wire.cli.request_log_options import DEFAULT_SIZE, RequestLogLevel, RequestLogOptions
 
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 64
 _OLD_FILES = 4
 _MOST_WAITING = 10_000
+_MOST_WAITING_BYTES = 256 << 20  # of bodies and answers
 _FLUSH_S = 2.0
 _HASH_BYTES = 6  # exact as a number of JSON in every language
 
@@ -37,21 +40,34 @@ Record = dict[str, Any]
 Prompts = Mapping[tuple[int, ...], int]
 
 
+class Bodies(Protocol):
+    """The body and the answer of a request."""
+
+    @property
+    def num_bytes(self) -> int: ...
+    def fields(self) -> Record: ...
+
+
 class RequestLog:
     """Takes records on the event loop's thread."""
 
-    def __init__(self, path: Path, metrics: Metrics, *, traces: bool = False, size: int = DEFAULT_SIZE) -> None:
+    def __init__(
+        self, path: Path, metrics: Metrics, *, level: RequestLogLevel = "usage", size: int = DEFAULT_SIZE
+    ) -> None:
         """Open the file. Raises StartupError if that fails.
 
         Args:
-            traces: Whether lines have hashes of prompts.
             size: Bytes of a file.
         """
         self._metrics = metrics
+        self.has_bodies = level == "full"
+        if self.has_bodies:
+            logger.warning("`--request-log-level full`: %s has the text of all prompts and answers", path)
         # Of this start: hashes of two starts cannot be compared, and no prompt can be guessed by trying.
-        self._salt = secrets.token_bytes(16) if traces else None
-        self._waiting: queue.Queue[tuple[Record, Prompts] | None] = queue.Queue(_MOST_WAITING)
+        self._salt = secrets.token_bytes(16) if level != "usage" else None
+        self._waiting: queue.Queue[tuple[Record, Prompts, Bodies | None] | None] = queue.Queue(_MOST_WAITING)
         self._num_counted = 0
+        self._taken_bytes = self._written_bytes = 0  # each has one thread that adds to it
         try:
             self._file = _File(path, size)
         except OSError as error:
@@ -67,20 +83,24 @@ class RequestLog:
         log = cls(
             options.request_log,
             metrics,
-            traces=options.request_log_level == "trace",
+            level=options.request_log_level or "usage",
             size=options.request_log_size or DEFAULT_SIZE,
         )
         resources.callback(log.close)
         return log
 
-    def add(self, record: Record, prompts: Prompts) -> None:
+    def add(self, record: Record, prompts: Prompts, bodies: Bodies | None = None) -> None:
         """Write a line soon.
 
         Args:
             prompts: The tokens of the request's prompts, and how many of each the prefix cache had.
         """
+        num_bytes = 0 if bodies is None else bodies.num_bytes
         try:
-            self._waiting.put_nowait((record, prompts))
+            if num_bytes and self._taken_bytes - self._written_bytes + num_bytes > _MOST_WAITING_BYTES:
+                raise queue.Full
+            self._waiting.put_nowait((record, prompts, bodies))
+            self._taken_bytes += num_bytes
         except queue.Full:
             self._metrics.count("tgi_request_log_dropped")
         if self._file.num_failed != self._num_counted:  # on the other thread, which counts no metrics
@@ -96,12 +116,15 @@ class RequestLog:
 
     def _write_all(self) -> None:
         while (taken := self._waiting.get()) is not None:
-            record, prompts = taken
+            record, prompts, bodies = taken
             if self._salt is not None:
                 record["prompts"] = [
                     {"tokens": len(ids), "cached": cached, "hash_ids": block_hashes(ids, self._salt)}
                     for ids, cached in prompts.items()
                 ]
+            if bodies is not None:
+                record |= bodies.fields()
+                self._written_bytes += bodies.num_bytes
             self._file.emit(logging.makeLogRecord({"msg": orjson.dumps(record).decode()}))
         with contextlib.suppress(OSError):  # a line that could not be written is tried again
             self._file.close()

@@ -102,3 +102,26 @@ def test_a_server_that_never_answers(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
         ended = bench("--url", url, "--timeout", "1", "--out", str(tmp_path))
     assert (ended.returncode, ended.stderr) == (1, f"Error: {url}: no answer in 1 s (--timeout)\n")
+
+
+def test_a_replay_hits_the_cache_as_its_log_did(server: RunningServer, tmp_path: Path) -> None:
+    """A trace of prompts that share a beginning, as a server would have recorded it."""
+    prompt = {"tokens": 200, "cached": 192}
+    row = {"status": 200, "stream": True, "finish_reasons": ["length"], "tokens_in": 200, "tokens_out": 2,
+           "first_token_s": 0.1, "duration_s": 0.2}  # fmt: skip
+    rows = [
+        row
+        | {"time": f"2026-01-02T03:04:0{number}Z", "tokens_cached": 192 if number else 0}
+        | {"prompts": [prompt | {"hash_ids": [1, 2, 3, 10 + number]}]}
+        for number in range(5)
+    ]
+    log = tmp_path / "log"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = bench("--url", server.url, "--replay", str(log), "--speed", "4", "--out", str(tmp_path), "--seed", "77")
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads((tmp_path / "bench.json").read_text())
+    figures = {name: (in_log, replayed) for name, in_log, replayed in report["replayed"]}
+    assert figures["requests"] == ("5", "5, 0 failed")
+    assert figures["prompt tokens"] == ("1,000", "1,000") and figures["output tokens"] == ("10", "10")
+    in_log, replayed = figures["of these in the prefix cache"]
+    assert in_log == "76.8%" and abs(float(replayed[:-1]) - 76.8) <= 1

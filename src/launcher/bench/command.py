@@ -23,10 +23,14 @@ from launcher.bench.config import BenchConfig
 from launcher.bench.facts import Served, command_line, given_options, machine, served
 from launcher.bench.live import LiveView, table, table_of
 from launcher.bench.load import Load, Progress, Target
+from launcher.bench.made_up_prompts import MadeUpPrompts, vocabulary_of
 from launcher.bench.prompts import PromptMaker, measured_tokens_per_word, offsets_of
+from launcher.bench.replay import Replay, cache_counters, comparison, hit_rate, requests_of
+from launcher.bench.replay_log import Recording, read_log
 from launcher.bench.results import Cell, median_cell
 from launcher.bench.run import Run, read_run
 from launcher.http_stream import BadAnswerError, Connection, server_url
+from wire.text.counting import counted
 from wire.text.escape import shown_in_line
 
 # Requests of a closed-loop cell for each client, the least of any cell, and those of an open-loop cell.
@@ -38,6 +42,7 @@ def run_bench(config: BenchConfig) -> int:
     try:
         config = _with_whole_url(config)
         earlier = _runs_to_compare(config)
+        recording = _recording(config)
         with _naming_folder(config):
             report.prepare(config.out)
     except (ValueError, _FolderError) as error:
@@ -45,7 +50,7 @@ def run_bench(config: BenchConfig) -> int:
         return 1
     if len(earlier) == 2:
         return _compare(config, earlier[0], earlier[1])
-    run, status = _measured(config)
+    run, status = _measured(config, recording)
     failed = _report(config, run)
     if earlier and run.cells:
         failed = _compare(config, earlier[0], run) or failed
@@ -78,7 +83,25 @@ def _runs_to_compare(config: BenchConfig) -> list[Run]:
         raise ValueError(f"--compare {error}") from None
 
 
-def _measured(config: BenchConfig) -> tuple[Run, int]:
+_NOT_OF_A_REPLAY = ("api", "concurrency", "rate", "prompt", "output", "warmup", "repeats", "temperature", "ignore_eos")
+
+
+def _recording(config: BenchConfig) -> Recording | None:
+    """Read what is replayed. Raises ValueError with a sentence."""
+    if config.replay is None:
+        if config.speed != 1:
+            raise ValueError("--speed is for --replay: name the log, or give --rate")
+        return None
+    useless = [opt.flag for opt in given_options(config) if opt.name in _NOT_OF_A_REPLAY]
+    if useless:
+        raise ValueError(f"--replay takes loads and lengths from the log: leave out {', '.join(useless)}")
+    try:
+        return read_log(config.replay, config.num_requests)
+    except ValueError as error:
+        raise ValueError(f"--replay {error}") from None
+
+
+def _measured(config: BenchConfig, recording: Recording | None) -> tuple[Run, int]:
     """What has been measured, written after every cell; and the exit status."""
     run = Run(
         options=_options(config),
@@ -94,7 +117,7 @@ def _measured(config: BenchConfig) -> tuple[Run, int]:
             report.write(config.out, run)
 
     try:
-        uvloop.run(_measure(config, run, keep))
+        uvloop.run(_measure(config, run, keep) if recording is None else _replay(config, run, recording, keep))
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted\n")
         return run, 128 + signal.SIGINT
@@ -181,6 +204,37 @@ async def _measure(config: BenchConfig, run: Run, keep: Callable[[], None]) -> N
             await warm()
             run.cells.append(median_cell([await measure() for _ in range(config.repeats)]))
             keep()
+
+
+async def _replay(config: BenchConfig, run: Run, recording: Recording, keep: Callable[[], None]) -> None:
+    """Send what the log has."""
+    headers = {} if config.api_key is None else {"authorization": f"Bearer {config.api_key}"}
+    connection = Connection(config.url, headers)
+    try:
+        async with asyncio.timeout(config.timeout):
+            api = await choose_api("openai", connection, Sampling(None, ignore_eos=True), config.model)
+            answering = await served(connection, api)
+            made_up = None
+            if any(arrival.hashed is not None for arrival in recording.arrivals):
+                tokenizer = None if config.tokenizer is None else str(config.tokenizer)
+                made_up = MadeUpPrompts(await vocabulary_of(connection, tokenizer), config.seed)
+    except TimeoutError:
+        connection.close()
+        raise BadAnswerError(f"no answer in {config.timeout:g} s (--timeout)") from None
+    run.model, run.server = answering.model, answering.server
+    fixed = {name: value for name, value in api.body("", 1).items() if name not in ("prompt", "max_tokens")}
+    requests = requests_of(recording, config.speed, config.model, made_up, fixed)
+    progress = Progress()
+    replay = Replay(config.url, headers, config.timeout, progress)
+    before = await cache_counters(connection)
+    with LiveView(run, progress, Console(stderr=True)):
+        run.cells.append(await replay.run(requests, f"replay x{config.speed:g}"))
+    after = await cache_counters(connection)
+    connection.close()
+    run.replayed = comparison(recording, replay.outcome, hit_rate(before, after))
+    keep()
+    for why, count in recording.left_out.items():
+        sys.stderr.write(f"Left out: {counted(count, 'line')} {why}\n")
 
 
 async def _prepare(config: BenchConfig, headers: dict[str, str]) -> tuple[Target, PromptMaker, Served]:

@@ -33,10 +33,25 @@ class BenchConfig:
         help="Open loop: requests per second that arrive at random moments (Poisson), answered or not; "
         "replaces --concurrency",
     )  # fmt: skip
+    replay: Path | None = option(
+        None, env=None,
+        help="Send the requests of a request log (--request-log-level trace or full) or of a trace in Mooncake's form, "
+        "each when it came; replaces --concurrency, --rate and lengths",
+    )  # fmt: skip
+    speed: float = option(
+        1.0,
+        env=None,
+        minimum=0.001,
+        maximum=1e6,
+        help="With --replay: how much faster than they came requests are sent",
+    )
     prompt: int = option(128, env=None, minimum=1, maximum=1_000_000, help="Length of a prompt in tokens")
     output: int = option(64, env=None, minimum=1, maximum=1_000_000, help="Tokens to generate for each request")
     num_requests: int | None = option(
-        None, env=None, minimum=1, help="Requests of a cell; unset: 3 for each client, at least 16; open loop: 64"
+        None,
+        env=None,
+        minimum=1,
+        help="Requests of a cell; unset: 3 for each client, at least 16; open loop: 64; with --replay: all",
     )
     warmup: int = option(1, env=None, help="Requests of each client before a cell is measured")
     repeats: int = option(1, env=None, minimum=1, help="How often each cell is measured; the report has the median")

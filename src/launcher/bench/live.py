@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.bench.load import Progress
-from launcher.bench.report import COLUMNS, row
+from launcher.bench.report import COLUMNS, REPLAY_COLUMNS, row
 from launcher.bench.run import Run
 
 
@@ -28,7 +28,12 @@ def table(heading: str, columns: Mapping[str, str | None], rows: Iterable[Sequen
 
 
 def table_of(run: Run) -> RenderableType:
-    return table(run.heading, COLUMNS, map(row, run.cells))
+    cells = table(run.heading, COLUMNS, map(row, run.cells))
+    if not run.replayed:
+        return cells
+    return Group(
+        cells, table("", dict(zip(("figure", *REPLAY_COLUMNS[1:]), REPLAY_COLUMNS, strict=True)), run.replayed)
+    )
 
 
 class LiveView:

@@ -17,6 +17,7 @@ COLUMNS = {
     "load": "load", "output tok/s": "tok/s", "requests/s": "req/s", "TTFT p50 / p99 ms": "TTFT ms\np50 / p99",
     "TPOT p50 / p99 ms": "TPOT ms\np50 / p99", "ITL p50 / p99 ms": None, "requests": "requests",
 }  # fmt: skip
+REPLAY_COLUMNS = ("", "in the log", "in the replay")
 LEGEND = "TTFT: time to first token; TPOT: time per output token after the first; ITL: time between events of a stream."
 
 
@@ -48,8 +49,10 @@ def short(value: float) -> str:
 def markdown(run: Run) -> str:
     """The table with what a reader must know, to be pasted elsewhere."""
     lines = [f"**{run.heading}**", "", *pipe_table(list(COLUMNS), [row(cell) for cell in run.cells]), ""]
+    if run.replayed:
+        lines += [*pipe_table(REPLAY_COLUMNS, run.replayed), ""]
     prompts = [cell.prompt_tokens for cell in run.cells if cell.prompt_tokens is not None]
-    if prompts:
+    if prompts and not run.replayed:
         lines.append(f"Prompts as the server counts them: {min(prompts):.0f} to {max(prompts):.0f} tokens on average.")
     return "\n".join([*lines, LEGEND, *(f"{line}  " for line in _notes_in_markdown(run)), ""])
 

@@ -23,6 +23,8 @@ class Run:
     command: str = ""
     options: Mapping[str, Any]
     cells: list[Cell] = field(default_factory=list)
+    # Figures of a replayed log and of its replay.
+    replayed: list[tuple[str, str, str]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -32,6 +34,8 @@ class Run:
 
     @property
     def heading(self) -> str:
+        if log := self.options.get("replay"):
+            return f"{self.name}: replay of {log}"
         return f"{self.name}: prompt {self.options['prompt']}, output {self.options['output']} tokens"
 
     @property
@@ -43,7 +47,9 @@ class Run:
 
     def as_json(self) -> dict[str, Any]:
         facts = {name: getattr(self, name) for name in _FACTS}
-        return {**facts, "options": dict(self.options), "cells": [cell.as_json() for cell in self.cells]}
+        cells = {"cells": [cell.as_json() for cell in self.cells]}
+        replayed = {"replayed": self.replayed} if self.replayed else {}
+        return {**facts, "options": dict(self.options), **cells, **replayed}
 
 
 _FACTS = ("model", "server", "machine", "measured_at", "tool", "command")
@@ -61,4 +67,4 @@ def read_run(path: Path) -> Run:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ValueError(f"{path} is not a bench.json of launcher bench") from None
-    return Run(**facts, options=options, cells=cells)
+    return Run(**facts, options=options, cells=cells, replayed=[tuple(row) for row in report.get("replayed", [])])

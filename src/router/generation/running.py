@@ -35,6 +35,7 @@ class Running:
         "_ended",
         "_entry",
         "_is_decision",
+        "_is_failed",
         "_last_token_at",
         "_metrics",
         "_pool",
@@ -68,7 +69,7 @@ class Running:
         self._pool = permits.hand_over()
         self._metrics = metrics
         self._last_token_at = 0.0
-        self._closed = False
+        self._closed = self._is_failed = False
         if not self._is_decision:
             self._count_begin()
 
@@ -96,6 +97,7 @@ class Running:
         elif isinstance(event, Failed):
             if self.request.trace is not None:
                 self.request.trace.finish(event.error)
+            self._count_finished("error")
             self.close()
             raise self._failure(event.error)
         return event
@@ -108,6 +110,7 @@ class Running:
         """
         if not self._closed:
             self._closed = True
+            self._count_finished("cancelled")
             if not is_dropped:
                 self._entry.withdraw()
             self._entry.close()
@@ -151,16 +154,25 @@ class Running:
         self.timings = timings.after(self._before)
         if self._account is not None and event.cached_tokens:
             self._account.cached(event.cached_tokens)
-        self.close()
         self._ended = event
+        self.close()
         if not self._is_decision:
             self._count_end(event)
+
+    def _count_finished(self, reason: str) -> None:
+        """Count a generation that has no whole answer, once."""
+        if self._ended is None and not self._is_failed and not self._is_decision:
+            self._is_failed = True
+            self._metrics.count("tgi_request_finished", reason=reason)
 
     def _count_end(self, event: Finished) -> None:
         timings = self.timings
         assert timings is not None
         observe = self._metrics.observe
         self._metrics.count("tgi_request_success")
+        self._metrics.count("tgi_request_finished", reason=event.finish_reason)
+        self._metrics.count("tgi_prefix_cache_query_tokens", self.request.input_length)
+        self._metrics.count("tgi_prefix_cache_hit_tokens", event.cached_tokens)
         observe("tgi_request_duration", timings.total)
         observe("tgi_request_validation_duration", timings.validation)
         observe("tgi_request_queue_duration", timings.queue)

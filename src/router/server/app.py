@@ -20,7 +20,7 @@ from router.api.chat import routes as chat
 from router.api.completions import routes as completions
 from router.api.embeddings.state import PooledState
 from router.api.errors import BodyError, ErrorAnswers, InternalError
-from router.api.http.fast_path import Application, endpoints_of
+from router.api.http.fast_path import SEND_BODY, Application, endpoints_of
 from router.api.messages import routes as messages
 from router.api.openapi import openapi
 from router.api.pages.pages import add_pages
@@ -39,6 +39,7 @@ from router.keys.accounts import Accounts
 from router.metrics import Metrics
 from router.request_log import RequestLog
 from router.server.authorization import Answer, ApiKeyMiddleware, KeysMiddleware, header
+from router.server.exchange import Exchange
 from router.tracing import RequestSpan, enter
 from wire.tracing import Tracing
 
@@ -183,13 +184,22 @@ class RequestIdMiddleware:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
+        sending: Send = send_with_id
+        exchange = None
+        if is_logged and self._request_log is not None and self._request_log.has_bodies:
+            exchange = Exchange()
+            receive, sending = exchange.receiving(receive), exchange.sending(sending)
+            if SEND_BODY in scope:
+                scope[SEND_BODY] = exchange.sending(scope[SEND_BODY])
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, sending)
         finally:
             parsed_bodies.release()
             span.finish(status)
             if self._request_log is not None and is_logged:
-                self._request_log.add(span.usage(status), {} if span.gen_ai is None else span.gen_ai.prompts)
+                record = span.usage(status) | ({} if exchange is None else {"path": scope["path"]})
+                prompts = {} if span.gen_ai is None else span.gen_ai.prompts
+                self._request_log.add(record, prompts, exchange)
 
 
 async def _router_error(request: Request, error: Exception) -> Response:

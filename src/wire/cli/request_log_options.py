@@ -9,7 +9,7 @@ from typing import Literal
 from wire.cli.options import option
 
 _PANEL = "Operation"
-RequestLogLevel = Literal["usage", "trace"]
+RequestLogLevel = Literal["usage", "trace", "full"]
 DEFAULT_SIZE = 100 << 20
 
 
@@ -19,12 +19,13 @@ class RequestLogOptions:
 
     request_log: Path | None = option(
         None, panel=_PANEL,
-        help="File that gets a line of JSON for each POST request: key, route, status, tokens, times; no text of it.",
+        help="File that gets a line of JSON for each POST request: key, route, status, tokens, times; no text of it, "
+        "but at the level `full`.",
     )  # fmt: skip
     request_log_level: RequestLogLevel | None = option(
         None, panel=_PANEL,
         help="`trace` adds salted hashes of each prompt's blocks of 64 tokens: which prompts begin alike. "
-        "Default: usage.",
+        "`full` adds bodies and answers, with all that clients send. Default: usage.",
     )  # fmt: skip
     request_log_size: int | None = option(
         None, panel=_PANEL, unit="bytes", minimum=1,

@@ -16,6 +16,7 @@ from router.config import RouterConfig, check
 from router.errors import ArgumentValidation, StartupError
 from router.metrics import Metrics
 from router.request_log import RequestLog, block_hashes
+from router.server.exchange import Exchange
 from wire.keys import Key, digest_of
 
 MakeRouter = Callable[..., Router]
@@ -67,6 +68,39 @@ async def test_a_trace_says_which_prompts_begin_alike(make_router: MakeRouter, t
     assert one["tokens"] == two["tokens"] == 132 and len(one["hash_ids"]) == 3
     assert one["hash_ids"][:2] == two["hash_ids"][:2] and one["hash_ids"][2] != two["hash_ids"][2]
     assert len(set(one["hash_ids"])) == 3  # the same tokens at another place are another beginning
+
+
+async def test_bodies_and_answers_byte_for_byte(make_router: MakeRouter, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    router = make_router(lambda _: says("sec", "ret"), config=config(path, request_log_level="full"), keys=[KEY])
+    whole = await router.post("/v1/completions", {"prompt": "one"}, **ALICE)
+    stream = await router.post("/v1/completions", {"prompt": "two", "stream": True}, **ALICE)
+    usual = await router.post("/models", {"one": "two"}, **ALICE)
+    refused = await router.post("/generate", raw=("[" * 500 + "\xff\n").encode(), **ALICE)
+    found = lines(router, path)
+    assert [line["path"] for line in found] == ["/v1/completions", "/v1/completions", "/models", "/generate"]
+    assert [line["answer"] for line in found] == [answer.text for answer in (whole, stream, usual, refused)]
+    assert json.loads(found[0]["body"]) == {"prompt": "one"} and stream.text.startswith("data: ")
+    assert json.loads(found[1]["body"]) == {"prompt": "two", "stream": True}
+    assert found[3]["body"] == "[" * 500 + "\xff\n"
+    assert "tk-alice" not in path.read_text()
+    assert [len(prompt["hash_ids"]) for line in found for prompt in line.get("prompts", [])] == [1, 1]
+
+
+async def test_the_level_full_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    RequestLog(tmp_path / "log", Metrics(), level="full").close()
+    assert "has the text of all prompts and answers" in caplog.text
+
+
+def test_bodies_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.request_log._MOST_WAITING_BYTES", 100)
+    metrics = Metrics()
+    log = RequestLog(tmp_path / "log", metrics, level="full")
+    exchange = Exchange()
+    exchange.num_bytes = 101
+    log.add({}, {}, exchange)
+    log.close()
+    assert b"\ntgi_request_log_dropped 1\n" in metrics.render()
 
 
 def test_hashes_are_of_the_salt() -> None:

@@ -138,7 +138,7 @@ def test_a_run_is_compared_with_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int
 ) -> None:
     faster = run(cell(output_tokens_per_s=200.0))
-    monkeypatch.setattr("launcher.bench.command._measured", lambda given: (faster, status))
+    monkeypatch.setattr("launcher.bench.command._measured", lambda *_: (faster, status))
     assert run_bench(config(tmp_path, str(written(tmp_path / "a", run())))) == status
     said = capsys.readouterr()
     assert "| 1 client | 200.0 |" in said.out and "| 1 client | 100 → 200 (2.00) |" in said.out
