@@ -22,8 +22,16 @@ _NEEDED = {
 }  # fmt: skip
 """Keywords that say nothing without one of these."""
 _JOINING = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"})
-# A negated property, an escaped character, or where a negated class begins, with a bracket that is its first member.
-_NEGATED = re.compile(r"\\P(\{[^}]*\}|[A-Z])|\\.|\[\^(\])?", re.DOTALL)
+_PARTS_OF_PATTERNS = re.compile(r"\\([pP])(\{[^}]*\}|[A-Z])|\\.|\[\^?\]?|&&|~~|--|.", re.DOTALL)
+"""Properties, escaped characters, where a class begins, with a bracket that is its first member, and what may have
+another meaning in Rust."""
+_NUL = re.compile(r"\\(x00|u0000|[xu]\{0+\})|\0")
+_ANY_CHARACTER = re.compile(r"\(\?[a-z]*s")
+"""Flags by which a dot is also the end of a line."""
+_SPACES = r"\t-\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_OF_SCHEMAS = {r"\s": f"[{_SPACES}]", r"\S": rf"[^\x00{_SPACES}]"}
+_WITHIN_CLASSES = {"[": r"\[", "[^": r"\[^", "[]": r"\[]", "[^]": r"\[^]", "&&": r"\&\&", "~~": r"\~\~", "--": r"-\-"}
+"""What nests or combines classes in Rust, and is a member in a JSON schema."""
 
 
 def joins_bounds(value: Any) -> bool:
@@ -62,16 +70,30 @@ def enforceable(schema: dict[str, Any], *, is_part: bool = False) -> dict[str, A
 
 
 def of_parsed_text(pattern: str) -> str:
-    """Exclude quotes and backslashes in negated classes, also where JSON escapes them."""
+    """Write a JSON schema's pattern for llguidance, about the parsed text."""
     # llguidance compares what a class excludes with the characters as they are written, unless it excludes NUL too,
     # which cannot be written anyway.
-    return _NEGATED.sub(_without_nul, pattern)
-
-
-def _without_nul(found: re.Match[str]) -> str:
-    if found[1]:
-        return rf"[^\x00\p{found[1]}]"
-    return found[0] if found[0][0] == "\\" else r"[^\x00" + (r"\]" if found[2] else "")
+    written, begin = [], None
+    dot = "." if _ANY_CHARACTER.search(pattern) else r"[^\x00\n\r\u2028\u2029]"
+    for found in _PARTS_OF_PATTERNS.finditer(pattern):
+        part, (kind, name) = found[0], found.groups()
+        if kind is not None:
+            written.append(rf"[^\x00\p{name}]" if kind == "P" else rf"[\p{name}&&[^\x00]]")
+        elif part[0] == "\\":
+            written.append(_OF_SCHEMAS.get(part, part))
+        elif begin is None and part[0] == "[":
+            begin = len(written)
+            written += [r"[^\x00" if part[1:2] == "^" else "[", r"\]" if part[-1] == "]" else ""]
+        elif begin is None:
+            written.append(dot if part == "." else part)
+        else:
+            is_first = len(written) == begin + 2 and not written[-1]
+            written.append(r"\--" if is_first and part == "--" else _WITHIN_CLASSES.get(part, part))
+            if part[-1] == "]":
+                if written[begin] == "[" and _NUL.search("".join(written[begin:])):
+                    written[begin], written[-1] = "[[", rf"{written[-1]}&&[^\x00]]"
+                begin = None
+    return "".join(written)
 
 
 def _says_nothing(keyword: str, value: Any, schema: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ _MOST_REFERENCES = 16
 
 
 def with_plain_keys(schema: dict[str, Any], root: Any, *, is_merged: bool) -> dict[str, Any]:
-    """Replace `propertyNames` and `dependentRequired` of a closed schema.
+    """Replace `propertyNames` and `dependentRequired` of a closed schema, whose number of keys can be enforced.
 
     Args:
         root: Where references lead.
@@ -25,11 +25,23 @@ def with_plain_keys(schema: dict[str, Any], root: Any, *, is_merged: bool) -> di
     """
     if isinstance(needed := schema.get("dependentRequired"), dict):
         schema = _with_needed(schema, needed)
-    if "propertyNames" not in schema:
-        return schema
-    if is_merged or any(keyword in schema for keyword in _OTHER_PARTS):
-        raise ValueError("`propertyNames` beside other parts of an object cannot be enforced")
-    return _with_names(schema, root)
+    if "propertyNames" in schema:
+        if is_merged or any(keyword in schema for keyword in _OTHER_PARTS):
+            raise ValueError("`propertyNames` beside other parts of an object cannot be enforced")
+        schema = _with_names(schema, root)
+    _check_number(schema)
+    return schema
+
+
+def _check_number(schema: dict[str, Any]) -> None:
+    """Refuse a number of keys that repeated ones would reach: only named ones come once."""
+    least, kinds, required = schema.get("minProperties"), schema.get("type", "object"), schema.get("required")
+    is_listed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    if is_listed or not isinstance(least, int) or "object" not in kinds or not {"const", "enum"}.isdisjoint(schema):
+        return
+    if least > 1 + (len(required) if isinstance(required, list) else 0):
+        text = "one key more than `required` has can be demanded; name the others in `properties` and `required`"
+        raise ValueError(f"`minProperties` {least} cannot be enforced: {text}")
 
 
 def _with_needed(schema: dict[str, Any], needed: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -153,6 +154,27 @@ def test_a_pattern_is_about_the_parsed_text(pattern: str) -> None:
     if not pattern.startswith("^x"):
         key = compiled({"type": "object", "patternProperties": {pattern: {"type": "integer"}}})
         assert not takes(key, '{"\\"":"x"}') or not re.search(python, '"')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        (r"^[^[]$", "a]", "["), (r"^[[a]$", "[a", "b"), (r"^[^[\]]*$", ["", "ab"], "[]"),
+        (r"^\[[^[\]]*\]$", ["[a]"], ["[[]"]),
+        (r"^[a&&b]$", "a&b", "c"), (r"^[^a&&b]$", "c", "a&b"), (r"^[^~~]$", "a", "~"),
+        (r"^[a-z&&[^b]]$", ["a]"], "ab&"),
+        (r"^[+--]$", "+,-", "."), (r"^[^+--]$", ".", "+,-"), (r"^[--a]$", "-.0a", ",b"), (r"^[^--a]$", ",b", "-.0a"),
+        (r"^\s$", " \t\n\xa0\ufeff", "a\x85"), (r"^\S$", 'a"\\\x85', " \n\ufeff"), (r"^[^\s]$", 'a"', " \ufeff"),
+        (r"^[\s\S]$", '\na"', ""), (r"^.$", 'a."', "\n\r\u2028"), (r"^[.]$", ".", "a"), (r"(?s)^.$", "a\n", ""),
+        (r"^[\u0000-\u001f]$", "\n\t", '"\\a'), (r"^[\x00-!]$", "! \n", '"\\a'), (r"^[^\x00-\x1f]$", 'a"\\', "\n"),
+        (r"^\p{Cc}$", "\n", '"\\a'), (r"^[\p{Cc}a]$", "\na", '"\\b'), (r"^[\p{L}-]$", "é-", "0"),
+    ],
+)  # fmt: skip
+def test_a_pattern_has_the_meaning_of_json_schema(pattern: str, matching: Iterable[str], others: Iterable[str]) -> None:
+    matcher = compiled({"type": "string", "pattern": pattern})
+    for expected, texts in ((True, matching), (False, others)):
+        for text in texts:
+            assert takes(matcher, json.dumps(text, ensure_ascii=False)) == expected, text
 
 
 def test_negated_properties_too() -> None:

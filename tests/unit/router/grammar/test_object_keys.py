@@ -92,3 +92,40 @@ def test_objects_with_properties_stay_closed() -> None:
 def test_what_is_not_exact_is_refused_by_name(schema: dict[str, Any]) -> None:
     fault = check("json", json.dumps(schema), TOKENIZER)["fault"]
     assert "`propertyNames`" in fault or "`dependentRequired`" in fault
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        ANY | {"minProperties": 2},
+        ANY | {"minProperties": 2.0, "additionalProperties": {"type": "integer"}},
+        ANY | {"minProperties": 3, "required": ["a"]},
+        ANY | {"minProperties": 2, "patternProperties": {"^a": {}}, "additionalProperties": False},
+        ANY | {"minProperties": 2, "propertyNames": {"maxLength": 2}},
+        ANY | {"allOf": [{"properties": NAMED}, {"minProperties": 2}]},
+        {"minProperties": 2},
+        {"anyOf": [{"type": "string"}, {"type": ["object", "null"], "minProperties": 2}]},
+    ],
+)
+def test_a_number_of_keys_that_repeated_ones_would_reach_is_refused(schema: dict[str, Any]) -> None:
+    assert "`minProperties` " in check("json", json.dumps(schema), TOKENIZER)["fault"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        ANY | {"minProperties": 1},
+        ANY | {"minProperties": 2, "required": ["a"]},
+        OPEN | {"minProperties": 3, "properties": {"a": {}, "c": {}}, "required": ["a", "c"]},
+        ANY | {"minProperties": 2, "properties": {"a": {}, "c": {}}, "required": ["a", "c"]},
+        {"minProperties": 2, "enum": [{"a": 1}, {"a": 1, "ab": 1}]},
+    ],
+)
+def test_any_other_number_of_keys_counts_each_once(schema: dict[str, Any]) -> None:
+    assert "fault" not in check("json", json.dumps(schema), TOKENIZER)
+    start = compile_grammar("json", orjson.dumps(close_objects(schema)).decode(), TOKENIZER, [256])
+    validator = jsonschema.Draft202012Validator(schema)
+    assert any(takes(start, value) for value in OBJECTS if validator.is_valid(value))
+    assert not any(takes(start, value) for value in OBJECTS if not validator.is_valid(value))
+    repeated = list(b'{"a":1,"a":2}')
+    assert start.validate_tokens(repeated) < len(repeated) or schema["minProperties"] == 1
