@@ -4,7 +4,9 @@ VENV   ?= .venv
 PORT   ?= 8080
 BIN    := $(VENV)/bin
 KBIN   := $(VENV)-kernels/bin
-PIN    := -c constraints.txt
+# The versions of the images' lock and of what tests need; torch has a pin of its own.
+LOCKED := environment/locked.txt
+PIN    := -c constraints.txt -c $(LOCKED)
 # The GPU image's Triton: the kernels are tested with it too, from a folder that comes before the installed one.
 IMAGE_TRITON := $(shell sed -n 's/^triton==\([0-9.]*\).*/\1/p' docker/requirements-cuda.txt)
 NEW_TRITON   := $(abspath $(VENV)-kernels)/triton-$(IMAGE_TRITON)
@@ -139,19 +141,20 @@ stubs:
 	$(VENV)-stubs/bin/python -m grpc_tools.protoc -Iwire=proto \
 	    --python_out=src --pyi_out=src --grpc_python_out=src wire/v3/generate.proto wire/node/v1/node.proto wire/lora/v1/lora.proto wire/pooling/v1/pooling.proto
 
-# What the images and the environments here install: every version, with the hashes of its files. Versions stay as they
-# are, unless UPGRADE=1.
+# What the images and the environments here install: every version, for the images with the hashes of its files, which
+# pip does not take in constraints. Versions stay as they are, unless UPGRADE=1.
 TORCH_CPU ?= --extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match
-LOCK := $(VENV)-deploy/bin/uv pip compile pyproject.toml --extra trace -c constraints.txt --generate-hashes \
+LOCK := $(VENV)-deploy/bin/uv pip compile pyproject.toml --extra trace -c constraints.txt \
     --python-version 3.11 --python-platform x86_64-manylinux_2_36 --only-binary :all: --no-annotate \
     --no-emit-index-url --no-emit-find-links --custom-compile-command "make locks" --quiet $(if $(UPGRADE),--upgrade)
 locks: $(VENV)-deploy/.installed
-	$(LOCK) --output-file docker/requirements-cuda.txt
-	$(LOCK) $(TORCH_CPU) --output-file docker/requirements-cpu.txt
+	$(LOCK) --generate-hashes --output-file docker/requirements-cuda.txt
+	$(LOCK) --generate-hashes $(TORCH_CPU) --output-file docker/requirements-cpu.txt
+	$(LOCK) --extra test $(TORCH_CPU) -c docker/requirements-cpu.txt --no-emit-package torch --output-file $(LOCKED)
 
-# The locked versions against a database of advisories, which has to be reached; those of the CPU image are among them.
+# The locked versions against a database of advisories, which has to be reached.
 audit: $(VENV)-audit/.installed
-	$(VENV)-audit/bin/pip-audit --strict --requirement docker/requirements-cuda.txt --require-hashes --disable-pip
+	$(VENV)-audit/bin/python environment/audit.py
 
 # A wheel for every Python and for every Linux with glibc 2.31, made from the source distribution; both in dist. Then
 # each of PYTHONS serves the demo model from it.
@@ -186,21 +189,15 @@ ASKED  := "make $(or $(firstword $(MAKECMDGOALS)),run)"
 # of what fits the machine, TORCH_INDEX=URL for a package index beside those of pip's configuration.
 INSTALL_TORCH := environment/install_torch.py $(if $(TORCH),--build $(TORCH)) $(if $(TORCH_INDEX),--index $(TORCH_INDEX))
 
-# The versions of the images' lock, without hashes, which pip does not take in constraints; torch has its own pin.
-LOCKED := $(VENV)/.locked.txt
-
 # On a terminal pip shows what it does.
-PIP_INSTALL := test -t 1 || quiet=--quiet; $(BIN)/pip install $$quiet $(PIN) -c $(LOCKED)
+PIP_INSTALL := test -t 1 || quiet=--quiet; $(BIN)/pip install $$quiet $(PIN)
 
 $(VENV)/.torch: constraints.txt
 	@$(CREATE) $(VENV) $(ASKED)
 	@$(BIN)/python $(INSTALL_TORCH)
 	@touch $@
 
-$(LOCKED): docker/requirements-cpu.txt $(VENV)/.torch
-	@sed -n '/^torch==/d; s/^\([a-z0-9-]*==[^ ]*\) .*/\1/p' $< > $@
-
-$(VENV)-kernels/.installed: constraints.txt tests/kernels/requirements.txt tests/kernels/requirements-no-deps.txt
+$(VENV)-kernels/.installed: constraints.txt $(LOCKED) tests/kernels/requirements.txt tests/kernels/requirements-no-deps.txt
 	@$(CREATE) $(VENV)-kernels $(ASKED)
 	@$(KBIN)/python $(INSTALL_TORCH) --build cpu
 	$(KBIN)/pip install --quiet $(PIN) -r tests/kernels/requirements.txt

@@ -1,10 +1,12 @@
-"""What the images install: exact, hashed, and enough for what the project asks for."""
+"""What images, CI and `make` install: exact, of images hashed, the same everywhere, and enough for what the project
+asks for."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[3]
 KINDS = ("cpu", "cuda")
+OF_TESTS = ("bench", "convert", "lint", "trace")
+"""The extras within the extra `test`."""
 
 
 def locked(kind: str) -> dict[str, tuple[Version, list[str]]]:
@@ -32,6 +36,12 @@ def locked(kind: str) -> dict[str, tuple[Version, list[str]]]:
 @pytest.fixture(params=KINDS)
 def lock(request: pytest.FixtureRequest) -> dict[str, tuple[Version, list[str]]]:
     return locked(request.param)
+
+
+def made_by_make() -> dict[str, str]:
+    """Version of each package but torch."""
+    lines = (ROOT / "environment" / "locked.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
 def project() -> list[Requirement]:
@@ -64,11 +74,29 @@ def test_both_images_have_the_same_versions() -> None:
     assert not different
 
 
-def test_the_environments_of_make_have_the_versions_of_the_images(tmp_path: Path) -> None:
-    (tmp_path / ".torch").touch()  # as after torch was installed
-    file = tmp_path / ".locked.txt"
-    made = subprocess.run(["make", f"VENV={tmp_path}", str(file)], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert made.returncode == 0, made.stderr
-    versions = {name: version for name, (version, _) in locked("cpu").items() if name != "torch"}
-    constraints = [Requirement(line) for line in file.read_text().splitlines()]
-    assert {one.name: str(one.specifier) for one in constraints} == {n: f"=={v}" for n, v in versions.items()}
+def test_the_lock_of_make_is_that_of_the_images_and_has_what_tests_need() -> None:
+    images = {name: version.public for name, (version, _) in locked("cpu").items() if name != "torch"}
+    made = made_by_make()
+    assert images.items() <= made.items()
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    for wanted in map(Requirement, (line for extra in ("test", *OF_TESTS) for line in extras[extra])):
+        name = canonicalize_name(wanted.name)
+        assert name == "tercet" or made[name] in wanted.specifier, f"{wanted}: run `make locks`"
+
+
+@pytest.mark.parametrize("target", [".installed", ".installed-test"])
+def test_make_installs_by_the_lock(target: str, tmp_path: Path) -> None:
+    command = ["make", "--dry-run", f"VENV={tmp_path}", str(tmp_path / target)]
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    (install,) = (line for line in asked.splitlines() if "--editable" in line)
+    assert "-c constraints.txt -c environment/locked.txt" in install
+
+
+def test_what_is_installed_here_is_what_is_locked() -> None:
+    """Of an environment that `make` made. Fails where packages were installed past the lock, or the lock was raised
+    after the environment was made."""
+    here = {canonicalize_name(one.metadata["Name"]): one.version for one in distributions()}
+    wanted = made_by_make() | {"torch": locked("cpu")["torch"][0].public}
+    different = {name: here[name] for name, version in wanted.items() if Version(here[name]).public != version}
+    assert not different, "make the environment again: `rm -r .venv` and `make test`"
