@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,18 @@ import numpy
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
+from support.gguf_hybrids import (
+    HYBRIDS,
+    PLAIN,
+    Move,
+    add_hybrid,
+    architecture_of,
+    hybrid_moves,
+    joined_experts,
+    num_experts_of,
+    num_layers_of,
+    stack,
+)
 from torch import Tensor
 
 ARCHITECTURES = {
@@ -24,6 +35,7 @@ ARCHITECTURES = {
 }  # fmt: skip
 # What a file's quantization is called -> the types of its matrices; the last one is that of v, down and the head.
 MIXTURES = {"Q8_0": ("Q8_0", "Q8_0"), "Q4_0": ("Q4_0", "Q4_0"), "Q4_K_M": ("Q4_K", "Q6_K"), "F16": ("F16", "F16")}
+_RMS_NORMS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 _ROTATED_PAIRS = ("llama", "smollm3", "granite")
 _BETTER = ("attn_v", "ffn_down", "output", "token_embd")
 
@@ -34,22 +46,22 @@ def write_gguf(source: Path, file: Path, mixture: str, decoded: Path | None = No
     most_tensors: of a part; 0: of any number.
     """
     config = json.loads((source / "config.json").read_text())
-    name = ARCHITECTURES[config["model_type"]]
+    name = ARCHITECTURES.get(config["model_type"]) or architecture_of(config)
     architecture = {text: number for number, text in gguf.MODEL_ARCH_NAMES.items()}[name]
     writer = GGUFWriter(file, name, split_max_tensors=most_tensors)
     _add_config(writer, config)
     _add_tokenizer(writer, source)
-    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(architecture, num_layers_of(config))
     read = {}
-    for ours, tensor in _with_joined_experts(load_file(source / "model.safetensors")).items():
-        asked = ours[0].replace("correction_bias", "correction.bias")
-        theirs = names.get_name(asked, try_suffixes=(".weight", ".bias"))
-        assert theirs is not None, ours
-        stored, kind = _stored(_as_theirs(tensor.float(), theirs, name, config), theirs, mixture)
-        writer.add_tensor(theirs, stored, raw_dtype=kind)
-        values = torch.from_numpy(gguf.quants.dequantize(stored, kind).copy()).reshape(tensor.shape)
-        values = _as_ours(values, theirs, name, config).contiguous()
-        read |= {ours[0]: values} if len(ours) == 1 else dict(zip(ours[1:], values.clone(), strict=True))
+    tensors = {name: tensor.float() for name, tensor in load_file(source / "model.safetensors").items()}
+    is_hybrid = config["model_type"] in HYBRIDS
+    for move in hybrid_moves(tensors, config, names) if is_hybrid else _moves(tensors, config, names, name):
+        found = []
+        for theirs, tensor in zip(move.theirs, move.convert(*(tensors[one] for one in move.ours)), strict=True):
+            stored, kind = _stored(tensor, theirs, mixture)
+            writer.add_tensor(theirs, stored, raw_dtype=kind)
+            found.append(torch.from_numpy(gguf.quants.dequantize(stored, kind).copy()).reshape(tensor.shape))
+        read |= {one: tensor.contiguous() for one, tensor in zip(move.ours, move.back(*found), strict=True)}
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -60,17 +72,22 @@ def write_gguf(source: Path, file: Path, mixture: str, decoded: Path | None = No
     return min(file.parent.glob(f"{file.stem}-00001-of-*.gguf"), default=file)
 
 
-def _with_joined_experts(tensors: Mapping[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
-    """The experts of a layer as one tensor, by its name, and theirs; others by their names alone."""
-    experts: dict[str, list[str]] = {}
-    for name in sorted(tensors, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")]):
-        experts.setdefault(re.sub(r"experts\.[0-9]+\.", "experts.", name), []).append(name)
-    return {
-        (joined,) if names == [joined] else (joined, *names): tensors[joined]
-        if names == [joined]
-        else torch.stack([tensors[name] for name in names])
-        for joined, names in experts.items()
-    }
+def _moves(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], names: gguf.TensorNameMap, architecture: str
+) -> Iterator[Move]:
+    for joined, ours in joined_experts(tensors).items():
+        asked = joined.replace("correction_bias", "correction.bias")
+        theirs = names.get_name(asked, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, joined
+        if ours != [joined]:
+            yield stack(ours, theirs)
+            continue
+        yield Move(
+            [joined],
+            [theirs],
+            lambda one, to=theirs: [_as_theirs(one, to, architecture, config)],
+            lambda one, to=theirs: [_as_ours(one, to, architecture, config)],
+        )
 
 
 def quantized(rows: numpy.ndarray, kind: str) -> numpy.ndarray:
@@ -113,7 +130,8 @@ def _q6_k(blocks: numpy.ndarray) -> numpy.ndarray:
 
 
 def _stored(values: Tensor, name: str, mixture: str) -> tuple[numpy.ndarray, GGMLQuantizationType]:
-    is_plain = values.dim() < 2 or "ffn_gate_inp" in name  # as llama.cpp keeps norms and routers
+    # As llama.cpp keeps norms, routers and convolutions.
+    is_plain = values.dim() < 2 or any(one in name for one in PLAIN)
     if "ffn_gate_inp_shexp" in name:
         values = values.squeeze(0)
     kind = "F32" if is_plain else MIXTURES[mixture][any(f"{one}." in name for one in _BETTER)]
@@ -153,16 +171,20 @@ def _add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(num_layers_of(config))
+    if config["model_type"] not in HYBRIDS:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    if config["model_type"] not in HYBRIDS:
+        writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    if "rms_norm_eps" in config:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if (epsilon := next((config[one] for one in _RMS_NORMS if one in config), None)) is not None:
+        writer.add_layer_norm_rms_eps(epsilon)
     else:
         writer.add_layer_norm_eps(config.get("norm_epsilon", config.get("layer_norm_eps")))
+    if config["model_type"] in HYBRIDS:
+        add_hybrid(writer, config)
     writer.add_rope_freq_base(theta)
     _add_particular(writer, config, head_dim)
     scaling = rope.get("full_attention", rope)
@@ -181,7 +203,7 @@ def _add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
 
 def _add_particular(writer: GGUFWriter, config: Mapping[str, Any], head_dim: int) -> None:
     """What one architecture has, as llama.cpp's converter writes it."""
-    if config["model_type"] == "granite":
+    if config["model_type"] in ("granite", "granitemoehybrid"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -194,8 +216,7 @@ def _add_particular(writer: GGUFWriter, config: Mapping[str, Any], head_dim: int
     share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if share not in (None, 1.0):
         writer.add_rope_dimension_count(int(head_dim * share))
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    if experts := next((config[name] for name in names if name in config), 0):
+    if experts := num_experts_of(config):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if "moe_intermediate_size" in config:

@@ -16,7 +16,10 @@ Stored = dict[str, Tensor]
 # A module's name and weight -> its tensors by the end of their names, and the weight as the library reads it.
 Store = Callable[[str, Tensor], tuple[Stored, Tensor] | None]
 
-PLAIN = ("embed", "lm_head", "norm", "router", "mlp.gate.", "block_sparse_moe.gate.", "wte", "wpe")
+PLAIN = (
+    "embed", "lm_head", "norm", "router", "mlp.gate.", "block_sparse_moe.gate.", "wte", "wpe", "mixer.gate.",
+    "feed_forward.gate.", "shared_expert_gate", "in_proj_a.", "in_proj_b.", "in_proj_ba.",
+)  # fmt: skip
 
 
 def quantize_folder(plain: Path, folder: Path, store: Store, config: Mapping[str, Any]) -> tuple[Path, Path]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model_server.adapters.folder import Adapter, ExpertPlace, NewRows, Pair
 from model_server.errors import StartupError
+from model_server.weights.gguf.delta_heads import ColumnOrder
 from model_server.weights.reader import Place, Range, SafetensorsReader, WeightReader, copy_into
 
 _WEIGHT, _BIAS = ".weight", ".bias"
@@ -170,6 +171,9 @@ class MergedReader:
 
     def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
         return self._base.raw(name, rows, columns)
+
+    def columns(self, name: str) -> ColumnOrder | None:
+        return self._base.columns(name)
 
     def skip(self, *names: str) -> None:
         self._base.skip(*names)

@@ -24,6 +24,7 @@ from model_server.quantization.forms import Form
 from model_server.quantization.scheme import Scheme
 from model_server.quantize.solver import Hessian
 from model_server.runner.runner import ModelInputs
+from model_server.weights.gguf.delta_heads import ColumnOrder
 from model_server.weights.matrix import MatrixSlice
 from model_server.weights.reader import Place, Range, SafetensorsReader, WeightReader
 
@@ -138,6 +139,9 @@ class ReplacedMatrices:
 
     def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
         return self._base.raw(name, rows, columns)
+
+    def columns(self, name: str) -> ColumnOrder | None:
+        return self._base.columns(name)
 
     def skip(self, *names: str) -> None:
         self._base.skip(*names)

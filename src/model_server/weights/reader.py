@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_server.errors import StartupError
+from model_server.weights.gguf.delta_heads import ColumnOrder
 from model_server.weights.gguf.tensors import GgufTensors
 from model_server.weights.header import Header, Stored
 from model_server.weights.unmapped import UnmappedTensors
@@ -71,6 +72,9 @@ class WeightReader(Protocol):
 
     def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
         """Read a tensor as stored."""
+
+    def columns(self, name: str) -> ColumnOrder | None:
+        """Return the order of a matrix's columns, if those of `raw` have another one."""
 
     def skip(self, *names: str) -> None:
         """Count present tensors as read, which are not needed."""
@@ -203,6 +207,14 @@ class SafetensorsReader:
             self._check(name, given[:1], columns)
         part: Tensor = self._view(name)[tuple(slice(*cut) for cut in given) or ...]
         return part.to(self._device, copy=True)
+
+    def columns(self, name: str) -> ColumnOrder | None:
+        """Return the order of a matrix's columns, if those of `raw` have another one."""
+        found = self._find(name)
+        if found is None:
+            return None
+        handle = self._file_of[found][0]
+        return handle.columns(found) if isinstance(handle, GgufTensors) else None
 
     def skip(self, *names: str) -> None:
         for name in names:

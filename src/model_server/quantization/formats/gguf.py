@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from model_server.quantization.forms.offset_codes import OffsetCodes
 from model_server.quantization.forms.table import TableCodes
 from model_server.quantization.gguf.decode import DECODERS, decode
 from model_server.quantization.gguf.decoded import Decoded
+from model_server.weights.gguf.delta_heads import ColumnOrder
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
 
@@ -83,6 +85,8 @@ def _read(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Blocks:
 def _piece(reader: WeightReader, name: str, rows: Range, columns: Range) -> Blocks:
     kind = reader.stored(name)
     decoded = decode(reader.raw(name, rows), kind)
+    if (order := reader.columns(name)) is not None:
+        decoded = _ordered(name, decoded, order)
     group, groups = _groups(name, decoded, columns)
     scales = finite(name, decoded.scales[:, groups].contiguous())
     kept = decoded.codes[:, slice(*columns)].contiguous()
@@ -93,6 +97,20 @@ def _piece(reader: WeightReader, name: str, rows: Range, columns: Range) -> Bloc
     if decoded.offsets is None:
         return form
     return OffsetCodes(form, finite(name, decoded.offsets[:, groups].contiguous()))
+
+
+def _ordered(name: str, decoded: Decoded, order: ColumnOrder) -> Decoded:
+    """Return the columns in transformers' order."""
+    if order.size % decoded.group:
+        raise StartupError(
+            f"weight {name} has groups of {decoded.group} columns in heads of {order.size}, which is not served"
+        )
+    return replace(
+        decoded,
+        codes=order.apply(decoded.codes),
+        scales=order.apply(decoded.scales, decoded.group),
+        offsets=None if decoded.offsets is None else order.apply(decoded.offsets, decoded.group),
+    )
 
 
 def _groups(name: str, decoded: Decoded, columns: Range) -> tuple[int, Tensor]:

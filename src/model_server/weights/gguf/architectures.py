@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from model_server.errors import StartupError
+from model_server.weights.gguf.architecture import Architecture
+from model_server.weights.gguf.hybrids import HYBRIDS
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
-RMS = ("rms_norm_eps", "attention.layer_norm_rms_epsilon")
 _LAYER_NORM = "attention.layer_norm_epsilon"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """How llama.cpp's architecture differs from family `model_type`."""
-
-    model_type: str
-    # Modules of a layer.
-    layer: Mapping[str, str]
-    # Modules of each expert, whose tensors the file has as one; `{}` is its number.
-    experts: Mapping[str, str] = field(default_factory=lambda: _NONE)
-    # Rows of q and k are in rotated pairs.
-    adjacent: bool = False
-    # What norms hold beside the family's numbers.
-    added: float = 0.0
-    # The field of the norms' epsilon, and its metadata.
-    epsilon: tuple[str, str] = RMS
-    # Further fields of config.json, by metadata; `present`: by the tensor that says so.
-    fields: Mapping[str, str] = field(default_factory=lambda: _NONE)
-    present: Mapping[str, str] = field(default_factory=lambda: _NONE)
-    # What all its models have.
-    fixed: Mapping[str, Any] = field(default_factory=lambda: _NONE)
-    # Metadata that must have one of these values, where it is given.
-    expected: Mapping[str, tuple[object, ...]] = field(default_factory=lambda: _NONE)
-
 
 _ATTENTION = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -142,8 +115,8 @@ ARCHITECTURES = {
             **_MLP,
             **_SHARED,
             "post_attention_norm": "post_attention_layernorm",
-            "exp_probs_b": "mlp.gate.e_score_correction",
         },
+        tensors={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
         experts=_EXPERTS,
         fields={
             **{name: key for name, key in _COUNTS.items() if name != "num_experts"},
@@ -158,6 +131,7 @@ ARCHITECTURES = {
         present={"use_qk_norm": "blk.0.attn_q_norm.weight", "attention_bias": "blk.0.attn_q.bias"},
         expected={"expert_gating_func": (2,)},
     ),
+    **HYBRIDS,
 }
 _MIXTRAL = Architecture(
     model_type="mixtral",
@@ -186,7 +160,7 @@ def architecture_of(metadata: Mapping[str, Any], path: Path) -> Architecture:
             f"{', '.join(ARCHITECTURES)}"
         )
     architecture = ARCHITECTURES[name]
-    if bool(metadata.get(f"{name}.expert_count", 0)) == bool(architecture.experts):
+    if architecture.may_be_dense or bool(metadata.get(f"{name}.expert_count", 0)) == bool(architecture.experts):
         return architecture
     if name == "llama":
         return _MIXTRAL

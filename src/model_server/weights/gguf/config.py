@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
-from model_server.weights.gguf.architectures import Architecture, architecture_of
+from model_server.weights.gguf.architecture import Architecture
+from model_server.weights.gguf.architectures import architecture_of
 from model_server.weights.gguf.header import BLOCKS, FLOATS, GgufHeader
 from model_server.weights.gguf.names import num_layers_of
 from model_server.weights.header import stored_type
@@ -30,13 +31,15 @@ _FIELDS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 _NUMBERS = (
-    "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "rope_theta", "attn_logit_softcapping", "final_logit_softcapping",
-    "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale",
-    "routed_scaling_factor",
+    "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon", "rope_theta",
+    "attn_logit_softcapping", "final_logit_softcapping", "attention_multiplier", "embedding_multiplier",
+    "residual_multiplier", "logits_scaling", "logit_scale", "routed_scaling_factor",
 )  # fmt: skip
 """Fields that need not be whole."""
 _FLAGS = ("norm_topk_prob", "use_parallel_residual")
-_COUNTS_FROM_0 = ("first_k_dense_replace",)
+_COUNTS_FROM_0 = ("first_k_dense_replace", "num_dense_layers")
+# Which layers may have their own, or 0 for none.
+_BY_LAYER = ("num_key_value_heads", "intermediate_size")
 _LARGEST = 2**31
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
@@ -89,8 +92,13 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
     architecture = architecture_of(header.metadata, path)
     name = header.metadata["general.architecture"]
     given = {key.removeprefix(f"{name}."): value for key, value in header.metadata.items()}
-    names = {**_FIELDS, **dict([architecture.epsilon]), **architecture.fields}
+    names = {**_FIELDS, **dict([architecture.epsilon]), **architecture.fields, **architecture.optional}
     fields: dict[str, Any] = {ours: given[theirs] for ours, theirs in names.items() if theirs in given}
+    if "expert_feed_forward_length" in given:
+        fields.setdefault("intermediate_size", given["expert_feed_forward_length"])
+    for ours in _BY_LAYER if architecture.derived is not None else ():
+        if isinstance(fields.get(ours), list):
+            fields[ours] = _common(fields[ours], f"{path}: `{name}.{names[ours]}`")
     for ours, value in fields.items():
         # A window of 0 is none: files of Phi say so.
         if not (ours in ("sliding_window", *_COUNTS_FROM_0) and value == 0) and ours not in _FLAGS:
@@ -101,6 +109,8 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
     fields["num_hidden_layers"] = num_layers_of(header.metadata)
     fields |= {ours: tensor in header.tensors for ours, tensor in architecture.present.items()}
     fields |= architecture.fixed
+    if architecture.derived is not None:
+        fields |= _derived(architecture, given, fields, path)
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise StartupError(f"{path} lacks the tensor token_embd.weight")
@@ -139,6 +149,28 @@ def _check(value: Any, is_number: bool, what: str) -> None:
         raise StartupError(
             f"{what} is {value!r:.80}; a positive {'number' if is_number else 'whole number'} is expected"
         )
+
+
+def _common(values: Sequence[Any], what: str) -> Any:
+    """Return the number that layers have which have one."""
+    found = {value for value in values if value}
+    if len(found) > 1:
+        raise StartupError(f"{what} differs from layer to layer, which is not served")
+    return found.pop() if found else None
+
+
+def _derived(
+    architecture: Architecture, given: Mapping[str, Any], fields: Mapping[str, Any], path: Path
+) -> dict[str, Any]:
+    assert architecture.derived is not None
+    for key in [key for key in given if key.startswith(("ssm.", "shortconv."))]:
+        if type(given[key]) is int:
+            _check(given[key], False, f"{path}: `{key}`")
+    try:
+        return architecture.derived(given, fields)
+    except KeyError as error:
+        name = given["general.architecture"]
+        raise StartupError(f"{path} lacks the metadata `{name}.{error.args[0]}`") from None
 
 
 def generation_of(metadata: Mapping[str, Any]) -> dict[str, Any]:

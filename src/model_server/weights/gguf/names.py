@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
+from model_server.weights.gguf.architecture import Architecture
 from model_server.weights.gguf.architectures import architecture_of
 from model_server.weights.gguf.header import GgufHeader, read_gguf
 from model_server.weights.header import Header, Stored
@@ -18,8 +20,9 @@ from wire.quantization.gguf import first_link
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that belong to the config."""
 
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)")
+_CONVOLUTIONS = ("shortconv.conv", "ssm_conv1d")
+_VECTORS = ("ssm_a", "ssm_d", "ssm_norm")
+_BLOCK = re.compile(r"blk\.([0-9]{1,6})\.([\w.]+?)(?:\.(weight|bias))?")
 
 
 def read_named(path: Path) -> Header:
@@ -49,18 +52,35 @@ def named_tensors(header: GgufHeader, path: Path) -> dict[str, Stored]:
         match = _BLOCK.fullmatch(name)
         if name in FACTORS:
             continue
-        if module in _OUTSIDE:
-            found[f"{_OUTSIDE[module]}.{kind}"] = stored
-        elif match is not None and num_layers is not None and int(match[1]) >= num_layers:
-            continue  # of multi-token prediction
-        elif match is not None and match[2] in architecture.layer:
-            found[f"model.layers.{int(match[1])}.{_module(architecture.layer[match[2]], kind)}"] = _shaped(name, stored)
-        elif match is not None and match[2] in architecture.experts and kind == "weight":
-            for expert, one in enumerate(_experts(name, stored, path)):
-                found[f"model.layers.{int(match[1])}.{architecture.experts[match[2]].format(expert)}.weight"] = one
-        else:
-            raise StartupError(f"{path} holds the tensor {name!r:.200}, which is not served in its architecture")
+        if module in architecture.outside:
+            found[f"{architecture.outside[module]}.{kind}"] = stored
+        elif match is None:
+            raise _unknown(name, path)
+        elif num_layers is None or int(match[1]) < num_layers:  # else of multi-token prediction
+            for ours, one in _of_layer(architecture, match, stored, path):
+                found[f"{architecture.layers}.{int(match[1])}.{ours}"] = one
     return found
+
+
+def _of_layer(
+    architecture: Architecture, match: re.Match[str], stored: Stored, path: Path
+) -> Iterator[tuple[str, Stored]]:
+    """Yield a tensor of a layer by the names that it has there."""
+    module, kind = match[2], match[3]
+    whole = module if kind is None else f"{module}.{kind}"
+    if whole in architecture.tensors:
+        yield architecture.tensors[whole], _shaped(module, stored)
+    elif module in architecture.layer and kind is not None:
+        yield f"{architecture.layer[module]}.{kind}", _shaped(module, stored)
+    elif module in architecture.experts and kind == "weight":
+        for expert, one in enumerate(_experts(match[0], stored, path)):
+            yield f"{architecture.experts[module].format(expert)}.weight", one
+    else:
+        raise _unknown(match[0], path)
+
+
+def _unknown(name: str, path: Path) -> StartupError:
+    return StartupError(f"{path} holds the tensor {name!r:.200}, which is not served in its architecture")
 
 
 def num_layers_of(metadata: Mapping[str, Any]) -> int | None:
@@ -70,13 +90,13 @@ def num_layers_of(metadata: Mapping[str, Any]) -> int | None:
     return count - predicted if type(count) is int and type(predicted) is int else None
 
 
-def _module(module: str, kind: str) -> str:
-    return f"{module}_{kind}" if module.endswith("_correction") else f"{module}.{kind}"
-
-
-def _shaped(name: str, stored: Stored) -> Stored:
-    """Return the row that a shared expert's gate is."""
-    return replace(stored, shape=(1, *stored.shape)) if ".ffn_gate_inp_shexp." in name else stored
+def _shaped(module: str, stored: Stored) -> Stored:
+    """Return the tensor with the dimensions that transformers gives it."""
+    if module == "ffn_gate_inp_shexp":
+        return replace(stored, shape=(1, *stored.shape))
+    if module in _CONVOLUTIONS and len(stored.shape) == 2:
+        return replace(stored, shape=(stored.shape[0], 1, stored.shape[1]))
+    return replace(stored, shape=(math.prod(stored.shape),)) if module in _VECTORS else stored
 
 
 def _experts(name: str, stored: Stored, path: Path) -> list[Stored]:

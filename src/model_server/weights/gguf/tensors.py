@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.weights.gguf.architectures import architecture_of
+from model_server.weights.gguf.delta_heads import ColumnOrder, DeltaHeads
 from model_server.weights.gguf.header import BLOCKS
 from model_server.weights.gguf.names import metadata_of
 from model_server.weights.header import Header, Stored
@@ -30,7 +31,9 @@ class GgufTensors:
         name = metadata.get("general.architecture")
         heads = metadata.get(f"{name}.attention.head_count")
         groups = metadata.get(f"{name}.attention.head_count_kv", heads)
+        groups = max(groups) if isinstance(groups, list) and groups else groups
         self._num_heads = {"q_proj": heads, "k_proj": groups}
+        self._delta = DeltaHeads.of(metadata) if self._architecture.tiled else None
         self._header = header
         self._path = path
         with open_regular(path, StartupError) as file:
@@ -43,12 +46,20 @@ class GgufTensors:
         stored = self._header.tensors[name]
         tensor = self._view(stored)
         module, _, _ = name.rpartition(".")
-        if self._architecture.added and module.endswith("norm"):
+        if name.endswith(".A_log"):
+            tensor = tensor.neg().log()
+        if self._delta is not None:
+            tensor = self._delta.rows(tensor, name)
+        if self._architecture.added and module.endswith("norm") and not module.endswith(self._architecture.not_added):
             return tensor - self._architecture.added
         heads = self._num_heads.get(module.rpartition(".")[2])
         if self._architecture.adjacent and heads is not None:
             return self._halves(tensor, heads, name)
         return tensor
+
+    def columns(self, name: str) -> ColumnOrder | None:
+        """Return the order of a matrix's columns, if blocks of it have another one."""
+        return None if self._delta is None else self._delta.columns(name)
 
     def _view(self, stored: Stored) -> Tensor:
         with warnings.catch_warnings():

@@ -25,6 +25,10 @@ _BEFORE_NUMBERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _AFTER_NUMBERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _BEFORE_NUMBERS + r"\p{N}{1,3}" + _AFTER_NUMBERS
 _QWEN2 = _BEFORE_NUMBERS + r"\p{N}" + _AFTER_NUMBERS
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}"
     r"\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -32,16 +36,17 @@ _TEKKEN = (
 # By the names of `tokenizer.ggml.pre`; None: the pattern of GPT-2, which is the library's own.
 _PATTERNS: Mapping[str, str | None] = {
     "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "smaug-bpe": _LLAMA3, "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2, "tekken": _TEKKEN, "gpt-2": None, "mpt": None, "olmo": None, "phi-2": None,
+    "lfm2": _LLAMA3, "falcon-h1": _LLAMA3, "dbrx": _LLAMA3, "deepseek-r1-qwen": _QWEN2, "qwen35": _QWEN35,
+    "tekken": _TEKKEN, "pixtral": _TEKKEN, "gpt-2": None, "mpt": None, "olmo": None, "phi-2": None,
 }  # fmt: skip
 _PATTERN_OF = {"qwen2": "qwen2", "qwen3": "qwen2"}
 """Of architectures that have one pattern only, for files that do not name it."""
 _DIGITS_FIRST = ("smollm",)
 """Each digit is a word of its own; else as GPT-2's."""
-_NORMALISED = ("qwen2", "deepseek-r1-qwen")
-_ADDS_BOS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_NORMALISED = ("qwen2", "qwen35", "deepseek-r1-qwen")
+_ADDS_BOS = ("llama-bpe", "llama3", "llama-v3", "tekken", "pixtral", "lfm2", "falcon-h1")
 """Where a file does not say whether texts begin with a token of their own."""
-_WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken", "pixtral", "lfm2", "falcon-h1")
 """A word that is a token is not divided, whatever the merges say."""
 
 

@@ -34,7 +34,6 @@ CASES: list[Any] = [("llama", "biases_tied", way) for way in WAYS] + [
     (model_type, "plain", way) for model_type in ("mixtral", "deepseek_v3") for way in ("fp8 blocks", "int4")
 ]
 CASES += [
-    pytest.param("nemotron_h", "plain", "fp8 blocks", marks=pytest.mark.parity),
     ("minimax_m2", "plain", "fp8 blocks"),
     ("qwen3_moe", "plain", "nvfp4"),
     ("phi3", "plain", "nf4"),
@@ -42,8 +41,26 @@ CASES += [
 ]
 CASES += [
     pytest.param(model_type, "plain", way, marks=pytest.mark.parity)
-    for model_type in ("qwen2", "gpt_neox", "phi3", "qwen3_moe", "bamba", "falcon_h1", "granitemoehybrid")
+    for model_type in (
+        "qwen2",
+        "gpt_neox",
+        "phi3",
+        "qwen3_moe",
+        "bamba",
+        "falcon_h1",
+        "granitemoehybrid",
+        "lfm2",
+        "lfm2_moe",
+        "qwen3_next",
+        "qwen3_5_moe_text",
+        "nemotron_h",
+    )
     for way in ("fp8 blocks", "int4")
+]
+# Strengths and decays of delta nets are plain beside quantized queries, keys and values.
+CASES += [
+    ("qwen3_5_text", "plain", "int4"),
+    pytest.param("qwen3_next", "plain", "nvfp4", marks=pytest.mark.parity),
 ]
 SEQUENCES = prompts(VOCAB_SIZE)
 
@@ -53,6 +70,10 @@ def test_logits_equal_those_of_the_decoded_weights(model_type: str, variant: str
     sizes = {"hidden_size": 64, "intermediate_size": 96}
     if model_type == "deepseek_v3":
         sizes |= {"kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16}
+    if model_type.startswith(("qwen3_next", "qwen3_5")):
+        sizes |= {"shared_expert_intermediate_size": 64}
+    if model_type == "nemotron_h":
+        sizes |= {"moe_shared_expert_intermediate_size": 64}
     plain = tiny_checkpoint(model_type, tmp_path / "plain", variant=variant, with_tokenizer=False, **sizes)
     quantized, decoded = quantize_folder(plain, tmp_path, *WAYS[way]())
     computed, wanted = (run_protocol(load(path), SEQUENCES, 4) for path in (quantized, decoded))

@@ -20,6 +20,10 @@ from model_server.recurrence.states import StateShape
 from model_server.weights.matrix import Part
 from model_server.weights.reader import Range
 
+# "kinds": a matrix each of queries, keys and values, of gates, of strengths, of decays; "heads": one with each key
+# head's query, key, value heads and gates, and one with its strengths and decays; "heads of strengths": only this one.
+Packing = Literal["kinds", "heads", "heads of strengths"]
+
 
 @dataclass(frozen=True, slots=True)
 class GatedDelta:
@@ -51,9 +55,7 @@ class GatedDeltaSpec:
     value_dim: int
     # Tokens that a convolution reads, its own included.
     width: int
-    # "kinds": a matrix each of queries, keys and values, of gates, of strengths, of decays; "heads": one with each key
-    # head's query, key, value heads and gates, and one with its strengths and decays.
-    packing: Literal["kinds", "heads"] = "kinds"
+    packing: Packing = "kinds"
     prefix: str = "linear_attn."
 
     @property
@@ -105,15 +107,8 @@ class GatedDeltaSpec:
 
     def _parts(self, prefix: str, heads: Range) -> list[Part]:
         each = self.repeats * self.value_dim
-        if self.packing == "kinds":
-            values = heads[0] * each, heads[1] * each
-            ones = heads[0] * self.repeats, heads[1] * self.repeats
-            return [
-                Part(prefix + "in_proj_qkv", self._channels(heads), self._num_channels),
-                Part(prefix + "in_proj_z", (values,), self.value_heads * self.value_dim),
-                Part(prefix + "in_proj_b", (ones,), self.value_heads),
-                Part(prefix + "in_proj_a", (ones,), self.value_heads),
-            ]
+        values = heads[0] * each, heads[1] * each
+        ones = heads[0] * self.repeats, heads[1] * self.repeats
 
         def part(name: str, sizes: tuple[int, ...], number: int) -> Part:
             """Return each key head's part of that number."""
@@ -121,17 +116,24 @@ class GatedDeltaSpec:
             firsts = (head * whole + before for head in range(*heads))
             return Part(prefix + name, tuple((f, f + sizes[number]) for f in firsts), self.key_heads * whole)
 
-        sizes = self.key_dim, self.key_dim, each, each
-        return [
-            *(part("in_proj_qkvz", sizes, number) for number in range(4)),
-            *(part("in_proj_ba", (self.repeats, self.repeats), number) for number in range(2)),
-        ]
+        if self.packing == "heads":
+            sizes = self.key_dim, self.key_dim, each, each
+            parts = [part("in_proj_qkvz", sizes, number) for number in range(4)]
+        else:
+            parts = [
+                Part(prefix + "in_proj_qkv", self._channels(heads), self._num_channels),
+                Part(prefix + "in_proj_z", (values,), self.value_heads * self.value_dim),
+            ]
+        if self.packing == "kinds":
+            return [*parts, *(Part(prefix + f"in_proj_{one}", (ones,), self.value_heads) for one in "ba")]
+        return [*parts, *(part("in_proj_ba", (self.repeats, self.repeats), number) for number in range(2))]
 
     def targets(self, spec: Spec) -> Targets:
         values, size = self.value_heads * self.value_dim, spec.hidden_size
-        if self.packing == "kinds":
-            outputs = {"qkv": self._num_channels, "z": values, "b": self.value_heads, "a": self.value_heads}
+        if self.packing == "heads":
+            outputs = {"qkvz": self._num_channels + values}
         else:
-            outputs = {"qkvz": self._num_channels + values, "ba": 2 * self.value_heads}
+            outputs = {"qkv": self._num_channels, "z": values}
+        outputs |= dict.fromkeys("ba", self.value_heads) if self.packing == "kinds" else {"ba": 2 * self.value_heads}
         found = {f"{self.prefix}in_proj_{name}": (size, rows) for name, rows in outputs.items()}
         return Targets(linear={**found, f"{self.prefix}out_proj": (values, size)})

@@ -9,7 +9,7 @@ from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.mixers.beside import BesideSpec, ScaledMlpSpec
 from model_server.models.decoder.mixers.mamba2 import Mamba2Spec
-from model_server.models.decoder.moe import Moe
+from model_server.models.decoder.moe import Moe, SeparateExperts
 from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import UnknownFamilyError, base
 from model_server.models.families.llama import granite
@@ -40,20 +40,24 @@ def granitemoehybrid(config: ModelConfig) -> Spec:
     if kind not in (None, "rope", "nope"):
         raise StartupError(f"config.json: `position_embedding_type` must be null or 'rope', got {kind!r}")
     plain = granite(config)
+    # As GGUF files have them.
+    are_separate = config.flag("separate_matrices", False)
+    ups = ("gate_proj", "up_proj") if are_separate else ("input_linear",)
     if config.get("num_local_experts") != 0:
         experts = granitemoe(config).mlps[0]
         assert isinstance(experts, Moe)
         mixture = replace(
             experts,
+            store=SeparateExperts("block_sparse_moe.experts") if are_separate else experts.store,
             shared="shared_mlp",
             shared_size=size,
-            shared_up=("input_linear",),
+            shared_up=ups,
             shared_down="output_linear",
         )
         plain = replace(plain, mlps=(mixture,) * num_layers)
     return replace(
         plain,
-        names=Names(up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
+        names=Names(up=tuple(f"shared_mlp.{name}" for name in ups), down="shared_mlp.output_linear"),
         intermediate_size=size,
         ropes=plain.ropes if kind == "rope" else (None,) * num_layers,
         mixers=_mixers(config, [_KINDS[kind] for kind in kinds]),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
-from model_server.models.decoder.mixers.gated_delta import GatedDeltaSpec
+from model_server.models.decoder.mixers.gated_delta import GatedDeltaSpec, Packing
 from model_server.models.decoder.spec import Spec
 from model_server.models.families.base import base, layer_kinds
 from model_server.models.families.moe import qwen_layers, qwen_mixture
@@ -24,7 +24,9 @@ def qwen3_next(config: ModelConfig) -> Spec:
         shared_size=config.count("shared_expert_intermediate_size", 512),
         shared_gate="mlp.shared_expert_gate",
     )
-    plain = _qwen(config, packing="heads", kv_heads=2)
+    # As GGUF files have it.
+    is_apart = config.flag("linear_qkv_apart", False)
+    plain = _qwen(config, packing="heads of strengths" if is_apart else "heads", kv_heads=2)
     return replace(plain, mlps=qwen_layers(config, mixture))
 
 
@@ -47,7 +49,7 @@ def qwen3_5_moe_text(config: ModelConfig) -> Spec:
     return replace(plain, mlps=(mixture,) * plain.num_layers)
 
 
-def _qwen(config: ModelConfig, *, packing: Literal["kinds", "heads"], kv_heads: int, **differences: Any) -> Spec:
+def _qwen(config: ModelConfig, *, packing: Packing, kv_heads: int, **differences: Any) -> Spec:
     num_layers, interval = config.count("num_hidden_layers"), config.count("full_attention_interval", 4)
     default = ["linear_attention" if (index + 1) % interval else "full_attention" for index in range(num_layers)]
     kinds = layer_kinds(config, default, _KINDS)

@@ -30,6 +30,12 @@ LLAMA = {
 }  # fmt: skip
 EMBEDDING = {"token_embd.weight": Stored("F16", (1000, 128), 0, 256_000)}
 
+GRANITE: dict[str, Any] = {
+    "block_count": 3, "attention__head_count_kv": [0, 2, 0], "attention__scale": 0.1, "embedding_scale": 2.0,
+    "residual_scale": 0.5, "logit_scale": 3.0, "ssm__conv_kernel": 4, "ssm__state_size": 16, "ssm__group_count": 1,
+    "ssm__time_step_rank": 8, "ssm__inner_size": 256,
+}  # fmt: skip
+
 
 def header(name: str = "llama", tensors: dict[str, Stored] | None = None, **fields: Any) -> GgufHeader:
     values = {key.replace("__", "."): value for key, value in {**LLAMA, **fields}.items() if value is not None}
@@ -116,6 +122,16 @@ def test_other_rotations(tmp_path: Path) -> None:
         (header(expert_count=8), "lacks the metadata `llama.expert_used_count`"),
         (header("olmo2", attention__sliding_window=4096), "the metadata `olmo2.attention.sliding_window`"),
         (header("granite"), "lacks the metadata `granite.attention.scale`"),
+        (header("lfm2"), "lacks the metadata `lfm2.shortconv.l_cache`"),
+        (header("qwen35", ssm__time_step_rank=0), "`ssm.time_step_rank` is 0; a positive whole number is expected"),
+        (
+            header("granitehybrid", **GRANITE, rope__scaling__finetuned=True),
+            "the metadata `granitehybrid.rope.scaling.finetuned` with the value True, which is not served",
+        ),
+        (
+            header("granitehybrid", **GRANITE | {"attention__head_count_kv": [0, 2, 4]}),
+            "`granitehybrid.attention.head_count_kv` differs from layer to layer, which is not served",
+        ),
         (header(block_count=None), "lacks the metadata `llama.block_count`"),
         (header(rope__scaling__type="other"), "scales its rotations by 'other'"),
         (
@@ -227,3 +243,16 @@ def test_a_factor_without_a_kind_is_linear() -> None:
 def test_metadata_that_is_not_served_is_named(key: str, value: object) -> None:
     with pytest.raises(StartupError, match=rf"^a\.gguf has the metadata `(llama\.)?{key}`"):
         config_of(header(**{key: value}), Path("a.gguf"))
+
+
+def test_layers_of_hybrids() -> None:
+    found = config_of(header("granitehybrid", **GRANITE), Path("a.gguf"))
+    assert found["layer_types"] == ["mamba", "attention", "mamba"]
+    assert (found["mamba_d_head"], found["mamba_expand"], found["num_local_experts"]) == (32, 2, 0)
+    nemotron = {
+        **{key: value for key, value in GRANITE.items() if not key.endswith("scale")},
+        "feed_forward_length": [0, 0, 256],
+    }
+    found = config_of(header("nemotron_h", **nemotron), Path("a.gguf"))
+    assert found["layers_block_type"] == ["linear_attention", "full_attention", "mlp"]
+    assert found["intermediate_size"] == 256
