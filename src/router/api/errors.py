@@ -274,7 +274,10 @@ def _row(error: RouterError) -> _Row:
 def _message(error: RouterError, family: Family) -> str:
     """Word it for OpenAI's and Anthropic's routes: agents recognize long prompts by these words."""
     if not isinstance(error, ContextLengthError):
-        return error.detail if isinstance(error, ValidationError | ToolError | BodyError) else str(error)
+        text = error.detail if isinstance(error, ValidationError | ToolError | BodyError) else str(error)
+        # Anthropic's form has no other place for the field.
+        is_named = family != "anthropic" or error.param is None or error.param in text
+        return text if is_named else f"{error.param}: {text}"
     tokens, limit = error.num_tokens, error.num_limit
     if family == "anthropic":
         if error.asked is None:

@@ -19,7 +19,6 @@ class ApiRules:
     max_new_tokens: str = "max_new_tokens"
     top_n_tokens: str = "top_n_tokens"
     stop: str = "stop"
-    grammar: str = "grammar"
     ranges: tuple[ValueRange, ...] = SAMPLING_RANGES
     # Of alternatives; None: `--max-top-n-tokens`.
     most_top_n_tokens: int | None = None
@@ -45,7 +44,6 @@ CHAT = ApiRules(
     prompt="messages",
     max_new_tokens="max_tokens",
     top_n_tokens="top_logprobs",
-    grammar="response_format",
     ranges=_openai_ranges(),
     most_top_n_tokens=MAX_TOP_LOGPROBS,
     most_stops=MAX_STOP_TEXTS,
@@ -53,7 +51,5 @@ CHAT = ApiRules(
     operation="chat",
 )
 COMPLETIONS = replace(CHAT, prompt="prompt", top_n_tokens="logprobs", operation="text_completion")
-RESPONSES = replace(CHAT, prompt="input", max_new_tokens="max_output_tokens", grammar="text.format")
-MESSAGES = replace(
-    CHAT, stop="stop_sequences", grammar="output_config.format", new_tokens_rule="must be > 0"
-)  # fmt: skip
+RESPONSES = replace(CHAT, prompt="input", max_new_tokens="max_output_tokens")
+MESSAGES = replace(CHAT, stop="stop_sequences", new_tokens_rule="must be > 0")

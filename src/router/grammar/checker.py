@@ -39,8 +39,8 @@ class AskedGrammar:
     loose: tuple[str, ...] = ()
     # Left out if even that does not compile.
     is_optional: bool = False
-    # The client's; empty: the usual one of its API.
-    field: str = ""
+    # The client's.
+    field: str = "grammar"
 
 
 def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:
@@ -52,23 +52,27 @@ def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:
         return "lark", value
     if asked.type == "regex":
         if not isinstance(value, str) or not value:
-            raise GrammarError("grammar is not valid: a `regex` grammar needs a string that is not empty")
+            raise _fault(asked, "a `regex` grammar needs a string that is not empty")
         return "regex", value
     if asked.type == "grammar":
         if not isinstance(value, str) or not value:
-            raise GrammarError("grammar is not valid: Lark or EBNF must be a string that is not empty")
+            raise _fault(asked, "Lark or EBNF must be a string that is not empty")
         return "lark", listed("start: @answer", {"name": "answer", "text_grammar": value})
     if asked.type == "json_schema":
         if not isinstance(value, dict) or "schema" not in value:
-            raise GrammarError("grammar is not valid: a `json_schema` grammar needs an object with `schema`")
+            raise _fault(asked, "a `json_schema` grammar needs an object with `schema`")
         value = value["schema"]
     elif asked.type == "json_object" and value is None:
         return "json", _ANY_OBJECT
     if isinstance(value, str):
         return "json", value
     if not isinstance(value, dict):
-        raise GrammarError("grammar is not valid: a JSON schema must be an object, or a string that holds one")
+        raise _fault(asked, "a JSON schema must be an object, or a string that holds one")
     return "json", orjson.dumps(value).decode()
+
+
+def _fault(asked: AskedGrammar, text: str) -> GrammarError:
+    return GrammarError(f"grammar is not valid: {text}", param=asked.field)
 
 
 @dataclass(frozen=True)

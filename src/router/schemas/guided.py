@@ -16,9 +16,10 @@ from router.schemas.grammar import Grammar
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 
 
-def one_of(texts: list[str]) -> AskedGrammar:
+def one_of(texts: list[str], field: str = "grammar") -> AskedGrammar:
     """One of these texts, as it is."""
-    return AskedGrammar("regex", "|".join(f"(?:{_META.sub(lambda found: chr(92) + found[0], text)})" for text in texts))
+    options = "|".join(f"(?:{_META.sub(lambda found: chr(92) + found[0], text)})" for text in texts)
+    return AskedGrammar("regex", options, field=field)
 
 
 class StructuredOutputs(Body):
@@ -48,7 +49,7 @@ class StructuredOutputs(Body):
     def asked(self) -> list[AskedGrammar]:
         """All that are given."""
         named = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
-        asked = [replace(guided(kind, value), field=_OF_VLLM) for kind, value in named.items() if value is not None]
+        asked = [guided(kind, value, _OF_VLLM) for kind, value in named.items() if value is not None]
         return asked + [AskedGrammar("json_object", field=_OF_VLLM)] * bool(self.json_object)
 
 
@@ -60,13 +61,13 @@ _GUIDED = {
 """Fields of one constraint, and its kind."""
 
 
-def guided(kind: str, value: Any) -> AskedGrammar:
+def guided(kind: str, value: Any, field: str) -> AskedGrammar:
     """Return the constraint of that kind."""
     if kind == "choice":
         if not value:
-            raise FieldError("a choice needs at least one text")
-        return one_of(value)
-    return AskedGrammar("json" if kind == "json" else "regex" if kind == "regex" else "grammar", value)
+            raise FieldError(f"`{field}`: a choice needs at least one text", param=field)
+        return one_of(value, field)
+    return AskedGrammar("json" if kind == "json" else "regex" if kind == "regex" else "grammar", value, field=field)
 
 
 class Constrained(Body):
@@ -111,13 +112,11 @@ class Constrained(Body):
 
     def _constraints(self) -> list[AskedGrammar]:
         given = {field: getattr(self, field) for field in _GUIDED}
-        asked = [
-            replace(guided(_GUIDED[field], value), field=field) for field, value in given.items() if value is not None
-        ]
+        asked = [guided(_GUIDED[field], value, field) for field, value in given.items() if value is not None]
         if self.structured_outputs is not None:
             asked += self.structured_outputs.asked
         if self.response_format is not None and self.response_format.type != "text":
-            asked.append(self.response_format.asked)
+            asked.append(replace(self.response_format.asked, field="response_format"))
         return asked
 
     @model_validator(mode="after")

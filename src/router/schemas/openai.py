@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -205,14 +206,23 @@ class TemplateBody(OpenAIBody):
     @property
     def effort(self) -> str | None:
         """Return the reasoning effort, in whichever field."""
-        return _one_of("reasoning_effort", self.reasoning_effort, self._options.effort)
+        return _one_of({"reasoning_effort": self.reasoning_effort, "reasoning.effort": self._options.effort})[1]
 
     @property
     def thinking_budget(self) -> int | None:
         """Return the most reasoning tokens, in whichever field."""
-        asked = (self.thinking_token_budget, self.thinking_budget_tokens, self._options.max_tokens)
-        budget = _one_of("thinking_token_budget", *asked)
+        budget = self._budget[1]
         return None if budget == -1 else budget
+
+    @property
+    def budget_field(self) -> str:
+        """Return the field of `thinking_budget`."""
+        return self._budget[0]
+
+    @property
+    def _budget(self) -> tuple[str, int | None]:
+        asked = {name: getattr(self, name) for name in ("thinking_token_budget", "thinking_budget_tokens")}
+        return _one_of({**asked, "reasoning.max_tokens": self._options.max_tokens})
 
     @model_validator(mode="after")
     def _has_one_ending(self) -> TemplateBody:
@@ -231,9 +241,14 @@ class TemplateBody(OpenAIBody):
         return self
 
 
-def _one_of(name: str, *asked: T | None) -> T | None:
-    """Return the one value of several fields."""
-    given = [value for value in asked if value is not None]
-    if any(value != given[0] for value in given):
-        raise FieldError(f"`{name}` is given twice, with two values", param=name, reason="conflict")
-    return given[0] if given else None
+def _one_of(asked: Mapping[str, T | None]) -> tuple[str, T | None]:
+    """Return the one value of several fields, and the first field that has it."""
+    given = [(name, value) for name, value in asked.items() if value is not None]
+    if not given:
+        return "", None
+    (first, chosen), *others = given
+    for name, value in others:
+        if value != chosen:
+            text = f"`{first}` is given twice, with two values: the other one is in `{name}`"
+            raise FieldError(text, param=first, reason="conflict")
+    return first, chosen

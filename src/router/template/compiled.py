@@ -16,6 +16,14 @@ from router.template.sandbox import ChatEnvironment
 _END_MARK = "End-Of-The-Last-Turn"
 
 
+class UnreadFieldError(TemplateError):
+    """The template has no use for a field of the request."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class CompiledTemplate:
     """A template, and what it expects of messages."""
 
@@ -34,11 +42,9 @@ class CompiledTemplate:
     ) -> str:
         """Render the prompt; raises the template's faults."""
         if documents and not self._traits.reads_documents:
-            raise TemplateError("it does not read `documents`: put them into the messages")
+            raise UnreadFieldError("it does not read `documents`: put them into the messages", "documents")
         if documents:
             variables = {**variables, "documents": documents}
-        if ending == "continued" and not turns[-1].is_open:
-            raise TemplateError("`continue_final_message` needs a last message of the assistant with text")
         if tools:
             turns = with_tools(turns, tools, tool_prompt, self._traits)
         is_continued = ending == "continued" or (ending == "usual" and turns[-1].is_open)

@@ -40,7 +40,7 @@ class Renderer:
             logger.error("the process that renders chat templates cannot be started: %s", error)
             raise TemplateError("it cannot be rendered at the moment") from None
         if "text" not in reply:
-            raise TemplateError(reply["fault"])
+            raise TemplateError(reply["fault"], param=reply["field"])
         text: str = reply["text"]
         return text
 

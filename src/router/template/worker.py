@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import orjson
 from jinja2.exceptions import TemplateError as JinjaError
 
-from router.template.compiled import CompiledTemplate
+from router.template.compiled import CompiledTemplate, UnreadFieldError
 from router.template.messages import Turn
 from router.template.sandbox import ChatEnvironment
 from wire.worker.frames import LATE
@@ -40,7 +40,10 @@ class Worker:
         signal.signal(signal.SIGALRM, self._alarm)
 
     def answer(self, asked: bytes, limit_s: float) -> bytes:
-        """Return `{"text": prompt}`, `{"fault": sentence}`, or LATE; new templates have COMPILE_LIMIT_S."""
+        """Return `{"text": prompt}`, `{"fault": sentence, "field": ours or null}`, or LATE.
+
+        New templates have COMPILE_LIMIT_S.
+        """
         job = orjson.loads(asked)
         try:
             # Once for a template: never cut short for the sake of other jobs.
@@ -49,10 +52,10 @@ class Worker:
         except TemplateTimeoutError:
             return LATE
         except JinjaError as error:
-            fault = str(error)
+            fault, field = str(error), error.field if isinstance(error, UnreadFieldError) else None
         except Exception as error:  # what Python raises inside of a template for messages that it did not expect
-            fault = f"{type(error).__name__}: {error}"
-        return orjson.dumps({"fault": fault[:_LONGEST_FAULT]})
+            fault, field = f"{type(error).__name__}: {error}", None
+        return orjson.dumps({"fault": fault[:_LONGEST_FAULT], "field": field})
 
     def _template(self, source: str) -> CompiledTemplate:
         template = self._compiled.get(source)

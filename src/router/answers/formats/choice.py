@@ -25,7 +25,7 @@ from router.answers.formats.probe import calls_in_an_answer
 from router.answers.formats.reader import AnswerReader
 from router.answers.formats.reasoning import ReasoningStyle
 from router.answers.formats.schema_types import ArgumentTypes
-from router.errors import StartupError, ValidationError
+from router.errors import GrammarError, StartupError, ValidationError
 from router.grammar.checker import AskedGrammar, read_grammar
 from router.template.template import ChatTemplate
 from wire.text.chat_options import AUTO, HARMONY, NONE, REASONING_PARSERS, TGI, TOOL_CALL_PARSERS, unknown_name
@@ -91,24 +91,24 @@ class ModelFormat:
         try:
             schema = orjson.loads(read[1])
         except orjson.JSONDecodeError:
-            raise ValidationError("grammar is not valid: the schema is not JSON") from None
+            raise GrammarError("grammar is not valid: the schema is not JSON", param=asked.field) from None
         thinking = self._thinking(prompt, budget)
         text = calls_or_answer(
             self.format, self.markers, schemas, thinking, schema, is_one=is_one, answers=self._answers(thinking)
         )
-        return AskedGrammar("lark", text)
+        return AskedGrammar("lark", text, field=asked.field)
 
     def forced(self, schemas: Mapping[str, Any], prompt: str, *, is_one: bool, budget: int | None) -> AskedGrammar:
         """One call at least, behind the thinking."""
         assert self.format is not None
         text = forced_calls(self.format, self.markers, schemas, self._thinking(prompt, budget), is_one=is_one)
-        return AskedGrammar("lark", text)
+        return AskedGrammar("lark", text, field="tools")
 
     def free(self, schemas: Mapping[str, Any], *, is_one: bool, is_strict: bool) -> AskedGrammar | None:
         """Return a grammar of text and calls, if a token opens them; `is_strict` refuses uncompilable schemas."""
         assert self.format is not None
         text = free_calls(self.format, self.markers, schemas, is_one=is_one)
-        return None if text is None else AskedGrammar("lark", text, is_optional=not is_strict)
+        return None if text is None else AskedGrammar("lark", text, is_optional=not is_strict, field="tools")
 
     def behind_thinking(self, asked: AskedGrammar, prompt: str, budget: int | None) -> AskedGrammar:
         """Return a grammar of the answer behind thinking."""
@@ -124,7 +124,7 @@ class ModelFormat:
                 form = {"json_schema": orjson.loads(read[1])}
             except orjson.JSONDecodeError:
                 return asked  # which says what is wrong with it
-        return AskedGrammar("lark", answer_behind(thinking, self.markers, form, answers))
+        return AskedGrammar("lark", answer_behind(thinking, self.markers, form, answers), field=asked.field)
 
     def _answers(self, thinking: Thinking) -> str:
         """What begins an answer in words, and is not shown."""
@@ -137,14 +137,16 @@ class ModelFormat:
         thinking = self._thinking(prompt, None)
         return bool(thinking.opens) and not thinking.is_over
 
-    def limited(self, schemas: Mapping[str, Any], prompt: str, *, is_one: bool, budget: int) -> AskedGrammar:
-        """Bound thinking to `budget` tokens, if a token ends it."""
+    def limited(
+        self, schemas: Mapping[str, Any], prompt: str, *, is_one: bool, budget: int, field: str
+    ) -> AskedGrammar:
+        """Bound thinking to `budget` tokens, the client's `field`, if a token ends it."""
         thinking = replace(self._thinking(prompt, budget), space=False)  # anything may follow
         if not isinstance(self.markers.pieces(thinking.closes)[0], int):
-            raise ValidationError(
-                "a budget of reasoning tokens needs a model whose reasoning ends with a token of its own"
-            )
-        return AskedGrammar("lark", limited_thinking(thinking, self.format, self.markers, schemas, is_one=is_one))
+            text = "a budget of reasoning tokens needs a model whose reasoning ends with a token of its own"
+            raise ValidationError(text, param=field, reason="unsupported")
+        text = limited_thinking(thinking, self.format, self.markers, schemas, is_one=is_one)
+        return AskedGrammar("lark", text, field="tools")
 
     def _thinking(self, prompt: str, budget: int | None) -> Thinking:
         if self.format is not None and self.format.form is not None and self.format.turn is not None:

@@ -29,7 +29,7 @@ from router.api.chat.tools import OfferedTools, offered_tools
 from router.api.json_out import dumps
 from router.api.openai.logprobs import TokenNames
 from router.api.openai.parameters import choices_of, with_defaults
-from router.errors import ValidationError
+from router.errors import TemplateError, ValidationError
 from router.generation.api_rules import CHAT, ApiRules
 from router.generation.asked import GenerateRequest
 from router.generation.collect import GenerationResult, collect_all, start_all
@@ -150,7 +150,11 @@ class Chat:
             variables={**self.state.template_defaults, **variables_of(body)},
             documents=body.documents,
         )
-        prompt = await render(turns, ending=ending_of(body))
+        ending = ending_of(body)
+        if ending == "continued" and not turns[-1].is_open:
+            text = "`continue_final_message` needs a last message of the assistant with text"
+            raise TemplateError(text, param="continue_final_message")
+        prompt = await render(turns, ending=ending)
         end = await answered(render, turns, prompt) if self.state.info.saves_states else None
         grammar = self._form.grammar(tools, grammar, prompt)
         if grammar is not None and tools is not None and self.state.model_format.has_json_arguments:

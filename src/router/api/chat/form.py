@@ -59,7 +59,7 @@ class AnswerForm:
         if not self.has_grammars:
             if budget is not None and asked is None and format.may_think(prompt):
                 text = "a budget of reasoning tokens needs grammars, which `--disable-grammar-support` switches off"
-                raise ValidationError(text, reason="unsupported")
+                raise ValidationError(text, param=self.body.budget_field, reason="unsupported")
             return asked
         schemas = tools.enforced if tools is not None and format.can_force(tools.enforced) else {}
         if asked is not None:
@@ -70,7 +70,8 @@ class AnswerForm:
         if tools is not None and not tools.or_none:
             return format.forced(schemas, prompt, is_one=is_one, budget=budget)
         if budget is not None and format.may_think(prompt):
-            return format.limited(schemas, prompt, is_one=is_one, budget=budget)
+            field = self.body.budget_field
+            return format.limited(schemas, prompt, is_one=is_one, budget=budget, field=field)
         if tools is None or not schemas:
             return None
         return format.free(schemas, is_one=is_one, is_strict=tools.is_strict)

@@ -57,7 +57,7 @@ class OfferedTools:
     def grammar(self) -> AskedGrammar:
         """Return TGI's grammar of calls."""
         functions = [(function.name, function.schema_of_parameters) for function in self.functions]
-        return AskedGrammar("json", call_schema(functions, or_none=self.or_none))
+        return AskedGrammar("json", call_schema(functions, or_none=self.or_none), field="tools")
 
     def for_template(self, *, describes: bool = False) -> list[dict[str, Any]]:
         """Return OpenAI's form in trained key order; `describes` fills descriptions."""

@@ -43,7 +43,7 @@ def counts_of(body: CompletionBody, limits: ServingLimits) -> Counts:
     if counts.generations > limit:
         raise BatchSizeError(
             f"a request supports up to {limit} generations. Given: {prompts} prompts with {best_of} generations each",
-            param="n",
+            param="n" if body.best_of is None else "best_of",
             given=counts.generations,
             limit=limit,
         )

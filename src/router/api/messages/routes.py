@@ -12,6 +12,7 @@ from router.api.app_state import state_of
 from router.api.chat.answering import answer, as_chat
 from router.api.chat.prompt import model_name
 from router.api.chat.routes import prompt_tokens
+from router.api.errors import RENAMED
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.json_out import JsonResponse
 from router.api.messages.conversation import chat_of
@@ -28,6 +29,9 @@ from router.generation.api_rules import MESSAGES
 
 routes = Routes("Messages", is_fast=True)
 
+_NAMES = {"thinking_token_budget": "thinking.budget_tokens", "reasoning_effort": "output_config.effort"}
+"""Of a chat's fields, this API's names."""
+
 
 @routes.answers("/v1/messages", MessagesBody, AnsweredMessage, span="messages", event=MessageEvent, stream="named")
 async def messages(request: Request) -> Response:
@@ -36,6 +40,9 @@ async def messages(request: Request) -> Response:
     body = await state.read(request, MessagesBody)
     writer = MessageWriter(f"msg_{uuid.uuid4().hex}", model_name(body.model, state.model_names[0]))
     chat = await as_chat(state, len(body.messages), partial(chat_of, body))
+    request.scope[RENAMED] |= _NAMES
+    if body.response_format is None:
+        request.scope[RENAMED]["response_format"] = "output_config.format"
     return await answer(request, state, chat, writer, MESSAGES)
 
 

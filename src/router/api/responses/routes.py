@@ -14,7 +14,7 @@ from router.api.chat.answering import answer, as_chat
 from router.api.chat.prompt import model_name
 from router.api.chat.routes import prompt_tokens
 from router.api.chat.schema import ChatBody
-from router.api.errors import NotServedError
+from router.api.errors import RENAMED, NotServedError
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.json_out import JsonResponse
 from router.api.response_store import OwnResponses, StoredResponse, has_id
@@ -52,6 +52,9 @@ async def responses(request: Request) -> Response:
     state = state_of(request)
     body = await state.read(request, ResponsesBody)
     chat, tools, conversation = await _chat(state, body)
+    request.scope[RENAMED]["reasoning_effort"] = "reasoning.effort"
+    if body.response_format is None:
+        request.scope[RENAMED]["response_format"] = "text.format"
     keep = _keep(state, body, conversation)
     name = model_name(body.model, state.model_names[0])
     writer = ResponseWriter(body, tools, name, keep, defaults=state.sampling_defaults)
