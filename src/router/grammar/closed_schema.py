@@ -14,6 +14,7 @@ from typing import Any
 
 from router.grammar.conditions import named_keys, without_conditions
 from router.grammar.exact_schema import enforceable, joins_bounds
+from router.grammar.look_ahead import without_look_ahead
 from router.grammar.object_keys import with_plain_keys
 
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -67,7 +68,7 @@ class _Pass:
         written, schema = schema, without_conditions(schema)
         if not is_merged and schema is not written and _has_own_keys(written, schema):
             schema = {"additionalProperties": False} | schema
-        schema = enforceable(schema, is_part=self._has_parts)
+        schema = enforceable(without_look_ahead(schema), is_part=self._has_parts)
         parts = _PARTS & schema.keys()
         has_several = len(parts) > 1
         reference = schema.get("$ref")

@@ -121,6 +121,7 @@ _REFUSED: tuple[_Row, ...] = (
     ("r", "reasoning_effort", (), "use `reasoning.effort`"),
     ("r", "thinking_budget_tokens", (), "use `thinking_token_budget`"),
     ("ctrm", "container mcp_servers", ([], {}, ""), "run the tools in the client"),
+    ("r", "context_management", ([],), "shorten the conversation in the client"),
     ("m", "stop", ([], ""), "use `stop_sequences`"),
     ("m", "max_new_tokens max_length", (), "use `max_tokens`"),
     ("m", "reasoning_effort", (), "use `output_config.effort`"),
@@ -142,8 +143,8 @@ _HARMLESS: tuple[tuple[str, str], ...] = (
     ("ctm", "store verbosity"),
     ("r", "stream_options"),
     ("ctrm", "provider transforms route usage"),
-    ("m", "cache_control context_management betas inference_geo speed diagnostics anthropic_version anthropic_beta"),
-    ("r", "context_management client_metadata"),
+    ("m", "cache_control betas inference_geo speed diagnostics anthropic_version anthropic_beta"),
+    ("r", "client_metadata"),
 )  # fmt: skip
 """Fields that change no answer here: they name the sender, steer caches and queues of other servers, or say more about
 one of the fields above."""

@@ -22,9 +22,10 @@ _EMPTY: dict[str, dict[str, Any]] = {
 
 
 class MessageWriter:
-    """Writes one message, one open block at a time."""
+    """Writes one message, one open block at a time; `applied`: the edits of its conversation, if any were asked for."""
 
-    def __init__(self, message_id: str, model: str) -> None:
+    def __init__(self, message_id: str, model: str, applied: list[dict[str, Any]] | None = None) -> None:
+        self._managed = {} if applied is None else {"context_management": {"applied_edits": applied}}
         self._fields = {"id": message_id, "type": "message", "role": "assistant", "model": model}
         self._blocks: list[dict[str, Any]] = []
         self._arguments = ""  # of the open block, if it is a call
@@ -34,7 +35,7 @@ class MessageWriter:
 
     @property
     def whole(self) -> dict[str, Any]:
-        return {**self._fields, "content": self._blocks, **self._ended, "usage": self._usage}
+        return {**self._fields, "content": self._blocks, **self._ended, "usage": self._usage, **self._managed}
 
     def start(self, input_tokens: int) -> list[Event]:
         self._usage = {"input_tokens": input_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
@@ -60,7 +61,11 @@ class MessageWriter:
         self._usage["output_tokens"] = ending.output_tokens
         self._usage["input_tokens"] -= ending.cached_tokens
         self._usage["cache_read_input_tokens"] = ending.cached_tokens
-        return [*events, _event("message_delta", delta=self._ended, usage=self._usage), _event("message_stop")]
+        return [
+            *events,
+            _event("message_delta", delta=self._ended, usage=self._usage, **self._managed),
+            _event("message_stop"),
+        ]
 
     def fail(self, body: dict[str, Any]) -> list[Event]:
         """End a stream with the API's error `body`."""
