@@ -163,6 +163,72 @@ class StackStepStruct(ctypes.Structure):
     ]
 
 
+class EncoderNormStruct(ctypes.Structure):
+    """`EncoderNorm` of encoder_stack.hpp."""
+
+    _fields_ = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class EncoderMatrixStruct(ctypes.Structure):
+    """`EncoderMatrix` of encoder_stack.hpp."""
+
+    _fields_ = [
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_long),
+        ("inputs", c_long),
+    ]
+
+
+class EncoderLayerStruct(ctypes.Structure):
+    """`EncoderLayer` of encoder_stack.hpp."""
+
+    _fields_ = [
+        ("attention_norm", EncoderNormStruct),
+        ("mlp_norm", EncoderNormStruct),
+        ("qkv", EncoderMatrixStruct),
+        ("output", EncoderMatrixStruct),
+        ("up", EncoderMatrixStruct),
+        ("down", EncoderMatrixStruct),
+        ("rope", c_long),
+        ("rotary", c_long),
+        ("paging", c_long),
+        ("attention", AttentionShapeStruct),
+    ]
+
+
+class EncoderConfigStruct(ctypes.Structure):
+    """`EncoderConfig` of encoder_stack.hpp."""
+
+    _fields_ = [
+        ("num_layers", c_long),
+        ("hidden", c_long),
+        ("intermediate", c_long),
+        ("norms_after", c_long),
+        ("gated", c_long),
+        ("activation", c_long),
+        ("eps", c_float),
+        ("layers", POINTER(EncoderLayerStruct)),
+    ]
+
+
+class EncoderStepStruct(ctypes.Structure):
+    """`EncoderStep` of encoder_stack.hpp."""
+
+    _fields_ = [
+        ("tokens", c_long),
+        ("num_pagings", c_long),
+        ("hidden", c_void_p),
+        ("rotations", POINTER(c_void_p)),
+        ("slots", c_void_p),
+        ("caches", POINTER(c_void_p)),
+        ("pagings", POINTER(PagingStruct)),
+    ]
+
+
 class SegmentsStruct(ctypes.Structure):
     """`Segments` of convolution.hpp."""
 
@@ -287,6 +353,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
         c_void_p,
     ),
     "cpp_stack": (c_long, POINTER(StackConfigStruct), POINTER(StackStepStruct)),
+    "cpp_encoder_stack": (c_long, POINTER(EncoderConfigStruct), POINTER(EncoderStepStruct)),
     "cpp_short_convolution": (
         c_long,
         POINTER(ShortConvolutionStruct),

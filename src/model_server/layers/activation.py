@@ -13,7 +13,7 @@ from model_server.errors import StartupError
 
 Activation = Callable[[Tensor], Tensor]
 
-_gelu_tanh: Activation = partial(F.gelu, approximate="tanh")
+gelu_tanh: Activation = partial(F.gelu, approximate="tanh")
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
@@ -27,10 +27,10 @@ def _relu_squared(x: Tensor) -> Tensor:
 # Every function gives a new tensor. transformers has several words for the approximation of GELU by tanh.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": F.gelu,
-    "gelu_fast": _gelu_tanh,
-    "gelu_new": _gelu_tanh,
+    "gelu_fast": gelu_tanh,
+    "gelu_new": gelu_tanh,
     "gelu_python": F.gelu,
-    "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
     "quick_gelu": _quick_gelu,
     "relu": F.relu,
     "relu2": _relu_squared,
@@ -47,15 +47,22 @@ def activation(name: str) -> Activation:
     return function
 
 
-def gated(name: str) -> Activation:
-    """Return activation(gate) * up, from [..., 2 * n] (gate, then up) to [..., n]."""
-    function = activation(name)
+class Gated:
+    """function(gate) * up, from [..., 2 * n] (gate, then up) to [..., n]."""
 
-    def apply(gate_up: Tensor) -> Tensor:
+    __slots__ = ("function",)
+
+    def __init__(self, function: Activation) -> None:
+        self.function = function
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return function(gate).mul_(up)
+        return self.function(gate).mul_(up)
 
-    return apply
+
+def gated(name: str) -> Gated:
+    """Return the gated activation of that name."""
+    return Gated(activation(name))
 
 
 def divided(function: Activation, scales: Tensor) -> Activation:

@@ -50,18 +50,18 @@ class RmsNorm:
 class LayerNorm:
     """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, as RmsNorm."""
 
-    __slots__ = ("_bias", "_eps", "_weight")
+    __slots__ = ("bias", "eps", "weight")
 
     def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
-        self._weight = weight
-        self._bias = bias
-        self._eps = eps
+        self.weight = weight
+        self.bias = bias
+        self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._weight is None or self._weight.dim() == 1:
-            return F.layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps)
-        result = F.layer_norm(x, x.shape[-1:], None, None, self._eps).mul_(self._weight)
-        return result if self._bias is None else result.add_(self._bias)
+        if self.weight is None or self.weight.dim() == 1:
+            return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+        result = F.layer_norm(x, x.shape[-1:], None, None, self.eps).mul_(self.weight)
+        return result if self.bias is None else result.add_(self.bias)
 
     def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
         added.add_(hidden)

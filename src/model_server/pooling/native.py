@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_server.attention.backend import AttentionBackend, AttentionLayer, AttentionStep
+from model_server.attention.backend import AttentionBackend, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
+from model_server.attention.two_ways import TwoWays
 from model_server.memory.kv_cache import KvCache
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.spec import Spec
@@ -75,18 +76,6 @@ class NativeModel:
             wanted = max(num_blocks, _GROWTH // block_size)
             self._cache = KvCache.scratch(self._decoder.kv_shapes, wanted, block_size, self._dtype, self._device)
         return self._cache
-
-
-class TwoWays:
-    """Attention over whole texts, and over windows that reach ahead as far as back."""
-
-    def __init__(self, whole: AttentionStep, windows: dict[int, AttentionStep]) -> None:
-        self._whole = whole
-        self._windows = windows
-
-    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        step = self._whole if layer.window is None else self._windows[layer.window]
-        return step.attend(layer, query, key, value)
 
 
 class _Layout:

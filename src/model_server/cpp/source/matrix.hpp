@@ -219,20 +219,18 @@ INLINE void put(Out* row, const vf* values, int count, long first, long limit, c
     }
 }
 
-// Panels [first, last) of out = x @ matrix.T + bias (+ onto, which may be `out` itself). `distance`: how many panels
-// further this thread's next ones are, 0: there are none. `lines`: what else is asked for meanwhile.
-template <class T, class Out>
-void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, const Out* onto, long first,
-              long last, long distance, Lines lines = {NO_LINES, NO_LINES}) {
-    long width = m.outputs, p = first;
+// Panels [first, last) of x @ matrix.T: `sink(row, column, sums, count)` gets `count` vectors from a column on. `distance`:
+// how many panels further this thread's next ones are, 0: there are none. `lines`: what else is asked for meanwhile.
+template <class T, class Sink>
+INLINE void over_panels(const Matrix<T>& m, const Input<T>* x, long stride, long rows, long first, long last, long distance,
+                        Lines lines, const Sink& sink) {
+    long p = first;
     const long ahead = fetches<T>(rows) ? distance * PANEL * m.inputs : 0;
     auto next = [&](auto number) {
         constexpr int P = number;
         const T* panels[P];
         for (int i = 0; i < P; i++) panels[i] = m.panel(p + i);
-        tiles<T, P>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[2 * P]) {
-            put(out + r * m.pitch, s, 2 * P, p * PANEL, width, m.bias, onto ? onto + r * m.pitch : nullptr);
-        }, ahead, lines);
+        tiles<T, P>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[2 * P]) { sink(r, p * PANEL, s, 2 * P); }, ahead, lines);
         p += P;
     };
     while (rows == 1 && p + 4 <= last) next(std::integral_constant<int, 4>{});
@@ -240,26 +238,50 @@ void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out
     while (p < last) next(std::integral_constant<int, 1>{});
 }
 
-// One panel of silu(gates) * ups; `bias` [2 * width], from that of the panel's gates on, or null.
-template <class T, class Out> INLINE void put_gated(Out* out, const vf* gates, const vf* ups, const T* bias, long width) {
+// The same as out = x @ matrix.T + bias (+ onto, which may be `out` itself).
+template <class T, class Out>
+void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, const Out* onto, long first,
+              long last, long distance, Lines lines = {NO_LINES, NO_LINES}) {
+    over_panels(m, x, stride, rows, first, last, distance, lines, [&](long r, long column, const vf* s, int count) {
+        put(out + r * m.pitch, s, count, column, m.outputs, m.bias, onto ? onto + r * m.pitch : nullptr);
+    });
+}
+
+// The same as out = activation(x @ matrix.T + bias), of whole panels.
+template <class T, class F, class Out>
+void multiply_activated(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, long first, long last,
+                        long distance) {
+    over_panels(m, x, stride, rows, first, last, distance, {NO_LINES, NO_LINES}, [&](long r, long column, const vf* s, int count) {
+        for (int v = 0; v < count; v++, column += LANES)
+            store(out + r * m.pitch + column, F::of(m.bias ? s[v] + load(m.bias + column) : s[v]));
+    });
+}
+
+struct Silu {
+    static INLINE vf of(vf x) { return silu(x); }
+};
+
+// One panel of activation(gates) * ups; `bias` [2 * width], from that of the panel's gates on, or null.
+template <class F = Silu, class T, class Out>
+INLINE void put_gated(Out* out, const vf* gates, const vf* ups, const T* bias, long width) {
     for (int v = 0; v < 2; v++) {
         vf gate = gates[v], up = ups[v];
         if (bias) {
             gate = gate + load(bias + v * LANES);
             up = up + load(bias + width + v * LANES);
         }
-        store(out + v * LANES, silu(gate) * up);
+        store(out + v * LANES, F::of(gate) * up);
     }
 }
 
-// Panels [first, last) of out = silu(x @ gate.T) * (x @ up.T); `m` holds the gate's panels, then those of up.
-template <class T, class Out>
+// Panels [first, last) of out = activation(x @ gate.T) * (x @ up.T); `m` holds the gate's panels, then those of up.
+template <class T, class F = Silu, class Out>
 void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, long first, long last,
                     long distance) {
     long width = m.outputs / 2, half = width / PANEL;
     const long ahead = fetches<T>(rows) ? distance * PANEL * m.inputs : 0;
     auto finish = [&](long p, long r, const vf* gates, const vf* ups) {
-        put_gated(out + r * width + p * PANEL, gates, ups, m.bias ? m.bias + p * PANEL : nullptr, width);
+        put_gated<F>(out + r * width + p * PANEL, gates, ups, m.bias ? m.bias + p * PANEL : nullptr, width);
     };
     long p = first;
     for (; rows == 1 && p + 2 <= last; p += 2) {

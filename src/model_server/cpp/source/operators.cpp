@@ -5,6 +5,7 @@
 
 #include "adapters.hpp"
 #include "codes.hpp"
+#include "encoder_stack.hpp"
 #include "float8_product.hpp"
 #include "gated_delta.hpp"
 #include "mamba2.hpp"
@@ -270,6 +271,14 @@ long cpp_stack(long type, const StackConfig* config, const StackStep* step) {
     static thread_local Scratch scratch;
     return with_type(type, [&](auto zero) {
         Stack<decltype(zero)> stack(*config, *step, scratch);
+        parallel([&](Team team) { stack.run(team); });
+    });
+}
+
+long cpp_encoder_stack(long type, const EncoderConfig* config, const EncoderStep* step) {
+    static thread_local Scratch scratch;
+    return with_type(type, [&](auto zero) {
+        EncoderStack<decltype(zero)> stack(*config, *step, scratch);
         parallel([&](Team team) { stack.run(team); });
     });
 }

@@ -89,12 +89,12 @@ void product(const Matrix<T>& m, const X* rows_in, long stride, long rows, Out* 
     Pieces(rows, m.panel_count(), team.size, rows).take(next, team.size, rows == 1 ? 4 : 2, work);
 }
 
-template <class T, class Out>
+template <class T, class F = Silu, class Out>
 void gated_product(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, Team team,
                    std::atomic<long>& next) {
     long width = m.outputs / 2;
     auto work = [&](long row, long count, long first, long last, long distance) {
-        multiply_gated<T>(m, x + row * stride, stride, count, out + row * width, first, last, distance);
+        multiply_gated<T, F>(m, x + row * stride, stride, count, out + row * width, first, last, distance);
     };
     Pieces(rows, width / PANEL, team.size, rows).take(next, team.size, rows == 1 ? 2 : 1, work);
 }

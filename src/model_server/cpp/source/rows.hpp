@@ -17,6 +17,29 @@ template <class T, class Out> void rms_norm(const T* x, const float* weight, flo
     for (; i < n; i++) out[i] = narrow<Out>(widen(x[i]) * factor * weight[i]);
 }
 
+// out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight (+ bias); out may be x itself.
+template <class T, class Out>
+void layer_norm(const T* x, const float* weight, const float* bias, float eps, Out* out, long n) {
+    vf totals = {}, squares = {};
+    float rest = 0;
+    const long whole = n / LANES * LANES;
+    for (long i = 0; i < whole; i += LANES) totals = totals + load(x + i);
+    for (long i = whole; i < n; i++) rest += widen(x[i]);
+    const float mean = (sum(totals) + rest) / n;
+    rest = 0;
+    for (long i = 0; i < whole; i += LANES) {
+        const vf v = load(x + i) - mean;
+        squares = fma(v, v, squares);
+    }
+    for (long i = whole; i < n; i++) rest += (widen(x[i]) - mean) * (widen(x[i]) - mean);
+    const float factor = 1.0f / std::sqrt((sum(squares) + rest) / n + eps);
+    for (long i = 0; i < whole; i += LANES) {
+        const vf v = (load(x + i) - mean) * factor * load(weight + i);
+        store(out + i, bias ? v + load(bias + i) : v);
+    }
+    for (long i = whole; i < n; i++) out[i] = narrow<Out>((widen(x[i]) - mean) * factor * weight[i] + (bias ? bias[i] : 0.0f));
+}
+
 template <class T> void add(T* x, const T* added, long n) {
     long i = 0;
     for (; i + LANES <= n; i += LANES) store(x + i, load(x + i) + load(added + i));

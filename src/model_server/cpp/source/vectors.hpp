@@ -150,12 +150,32 @@ INLINE vf exp(vf x) {
 }
 INLINE vf smaller(vf a, vf b) { return choose(a < b, a, b); }
 INLINE vf silu(vf x) { return x / (1.0f + exp(smaller(-x, splat(88.0f)))); }
+// x * (1 + erf(x / sqrt(2))) / 2. The error function as z * P(z^2) / Q(z^2), fitted to a relative error of 2e-8 below the
+// bound, beyond which it is 1 in float; in float arithmetic the result is off by at most 2e-7 of |x|.
+INLINE vf gelu(vf x) {
+    constexpr float BOUND = 3.925f, HALF_ROOT = 0.70710678118654752f;
+    const vf z = smaller(splat(BOUND), larger(splat(-BOUND), x * HALF_ROOT)), u = z * z;
+    vf p = splat(2.0460256e-6f), q = splat(3.8047780e-5f);
+    p = fma(p, u, splat(2.8484402e-4f));
+    q = fma(q, u, splat(1.1638622e-3f));
+    p = fma(p, u, splat(3.7725680e-3f));
+    q = fma(q, u, splat(1.4983235e-2f));
+    p = fma(p, u, splat(5.2769355e-2f));
+    q = fma(q, u, splat(1.1418289e-1f));
+    p = fma(p, u, splat(1.9059417e-1f));
+    q = fma(q, u, splat(5.0224239e-1f));
+    p = fma(p, u, splat(1.1283791f));
+    q = fma(q, u, splat(1.0f));
+    return 0.5f * x * (1.0f + z * p / q);
+}
 // tanh by e^x: absolute error below 1e-6, which is what a bent score needs.
 INLINE vf tanh(vf x) {
     // NaN as the second argument stays what it is.
     vf e = exp(smaller(splat(80.0f), larger(splat(-80.0f), 2.0f * x)));
     return 1.0f - 2.0f / (e + 1.0f);
 }
+INLINE vf gelu_tanh(vf x) { return 0.5f * x * (1.0f + tanh(0.79788456080286536f * (x + 0.044715f * x * x * x))); }
+INLINE vf relu(vf x) { return larger(vf{}, x); }  // in this order NaN stays NaN
 
 // Orders of lanes, as constants: the compiler makes instructions of these alone.
 #if defined(__AVX512F__)

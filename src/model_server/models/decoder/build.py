@@ -19,6 +19,7 @@ from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
 from model_server.models.decoder.attention.multi_head import load_attention, load_shared_attention
 from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock, SingleBlock
+from model_server.models.decoder.cpp_encoder_stack import cpp_encoder_stack
 from model_server.models.decoder.cpp_stack import cpp_stack
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.experts_beside import ExpertsBesideMlp
@@ -108,7 +109,7 @@ def build(
         max_positions=spec.max_positions,
         weight_bytes=loader.held_bytes,
         stream=TokenRow(spec.hidden_size, reader.dtype),
-        stack=cpp_stack(blocks, group.size),
+        stack=cpp_stack(blocks, group.size) or (cpp_encoder_stack(blocks, group.size) if spec.bidirectional else None),
         bidirectional=spec.bidirectional,
         adapters=adapters,
         first_layer=layers.start,

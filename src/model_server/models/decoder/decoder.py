@@ -21,6 +21,7 @@ from model_server.layers.embedding import InputEmbedding
 from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.decoder.blocks import Block, Stream, residual_norm
+from model_server.models.decoder.cpp_encoder_stack import CppEncoderStack
 from model_server.models.decoder.cpp_stack import CppStack, cpp_stack
 from model_server.models.decoder.layer_inputs import LayerInputs
 from model_server.models.decoder.parts import Step
@@ -49,7 +50,7 @@ class Decoder:
         weight_bytes: int,
         # What hidden states between stages take for a token.
         stream: TokenRow,
-        stack: CppStack | None = None,
+        stack: CppStack | CppEncoderStack | None = None,
         bidirectional: bool = False,
         adapters: AdapterSites | None = None,
         first_layer: int = 0,

@@ -15,6 +15,7 @@ import numpy as np
 from operator_adapters import adapter_case
 from operator_attention import attention_case, rotated
 from operator_codes import code_case, float8_case
+from operator_encoder import encoder_case
 from operator_recurrence import gated_delta_case, mamba2_case, short_convolution_case
 from operator_stack import stack_case
 from support.cpp_operators import (
@@ -143,6 +144,7 @@ CASES = (
     attention_case,
     adapter_case,
     stack_case,
+    encoder_case,
     short_convolution_case,
     gated_delta_case,
     mamba2_case,

@@ -1,0 +1,19 @@
+"""Attention of layers that see ahead, each as far as its window says."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from model_server.attention.backend import AttentionLayer, AttentionStep
+
+
+class TwoWays:
+    """Attention over whole texts, and over windows that reach ahead as far as back."""
+
+    def __init__(self, whole: AttentionStep, windows: dict[int, AttentionStep]) -> None:
+        self.whole = whole
+        self.windows = windows
+
+    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        step = self.whole if layer.window is None else self.windows[layer.window]
+        return step.attend(layer, query, key, value)
