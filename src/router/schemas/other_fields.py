@@ -130,6 +130,19 @@ _REFUSED: tuple[_Row, ...] = (
     ("m", "logprobs", (False,), _IN_CHATS),
     ("m", "top_logprobs", (0,), _IN_CHATS),
     ("m", "input instructions prompt", (), "send the conversation in `messages` and `system`"),
+    ("c", "system instructions", ("", []), "send them as a message of the role `system`"),
+    ("c", "prompt", ("", []), "send the conversation in `messages`"),
+    ("t", "system instructions", ("", []), "put them into `prompt`"),
+    ("r", "system", ("", []), "use `instructions`"),
+    ("ctm", "text", ({},), "use `response_format`"),
+    ("ctr", "output_config output_format", ({},), "use `response_format`"),
+    ("m", "output_format", ({},), "use `output_config.format`"),
+    ("crm", "raw", (False,), "use /v1/completions"),
+    ("ctrm", "template", ("",), "set CHAT_TEMPLATE for the server"),
+    ("crm", "images videos", ([],), "send them as parts of messages"),
+    ("t", "images videos", ([],), _IN_CHATS),
+    ("ctrm", "grammar_lazy", (False,), "a grammar holds from the first token on; use `tools`"),
+    ("ctrm", "grammar_triggers preserved_tokens", ([],), "a grammar holds from the first token on; use `tools`"),
 )  # fmt: skip
 
 _HARMLESS: tuple[tuple[str, str], ...] = (

@@ -52,14 +52,17 @@ async def test_a_refusal_names_the_field_that_was_sent(make_router: MakeRouter, 
     body_type, said = ROUTES[path]
     format = ModelFormat(format=FORMATS["hermes"], style=style_named("think")) if thinks else ModelFormat()
     router = make_router(model_format=format)
-    for name, value in itertools.product(fields_of(body_type), VALUES):
-        answer = await router.post(path, said | {name: value})
+    changes = [{name: value} for name, value in itertools.product(fields_of(body_type), VALUES)]
+    choice: Any = {"type": "any"} if path == "/v1/messages" else "required"
+    changes += [{"tools": value, "tool_choice": choice} for value in VALUES if path != "/v1/completions"]
+    for change in changes:
+        answer = await router.post(path, said | change)
         if answer.status_code == 200:
             continue
-        assert answer.status_code in (400, 404), (name, value, answer.text)
-        error, sent = answer.json()["error"], said | {name: value}
+        assert answer.status_code in (400, 404), (change, answer.text)
+        error, sent = answer.json()["error"], said | change
         if path != "/v1/messages":
-            assert error["param"] is not None and re.split(r"[.\[]", error["param"])[0] in sent, (name, value, error)
+            assert error["param"] is not None and re.split(r"[.\[]", error["param"])[0] in sent, (change, error)
         words = {one.partition(".")[0] for one in re.findall(r"`([a-z_.]+)`", error["message"])}
-        assert not words & (FIELDS_OF_OTHERS - sent.keys()), (name, value, error)
-        assert any(one in error["message"] for one in sent) or path != "/v1/messages", (name, value, error)
+        assert not words & (FIELDS_OF_OTHERS - sent.keys()), (change, error)
+        assert any(one in error["message"] for one in sent) or path != "/v1/messages", (change, error)
