@@ -7,8 +7,9 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
@@ -139,7 +140,7 @@ def check_small_file(path: Path, error: type[Exception]) -> None:
         raise error(f"cannot read {path}: {cause.strerror}") from cause
 
 
-def open_regular(path: Path, error: type[Exception]) -> BinaryIO:
+def open_regular(path: Path, error: type[Exception]) -> BufferedReader:
     """Open a regular file, also by a link.
 
     Raises:
@@ -192,7 +193,7 @@ def _bytes(path: Path, error: type[Exception], most_bytes: int) -> bytes | None:
     return found
 
 
-def _check_size(path: Path, file: BinaryIO, error: type[Exception], most_bytes: int) -> None:
+def _check_size(path: Path, file: BufferedReader, error: type[Exception], most_bytes: int) -> None:
     if os.fstat(file.fileno()).st_size > most_bytes:
         raise _too_large(path, error, most_bytes)
 

@@ -9,6 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from model_server.errors import StartupError
+from wire.model_files import open_regular
+
 # Those of the calibration, of the held-out samples, and of these again as the model gives them that is not quantized.
 GROUPS = ("calibration", "held_out", "plain")
 
@@ -49,7 +52,7 @@ class Streams:
 
 
 def digest(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_regular(path, StartupError) as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 

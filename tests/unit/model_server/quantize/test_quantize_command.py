@@ -158,6 +158,10 @@ def test_a_run_does_not_continue_on_files_that_it_did_not_write(
         with pytest.raises(StartupError, match=rf"{file}.* start from the beginning with --no-resume$"):
             command.run(asked(model(models, "llama"), cut, tmp_path))
         path.touch()
+    path.unlink()
+    path.symlink_to("/dev/zero")  # which has no end
+    with pytest.raises(StartupError, match=rf"{file} is not a regular file$"):
+        command.run(asked(model(models, "llama"), cut, tmp_path))
     command.run(asked(model(models, "llama"), cut, tmp_path, resume=False))
     assert (cut / "config.json").exists()
 

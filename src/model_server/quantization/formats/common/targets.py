@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
@@ -12,8 +13,8 @@ from model_server.errors import StartupError
 
 # For files whose config does not say: what DeepSeek's files have, and those that follow them.
 DEFAULT_BLOCK = (128, 128)
-_MATCH_S = 2.0
-"""Of one pattern and one name, which takes microseconds."""
+_MATCH_S, _ALL_S = 2.0, 5.0
+"""Of one pattern and one name, which takes microseconds, and CPU time of all patterns and all names of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +29,40 @@ class Weights:
     float8_inputs: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Targets:
     """Modules and how they are stored: by name, pattern, or class."""
 
     groups: Sequence[tuple[Sequence[str], Weights]]
+    # CPU time that patterns have taken.
+    _taken_s: float = 0.0
 
     def weights_of(self, module: str) -> Weights:
         """Return what is said of `module`: names before patterns before classes."""
-        for matches in (_names, _pattern, _class):
+        for matches in (_names, self._pattern, _class):
             for targets, weights in self.groups:
                 if any(matches(target, module) for target in targets):
                     return weights
         return Weights()
+
+    def _pattern(self, target: str, module: str) -> bool:
+        """Match a pattern that cannot take hours, alone or with others."""
+        if not target.startswith("re:"):
+            return False
+        began = time.thread_time()
+        try:
+            if self._taken_s < _ALL_S:
+                return regex.match(target[3:], module, timeout=_MATCH_S) is not None
+        except TimeoutError:
+            pass
+        except (regex.error, RecursionError, OverflowError):
+            return False
+        finally:
+            self._taken_s += time.thread_time() - began
+        raise StartupError(
+            f"config.json: `config_groups` of the quantization_config has the pattern {target!r:.80}, which takes too "
+            "long to match names"
+        )
 
 
 def targets_of(config: Mapping[str, Any]) -> Targets:
@@ -74,19 +96,6 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 def _names(target: str, module: str) -> bool:
     return target == module
-
-
-def _pattern(target: str, module: str) -> bool:
-    """Match a pattern that cannot take hours."""
-    try:
-        return target.startswith("re:") and regex.match(target[3:], module, timeout=_MATCH_S) is not None
-    except TimeoutError:
-        raise StartupError(
-            f"config.json: `config_groups` of the quantization_config has the pattern {target!r:.80}, which takes too "
-            "long to match a name"
-        ) from None
-    except (regex.error, RecursionError, OverflowError):
-        return False
 
 
 def _class(target: str, module: str) -> bool:

@@ -68,7 +68,16 @@ def test_a_pattern_that_takes_long_is_refused(monkeypatch: pytest.MonkeyPatch) -
         try:
             assert targets_of(config).weights_of(name) == Weights()
         except StartupError as error:
-            assert "which takes too long to match a name" in str(error)
+            assert "which takes too long to match names" in str(error)
     config["config_groups"]["a"]["targets"] = ["re:" + "(a|aa)+" * 12 + "$"]
     with pytest.raises(StartupError, match="takes too long to match"):
         targets_of(config).weights_of("a" * 400 + "!")
+
+
+def test_patterns_that_are_slow_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name in less than the time of one, all of them in hours."""
+    monkeypatch.setattr("model_server.quantization.formats.common.targets._ALL_S", 0.2)
+    targets = targets_of({"config_groups": {"a": {"targets": ["re:^(a|a)+!$"], "weights": {"num_bits": 4}}}})
+    with pytest.raises(StartupError, match="takes too long to match names"):
+        for _ in range(100_000):
+            targets.weights_of("a" * 16)
