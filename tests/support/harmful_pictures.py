@@ -75,6 +75,13 @@ def _text_chunks() -> bytes:
     return saved(Image.fromarray(pixels(8, 8)), pnginfo=info)
 
 
+def many_scans(side: int = 500, number: int = 5000) -> bytes:
+    """A JPEG whose last scan comes again and again: in 60 KB as much work as some hundred pictures of this size."""
+    file = saved(Image.new("L", (side, side), 128), "JPEG", progressive=True)
+    last = file.rindex(b"\xff\xda")
+    return file[:-2] + file[last:-2] * number + file[-2:]
+
+
 HARMFUL: Mapping[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
     "svg": lambda: b"<svg xmlns='http://www.w3.org/2000/svg' onload='x'/>",
@@ -91,6 +98,7 @@ HARMFUL: Mapping[str, Callable[[], bytes]] = {
     "a truncated webp": lambda: picture(64, 64, format="WEBP")[:100],
     "text that unpacks to 50 MB": lambda: _with_chunk(b"zTXt", b"Comment\x00\x00"),
     "many texts": _text_chunks,
+    "many scans": many_scans,
 }
 """None of these is a picture that can be read."""
 

@@ -12,6 +12,9 @@ from wire.images.prepared import Detail
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF")
 _LOW_DETAIL_SIDE = 512
+# Each goes over all pixels, in some ten bytes; encoders write about ten.
+_MOST_SCANS = 100
+_SCAN = b"\xff\xda"
 
 
 class ImageError(ValueError):
@@ -30,6 +33,9 @@ def decode(data: bytes, *, max_pixels: int, detail: Detail = "auto", turns: bool
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as file:
                 check_pixels(file.width, file.height, max_pixels)
+                # In other formats Pillow reads JPEG by libtiff, which has the same limit.
+                if file.format in ("JPEG", "MPO") and data.count(_SCAN) > _MOST_SCANS:
+                    raise ImageError(f"it has more than {_MOST_SCANS} scans")
                 file.load()
                 return _reduced(_rgb(ImageOps.exif_transpose(file) if turns else file), detail)
         except UnidentifiedImageError:

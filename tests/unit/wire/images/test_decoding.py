@@ -9,6 +9,7 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from support.harmful_pictures import many_scans
 from support.pictures import picture, pixels, saved
 
 from wire.images.decoding import ImageError, decode
@@ -65,6 +66,13 @@ def test_the_size_counts_before_a_pixel_is_decoded() -> None:
     png = b"\x89PNG\r\n\x1a\n" + header + (1000).to_bytes(4, "big") + b"IDAT" + bytes(9)
     with pytest.raises(ImageError, match="100000x100000 pixels"):
         decoded(png)
+
+
+def test_scans_of_a_jpeg_are_bounded() -> None:
+    image = decoded(many_scans(number=50))
+    assert image.size == (500, 500) and image.getpixel((499, 499)) == (128, 128, 128)
+    with pytest.raises(ImageError, match="more than 100 scans"):
+        decoded(many_scans())
 
 
 def zipped() -> bytes:
