@@ -168,6 +168,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "resampler_num_latents": 4,
     },
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 64, "intermediate_size": 16, "num_attention_heads": 2}},
+    "vibevoice_asr": {
+        part: {"num_filters": 1, "depths": [1] * 7}
+        for part in ("semantic_tokenizer_encoder_config", "acoustic_tokenizer_encoder_config")
+    },
     "kyutai_speech_to_text": {"audio_pad_token_id": 255, "num_codebooks": 2, "codebook_vocab_size": 16},
     "mimi": {"upsample_groups": 32},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
