@@ -276,8 +276,10 @@ def _message(error: RouterError, family: Family) -> str:
     if not isinstance(error, ContextLengthError):
         text = error.detail if isinstance(error, ValidationError | ToolError | BodyError) else str(error)
         # Anthropic's form has no other place for the field.
-        is_named = family != "anthropic" or error.param is None or error.param in text
-        return text if is_named else f"{error.param}: {text}"
+        if family != "anthropic" or error.param is None or error.param in text:
+            return text
+        # A fault that names the object around the field needs no other place.
+        return text if error.param.startswith(f"{text.partition(': ')[0]}.") else f"{error.param}: {text}"
     tokens, limit = error.num_tokens, error.num_limit
     if family == "anthropic":
         if error.asked is None:

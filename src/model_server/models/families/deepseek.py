@@ -74,6 +74,7 @@ def mistral4(config: ModelConfig) -> Spec:
     if not config.rope_block():
         config = config.replaced(rope_parameters=MISTRAL4_ROPE)
     config = _with_sizes(config, q_lora_rank=1024, kv_lora_rank=256, qk_nope_head_dim=64)
+    _expect(config, "head_dim", config.count("qk_nope_head_dim", 64) + config.count("qk_rope_head_dim", 64))
     num_experts = config.count("n_routed_experts", 128)
     routing = Routing(
         num_experts=num_experts,

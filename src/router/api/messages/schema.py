@@ -351,7 +351,7 @@ class ContextManagement(Body):
         for one in edits if isinstance(edits, list) else ():
             if isinstance(one, dict) and str(one.get("type")).startswith("compact_"):
                 text = f"`{one['type']}` is not served: shorten the conversation in the client"
-                raise FieldError(text, param="edits", reason="unsupported")
+                raise FieldError(text, reason="unsupported")
         return edits
 
 

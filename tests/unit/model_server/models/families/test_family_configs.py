@@ -228,6 +228,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "tokens of this model see those behind them"),
     ("gemma4_text", {"rope_parameters": {"rope_type": "default"}}, "must have an object for sliding_attention"),
     ("mpt", {"logit_scale": "no number"}, "`logit_scale` must be a positive number"),
+    ("mistral4", {"head_dim": 96}, "`head_dim` is served for mistral4 as 128 only, got 96"),
 ]
 
 

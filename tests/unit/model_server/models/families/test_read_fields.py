@@ -40,7 +40,7 @@ OF_TYPE = {
     "gemma4_text": {"attention_chunk_size", "hidden_act", "use_clipped_linears"},
     "glm4_moe_lite": {"head_dim", "num_key_value_heads"},
     "nemotron_h": {"num_hidden_layers"},  # its kinds of layers are as many
-    "mistral4": {"head_dim", "num_key_value_heads"},
+    "mistral4": {"num_key_value_heads"},
     # How the sum of shared and chosen experts is rounded.
     "hy_v3": {"enable_moe_fp32_combine"},
     "gpt2": {"max_position_embeddings", "num_attention_heads", "num_hidden_layers"},
