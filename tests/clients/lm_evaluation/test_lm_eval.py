@@ -11,10 +11,13 @@ from typing import Any
 
 import lm_eval
 import pytest
+import requests
+from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
+from general_knowledge import QUESTIONS as KNOWLEDGE  # noqa: E402
 from support.published_models import SMOLLM2, dequantized  # noqa: E402
 from support.running_server import RunningServer, running_server  # noqa: E402
 
@@ -41,6 +44,8 @@ QUESTIONS = (
 )
 CHATS = ("Name three fruits.", "What is the capital of France?", "Say hello in Spanish.")
 PASSAGES = ("The Earth goes around the Sun once a year.", "import numpy as np\n\nx = np.zeros(3)\nprint(x)\n")
+PROMPT = "Question: {{question}}\nAnswer:"
+ACCURACIES = ("acc,none", "acc_norm,none")
 NEW = 16
 # Of the natural logarithm of a probability.
 NEAR = 1e-3
@@ -94,8 +99,14 @@ def questions(folder: Path, name: str, texts: tuple[str, ...]) -> dict[str, Any]
     return task(folder, name, rows, output_type="generate_until", **settings)
 
 
-def answers(model: Any, *tasks: dict[str, Any], is_chat: bool = False, **arguments: Any) -> dict[str, list[Any]]:
-    """What the model answered to each document of each task."""
+def knowledge(folder: Path) -> dict[str, Any]:
+    rows = [{"question": question, "choices": options} for question, *options in KNOWLEDGE]
+    settings = {"doc_to_text": PROMPT, "doc_to_choice": "{{choices}}", "doc_to_target": 0}
+    settings["metric_list"] = [{"metric": name.partition(",")[0], "aggregation": "mean"} for name in ACCURACIES]
+    return task(folder, "knowledge", rows, output_type="multiple_choice", **settings)
+
+
+def evaluated(model: Any, *tasks: dict[str, Any], is_chat: bool = False, **arguments: Any) -> dict[str, Any]:
     # Without the thousands of tasks that lm_eval brings: each of their files would be read.
     only_these = TaskManager(include_defaults=False)
     made = lm_eval.simple_evaluate(
@@ -107,6 +118,12 @@ def answers(model: Any, *tasks: dict[str, Any], is_chat: bool = False, **argumen
         **arguments,
     )
     assert made is not None
+    return made
+
+
+def answers(model: Any, *tasks: dict[str, Any], **arguments: Any) -> dict[str, list[Any]]:
+    """What the model answered to each document of each task."""
+    made = evaluated(model, *tasks, **arguments)
     samples = {name: sorted(rows, key=lambda row: row["doc_id"]) for name, rows in made["samples"].items()}
     return {name: [answer for row in rows for answer in row["filtered_resps"]] for name, rows in samples.items()}
 
@@ -146,3 +163,36 @@ def test_chats(server: RunningServer, own: Any, tmp_path: Path) -> None:
     found = answers("local-chat-completions", chats, model_args=served, is_chat=True)
     assert found == answers(own, chats, is_chat=True)
     assert all(found["chats"])
+
+
+def test_accuracy(server: RunningServer, own: Any, folder: Path, tmp_path: Path) -> None:
+    """Of forty questions, as lm_eval has it with its own backend."""
+    asked = knowledge(tmp_path)
+    wanted = evaluated(own, asked)["results"]["knowledge"]
+    served = {"base_url": f"{server.url}/v1/completions", "model": "tercet", "tokenizer": str(folder)}
+    served["num_concurrent"] = 3
+    found = evaluated("local-completions", asked, model_args=served, batch_size=4)["results"]["knowledge"]
+    assert {name: found[name] for name in ACCURACIES} == {name: wanted[name] for name in ACCURACIES}
+    assert wanted[ACCURACIES[0]] > 0.4  # of four choices: it has understood the questions
+
+
+@pytest.mark.parametrize("is_ids", [False, True], ids=["texts", "ids"])
+def test_scores_of_no_new_token(server: RunningServer, own: Any, folder: Path, is_ids: bool) -> None:
+    """`max_tokens: 0` with `echo`: the prompt and its logprobs alone."""
+    pairs = [(f"Question: {question}\nAnswer:", f" {right}") for question, right, *_ in KNOWLEDGE[::10]]
+    wanted = own.loglikelihood([Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)])
+    contexts = [own.tok_encode(context) for context, _ in pairs]
+    wholes = [own.tok_encode(context + right) for context, right in pairs]
+    prompts = wholes if is_ids else ["".join(pair) for pair in pairs]
+    body = {"model": "tercet", "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+    answer = requests.post(f"{server.url}/v1/completions", json=body, timeout=100)
+    assert answer.status_code == 200, answer.text
+    usage, choices = answer.json()["usage"], answer.json()["choices"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (sum(map(len, wholes)), 0)
+    for choice, pair, context, whole, (right, is_best) in zip(choices, pairs, contexts, wholes, wanted, strict=True):
+        logprobs = choice["logprobs"]
+        assert choice["text"] == "".join(pair) and choice["finish_reason"] == "length"
+        assert len(logprobs["token_logprobs"]) == len(whole) and logprobs["token_logprobs"][0] is None
+        scored = list(zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True))[len(context) :]
+        assert sum(logprob for logprob, _ in scored) == pytest.approx(right, abs=NEAR)
+        assert all(logprob == max(top.values()) for logprob, top in scored) == is_best
