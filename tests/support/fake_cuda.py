@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,12 @@ def _device_guard() -> Iterator[None]:
 @contextlib.contextmanager
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     """Inside, tensors on `CUDA` are fake; what only a driver has (pinned memory, events) is replaced."""
+    from model_server.kernels import availability
     from model_server.memory import transfer as staging
 
+    # Kernels of our own do not run on fake tensors: where there is Triton, it is hidden.
+    monkeypatch.setitem(sys.modules, "triton", None)
+    availability.refusal.cache_clear()
     monkeypatch.setattr(staging, "_pinned", _FakePinned)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -69,6 +74,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     with _device_guard(), FakeTensorMode() as mode, torch.no_grad():  # fakes know no inference mode on a device
         yield mode
+    availability.refusal.cache_clear()
 
 
 def on_cuda(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:

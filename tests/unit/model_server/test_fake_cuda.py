@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -50,10 +49,6 @@ from model_server.sampling.parameters import SamplingParameters, StoppingParamet
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.device.speculator import DeviceSpeculator
 from model_server.speculation.pace import Pace
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is not None, reason="kernels of our own do not run on fake tensors"
-)
 
 BLOCK, NUM_BLOCKS, MAX_LENGTH = 16, 64, 256
 DTYPE = torch.bfloat16

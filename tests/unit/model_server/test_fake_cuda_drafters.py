@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from functools import partial
@@ -49,10 +48,6 @@ from model_server.speculation.drafters.mlp_speculator import SpeculatorShape, lo
 from model_server.speculation.drafters.mtp import load_mtp
 from model_server.speculation.loading import device_drafter
 from model_server.speculation.pace import Pace
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is not None, reason="kernels of our own do not run on fake tensors"
-)
 
 MOST, HIDDEN, VOCAB = 3, 64, 320
 PLACEMENT = Placement(CUDA, DTYPE)
