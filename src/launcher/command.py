@@ -21,6 +21,8 @@ class Command:
     argv: tuple[str, ...]
     env: Environment
     rank: int | None = None
+    replica: int | None = None
+    """Which copy of the model a shard is of, where there are several."""
     socket: str | None = None
     """Ready when gRPC Health is answered here."""
     url: str | None = None
@@ -33,6 +35,7 @@ class Command:
     @property
     def title(self) -> str:
         title = self.name if self.rank is None else f"{self.name} {self.rank}"
+        title += "" if self.replica is None else f" of replica {self.replica}"
         return f"{title} of {self.model}" if self.model else title
 
 

@@ -14,6 +14,7 @@ from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
 from wire.cli.parsing import UsageError
 from wire.cli.pooling_options import TEXT_FLAGS, Preset, TextOptions
+from wire.cli.replica_options import REPLICA_POLICY, ReplicaPolicy
 from wire.cli.request_log_options import REQUEST_LOG_FLAGS, RequestLogOptions
 from wire.cli.sampling_options import SamplingOptions
 from wire.quantization.methods import Quantize
@@ -32,6 +33,7 @@ KEEP_MODEL_TYPE = ("flash_attn", "torch_varlen")
 
 _U32 = 2**32 - 1
 _MOST_SHARDS = 1024
+_MOST_REPLICAS = 16
 
 _MODEL, _SHARDS = "Model", "Shards"
 _REQUEST, _BATCH = "Limits of a request", "Batching"
@@ -105,6 +107,11 @@ class LauncherConfig(
         help="Number of shards of each stage. Default: as many of the visible GPUs as divide the attention heads; 1 on "
         "a CPU.",
     )  # fmt: skip
+    num_replica: int = option(
+        1, panel=_SHARDS, minimum=1, maximum=_MOST_REPLICAS,
+        help="Copies of the model behind one router, each on as many GPUs as it has shards.",
+    )  # fmt: skip
+    replica_policy: ReplicaPolicy = option("prefix", panel=_SHARDS, help=REPLICA_POLICY)
     num_stage: int = option(
         1, panel=_SHARDS, minimum=1, maximum=_MOST_SHARDS,
         help="Stages of a pipeline, each of which holds consecutive layers and has its own shards.",
@@ -280,7 +287,7 @@ ROUTER_FLAGS = (
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
     *IMAGE_FLAGS, "lora_root", "lora_host_memory", "task", "pooling", *TEXT_FLAGS, "error_format",
-    "override_generation_config", *REQUEST_LOG_FLAGS,
+    "override_generation_config", "root_path", *REQUEST_LOG_FLAGS,
 )  # fmt: skip
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
 """Secrets are not in argv, which every user of the machine can read."""

@@ -49,6 +49,7 @@ def check(config: LauncherConfig) -> None:
         )
     if config.sharded is False and num_nodes(config) > 1:
         raise ArgumentValidation("`--sharded false` and several nodes contradict each other: leave one out")
+    _check_replicas(config)
     if config.num_shard is not None and config.num_shard < 1:
         raise ArgumentValidation("`--num-shard` cannot be < 1")
     if config.max_input_tokens is not None and config.max_input_length is not None:
@@ -128,3 +129,19 @@ def _is_the_model(config: LauncherConfig) -> bool:
     """Whether the flat directory of weights is not given or is the model's own folder."""
     override = config.weights_cache_override
     return override is None or (config.model_id is not None and override.resolve() == Path(config.model_id).resolve())
+
+
+def _check_replicas(config: LauncherConfig) -> None:
+    """Refuse what holds for one copy of a model."""
+    if config.num_replica == 1:
+        if config.replica_policy != "prefix":
+            raise ArgumentValidation("`--replica-policy` is for `--num-replica`: give that too, or leave it out")
+        return
+    for flag, is_given in (
+        ("--nnodes", num_nodes(config) > 1),
+        ("--lora-root", config.lora_root is not None),
+        ("--master-port", config.master_port is not None),
+        ("--models", config.models is not None),
+    ):
+        if is_given:
+            raise ArgumentValidation(f"`--num-replica` and `{flag}` exclude each other")

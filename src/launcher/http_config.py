@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from launcher.errors import ArgumentValidation
 from wire import tls
 from wire.cli.options import option
+from wire.cli.root_path_options import RootPathOptions, check_root_path
 from wire.cli.uds_options import UdsOptions, check_uds
 from wire.keys import SCHEDULING_POLICY, SchedulingPolicy, check_keys
 
@@ -17,7 +18,7 @@ _PORT = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpConfig(UdsOptions):
+class HttpConfig(UdsOptions, RootPathOptions):
     """Options of the router's HTTP port."""
 
     handed_on: ClassVar = frozenset({
@@ -81,6 +82,7 @@ def check_http(config: HttpConfig) -> None:
     if config.prometheus_port is not None and config.prometheus_port == port != 0:
         raise ArgumentValidation(f"`{flag}` and `--prometheus-port` are both {port}")
     check_uds(config, config.ssl_certfile, ArgumentValidation)
+    check_root_path(config, ArgumentValidation)
     if "" in config.served_model_name:
         raise ArgumentValidation("`--served-model-name` is empty")
     try:

@@ -246,7 +246,7 @@ class _Launch:
             self._end_phase("trial of the tokenizer")
             plan = model.plan(functools.partial(self._meet, ends))
             log_reasons(plan)
-            shards = [commands.shard(plan, rank, self._environ) for rank in plan.ranks]
+            shards = commands.shards(plan, self._environ)
             router = None
             if self._leads:
                 router = commands.router(plan, self._environ, logs_requests=self._terminal is not None)

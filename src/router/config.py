@@ -12,7 +12,9 @@ from wire import tls
 from wire.cli.image_options import ImageOptions
 from wire.cli.options import option
 from wire.cli.pooling_options import Preset, TextOptions, check_prompts
+from wire.cli.replica_options import REPLICA_POLICY, ReplicaPolicy
 from wire.cli.request_log_options import RequestLogOptions, check_request_log
+from wire.cli.root_path_options import RootPathOptions, check_root_path
 from wire.cli.sampling_options import SamplingOptions
 from wire.cli.uds_options import UdsOptions, check_uds
 from wire.keys import SCHEDULING_POLICY, SchedulingPolicy, check_keys
@@ -36,7 +38,7 @@ _UNSERVED = "Accepted for compatibility"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(ImageOptions, TextOptions, SamplingOptions, RequestLogOptions, UdsOptions):
+class RouterConfig(ImageOptions, TextOptions, SamplingOptions, RequestLogOptions, UdsOptions, RootPathOptions):
     """Options of the router."""
 
     max_concurrent_requests: int = option(
@@ -199,6 +201,11 @@ class RouterConfig(ImageOptions, TextOptions, SamplingOptions, RequestLogOptions
     master_shard_uds_path: str = option(
         "/tmp/text-generation-server-0", panel=_MODEL, help="Socket of the shard with rank 0."
     )
+    replica_uds_paths: list[str] = option(
+        [], panel=_MODEL, separator=",", hidden=True,
+        help="Sockets of the shards with rank 0 of further replicas of the model.",
+    )  # fmt: skip
+    replica_policy: ReplicaPolicy = option("prefix", panel=_MODEL, help=REPLICA_POLICY)
     group_token: str | None = option(
         None, panel=_MODEL, header=True, help="Secret of a group of nodes, for the shards of other nodes."
     )
@@ -344,6 +351,7 @@ def check(config: RouterConfig) -> None:
     except tls.TlsError as error:
         raise ArgumentValidation(str(error)) from None
     check_uds(config, config.ssl_certfile, ArgumentValidation)
+    check_root_path(config, ArgumentValidation)
     if "" in config.served_model_name:
         raise ArgumentValidation("`--served-model-name` is empty")
     if config.image_hosts and config.image_fetch == "off":

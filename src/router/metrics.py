@@ -119,6 +119,8 @@ DECLARED: dict[str, Declared] = {
     "tgi_lora_load_duration": _histogram("Loading of a LoRA adapter on all shards in seconds", "seconds"),
     "tgi_image_count": _counter("Images in requests", "images"),
     "tgi_queue_size": _gauge("Requests that wait for a batch", "requests"),
+    "tgi_replicas": _gauge("Replicas of the model", "replicas", ("state", ("ready", "failed"))),
+    "tgi_replica_queue_size": _gauge("Requests that wait for a batch of a replica", "requests", ("replica", ("0",))),
     "tgi_batch_current_size": _gauge("Requests in the running batch", "requests"),
     "tgi_batch_current_max_tokens": _gauge("Tokens that the running batch may grow to", "tokens"),
     "tgi_batch_max_total_tokens": _gauge("Token capacity of the server", "tokens"),

@@ -49,6 +49,11 @@ CASES: dict[str, Values] = {
     "keda": {"autoscaling": {"kind": "keda"}},
     "claim": {"persistence": {"enabled": True, "existingClaim": "models"}},
     "secret": {"secrets": {"existing": "mine"}},
+    "models": {
+        "models": {"chat": {"model_id": "demo", "preload": True}, "org/x": {"model_id": "org/x", "memory": 4}},
+        "modelDefaults": {"keep_alive": "30m"},
+    },
+    "copies": {"gpus": 8, "copies": 2},
 }
 
 
@@ -149,6 +154,28 @@ def test_gpus_are_asked_for_and_become_shards() -> None:
     assert "NUM_SHARD" not in environment(without) and "nvidia.com/gpu" not in str(container(without)["resources"])
 
 
+def test_copies_divide_the_gpus() -> None:
+    manifests = rendered(CASES["copies"])
+    assert (environment(manifests)["NUM_SHARD"], environment(manifests)["NUM_REPLICA"]) == ("4", "2")
+    assert container(manifests)["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert "NUM_REPLICA" not in environment(rendered())
+
+
+def test_several_models_are_a_file() -> None:
+    manifests = rendered(CASES["models"])
+    given = environment(manifests)
+    assert given["MODELS_FILE"] == "/models-file/models.yaml" and "MODEL_ID" not in given
+    mounts = {mount["name"]: mount["mountPath"] for mount in container(manifests)["volumeMounts"]}
+    assert mounts["models-file"] == "/models-file"
+    (volume,) = (one for one in pod(manifests)["volumes"] if one["name"] == "models-file")
+    assert volume["configMap"]["name"] == manifests["ConfigMap"]["metadata"]["name"] == "demo-tercet-models"
+    assert yaml.safe_load(manifests["ConfigMap"]["data"]["models.yaml"]) == {
+        "defaults": {"keep_alive": "30m"},
+        "models": {"chat": {"model_id": "demo", "preload": True}, "org/x": {"model_id": "org/x", "memory": 4}},
+    }
+    assert "ConfigMap" not in rendered()
+
+
 def test_secrets_reach_the_server_by_reference_alone() -> None:
     manifests = rendered(EVERYTHING)
     assert manifests["Secret"]["stringData"] == {"HF_TOKEN": "hf_x", "API_KEY": 'with "quotes"'}
@@ -209,7 +236,9 @@ def test_models_outlive_the_release() -> None:
     [
         {"gpu": 1}, {"model": {"name": "x"}}, {"model": {"id": ""}}, {"gpus": -1}, {"image": {"tag": "latest"}},
         {"autoscaling": {"kind": "magic"}}, {"env": {"PORT": "80"}}, {"env": {"API_KEY": "secret"}},
-        {"sharedMemory": "much"}, {"service": {"port": 0}},
+        {"sharedMemory": "much"}, {"service": {"port": 0}}, {"gpus": 3, "copies": 2}, {"copies": 0},
+        {"models": {"chat": {"preload": True}}}, {"modelDefaults": {"memory": 4}},
+        {"models": {"chat": {"model_id": "demo"}}, "copies": 2},
     ],
 )  # fmt: skip
 def test_mistakes_are_refused(values: Values) -> None:

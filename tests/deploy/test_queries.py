@@ -9,7 +9,7 @@ import promql_parser
 import pytest
 import yaml
 
-VARIABLES = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*"}
+VARIABLES = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*", "$model": ".*"}
 
 
 def test_the_dashboard(root: Path) -> None:

@@ -13,8 +13,8 @@ from wire.cli.spelling import to_argv, to_environment, variable_of
 from wire.processes.python_child import module_command
 
 _FLAGS = (
-    "keys_file", "cors_allow_origin", "ssl_certfile", "ssl_keyfile", "no_playground", "error_format", "default_model",
-    "no_autoload", "model_start_timeout", "max_waiting_requests",
+    "keys_file", "cors_allow_origin", "ssl_certfile", "ssl_keyfile", "no_playground", "root_path", "error_format",
+    "default_model",     "no_autoload", "model_start_timeout", "max_waiting_requests",
 )  # fmt: skip
 _VARIABLES = ("log_level", "api_key")
 _PAYLOAD_LIMIT = 32 << 20

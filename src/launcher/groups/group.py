@@ -118,7 +118,7 @@ class Group:
     def _run(self) -> Iterator[float]:
         try:
             plan = self.plan()
-            shards = [self._named(commands.shard(plan, rank, self._environ)) for rank in plan.ranks]
+            shards = [self._named(command) for command in commands.shards(plan, self._environ)]
             router = self._named(commands.router(plan, self._environ, logs_requests=self._terminal is not None))
             yield from self._processes.load(
                 shards, router, began_at=time.monotonic(), on_started=lambda: None, on_ready=self._on_ready

@@ -33,7 +33,7 @@ from wire.text.sampling_defaults import AUTO, NONE
 
 DECIDED = frozenset({
     "BEHIND_FRONT", "COLLECTIVE_TIMEOUT", "ENDPOINTS", "MASTER_SHARD_UDS_PATH", "NODE_ENDPOINT", "NUM_NODES", "RANK",
-    "REQUEST_LOGPROBS", "STORE_KEY_PREFIX", "TOKENIZER_NAME", "WORLD_SIZE",
+    "REPLICA_UDS_PATHS", "REQUEST_LOGPROBS", "STORE_KEY_PREFIX", "TOKENIZER_NAME", "WORLD_SIZE",
 })  # fmt: skip
 """Variables of children that the launcher sets, or leaves unset: what is inherited under these names is of another
 program, or of another launch."""
@@ -64,22 +64,50 @@ def download(config: LauncherConfig, model_id: str, environ: Environment) -> Com
     )
 
 
-def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
-    asked, ends = plan.asked, plan.endpoints
+def shards(plan: LaunchPlan, environ: Environment) -> list[Command]:
+    """Return the shards of this node, of all replicas."""
+    numbers = [None] if plan.asked.num_replica == 1 else range(plan.asked.num_replica)
+    return [shard(plan, rank, environ, replica) for replica in numbers for rank in plan.ranks]
+
+
+def _uds_prefix(plan: LaunchPlan, replica: int | None) -> str:
+    prefix = plan.endpoints.uds_prefix
+    return f"{prefix}-replica{replica}" if replica else prefix
+
+
+def _of_a_replica(plan: LaunchPlan, replica: int | None, environ: Environment) -> dict[str, str]:
+    """Return the environment that gives a replica its part of the machine."""
+    if replica is None:
+        return {}
+    if not plan.on_gpu:
+        if "OMP_NUM_THREADS" in environ:
+            return {}
+        num_shards = plan.num_shard * plan.asked.num_replica
+        return {"OMP_NUM_THREADS": str(max(1, int(plan.hardware.cores) // num_shards))}
+    given = environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
+    seen = [str(number) for number in range(len(plan.hardware.gpus))] if given.lower() == "all" else given.split(",")
+    own = seen[replica * plan.num_shard : (replica + 1) * plan.num_shard]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(name.strip() for name in own)}
+
+
+def shard(plan: LaunchPlan, rank: int, environ: Environment, replica: int | None = None) -> Command:
+    """replica: None for the only one."""
+    asked, ends, prefix = plan.asked, plan.endpoints, _uds_prefix(plan, replica)
+    cache = plan.memory.cache
     flags = {
-        "uds_path": ends.uds_prefix,
+        "uds_path": prefix,
         "logger_level": _logger_level(asked),
         "json_output": True,
         "sharded": plan.num_shard > 1,
         "max_input_tokens": plan.max_input_tokens,
-        _cache_option(plan): plan.memory.cache,
+        _cache_option(plan): None if cache is None else cache // asked.num_replica,
         **handed_on(asked, SHARD_FLAGS),
         **handed_on(asked, PROFILE_FLAGS if asked.profile is not None else ()),
     }
     variables = {
         "rank": rank,
         "world_size": plan.num_shard,
-        "master_port": ends.master_port,
+        "master_port": ends.master_port + (replica or 0),
         "request_logprobs": 1 if asked.enable_prefill_logprobs else None,
         "cuda_graphs": _cuda_graphs(asked),
         "tercet_task": asked.task,
@@ -90,13 +118,15 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
     return Command(
         name="shard",
         rank=rank,
+        replica=replica,
         argv=(*module_command("model_server"), "serve", plan.model_id, *to_argv(flags)),
         env=_interfaces(plan)
         | _model_server_environment(asked, environ)
         | to_environment(variables)
         | _FOR_LIBRARIES
-        | _allocator(environ),
-        socket=f"{ends.uds_prefix}-{rank}",
+        | _allocator(environ)
+        | _of_a_replica(plan, replica, environ),
+        socket=f"{prefix}-{rank}",
         private_files=True,
     )
 
@@ -133,6 +163,8 @@ def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = Fals
     flags = {
         "tokenizer_name": plan.model_id,
         "master_shard_uds_path": f"{ends.uds_prefix}-0",
+        "replica_uds_paths": [f"{_uds_prefix(plan, replica)}-0" for replica in range(1, asked.num_replica)],
+        "replica_policy": asked.replica_policy if asked.num_replica > 1 else None,
         "hostname": ends.hostname,
         "port": ends.port,
         "uds": ends.uds,

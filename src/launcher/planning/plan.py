@@ -100,6 +100,7 @@ class LaunchPlan:
             ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
             ("family", self.info.summary() if self.info else "decided by the shard"),
             ("shards", f"{self.num_shard} on {'GPU' if self.on_gpu else 'CPU'}"),
+            *([("replicas", str(asked.num_replica))] if asked.num_replica > 1 else []),
             ("devices", self.hardware.devices(self.num_shard)),
             ("memory", self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)),
             ("dtype", asked.dtype or "chosen by the shard"),
@@ -285,6 +286,8 @@ def _notes(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, n
     memory = hardware.shared_memory_bytes
     if num_shard > 1 and hardware.gpus and memory is not None and memory < 2**30:
         notes.append(f"/dev/shm has {memory >> 20} MiB; shards may need 1 GiB there (docker: --shm-size 1g)")
+    if config.num_replica > 1 and not hardware.gpus:
+        notes.append("replicas on one CPU share its cores: they serve no more than one does, but one may fail")
     if num_shard > 1 and not hardware.gpus:
         threads = hardware.omp_num_threads
         if num_shard > hardware.cores:
@@ -310,7 +313,12 @@ def check_model(model_id: str, info: ModelInfo | None, quantize: str | None = No
 
 def resolve_num_shard(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None) -> Resolved:
     """The number of shards of all stages together. Raises as `make_plan`."""
-    stages, available = config.num_stage, len(hardware.gpus)
+    stages, available = config.num_stage, len(hardware.gpus) // config.num_replica
+    if hardware.gpus and not available:
+        raise ArgumentValidation(
+            f"`--num-replica` {config.num_replica} is too many: {counted(len(hardware.gpus), 'GPU')} visible (see "
+            "CUDA_VISIBLE_DEVICES)"
+        )
     if config.stage_layers and len(config.stage_layers) != stages:
         raise ArgumentValidation(f"`--stage-layers` names {len(config.stage_layers)} stages, `--num-stage` is {stages}")
     if stages == 1:

@@ -35,6 +35,8 @@ from wire.exit_status import LOST_PEER, MISSING_PEER, STALLED
 logger = logging.getLogger("text_generation_launcher")
 
 _STARTING_POLL_S = 0.02
+_MOST_RESTARTS, _RESTARTS_WITHIN_S = 3, 600.0
+"""Of replicas; more end the model."""
 _SERVING_POLL_S = 1.0
 """While serving, a child's end interrupts the wait; the poll is for the case that this news was lost."""
 
@@ -75,6 +77,7 @@ class ModelProcesses:
         self._shards: list[Child] = []
         self._router: Child | None = None
         self._began_at = self._download_s = 0.0
+        self._restarts: list[float] = []
 
     @property
     def children(self) -> list[Child]:
@@ -223,6 +226,10 @@ class ModelProcesses:
         ended = [child for child in self.children if child.poll() is not None]
         if not ended:
             self._group.check()
+            for child in self._shards:
+                child.is_ready()  # those that have been started again are to be asked
+            return
+        if self.state is ModelState.READY and self._restart(ended):
             return
         self.state = ModelState.FAILED
         first = min(ended, key=blame_order)
@@ -236,6 +243,27 @@ class ModelProcesses:
         failed = shard_error(cause(first))
         failed.is_consequence = exit_of(first).returncode in (LOST_PEER, MISSING_PEER)
         raise failed
+
+    def _restart(self, ended: Sequence[Child]) -> bool:
+        """Start the shards of replicas that have ended again, while another one serves; or return False."""
+        failed = {child.command.replica for child in ended}
+        # One that starts again itself does not serve yet.
+        late = {child.command.replica for child in self._shards if child.poll() is not None or not child.is_ready()}
+        others = {child.command.replica for child in self._shards} - failed - late
+        now = time.monotonic()
+        self._restarts = [at for at in self._restarts if now - at < _RESTARTS_WITHIN_S]
+        if None in failed or not others or len(self._restarts) + len(failed) > _MOST_RESTARTS:
+            return False
+        for replica in sorted(number for number in failed if number is not None):
+            first = min((child for child in ended if child.command.replica == replica), key=blame_order)
+            report_crash(first, headline(first, "crashed"))
+            own = [child for child in self._shards if child.command.replica == replica]
+            kill_all(own)
+            logger.warning("%s: replica %d starts again, others serve", cause(first), replica)
+            again = {child: start_child(child.command, self._guard, ShardFailed) for child in own}
+            self._shards = [again.get(child, child) for child in self._shards]
+            self._restarts.append(now)
+        return True
 
     def _report_ready(self, router: Child) -> tuple[str, float]:
         """Address and seconds."""

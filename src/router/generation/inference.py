@@ -23,6 +23,7 @@ from router.lora.registry import MOST_LOADED, AdapterRegistry
 from router.metrics import Metrics
 from router.request import salt_of
 from router.scheduling.loop import Scheduler
+from router.scheduling.replicas.replicas import Replicas
 from router.text.tokenizer import PromptTokenizer
 from router.tracing import entered
 
@@ -38,7 +39,7 @@ class Inference:
     def __init__(
         self,
         *,
-        scheduler: Scheduler,
+        scheduler: Scheduler | Replicas,
         validator: Validator,
         tokenizer: PromptTokenizer,
         limits: ServingLimits,

@@ -14,6 +14,7 @@ from router.lora.registry import AdapterUse
 from router.metrics import Metrics
 from router.request import ValidRequest
 from router.scheduling.entry import Entry
+from router.scheduling.replicas.entry import MovingEntry
 from router.tracing import described
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Running:
     def __init__(
         self,
         request: ValidRequest,
-        entry: Entry,
+        entry: Entry | MovingEntry,
         metrics: Metrics,
         permits: HeldPermits,
         adapter: AdapterUse | None = None,

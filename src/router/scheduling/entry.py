@@ -47,6 +47,7 @@ class Entry:
         "done",
         "dropped_as",
         "generated_ids",
+        "num_known",
         "num_preemptions",
         "predicted",
         "prefilled",
@@ -68,6 +69,7 @@ class Entry:
         self.started_at: float | None = None  # when it was first taken into a batch
         self.cached_tokens = 0  # of the prompt, which the prefix cache had when it was first taken
         self.predicted = Predicted() if request.prediction_ids else None  # `delivery.keep_predicted` adds to it
+        self.num_known = 0  # of the prompt, which the prefix cache had when it was queued, where replicas compare that
         self.closed = False  # the caller has disconnected
         # How its end is counted if its caller stops reading before; None: not at all.
         self.dropped_as: Literal["dropped", "generation"] | None = "dropped"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from router.errors import GenerationError, OverloadedError, RouterError, UnhealthyError, ValidationError
 from router.limits import ServingLimits, ShardInfo
@@ -26,7 +26,7 @@ from router.scheduling.health import HealthCheck, Probe
 from router.scheduling.pipeline import Pipeline
 from router.scheduling.queue.adapter_slots import AdapterSlots
 from router.scheduling.queue.admission import Admission
-from router.scheduling.queue.request_queue import RequestQueue
+from router.scheduling.queue.request_queue import RequestQueue, content_of
 from router.scheduling.sender import Sender
 from router.scheduling.step_metrics import StepMetrics
 from router.shards.interface import ShardError, Shards, unreachable
@@ -96,8 +96,11 @@ class Scheduler:
         self._draining = False
         self._ended = False
 
-    def submit(self, request: ValidRequest) -> Entry:
+    def submit(self, request: ValidRequest, known_ids: Sequence[int] = ()) -> Entry:
         """Queue a request, without waiting.
+
+        Args:
+            known_ids: Generated elsewhere; it continues behind them.
 
         Raises:
             UnhealthyError: The loop ends; ValidationError if it never fits (`most_new_tokens`).
@@ -107,6 +110,7 @@ class Scheduler:
         if not self.can_ever_fit(request.input_length, request.stopping.max_new_tokens, len(request.images)):
             raise ValidationError("the request does not fit the server's cache or prefill budget")
         entry = Entry(request, self._batches.caller_left, max_unread_bytes=self._max_unread_bytes)
+        entry.generated_ids.extend(known_ids)
         if self._max_request_s is not None:
             entry.end_after(self._max_request_s, self._too_late)
         self._queue.append(entry)
@@ -169,6 +173,17 @@ class Scheduler:
     def estimated_wait_s(self) -> float:
         """Estimate Retry-After by the queue's drain."""
         return self._batches.drain_rate.wait_s(len(self._queue) + 1)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that the queue's requests may have to compute."""
+        return sum(entry.num_tokens - entry.num_known for entry in self._queue)
+
+    def num_known(self, request: ValidRequest) -> int:
+        """Count the tokens of a prompt that the prefix cache has."""
+        if not isinstance(self.allocator, PrefixCache) or request.decoder_input_details:
+            return 0
+        return self.allocator.match(request.input_ids, request.cache_namespace, content_of(request))
 
     @property
     def num_running(self) -> int:

@@ -93,7 +93,8 @@ def create_app(
     )
     models = [model for routes in (*_FAMILIES, adapters.routes, kserve.routes) for model in routes.models]
     limits: object = RouterConfig() if state is None else state.inference.limits
-    app.openapi = lambda: openapi.document(app, models, limits)  # type: ignore[method-assign]
+    root_path = None if state is None else state.config.root_path
+    app.openapi = lambda: openapi.document(app, models, limits, root_path)  # type: ignore[method-assign]
     app.add_exception_handler(RouterError, _router_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, client_left)

@@ -50,6 +50,8 @@ async def serve_pooled(
     sentence = read(files.folder, fields, StartupError)
     _refuse(config, task)
     prompts = _prompts(config, sentence)
+    if config.replica_uds_paths:
+        raise StartupError("replicas are for models that generate text: leave `--num-replica` out")
     phases.enter(phases.WARM_UP)
     logger.info("Warming up model")
     shards, info = await connected(config, None)

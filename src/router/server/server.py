@@ -28,8 +28,9 @@ from router.server.images import image_prompts
 from router.server.pooled import serve_pooled
 from router.server.serving import serve_application
 from router.server.sockets import bind, http_listener, warn_without_key
-from router.server.startup import Started, connect_and_warm_up
+from router.server.startup import Started, connect_replicas
 from router.server.stop import Stop, run_until_stopped
+from router.shards.pool import ShardPool
 from router.template.template import ChatTemplate
 from router.text import model_files
 from router.text.tokenizer import PromptTokenizer
@@ -96,7 +97,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
         metrics = Metrics()
         phases.enter(phases.WARM_UP)
         logger.info("Warming up model")
-        started = await connect_and_warm_up(
+        started = await connect_replicas(
             config,
             metrics,
             max_positions=files.max_positions,
@@ -133,12 +134,13 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
 
 async def _adapters(config: RouterConfig, metrics: Metrics, started: Started) -> AdapterRegistry:
     """Return the shards' adapters, and those of --lora-root."""
-    if config.lora_root is None:
+    shards = started.shards
+    if config.lora_root is None or not isinstance(shards, ShardPool):
         return AdapterRegistry(started.info.adapters, metrics)
     if not started.info.loads_adapters:
         raise StartupError("--lora-root: the shards load no adapters while they serve; start them with it too")
     most_bytes = int(config.lora_host_memory * 2**30)
-    registry = AdapterRegistry(started.info.adapters, metrics, started.shards, most_bytes=most_bytes)
+    registry = AdapterRegistry(started.info.adapters, metrics, shards, most_bytes=most_bytes)
     names = (*config.served_model_name, config.tokenizer_name)
     count = await register_folders(registry, config.lora_root, taken=names)
     logger.info("%s of %s can be asked for", counted(count, "LoRA adapter"), config.lora_root)

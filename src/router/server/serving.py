@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.api.http.connection import Bounds, Connection
 from router.config import RouterConfig
 from router.metrics import CONTENT_TYPE, Metrics
+from router.server.root_path import RootPath
 from router.server.sockets import allow_connections, listen
 from router.server.stop import FLUSH_TIMEOUT_S, Computing, Drain, Server, Serving, Stop
 from router.shards.interface import StalledError
@@ -47,6 +48,8 @@ async def serve_application(
     for each in filter(None, (listener, metrics_listener)):
         listen(each)
     bounds = _bounds(config)
+    if config.root_path is not None:
+        app = RootPath(app, config.root_path)
     timeout_s = config.graceful_termination_timeout + FLUSH_TIMEOUT_S
     server = Server(_uvicorn_config(app, config, timeout_s, bounds, with_tls=True), bounds)
     scheduling = asyncio.create_task(scheduler.run())

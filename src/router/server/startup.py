@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from router.config import RouterConfig
-from router.errors import ArgumentValidation, BackendError
+from router.errors import ArgumentValidation, BackendError, StartupError
 from router.limits import ServingLimits, ShardInfo
 from router.metrics import Metrics
 from router.scheduling.loop import Scheduler
+from router.scheduling.replicas.gauges import Gauges, ReplicaMetrics
+from router.scheduling.replicas.replicas import Replicas, Served
 from router.shards.client import LEASE_S, Client, ShardClient
 from router.shards.interface import ShardError, Shards
 from router.shards.pool import HEALTH_TIMEOUT_S, ShardPool
@@ -38,8 +40,71 @@ class Started:
 
     info: ShardInfo
     limits: ServingLimits
-    scheduler: Scheduler
-    shards: ShardPool
+    scheduler: Scheduler | Replicas
+    shards: ShardPool | ReplicaPools
+
+
+@dataclass(frozen=True)
+class ReplicaPools:
+    """The shards of all replicas."""
+
+    replicas: Replicas
+
+    async def close(self) -> None:
+        await self.replicas.close_shards()
+
+
+async def connect_replicas(
+    config: RouterConfig,
+    metrics: Metrics,
+    *,
+    max_positions: int | None,
+    tokenizer_max_length: int | None,
+    tracing: Tracing | None = None,
+) -> Started:
+    """Start all replicas of a model, or the only one."""
+    paths = [config.master_shard_uds_path, *config.replica_uds_paths]
+    start = functools.partial(
+        connect_and_warm_up,
+        max_positions=max_positions,
+        tokenizer_max_length=tokenizer_max_length,
+        tracing=tracing,
+    )
+    if len(paths) == 1:
+        return await start(config, metrics)
+    if config.lora_root is not None:
+        raise StartupError("`--lora-root` and several replicas exclude each other")
+    gauges = Gauges(metrics)
+
+    async def one(number: int) -> Started:
+        own = replace(config, master_shard_uds_path=paths[number], replica_uds_paths=[])
+        return await start(own, ReplicaMetrics(metrics, gauges, number))
+
+    async def again(number: int) -> Served:
+        started = await one(number)
+        assert isinstance(started.scheduler, Scheduler)
+        return started.scheduler, started.shards
+
+    for number in range(len(paths)):
+        metrics.add_label("replica", str(number))
+    all_started: list[Started] = []
+    try:
+        for number in range(len(paths)):
+            all_started.append(await one(number))
+    except BaseException:
+        for started in all_started:
+            await started.shards.close()
+        raise
+    served = [(one.scheduler, one.shards) for one in all_started if isinstance(one.scheduler, Scheduler)]
+    replicas = Replicas(served, again, metrics, gauges, config.replica_policy)
+    limits = replace(
+        all_started[0].limits,
+        max_total_tokens=min(one.limits.max_total_tokens for one in all_started),
+        max_input_tokens=min(one.limits.max_input_tokens for one in all_started),
+        max_batch_total_tokens=min(one.limits.max_batch_total_tokens for one in all_started),
+    )
+    logger.info("%d replicas serve; requests are placed by the policy %s", len(paths), config.replica_policy)
+    return Started(info=all_started[0].info, limits=limits, scheduler=replicas, shards=ReplicaPools(replicas))
 
 
 async def connect_and_warm_up(

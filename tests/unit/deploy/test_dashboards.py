@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from router.metrics import DECLARED, Metrics
+from router.front.metrics import FRONT
+from router.metrics import DECLARED as ONE_MODEL
+from router.metrics import Metrics
+
+DECLARED = ONE_MODEL | FRONT
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
@@ -65,7 +69,7 @@ def test_metrics_labels_and_values_of_a_query_exist(where: str, query: str) -> N
         is_histogram = DECLARED[name].kind == "histogram"
         assert (suffix in ("bucket", "sum", "count")) == is_histogram, f"{series}: {DECLARED[name].kind}"
         for label, operator, value in re.findall(r'(\w+)(=~|=|!=|!~)"([^"]*)"', selector):
-            if label in ("job", "instance"):
+            if label in ("job", "instance", "model"):  # the front adds `model`
                 continue
             declared = dict(DECLARED[name].labels)
             assert label in declared, f"{series} has no label {label}"
@@ -73,7 +77,7 @@ def test_metrics_labels_and_values_of_a_query_exist(where: str, query: str) -> N
             assert set(values) <= set(declared[label]), f"{series}: {label} is never {value}"
     for grouping in re.findall(r"\bby \(([^)]*)\)", query):
         for label in re.split(r",\s*", grouping):
-            known = {"job", "instance", "le"} | {
+            known = {"job", "instance", "le", "model"} | {
                 one for name, _ in found for one, _ in DECLARED[family(name)[0]].labels
             }
             assert label in known, f"no series has the label {label}"
@@ -101,7 +105,8 @@ def test_every_legend_names_a_label_that_the_query_keeps() -> None:
 
 def test_the_dashboard_has_what_grafana_asks_for() -> None:
     assert DASHBOARD["uid"] and DASHBOARD["title"] and DASHBOARD["schemaVersion"] >= 36 and "id" not in DASHBOARD
-    assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource", "job", "instance"]
+    names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
+    assert names == ["datasource", "job", "instance", "model"]
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     for panel in DASHBOARD["panels"]:
@@ -151,5 +156,7 @@ def test_every_alert_says_what_and_how_bad() -> None:
 def test_what_a_query_asks_for_is_there_before_the_first_request(where: str, query: str) -> None:
     text = Metrics().render().decode()
     for series in re.findall(r"\btgi_\w+", query):
+        if family(series)[0] in FRONT.keys() - ONE_MODEL.keys():  # with the names of the models
+            continue
         name = f"{series}_bucket" if series in DECLARED and DECLARED[series].kind == "histogram" else series
         assert re.search(rf"^{name}[{{ ]", text, re.MULTILINE), f"{where}: {series}"

@@ -29,6 +29,13 @@ def test_defaults_of_tgi() -> None:
     [
         ({"sharded": True, "num_shard": 1}, ["--sharded true", "--num-shard", "1"]),
         ({"num_shard": 0}, ["--num-shard", "cannot be < 1"]),
+        ({"replica_policy": "least"}, ["--replica-policy", "--num-replica"]),
+        (
+            {"num_replica": 2, "nnodes": 2, "node_rank": 1, "master_addr": "a", "insecure_group": True},
+            ["--num-replica", "--nnodes", "exclude"],
+        ),
+        ({"num_replica": 2, "lora_root": Path("/"), "api_key": "k"}, ["--num-replica", "--lora-root", "exclude"]),
+        ({"num_replica": 2, "master_port": 5}, ["--num-replica", "--master-port", "exclude"]),
         ({"api_key": ""}, ["--api-key", "empty"]),
         ({"max_input_tokens": 3, "max_input_length": 4}, ["--max-input-tokens", "(3)", "(4)", "deprecated"]),
         ({"max_input_tokens": 8, "max_total_tokens": 8}, ["--max-input-tokens", "must be <", "8 and 8"]),

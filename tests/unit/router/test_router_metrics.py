@@ -66,6 +66,8 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
         DURATION,
     ),
     ("tgi_request_preempted", "counter", {}, ""),
+    ("tgi_replicas", "gauge", {"state": {"ready", "failed"}}, ""),
+    ("tgi_replica_queue_size", "gauge", {"replica": {"0"}}, ""),
     ("tgi_prefix_cache_query_tokens", "counter", {}, ""),
     ("tgi_prefix_cache_hit_tokens", "counter", {}, ""),
     (

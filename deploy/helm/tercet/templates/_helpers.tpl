@@ -41,6 +41,30 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{- /* The ConfigMap with the file of several models; empty: one model. */ -}}
+{{- define "tercet.models" -}}
+{{- if .Values.models -}}
+{{- if or (gt (int .Values.nodes) 1) (gt (int .Values.copies) 1) -}}
+{{- fail "models are several at one address, each on one node and once: leave nodes and copies at 1" -}}
+{{- end -}}
+{{ include "tercet.fullname" . }}-models
+{{- else if .Values.modelDefaults -}}
+{{- fail "modelDefaults are for models: name them" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* GPUs of each shard group: of a pod's copy of the model. */ -}}
+{{- define "tercet.shards" -}}
+{{- $copies := int .Values.copies -}}
+{{- if and (gt $copies 1) (gt (int .Values.nodes) 1) -}}
+{{- fail "copies are within one pod: leave nodes at 1" -}}
+{{- end -}}
+{{- if mod (int .Values.gpus) $copies -}}
+{{- fail "gpus must be a multiple of copies" -}}
+{{- end -}}
+{{ div (mul .Values.gpus .Values.nodes) (mul (include "tercet.stages" . | int) $copies) }}
+{{- end -}}
+
 {{- /* Pods that answer HTTP: of a group its node 0. */ -}}
 {{- define "tercet.answering" -}}
 {{ include "tercet.selector" . }}

@@ -7,6 +7,7 @@ The pod of a server, or of a node of a group. Called with `root` (the chart's ow
 {{- $isGroup := ne .role "alone" -}}
 {{- $answers := ne .role "worker" -}}
 {{- $keys := include "tercet.keys" $root -}}
+{{- $models := include "tercet.models" $root -}}
 metadata:
   labels:
     {{- include "tercet.selector" $root | nindent 4 }}
@@ -16,6 +17,9 @@ metadata:
     {{- end }}
   annotations:
     # A changed secret means a new pod.
+    {{- if $models }}
+    checksum/models: {{ printf "%s%s" (toYaml $root.Values.models) (toYaml $root.Values.modelDefaults) | sha256sum }}
+    {{- end }}
     checksum/secret: {{ printf "%s/%s/%s" $root.Values.secrets.hfToken $root.Values.secrets.apiKey $root.Values.secrets.groupToken | sha256sum }}
     {{- with $root.Values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
@@ -53,11 +57,16 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       env:
+        {{- if $models }}
+        - name: MODELS_FILE
+          value: /models-file/models.yaml
+        {{- else }}
         - name: MODEL_ID
           value: {{ $root.Values.model.id | quote }}
         {{- with $root.Values.model.revision }}
         - name: REVISION
           value: {{ . | quote }}
+        {{- end }}
         {{- end }}
         # A pod has no right to ports below 1024 on every cluster; the Service has the usual one.
         - name: PORT
@@ -71,9 +80,14 @@ spec:
         - name: NUM_STAGE
           value: {{ include "tercet.stages" $root | quote }}
         {{- end }}
-        {{- if $root.Values.gpus }}
+        {{- $shards := include "tercet.shards" $root }}
+        {{- if and $root.Values.gpus (not $models) }}
         - name: NUM_SHARD
-          value: {{ div (mul $root.Values.gpus $root.Values.nodes) (include "tercet.stages" $root | int) | quote }}
+          value: {{ $shards | quote }}
+        {{- end }}
+        {{- if gt (int $root.Values.copies) 1 }}
+        - name: NUM_REPLICA
+          value: {{ $root.Values.copies | quote }}
         {{- end }}
         # Not on the volume of the models, which others may be able to write to: kernels that Triton has compiled are
         # loaded from here.
@@ -167,6 +181,11 @@ spec:
           mountPath: /keys
           readOnly: true
         {{- end }}
+        {{- if $models }}
+        - name: models-file
+          mountPath: /models-file
+          readOnly: true
+        {{- end }}
   volumes:
     - name: models
       {{- if $root.Values.persistence.enabled }}
@@ -189,6 +208,11 @@ spec:
     - name: keys
       secret:
         secretName: {{ $keys }}
+    {{- end }}
+    {{- if $models }}
+    - name: models-file
+      configMap:
+        name: {{ $models }}
     {{- end }}
   {{- with $root.Values.nodeSelector }}
   nodeSelector:

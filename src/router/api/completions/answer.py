@@ -18,7 +18,7 @@ from router.api.completions.schema import CompletionBody
 from router.api.openai.answers import AnswerHead, usage
 from router.api.openai.logprobs import Named, TokenNames
 from router.errors import GenerationError
-from router.events import Finished, Token, TokenGenerated
+from router.events import Finished, FinishReason, Token, TokenGenerated
 from router.generation.collect import GenerationResult
 from router.generation.inference import mean_logprob
 from router.request import ValidRequest
@@ -250,3 +250,41 @@ class ChoiceStream:
         logprobs = Logprobs(self._names)
         logprobs.add(event.token, event.top_tokens, self._position)
         return logprobs.json()
+
+
+_STOP_TYPES = {"eos_token": "eos", "length": "limit", "stop_sequence": "word"}
+
+
+def infill_answer(body: CompletionBody, generation: GenerationResult, model: str) -> dict[str, Any]:
+    """Return llama.cpp's answer."""
+    stops = stops_left_out(generation.request, keeps_stop=body.include_stop_str_in_output)
+    text = without_stop(generation.text, stops, generation.finish_reason)
+    return {"content": text} | _infill_end(
+        model, generation.request, generation.finish_reason, generation.generated_tokens, generation.cached_tokens
+    )
+
+
+def infill_event(
+    event: TokenGenerated | Finished, request: ValidRequest, hold_back: StopHoldBack, stops: Sequence[str], model: str
+) -> dict[str, Any]:
+    """Return llama.cpp's event of a token."""
+    piece = "" if event.token.special else event.token.text
+    if not isinstance(event, Finished):
+        return {"content": hold_back.push(piece), "stop": False}
+    text = hold_back.finish(piece, stopped=ended_by_stop(event.text, stops, event.finish_reason))
+    end = _infill_end(model, request, event.finish_reason, event.generated_tokens, event.cached_tokens)
+    return {"content": text} | end
+
+
+def _infill_end(
+    model: str, request: ValidRequest, reason: FinishReason, num_generated: int, num_cached: int
+) -> dict[str, Any]:
+    return {
+        "stop": True,
+        "stop_type": _STOP_TYPES[reason],
+        "truncated": False,
+        "model": model,
+        "tokens_predicted": num_generated,
+        "tokens_evaluated": request.input_length,
+        "tokens_cached": num_cached,
+    }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from router.api.completions.schema import CompletionBody
 from router.api.openai.parameters import choices_of, most_tokens, request_of
-from router.errors import BatchSizeError, SuffixError, ValidationError
+from router.errors import BatchSizeError, ValidationError
 from router.generation.api_rules import COMPLETIONS
 from router.generation.asked import GenerateRequest
 from router.limits import ServingLimits
@@ -52,9 +52,8 @@ def counts_of(body: CompletionBody, limits: ServingLimits) -> Counts:
 
 def check_served(body: CompletionBody, counts: Counts, *, prompt_logprobs: bool) -> None:
     """Refuse what cannot be honoured, such as `prompt_logprobs`."""
-    if body.suffix is not None:
-        text = "`suffix` is not supported: put the text around the gap into the prompt in the model's form"
-        raise SuffixError(text, param="suffix")
+    if body.suffix is not None and body.echo:
+        raise ValidationError("`echo` and `suffix` exclude each other", param="echo", reason="conflict")
     if body.max_tokens == 0 and not body.echo:
         text = "`max_tokens` must be > 0, or -1 for as many as fit; 0 needs `echo`"
         raise ValidationError(text, param="max_tokens", code="integer_below_min_value", given=0, limit=1)

@@ -10,17 +10,28 @@ from dataclasses import replace
 from fastapi import Request
 from starlette.responses import Response
 
+from router.answers.stops import StopHoldBack, stops_left_out
 from router.api.app_state import AppState, StreamFailure, request_id_of, state_of, stream_failure
 from router.api.completions.answer import (
     ChoiceStream,
     CompletionHead,
     completion,
     echoed,
+    infill_answer,
+    infill_event,
     without_token,
     without_tokens,
 )
+from router.api.completions.infill import Extra, Infill, with_ids
 from router.api.completions.prompt import Counts, check_served, counts_of, requests_of
-from router.api.completions.schema import Completion, CompletionBody, CompletionChunk
+from router.api.completions.schema import (
+    Completion,
+    CompletionBody,
+    CompletionChunk,
+    InfillAnswer,
+    InfillBody,
+    InfillEvent,
+)
 from router.api.http import sse
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import stream_headers, summed_headers
@@ -64,6 +75,8 @@ async def answer(request: Request, state: AppState, body: CompletionBody) -> Res
     names = _names(state)
     name_response(head.id)
     with inference.take_permits(counts.generations, request_id=request_id_of(request)) as permits:
+        if body.suffix is not None:
+            body = await cancel_on_disconnect(request.receive, Infill(inference.tokenizer).filled(body))
         if body.stream:
             running = await cancel_on_disconnect(request.receive, _start(state, body, counts, permits))
             head = head.served(running[0].request, body.service_tier)
@@ -76,6 +89,40 @@ async def answer(request: Request, state: AppState, body: CompletionBody) -> Res
             lambda: JsonResponse(completion(head, body, groups, offsets, names), headers=headers)
         )
     return JsonResponse(completion(head, body, groups, offsets, names), headers=headers)
+
+
+@routes.answers("/infill", InfillBody, InfillAnswer, span="infill", event=InfillEvent, stream="ends")
+async def infill(request: Request) -> Response:
+    """Fill the gap between two texts, in llama.cpp's form."""
+    state = state_of(request)
+    body = with_defaults(await state.read(request, InfillBody), state.sampling_defaults)
+    counts = _counts(state, body)
+    gaps = Infill(state.inference.tokenizer)
+    marks = gaps.marks()
+    (begin,) = body.prompt
+    assert isinstance(begin, str)
+    prompt = gaps.ids(
+        body.input_prefix,
+        body.input_suffix,
+        begins_with_marks=body.add_special_tokens,
+        begin=begin,
+        extras=[Extra(name=one.filename, text=one.text) for one in body.input_extra],
+    )
+    model = state.adapter_of(body.model) or state.model_names[0]
+    with state.inference.take_permits(1, request_id=request_id_of(request)) as permits:
+        asked = with_ids(body, [await cancel_on_disconnect(request.receive, prompt)], marks)
+        if body.stream:
+            running = await cancel_on_disconnect(request.receive, _start(state, asked, counts, permits))
+            return sse.EventStream(
+                infill_events(asked, running[0], model, stream_failure(request)),
+                headers=stream_headers(*running, compute_type=state.config.compute_type),
+                close=running[0].close,
+                stalled_s=state.config.stalled_client_seconds,
+            )
+        groups, _ = await cancel_on_disconnect(request.receive, _generate(state, asked, counts, permits))
+    return JsonResponse(
+        infill_answer(asked, groups[0][0], model), headers=summed_headers(groups, state.config.compute_type)
+    )
 
 
 def _names(state: AppState) -> TokenNames:
@@ -189,3 +236,17 @@ async def _events(
                 yield piece
     except Exception as error:  # of ours, not of a generation
         yield sse.frame(failure(error)) + sse.DONE
+
+
+async def infill_events(
+    body: CompletionBody, running: Running, model: str, failure: StreamFailure
+) -> AsyncGenerator[bytes, None]:
+    """Stream a gap's text, in llama.cpp's form."""
+    stops = stops_left_out(running.request, keeps_stop=body.include_stop_str_in_output)
+    hold_back = StopHoldBack(stops)
+    async with aclosing(arrivals([running])) as items:
+        async for _, item in items:
+            if isinstance(item, Exception):
+                yield sse.frame(failure(item))
+            elif not isinstance(item, Prefilled):
+                yield sse.event(infill_event(item, running.request, hold_back, stops, model))

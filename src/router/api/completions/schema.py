@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
 from router.api.chat.schema import Usage
 from router.errors import FieldError
+from router.schemas.base import Body, Items
 from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIBody
 from router.schemas.other_fields import Family
@@ -38,6 +39,16 @@ def _prompts(value: Any) -> list[str | list[int]]:
             return value
     text = "expected a string, a non-empty array of strings, or non-empty arrays of token ids"
     raise FieldError(text, reason="invalid_type")
+
+
+def _answer_start(value: Any) -> list[str | list[int]]:
+    if not isinstance(value, str):
+        raise FieldError("expected a string", reason="invalid_type")
+    return [value]
+
+
+def _empty_start() -> list[str | list[int]]:
+    return [""]
 
 
 def _are_ids(values: list[Any]) -> bool:
@@ -80,16 +91,78 @@ class CompletionBody(OpenAIBody, Constrained):
         "`--enable-prefill-logprobs`, and the answer cannot be streamed.",
         examples=[True],
     )
-    suffix: Annotated[
-        str | None,
-        WithJsonSchema({"type": "null"}),
-        Field(description="Filling gaps is not supported: every text is refused.", examples=[None]),
-    ] = None
+    suffix: str | None = Field(
+        default=None,
+        description="Text after a gap that the answer fills, behind `prompt`; not with `echo`. Only where the model's "
+        "tokenizer has marks for that, as those of many models of code.",
+        examples=[None],
+    )
 
     @property
     def only_echoes(self) -> bool:
         """Whether it asks for the prompt and its log probabilities alone."""
         return self.echo and self.max_tokens == 0
+
+
+class InfillExtra(Body):
+    """Another file, for context."""
+
+    filename: str = Field(default="", description="Its name.", examples=["math.py"])
+    text: str = Field(description="What is in it.", examples=["def add(a, b):"])
+
+
+class InfillBody(CompletionBody):
+    """llama.cpp's request for the text between two others."""
+
+    prompt: Annotated[list[str | list[int]], PlainValidator(_answer_start), WithJsonSchema({"type": "string"})] = Field(
+        default_factory=_empty_start, description="Begin of the answer.", examples=["    return"]
+    )
+    input_prefix: str = Field(default="", description="Text before the gap.", examples=["def add(a, b):\n"])
+    input_suffix: str = Field(default="", description="Text after the gap.", examples=["\n\nprint(add(1, 2))"])
+    input_extra: Items[InfillExtra] = Field(
+        default_factory=list, description="Other files, for context.", examples=[[]]
+    )
+
+    samplers: Items[str] = Field(
+        default_factory=list,
+        description="What editors send. The order of the filters is fixed here, and `infill` is none of them.",
+        examples=[["top_k", "top_p", "infill"]],
+    )
+    t_max_predict_ms: Number | None = Field(
+        default=None,
+        description="What editors send. It ends no answer here: `n_predict` does.",
+        examples=[1000],
+    )
+
+    @model_validator(mode="after")
+    def _has_one_answer(self) -> InfillBody:
+        for name, value, neutral in (
+            ("n", self.n, (None, 1)), ("best_of", self.best_of, (None, 1)), ("echo", self.echo, (False,)),
+            ("suffix", self.suffix, (None,)), ("logprobs", self.logprobs, (None,)),
+        ):  # fmt: skip
+            if value not in neutral:
+                raise FieldError(f"`{name}` is not served here: use /v1/completions", param=name, reason="unsupported")
+        return self
+
+
+class InfillAnswer(BaseModel):
+    """An answer in llama.cpp's form; without a stream `stop` is true."""
+
+    content: str
+    stop: bool
+    stop_type: Literal["eos", "limit", "word"]
+    truncated: bool
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    tokens_cached: int
+
+
+class InfillEvent(BaseModel):
+    """One server-sent event; the last one is a whole InfillAnswer, without more text."""
+
+    content: str
+    stop: bool
 
 
 class CompletionLogprobs(BaseModel):

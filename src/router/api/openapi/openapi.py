@@ -72,14 +72,21 @@ def documented(
     }
 
 
-def document(app: FastAPI, models: Sequence[type[BaseModel]], limits: object) -> dict[str, Any]:
-    """Make the document of schemas, bodies, events, and `limits`."""
+def document(
+    app: FastAPI, models: Sequence[type[BaseModel]], limits: object, root_path: str | None = None
+) -> dict[str, Any]:
+    """Make the document of schemas, bodies, events, and `limits`.
+
+    Args:
+        root_path: Before all its paths.
+    """
     if app.openapi_schema is None:
         schema = get_openapi(
             title="Text Generation Inference",
             version=TGI_VERSION,
             description="Tercet: text generation over HTTP, in the dialects of TGI and OpenAI",
             routes=app.routes,
+            servers=None if root_path is None else [{"url": root_path}],
         )
         _, definitions = models_json_schema(
             [(model, "validation") for model in dict.fromkeys([*models, *_ERRORS.values()])], ref_template=_REFERENCE

@@ -94,6 +94,10 @@ class PrefixCache:
             )
         return allocation
 
+    def match(self, prompt_ids: Sequence[int], namespace: str = "", content: Sequence[ContentRange] = ()) -> int:
+        """Count the tokens that `allocate` would find now, without holding them."""
+        return self._trie.num_matching(cache_keys(prompt_ids, content), namespace)
+
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
         """Extend; what the request shares is held."""
         taken = self._pop(num_blocks)

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from itertools import compress, count
@@ -131,6 +131,19 @@ class RadixTrie:
         blocks: list[int] = []
         node, _ = self._descend(self.root_of(namespace), tokens, 0, limit, blocks)
         return node, blocks
+
+    def num_matching(self, tokens: Sequence[int], namespace: str = "") -> int:
+        """Count the tokens of the longest known prefix in whole blocks, changing nothing."""
+        size, depth = self._block_size, 0
+        keys, node = list(tokens), self.roots.get(namespace)
+        while node is not None and (depth + 1) * size <= len(keys):
+            child = node.children.get(self._edge(keys, depth * size))
+            if child is None:
+                break
+            shared = _common_length(child.key, keys, depth * size, len(keys)) // size
+            depth += shared
+            node = child if shared == len(child.blocks) else None
+        return depth * size
 
     def insert(
         self, tokens: list[int], blocks: list[int], start: RadixNode | None = None, depth: int = 0

@@ -225,8 +225,8 @@ class RequestQueue:
     def _fits(self, entry: Entry, scan: _Scan, budget: Budget, prefill_budget: int, spare_blocks: int) -> bool:
         allocator = self._allocator
         token_ids = entry.token_ids if self._may_share(entry.request) else None
-        content = [ContentRange(p.start, p.stop, p.key) for p in (image.place for image in entry.request.images)]
         request = entry.request
+        content = content_of(request)
         allocation = allocator.allocate(
             self._num_reserved(entry),
             token_ids,
@@ -317,3 +317,8 @@ def _first_chunk(entry: Entry, prefix_length: int, most: int, scan: _Scan, budge
 
 def _exceeds(image_rows: int, budget: Budget) -> bool:
     return budget.image_rows is not None and image_rows > budget.image_rows
+
+
+def content_of(request: ValidRequest) -> list[ContentRange]:
+    """Return what stands for a prompt's images in the prefix cache."""
+    return [ContentRange(p.start, p.stop, p.key) for p in (image.place for image in request.images)]

@@ -11,6 +11,7 @@ import pytest
 
 from launcher.command import Command
 from launcher.config import LauncherConfig
+from launcher.errors import ArgumentValidation
 from launcher.planning import commands
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
@@ -310,3 +311,36 @@ def test_the_plan_shows_the_part_of_the_node() -> None:
     assert rows["node"] == "1 of 2, with ranks 2 to 3"
     assert rows["endpoint"] == "tcp://10.0.0.2:4000"
     assert "url" not in rows
+
+
+def test_each_replica_has_its_part_of_the_machine() -> None:
+    gpus = Hardware(gpus=tuple(Gpu() for _ in range(4)))
+    made = plan(gpus, num_replica=2, num_shard=2)
+    found = commands.shards(made, {"CUDA_VISIBLE_DEVICES": "4, 5,6,7"})
+    assert [command.title for command in found] == [
+        "shard 0 of replica 0", "shard 1 of replica 0", "shard 0 of replica 1", "shard 1 of replica 1",
+    ]  # fmt: skip
+    assert [command.env["CUDA_VISIBLE_DEVICES"] for command in found] == ["4,5", "4,5", "6,7", "6,7"]
+    assert [command.env["MASTER_PORT"] for command in found] == ["29501", "29501", "29502", "29502"]
+    assert [command.socket for command in found] == [
+        "/run/x/shard-0", "/run/x/shard-1", "/run/x/shard-replica1-0", "/run/x/shard-replica1-1",
+    ]  # fmt: skip
+    assert value_of(found[2], "--uds-path") == "/run/x/shard-replica1"
+    assert {command.env["WORLD_SIZE"] for command in found} == {"2"}
+    assert commands.shards(made, {})[3].env["CUDA_VISIBLE_DEVICES"] == "2,3"
+    router = commands.router(made, {})
+    assert value_of(router, "--master-shard-uds-path") == "/run/x/shard-0"
+    assert value_of(router, "--replica-uds-paths") == "/run/x/shard-replica1-0"
+    assert dict(made.rows())["replicas"] == "2"
+
+
+def test_replicas_divide_gpus_and_cores() -> None:
+    assert plan(Hardware(gpus=tuple(Gpu() for _ in range(4))), num_replica=2).num_shard == 2
+    with pytest.raises(ArgumentValidation, match="`--num-replica` 3 is too many: 2 GPUs visible"):
+        plan(Hardware(gpus=(Gpu(), Gpu())), num_replica=3)
+    made = plan(num_replica=2, kv_cache_memory=1 << 30)
+    first, second = commands.shards(made, {})
+    assert first.env["OMP_NUM_THREADS"] == second.env["OMP_NUM_THREADS"] == "2"
+    assert value_of(second, "--kv-cache-memory") == str(1 << 29)
+    assert commands.shards(made, {"OMP_NUM_THREADS": "1"})[0].env["OMP_NUM_THREADS"] == "1"
+    assert any("share its cores" in note for note in made.notes)

@@ -48,5 +48,5 @@ async def scheduler(monkeypatch: pytest.MonkeyPatch) -> EndingScheduler:
     async def connect(*_: Any, **__: Any) -> Started:
         return Started(info=INFO, limits=LIMITS, scheduler=made, shards=Shards())  # type: ignore[arg-type]
 
-    monkeypatch.setattr(server, "connect_and_warm_up", connect)
+    monkeypatch.setattr(server, "connect_replicas", connect)
     return made

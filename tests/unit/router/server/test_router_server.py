@@ -110,7 +110,7 @@ async def test_a_port_that_somebody_took_while_the_model_was_loaded(
     model: Path, free_port: int, scheduler: EndingScheduler, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     """Two sockets may be bound to it, and asyncio's loop is silent when the second one cannot listen."""
-    ready = server.connect_and_warm_up
+    ready = server.connect_replicas
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
@@ -119,7 +119,7 @@ async def test_a_port_that_somebody_took_while_the_model_was_loaded(
             other.listen()
             return await ready(*arguments, **options)
 
-        monkeypatch.setattr(server, "connect_and_warm_up", load)
+        monkeypatch.setattr(server, "connect_replicas", load)
         ports: dict[str, int] = {"port": 0, which: free_port}
         config = RouterConfig(tokenizer_name=str(model), hostname="127.0.0.1", **ports)  # type: ignore[arg-type]
         with pytest.raises(StartupError, match=f"127.0.0.1:{free_port}: Address already in use"):

@@ -209,5 +209,5 @@ async def test_a_signal_while_starting(config: RouterConfig, monkeypatch: pytest
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(server, "connect_and_warm_up", connect)
+    monkeypatch.setattr(server, "connect_replicas", connect)
     assert await asyncio.wait_for(serve(config), ENDS_S) == 0

@@ -70,6 +70,7 @@ SHARED_BY_BODIES = (
 """No bodies themselves: the document has their fields in those that inherit them."""
 # What else a body needs before a value means what the document says of it.
 NAMES_ANOTHER = {
+    "suffix",  # a tokenizer with marks
     "guided_json",
     "structured_outputs.json",
     "structured_outputs.grammar",
