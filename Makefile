@@ -129,7 +129,7 @@ bench-router: $(VENV)/.installed-test
 bench-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.gpu $(if $(MODEL),--model $(MODEL)) $(if $(STAGES),--stages $(STAGES))
 
-# Every attack of tests/hostile on one server until the time is over, and a report in soak-report.md.
+# Every attack of tests/hostile on one server until the time is over, and a report in build/soak-report.md.
 HOURS ?= 0.25
 soak: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m hostile --hours $(HOURS)

@@ -39,7 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="soak", description=__doc__)
     parser.add_argument("--hours", type=float, default=0.25, help="at least one round is done")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--report", type=Path, default=Path("soak-report.md"), help="where the report is written")
+    parser.add_argument("--report", type=Path, default=Path("build/soak-report.md"), help="where the report is written")
     asked = parser.parse_args()
     report = Report(commit=_commit(), seed=asked.seed)
     try:
@@ -57,6 +57,7 @@ def main() -> int:
     except Exception as error:
         report.fault = f"{type(error).__name__}: {error}"
         traceback.print_exc()
+    asked.report.parent.mkdir(parents=True, exist_ok=True)
     asked.report.write_text(report.text())
     print(report.text())
     return 0 if report.is_good else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import statistics
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,12 +25,12 @@ class Report:
         self._started = time.monotonic()
         self._sums: dict[str, Counter[str]] = {}
         self._seconds: Counter[str] = Counter()
-        self._memory: list[tuple[float, dict[str, int]]] = []
+        self._memory: list[tuple[float, str, dict[str, int]]] = []
 
     def add(self, outcome: Outcome) -> None:
         self._sums.setdefault(outcome.name, Counter()).update(outcome.seen)
         self._seconds[outcome.name] += round(outcome.seconds)
-        self._memory.append((time.monotonic() - self._started, outcome.memory))
+        self._memory.append((time.monotonic() - self._started, outcome.name, outcome.memory))
 
     def end_round(self) -> None:
         self.num_rounds += 1
@@ -41,13 +42,20 @@ class Report:
 
     @property
     def growth(self) -> dict[str, float]:
-        """Of each process since it had settled; nothing if that was not long enough ago."""
-        seen: dict[str, list[int]] = {}
-        for elapsed, sizes in self._memory:
+        """Of each process since it had settled, the median over attacks; nothing if that was not long enough ago.
+
+        Looks behind the same attack are compared: each leaves another amount that the next ones give back.
+        """
+        seen: dict[str, dict[str, list[int]]] = {}
+        for elapsed, attack, sizes in self._memory:
             if elapsed >= SETTLED_S:
                 for name, size in sizes.items():
-                    seen.setdefault(name, []).append(size)
-        return {name: sizes[-1] / sizes[0] - 1 for name, sizes in seen.items() if len(sizes) > 1}
+                    seen.setdefault(name, {}).setdefault(attack, []).append(size)
+        grown = {
+            name: [sizes[-1] / sizes[0] - 1 for sizes in of_attacks.values() if len(sizes) > 1]
+            for name, of_attacks in seen.items()
+        }
+        return {name: statistics.median(found) for name, found in grown.items() if found}
 
     @property
     def is_good(self) -> bool:
@@ -80,13 +88,13 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _names(self) -> list[str]:
-        return list(dict.fromkeys(name for _, sizes in self._memory for name in sizes))
+        return list(dict.fromkeys(name for _, _, sizes in self._memory for name in sizes))
 
     def _every_ten_minutes(self) -> list[tuple[float, dict[str, int]]]:
         chosen: list[tuple[float, dict[str, int]]] = []
-        for look in self._memory:
-            if not chosen or look[0] - chosen[-1][0] >= 600 or look is self._memory[-1]:
-                chosen.append(look)
+        for number, (elapsed, _, sizes) in enumerate(self._memory):
+            if not chosen or elapsed - chosen[-1][0] >= 600 or number == len(self._memory) - 1:
+                chosen.append((elapsed, sizes))
         return chosen
 
 
