@@ -251,6 +251,7 @@ def test_a_classifier(classifier: RunningServer) -> None:
     post(classifier, "/rerank", {"query": "a", "texts": ["b"]}, status=424)
 
 
+@pytest.mark.long
 def test_a_start_that_cannot_succeed_says_why(tmp_path: Path) -> None:
     write_model(tmp_path, "qwen3")
     with pytest.raises(AssertionError, match="give --pooling"), running_server(tmp_path, "--task", "embed"):

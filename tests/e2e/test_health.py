@@ -16,6 +16,7 @@ pytestmark = pytest.mark.e2e
 PROBES = examples(50, 100)
 
 
+@pytest.mark.long
 def test_unhealthy_until_every_shard_has_generated() -> None:
     with running_server("demo", "--num-shard", "2", wait=False) as server:
         deadline = time.monotonic() + START_LIMIT_S

@@ -124,6 +124,7 @@ def test_a_killed_shard_ends_everything() -> None:
         assert "Shard 0 crashed" in log
 
 
+@pytest.mark.long
 def test_a_killed_router_ends_everything() -> None:
     with served() as (server, family):
         running = streams(server, 2)
@@ -162,6 +163,7 @@ def test_a_shard_that_is_stopped_is_killed_with_the_rest() -> None:
         }
 
 
+@pytest.mark.long
 def test_a_shard_that_makes_no_progress_ends_everything() -> None:
     with served(MAX_STEP_SECONDS="2") as (server, family):
         running = streams(server, 2)

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from support.running_server import RunningServer, running_server
 
-pytestmark = pytest.mark.e2e
+# The steps of stages are tested without servers in tests/parity/test_chunks.py.
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}
 ASKED: dict[str, dict[str, Any]] = {

@@ -74,6 +74,7 @@ async def counted(client: httpx.AsyncClient, name: str) -> float:
     return metrics_of((await client.get("/metrics")).text).get(name, 0)
 
 
+@pytest.mark.long
 async def test_two_hundred_at_once(server: RunningServer) -> None:
     """By hand: a busy client that takes seconds for its bodies would be answered 408."""
     request = post("/generate", generation(100))
@@ -87,6 +88,7 @@ async def test_two_hundred_at_once(server: RunningServer) -> None:
     assert all(re.search(rb"\r\nretry-after: [1-9]", answer) for answer in refused)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_clients_that_leave_at_random_moments(server: RunningServer, seed: int) -> None:
     """`make soak` does ten thousand of these."""
@@ -95,6 +97,7 @@ async def test_clients_that_leave_at_random_moments(server: RunningServer, seed:
         await asyncio.gather(*(leave_early(server.port, source) for _ in range(20)))
 
 
+@pytest.mark.long
 async def test_readers_that_never_read(server: RunningServer, client: httpx.AsyncClient) -> None:
     alone = await ids(client, 60)
     dropped = await counted(client, 'tgi_request_failure{err="dropped"}')
@@ -114,6 +117,7 @@ async def test_readers_that_never_read(server: RunningServer, client: httpx.Asyn
             one.close()
 
 
+@pytest.mark.long
 async def test_slow_heads_and_bodies_beside_normal_traffic(server: RunningServer, client: httpx.AsyncClient) -> None:
     whole = post("/generate", generation(4))
     cuts = [0, 20, len(HEAD), len(whole) - 3]
@@ -124,6 +128,7 @@ async def test_slow_heads_and_bodies_beside_normal_traffic(server: RunningServer
     assert {status_of(task.result()) for task in slow} == {408}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keepalive_expiry", [None])
 async def test_more_connections_than_there_may_be(server: RunningServer, client: httpx.AsyncClient) -> None:
     await ids(client, 4)  # its connection is one of those that stay
@@ -243,6 +248,7 @@ BOMBS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 async def test_grammar_bombs_beside_other_traffic(client: httpx.AsyncClient) -> None:
     alone = await ids(client, 60)
     nested: dict[str, Any] = {"type": "integer"}
@@ -289,6 +295,7 @@ async def test_stop_texts(client: httpx.AsyncClient) -> None:
     ).status_code == 422
 
 
+@pytest.mark.long
 async def test_bombs_of_numbers(client: httpx.AsyncClient) -> None:
     messages = [{"role": "user", "content": "x"}]
     for path, body in [

@@ -182,6 +182,7 @@ class _Listener:
         self._socket.close()
 
 
+@pytest.mark.long
 async def test_grammar_bombs_at_once_beside_other_requests(server: RunningServer) -> None:
     """E11: sixteen that explode, each its own; an ordinary request does not wait for them."""
     async with httpx.AsyncClient(base_url=server.url, timeout=ANSWER_LIMIT_S) as client:
@@ -200,6 +201,7 @@ async def test_grammar_bombs_at_once_beside_other_requests(server: RunningServer
             assert bomb.status_code in (200, 422, 429), bomb.text
 
 
+@pytest.mark.long
 async def test_clients_that_leave_at_any_moment(server: RunningServer) -> None:
     """Each kind of request, cut after a random time, many at once."""
     source = random.Random(5)
@@ -230,6 +232,7 @@ async def test_clients_that_leave_at_any_moment(server: RunningServer) -> None:
             await asyncio.gather(*(cut(client) for _ in range(8)))
 
 
+@pytest.mark.long
 async def test_health_answers_while_large_prompts_are_read(server: RunningServer) -> None:
     """E10: tokenising two megabytes happens off the event loop."""
     body = json.dumps(native() | {"inputs": "Ünï wörd! " * 150_000}, ensure_ascii=False).encode()
