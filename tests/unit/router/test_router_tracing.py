@@ -74,7 +74,7 @@ def test_every_route_that_generates_has_a_name() -> None:
     families = (generate, chat, completions, tokenize, cloud, kserve)
     endpoints = [route.endpoint for family in families for route in family.routes.routes if "POST" in route.methods]
     names = [RequestSpan({"endpoint": endpoint}, None).name for endpoint in endpoints]
-    assert len(set(names)) == len(names) == 12 and all(names)
+    assert len(set(names)) == len(names) == 13 and all(names)
 
 
 async def test_kserve(make_router: MakeRouter, recorded: RecordedSpans) -> None:
