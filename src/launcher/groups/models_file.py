@@ -150,7 +150,9 @@ def _of_node(
 def _entry(config: LauncherConfig, name: str, *, aliases: tuple[str, ...], **values: Any) -> ModelEntry:
     """Take from the options what is the front's, and give the model its names."""
     if config.num_replica > 1:
-        raise ValueError(f"`num_replica` of {name}: several models have one replica each")
+        raise ArgumentValidation(
+            f"`--num-replica` {config.num_replica} of {name}: several models have one replica each"
+        )
     log = config.request_log
     if log is not None:
         log = log.with_name(f"{log.stem}.{name.replace('/', '--')}{log.suffix}")
