@@ -16,6 +16,16 @@ Activation = Callable[[Tensor], Tensor]
 gelu_tanh: Activation = partial(F.gelu, approximate="tanh")
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """Return the sigmoid, on CPUs with bits that depend on no other row.
+
+    torch's takes another exp for numbers that fill no vector, so that they change with how many others there are.
+    """
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return x.sigmoid()
+    return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(dim=-1)[..., 0]
+
+
 def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.cpp import library as cpp
+from model_server.layers.activation import sigmoid
 from model_server.layers.linear.packed import PackedLinear
 
 # DeepSeek V3's guard against a sum of zero.
@@ -89,7 +90,7 @@ def choose(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple
     logits = logits.float()
     if routing.score == "sparse_mixer":
         return _sparse_mixer(logits, routing.top_k, routing.jitter)
-    scores = logits.softmax(dim=-1) if routing.score == "softmax" else logits.sigmoid()
+    scores = logits.softmax(dim=-1) if routing.score == "softmax" else sigmoid(logits)
     # A sigmoid of a large logit is 1, whatever the logit: without a correction the logits themselves decide.
     choice = logits if correction is None else scores + correction
     if routing.top_groups < routing.num_groups:

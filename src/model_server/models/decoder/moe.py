@@ -16,7 +16,7 @@ from torch import Tensor
 from model_server.adapters.folder import ExpertParameter, ExpertPlace, Targets
 from model_server.adapters.reader import ExpertRows, Product
 from model_server.errors import StartupError
-from model_server.layers.activation import Activation, activation
+from model_server.layers.activation import Activation, activation, sigmoid
 from model_server.layers.experts.choice import make_experts
 from model_server.layers.experts.experts import Experts, ExpertWeights
 from model_server.layers.linear.linear import Linear
@@ -199,7 +199,7 @@ class SharedMlp:
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         shared = self.shared(hidden, step)
         if self.gate is not None:
-            shared.mul_(torch.sigmoid(self.gate(hidden)))
+            shared.mul_(sigmoid(self.gate(hidden)))
         return self.routed(hidden, step).add_(shared)
 
 

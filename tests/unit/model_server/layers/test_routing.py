@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -29,6 +31,18 @@ def test_large_sigmoids_are_still_told_apart() -> None:
     """In float32 both are 1."""
     routing = Routing(num_experts=3, top_k=1, score="sigmoid")
     assert chosen_of(routing, torch.tensor([40.0, 50.0, 45.0])) == ([1], [1.0])
+
+
+@pytest.mark.parametrize("num_experts", [3, 16, 60, 64])
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "sparse_mixer"])
+def test_a_tokens_bits_do_not_depend_on_the_others(score: Literal["softmax", "sigmoid"], num_experts: int) -> None:
+    routing = Routing(num_experts=num_experts, top_k=2, score=score, norm=1.0)
+    logits = torch.randn(200, num_experts, generator=torch.Generator().manual_seed(0)) * 3
+    weights, chosen = choose(logits, routing, None)
+    for count in (1, 3, 7):
+        parts = [choose(part, routing, None) for part in logits.split(count)]
+        assert torch.equal(torch.cat([part for part, _ in parts]), weights)
+        assert torch.equal(torch.cat([part for _, part in parts]), chosen)
 
 
 def test_a_correction_chooses_but_does_not_weigh() -> None:
