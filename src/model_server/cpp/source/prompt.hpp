@@ -22,18 +22,34 @@ template <class T> constexpr long VALUE_STEP = Packing<T>::STEP;
 template <> constexpr long VALUE_STEP<bf16> = TILE_INPUTS;
 #endif
 
+// What a panel has of a row beside each other, in the type that is multiplied: a number, or a pair.
+template <class T, class Out> INLINE vu units(const T* x) {
+    if constexpr (std::is_same_v<Out, bf16>) return load_pairs(x);
+    else return (vu)load(x);
+}
+
 // Keys as a matrix with a column for each: panels of PANEL keys over their numbers. Columns from `count` on are zeros.
 template <class T, class Out> void pack_keys(const T* const* rows, long offset, long dim, long count, Out* out) {
-    constexpr int STEP = Packing<Out>::STEP;
-    for (long p = 0; p * PANEL < count; p++)
-        for (int c = 0; c < PANEL; c++) {
-            long k = p * PANEL + c;
-            Out* to = out + p * PANEL * dim + c * STEP;
-            if (k < count)
-                for (long d = 0; d < dim; d += STEP) convert<STEP>(rows[k] + offset + d, to + d * PANEL);
-            else
-                for (long d = 0; d < dim; d += STEP) std::memset(to + d * PANEL, 0, STEP * sizeof(Out));
+    constexpr int STEP = Packing<Out>::STEP, WIDE = LANES * STEP;
+    for (long first = 0; first < (count + PANEL - 1) / PANEL * PANEL; first += LANES) {
+        Out* to = out + first / PANEL * PANEL * dim + first % PANEL * STEP;
+        long ahead = std::min(first + FETCHED, count), end = std::min(ahead + LANES, count);
+        fetch(rows, ahead, end, offset, dim);
+        long d = 0;
+        for (; d + WIDE <= dim; d += WIDE) {
+            vu square[LANES];
+            for (int k = 0; k < LANES; k++)
+                square[k] = first + k < count ? units<T, Out>(rows[first + k] + offset + d) : vu{};
+            transpose(square);
+            for (int i = 0; i < LANES; i++) std::memcpy(to + (d + i * STEP) * PANEL, &square[i], sizeof(vu));
         }
+        for (; d < dim; d += STEP)
+            for (int k = 0; k < LANES; k++) {
+                Out* at = to + d * PANEL + k * STEP;
+                if (first + k < count) convert<STEP>(rows[first + k] + offset + d, at);
+                else std::memset(at, 0, STEP * sizeof(Out));
+            }
+    }
 }
 
 // Values as a matrix with a column for each of their numbers, over BLOCK_KEYS keys; zeros fill both up.
@@ -43,14 +59,28 @@ template <class T, class Out> void pack_values(const T* const* rows, long offset
     for (long p = 0; p < panels; p++) {
         Out* to = out + p * PANEL * BLOCK_KEYS;
         long width = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
-        for (long k = 0; k < used; k += STEP, to += PANEL * STEP)
-            for (int s = 0; s < STEP; s++) {
-                const T* from = k + s < count ? rows[k + s] + offset + p * PANEL : nullptr;
-                for (long c = 0; c < PANEL; c++) {
-                    if (from && c < width) convert<1>(from + c, to + c * STEP + s);
-                    else to[c * STEP + s] = Out{};
-                }
+        for (long k = 0; k < used; k += STEP, to += PANEL * STEP) {
+            const T* from[STEP];
+            for (int s = 0; s < STEP; s++) from[s] = k + s < count ? rows[k + s] + offset + p * PANEL : nullptr;
+            if (width < PANEL) {
+                for (int s = 0; s < STEP; s++)
+                    for (long c = 0; c < PANEL; c++) {
+                        if (from[s] && c < width) convert<1>(from[s] + c, to + c * STEP + s);
+                        else to[c * STEP + s] = Out{};
+                    }
+                continue;
             }
+            vu both[2];
+            if constexpr (STEP == 1) {
+                for (int v = 0; v < 2; v++) both[v] = from[0] ? units<T, Out>(from[0] + v * LANES) : vu{};
+            } else {
+                vu a = from[0] ? load_pairs(from[0]) : vu{}, b = from[1] ? load_pairs(from[1]) : vu{};
+                vu even = (a & 0xffffu) | (b << 16), odd = (a >> 16) | (b & 0xffff0000u);
+                both[0] = __builtin_shuffle(even, odd, LOWER_LANES);
+                both[1] = __builtin_shuffle(even, odd, UPPER_LANES);
+            }
+            std::memcpy(to, both, sizeof(both));
+        }
     }
 }
 
@@ -180,6 +210,7 @@ void attend_prompt(const AttentionShape& shape, const Paging& paging, const C* c
         auto [key_at, value_at] =
             head_rows(shape, paging, cache, sequence, first + from, keys - from, kv_head, space, at + from);
         for (long k = 0; k < from; k++) at[k] = at[from];
+        fetch(at, 0, keys < FETCHED ? keys : FETCHED, key_at, dim);
         pack_keys(at, key_at, dim, keys, tile.keys);
         pack_values(at, value_at, shape.value_dim, keys, tile.values);
         for (long row = 0; row < rows; row += BLOCK_ROWS) {

@@ -187,6 +187,8 @@ constexpr vi EVEN = {0, 2, 4, 6, 8, 10, 12, 14};
 constexpr vi FIRST = {0, 0, 2, 2, 4, 4, 6, 6};
 constexpr vi COUNTING = {0, 1, 2, 3, 4, 5, 6, 7};
 #endif
+// The lower lanes of two vectors in turns, and the upper ones.
+constexpr vi LOWER_LANES = (COUNTING & 1) * LANES + (COUNTING >> 1), UPPER_LANES = LOWER_LANES + LANES / 2;
 constexpr vi ODD = EVEN + 1, SECOND = FIRST + 1, SWAPPED = COUNTING ^ 1;
 
 // Sums of neighbours: the lanes of a, then those of b. After log2(LANES) rounds LANES vectors are one vector of sums.
@@ -198,5 +200,20 @@ template <int COUNT> INLINE vf sums_of(const vf* s) {
 #pragma GCC unroll 8
         for (int i = 0; i < COUNT / 2; i++) halves[i] = add_neighbours(s[2 * i], s[2 * i + 1]);
         return sums_of<COUNT / 2>(halves);
+    }
+}
+
+// Rows become columns: each round moves one bit of a lane's number to its row's, and one back.
+INLINE void transpose(vu (&x)[LANES]) {
+#pragma GCC unroll 4
+    for (int n = 1; n < LANES; n *= 2) {
+        vu y[LANES];
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            y[2 * i] = __builtin_shuffle(x[i], x[i + LANES / 2], LOWER_LANES);
+            y[2 * i + 1] = __builtin_shuffle(x[i], x[i + LANES / 2], UPPER_LANES);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) x[i] = y[i];
     }
 }
