@@ -116,119 +116,6 @@ class StackMatrixStruct(ctypes.Structure):
     ]
 
 
-class StackLayerStruct(ctypes.Structure):
-    """`StackLayer` of stack.hpp."""
-
-    _fields_ = [
-        ("attention_norm", c_void_p),
-        ("mlp_norm", c_void_p),
-        ("qkv", StackMatrixStruct),
-        ("output", StackMatrixStruct),
-        ("up", StackMatrixStruct),
-        ("down", StackMatrixStruct),
-        ("qk_norm", c_void_p),
-        ("rope", c_long),
-        ("rotary", c_long),
-        ("attention", AttentionShapeStruct),
-    ]
-
-
-class StackConfigStruct(ctypes.Structure):
-    """`StackConfig` of stack.hpp."""
-
-    _fields_ = [
-        ("num_layers", c_long),
-        ("hidden", c_long),
-        ("intermediate", c_long),
-        ("eps", c_float),
-        ("qk_eps", c_float),
-        ("layers", POINTER(StackLayerStruct)),
-    ]
-
-
-class StackStepStruct(ctypes.Structure):
-    """`StackStep` of stack.hpp."""
-
-    _fields_ = [
-        ("tokens", c_long),
-        ("num_kept", c_long),
-        ("hidden", c_void_p),
-        ("rotations", POINTER(c_void_p)),
-        ("slots", c_void_p),
-        ("kept", c_void_p),
-        ("caches", POINTER(c_void_p)),
-        ("out", c_void_p),
-        ("adapters", c_void_p),
-        ("paging", PagingStruct),
-    ]
-
-
-class EncoderNormStruct(ctypes.Structure):
-    """`EncoderNorm` of encoder_stack.hpp."""
-
-    _fields_ = [
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-    ]
-
-
-class EncoderMatrixStruct(ctypes.Structure):
-    """`EncoderMatrix` of encoder_stack.hpp."""
-
-    _fields_ = [
-        ("panels", c_void_p),
-        ("bias", c_void_p),
-        ("outputs", c_long),
-        ("inputs", c_long),
-    ]
-
-
-class EncoderLayerStruct(ctypes.Structure):
-    """`EncoderLayer` of encoder_stack.hpp."""
-
-    _fields_ = [
-        ("attention_norm", EncoderNormStruct),
-        ("mlp_norm", EncoderNormStruct),
-        ("qkv", EncoderMatrixStruct),
-        ("output", EncoderMatrixStruct),
-        ("up", EncoderMatrixStruct),
-        ("down", EncoderMatrixStruct),
-        ("rope", c_long),
-        ("rotary", c_long),
-        ("paging", c_long),
-        ("attention", AttentionShapeStruct),
-    ]
-
-
-class EncoderConfigStruct(ctypes.Structure):
-    """`EncoderConfig` of encoder_stack.hpp."""
-
-    _fields_ = [
-        ("num_layers", c_long),
-        ("hidden", c_long),
-        ("intermediate", c_long),
-        ("norms_after", c_long),
-        ("gated", c_long),
-        ("activation", c_long),
-        ("eps", c_float),
-        ("layers", POINTER(EncoderLayerStruct)),
-    ]
-
-
-class EncoderStepStruct(ctypes.Structure):
-    """`EncoderStep` of encoder_stack.hpp."""
-
-    _fields_ = [
-        ("tokens", c_long),
-        ("num_pagings", c_long),
-        ("hidden", c_void_p),
-        ("rotations", POINTER(c_void_p)),
-        ("slots", c_void_p),
-        ("caches", POINTER(c_void_p)),
-        ("pagings", POINTER(PagingStruct)),
-    ]
-
-
 class SegmentsStruct(ctypes.Structure):
     """`Segments` of convolution.hpp."""
 
@@ -302,6 +189,149 @@ class Mamba2Struct(ctypes.Structure):
         ("norm", c_void_p),
         ("norm_groups", c_long),
         ("eps", c_float),
+    ]
+
+
+class StackPartStruct(ctypes.Structure):
+    """`StackPart` of stack_mixers.hpp."""
+
+    _fields_ = [
+        ("first", c_long),
+        ("segments", SegmentsStruct),
+        ("saves", c_void_p),
+        ("num_saves", c_long),
+    ]
+
+
+class StackMixerStruct(ctypes.Structure):
+    """`StackMixer` of stack_mixers.hpp; kinds: attention, gated delta net, Mamba-2, short convolution."""
+
+    _fields_ = [
+        ("kind", c_long),
+        ("delta", POINTER(GatedDeltaStruct)),
+        ("mamba", POINTER(Mamba2Struct)),
+        ("convolution", POINTER(ShortConvolutionStruct)),
+    ]
+
+
+class StackLayerStruct(ctypes.Structure):
+    """`StackLayer` of stack.hpp."""
+
+    _fields_ = [
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("qkv", StackMatrixStruct),
+        ("output", StackMatrixStruct),
+        ("up", StackMatrixStruct),
+        ("down", StackMatrixStruct),
+        ("qk_norm", c_void_p),
+        ("rope", c_long),
+        ("rotary", c_long),
+        ("attention", AttentionShapeStruct),
+        ("gate", StackMatrixStruct),
+        ("mixer", StackMixerStruct),
+    ]
+
+
+class StackConfigStruct(ctypes.Structure):
+    """`StackConfig` of stack.hpp."""
+
+    _fields_ = [
+        ("num_layers", c_long),
+        ("hidden", c_long),
+        ("intermediate", c_long),
+        ("eps", c_float),
+        ("qk_eps", c_float),
+        ("layers", POINTER(StackLayerStruct)),
+    ]
+
+
+class StackStepStruct(ctypes.Structure):
+    """`StackStep` of stack.hpp."""
+
+    _fields_ = [
+        ("tokens", c_long),
+        ("num_kept", c_long),
+        ("hidden", c_void_p),
+        ("rotations", POINTER(c_void_p)),
+        ("slots", c_void_p),
+        ("kept", c_void_p),
+        ("caches", POINTER(c_void_p)),
+        ("out", c_void_p),
+        ("adapters", c_void_p),
+        ("paging", PagingStruct),
+        ("parts", POINTER(StackPartStruct)),
+        ("num_parts", c_long),
+        ("segments", POINTER(SegmentsStruct)),
+        ("cached", POINTER(CachedInputsStruct)),
+        ("inputs", POINTER(c_void_p)),
+        ("states", POINTER(c_void_p)),
+    ]
+
+
+class EncoderNormStruct(ctypes.Structure):
+    """`EncoderNorm` of encoder_stack.hpp."""
+
+    _fields_ = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class EncoderMatrixStruct(ctypes.Structure):
+    """`EncoderMatrix` of encoder_stack.hpp."""
+
+    _fields_ = [
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_long),
+        ("inputs", c_long),
+    ]
+
+
+class EncoderLayerStruct(ctypes.Structure):
+    """`EncoderLayer` of encoder_stack.hpp."""
+
+    _fields_ = [
+        ("attention_norm", EncoderNormStruct),
+        ("mlp_norm", EncoderNormStruct),
+        ("qkv", EncoderMatrixStruct),
+        ("output", EncoderMatrixStruct),
+        ("up", EncoderMatrixStruct),
+        ("down", EncoderMatrixStruct),
+        ("rope", c_long),
+        ("rotary", c_long),
+        ("paging", c_long),
+        ("attention", AttentionShapeStruct),
+    ]
+
+
+class EncoderConfigStruct(ctypes.Structure):
+    """`EncoderConfig` of encoder_stack.hpp."""
+
+    _fields_ = [
+        ("num_layers", c_long),
+        ("hidden", c_long),
+        ("intermediate", c_long),
+        ("norms_after", c_long),
+        ("gated", c_long),
+        ("activation", c_long),
+        ("eps", c_float),
+        ("layers", POINTER(EncoderLayerStruct)),
+    ]
+
+
+class EncoderStepStruct(ctypes.Structure):
+    """`EncoderStep` of encoder_stack.hpp."""
+
+    _fields_ = [
+        ("tokens", c_long),
+        ("num_pagings", c_long),
+        ("hidden", c_void_p),
+        ("rotations", POINTER(c_void_p)),
+        ("slots", c_void_p),
+        ("caches", POINTER(c_void_p)),
+        ("pagings", POINTER(PagingStruct)),
     ]
 
 

@@ -29,7 +29,7 @@ class CppDeltaNet:
         self._weights = weights  # keeps what the addresses below point to
         tensors = weights.convolution, weights.rate, weights.bias, weights.norm
         assert all(t.is_contiguous() and t.dtype == torch.float32 for t in tensors)
-        self._struct = GatedDeltaStruct(
+        self.struct = GatedDeltaStruct(
             key_heads=weights.key_heads,
             repeats=weights.repeats,
             key_dim=weights.key_dim,
@@ -45,7 +45,7 @@ class CppDeltaNet:
 
     def __call__(self, projected: Tensor, segments: Segments, states: LayerStates) -> Tensor:
         out = projected.new_empty(len(projected), self._weights.values)
-        return _advanced(self._function, self._struct, projected, segments, states, out)
+        return _advanced(self._function, self.struct, projected, segments, states, out)
 
 
 class CppMamba2:
@@ -58,8 +58,8 @@ class CppMamba2:
         optional = weights.convolution_bias, norm
         tensors = weights.convolution, weights.rate, weights.bias, weights.skip, *optional
         assert all(t is None or (t.is_contiguous() and t.dtype == torch.float32) for t in tensors)
-        self._is_apart = gating is None
-        self._struct = Mamba2Struct(
+        self.is_apart = gating is None
+        self.struct = Mamba2Struct(
             heads=weights.heads,
             head_dim=weights.head_dim,
             groups=weights.groups,
@@ -82,9 +82,9 @@ class CppMamba2:
         self._function = prepared().cpp_mamba2
 
     def __call__(self, projected: Tensor, segments: Segments, states: LayerStates) -> Tensor:
-        dtype = torch.float32 if self._is_apart else projected.dtype
+        dtype = torch.float32 if self.is_apart else projected.dtype
         out = projected.new_empty(len(projected), self._weights.values, dtype=dtype)
-        return _advanced(self._function, self._struct, projected, segments, states, out)
+        return _advanced(self._function, self.struct, projected, segments, states, out)
 
 
 def _advanced(
@@ -125,7 +125,7 @@ class CppShortConvolution:
         self._tensors = weight, bias  # keeps what the addresses below point to
         assert weight.is_contiguous() and (bias is None or bias.is_contiguous())
         width, self._channels = weight.shape
-        self._struct = ShortConvolutionStruct(
+        self.struct = ShortConvolutionStruct(
             weight=weight.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
             width=width,
@@ -138,7 +138,7 @@ class CppShortConvolution:
         out = projected.new_empty(len(projected), self._channels)
         self._function(
             TYPES[projected.dtype],
-            self._struct,
+            self.struct,
             segments.struct,
             plan.struct,
             projected.data_ptr(),

@@ -19,7 +19,7 @@ Net = Callable[[Tensor, Segments, LayerStates], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class StepPart:
     """Tokens that are computed together."""
 
     first: int
@@ -32,13 +32,13 @@ class _Part:
 class RecurrentStep:
     """A step's tokens in parts."""
 
-    def __init__(self, parts: Sequence[_Part]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[StepPart]) -> None:
+        self.parts = parts
 
     def __call__(self, net: Net, projected: Tensor, states: LayerStates) -> Tensor:
         """Compute the step's tokens in a layer, and save states on the way; no bit depends on the cuts on a CPU."""
         outputs = []
-        for part in self._parts:
+        for part in self.parts:
             outputs.append(net(projected[part.first : part.stop], part.segments, states))
             states.copy(part.saves)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -57,11 +57,11 @@ def plan_step(
             if start < position <= start + stop - first:
                 saves.setdefault(first + position - start, []).append((request.slot, slot))
     if not saves:
-        return RecurrentStep([_Part(0, bounds[-1], Segments(metadata, block_size, slots))])
+        return RecurrentStep([StepPart(0, bounds[-1], Segments(metadata, block_size, slots))])
     cuts = sorted({0, *saves, bounds[-1]})
     return RecurrentStep(
         [
-            _Part(
+            StepPart(
                 first,
                 stop,
                 _segments(metadata, block_size, slots, starts, bounds, first, stop),

@@ -56,14 +56,14 @@ struct ShortConvolution {
 
 // out = second * convolution(first * third) of projected rows [first, second, third] of `channels` each; the products
 // overwrite the third.
-template <class T> class ShortConvolutionStep {
+template <class T, class Out = T> class ShortConvolutionStep {
     const ShortConvolution& shape;
     const Segments& segments;
     const CachedInputs& plan;
     T* projected;
     T* cache;
     const T* zeros;
-    T* out;
+    Out* out;
 
     T* product(long token) const { return projected + (token * 3 + 2) * shape.channels; }
 
@@ -79,20 +79,20 @@ template <class T> class ShortConvolutionStep {
             inputs[lag] = lag <= offset ? product(token - lag) : plan.missing[kept] ? zeros : cache + plan.previous[kept] * n;
         }
         const T* gate = projected + (token * 3 + 1) * n;
-        T* to = out + token * n;
+        Out* to = out + token * n;
         convolve(inputs, shape.width, shape.weight, shape.bias, n, Gated{gate, to});
     }
 
     struct Gated {
         const T* gate;
-        T* to;
+        Out* to;
         INLINE void operator()(long c, vf total) const { store(to + c, total * load(gate + c)); }
-        INLINE void operator()(long c, float total) const { to[c] = narrow<T>(total * widen(gate[c])); }
+        INLINE void operator()(long c, float total) const { to[c] = narrow<Out>(total * widen(gate[c])); }
     };
 
   public:
     ShortConvolutionStep(const ShortConvolution& shape, const Segments& segments, const CachedInputs& plan, T* projected,
-                         T* cache, const T* zeros, T* out)
+                         T* cache, const T* zeros, Out* out)
         : shape(shape), segments(segments), plan(plan), projected(projected), cache(cache), zeros(zeros), out(out) {}
 
     // inputs: [threads, width].

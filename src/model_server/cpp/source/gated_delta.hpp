@@ -81,18 +81,18 @@ inline TileSums read_tile(const float* from, long stride, long columns, float* t
 }
 
 // At most MOST_RECURRENT_TOKENS tokens of a step, [first, last).
-template <class T> class GatedDeltaPart : RecurrentPart<T> {
+template <class T, class Out = T> class GatedDeltaPart : RecurrentPart<T> {
     using Base = RecurrentPart<T>;
     using Base::begin, Base::continues, Base::end, Base::first, Base::last, Base::row, Base::segments;
 
     const GatedDelta& shape;
     float* states;  // [slots, value heads, key_dim, value_dim]
     float* mixed;   // for each token of the part: channels, decays, strengths, products of key and query
-    T* out;
+    Out* out;
 
   public:
     GatedDeltaPart(const GatedDelta& shape, const Segments& segments, long first, long last, const T* projected, T* inputs,
-                   float* states, const T* zeros, float* mixed, T* out)
+                   float* states, const T* zeros, float* mixed, Out* out)
         : Base{segments, first, last, projected, shape.projected(), 0, shape.channels(), shape.width, inputs, zeros,
                segments.of(first), segments.of(last - 1)},
           shape(shape), states(states), mixed(mixed), out(out) {}
@@ -181,14 +181,14 @@ template <class T> class GatedDeltaPart : RecurrentPart<T> {
         for (long h = 0; h < shape.value_heads(); h++) {
             const float* x = of(token) + 2 * shape.keys() + h * n;
             const T* gate = row(token) + shape.channels() + h * n;
-            T* to = out + token * shape.values() + h * n;
+            Out* to = out + token * shape.values() + h * n;
             const float factor = 1.0f / std::sqrt(dot(x, x, n) / n + shape.eps);
             long i = 0;
             for (; i + LANES <= n; i += LANES)
                 store(to + i, load(x + i) * factor * load(shape.norm + i) * silu(load(gate + i)));
             for (; i < n; i++) {
                 const float g = widen(gate[i]);
-                to[i] = narrow<T>(x[i] * factor * shape.norm[i] * (g / (1.0f + std::exp(-g))));
+                to[i] = narrow<Out>(x[i] * factor * shape.norm[i] * (g / (1.0f + std::exp(-g))));
             }
         }
     }

@@ -28,7 +28,7 @@ struct Mamba2 {
 };
 
 // At most MOST_RECURRENT_TOKENS tokens of a step, [first, last).
-template <class T> class Mamba2Part : RecurrentPart<T> {
+template <class T, class Out = T> class Mamba2Part : RecurrentPart<T> {
     using Base = RecurrentPart<T>;
     using Base::begin, Base::continues, Base::end, Base::first, Base::last, Base::row, Base::segments;
 
@@ -123,7 +123,7 @@ template <class T> class Mamba2Part : RecurrentPart<T> {
             return;
         }
         const T* gate = row(token);
-        T* to = static_cast<T*>(out) + token * n;
+        Out* to = static_cast<Out*>(out) + token * n;
         if (shape.gating != NORM_BEFORE_GATES) multiply(x, gate, x, n);
         if (shape.gating != GATES) {
             const long size = n / shape.norm_groups;
@@ -139,18 +139,18 @@ template <class T> class Mamba2Part : RecurrentPart<T> {
     }
 
     // out = x * silu(gate)
-    template <class Out> static void multiply(const float* x, const T* gate, Out* out, long n) {
+    template <class To> static void multiply(const float* x, const T* gate, To* out, long n) {
         long i = 0;
         for (; i + LANES <= n; i += LANES) store(out + i, load(x + i) * silu(load(gate + i)));
         for (; i < n; i++) {
             const float g = widen(gate[i]);
-            out[i] = narrow<Out>(x[i] * (g / (1.0f + std::exp(-g))));
+            out[i] = narrow<To>(x[i] * (g / (1.0f + std::exp(-g))));
         }
     }
 
-    static void convert(const float* x, T* out, long n) {
+    static void convert(const float* x, Out* out, long n) {
         long i = 0;
         for (; i + LANES <= n; i += LANES) store(out + i, load(x + i));
-        for (; i < n; i++) out[i] = narrow<T>(x[i]);
+        for (; i < n; i++) out[i] = narrow<Out>(x[i]);
     }
 };

@@ -1,4 +1,5 @@
 // All blocks of a decoder of Llama's kind in one parallel region: no interpreter, no allocation between the operators.
+// Attention may have gates, and layers may have a mixer instead, which reads what `qkv` gives.
 //   x += output(attention(rotate(qkv(norm(x)))));  x += down(silu(gate(norm(x))) * up(norm(x)))
 #pragma once
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include "float8_product.hpp"
 #include "product.hpp"
 #include "rows.hpp"
+#include "stack_mixers.hpp"
 #include "step.hpp"
 
 // A matrix as panels of the activations' type, or as codes.
@@ -29,6 +31,17 @@ struct StackLayer {
     const float* qk_norm;  // [num_heads + num_kv_heads, head_dim], or null
     long rope, rotary;     // which of the step's rotations (-1: none), how much of a head they turn
     AttentionShape attention;
+    StackMatrix gate;  // of what attention gives, or of no outputs
+    StackMixer mixer;
+
+    bool attends() const { return mixer.kind == ATTENTION; }
+    bool has_gate() const { return gate.outputs || gate.num_parts; }
+    // Of a token: what `qkv` gives, and what `output` reads.
+    long inner() const {
+        return attends() ? (attention.heads * attention.key_dim + attention.row_width) : mixer.inputs();
+    }
+    long attended() const { return attends() ? attention.heads * attention.value_dim : mixer.outputs(); }
+    std::vector<const StackMatrix*> matrices() const { return {&qkv, &gate, &output, &up, &down}; }
 };
 
 struct StackConfig {
@@ -47,18 +60,26 @@ struct StackStep {
     void* out;                // [num_kept, hidden], if kept
     const int64_t* adapters;  // [tokens]: the number of each one's adapter, below 0: none; null: no token has one
     Paging paging;
+    const StackPart* parts;  // of the layers with states
+    long num_parts;
+    const Segments* segments;      // of short convolutions
+    const CachedInputs* cached;    // of these
+    void* const* inputs;           // per layer: the newest inputs in its slots
+    float* const* states;          // per layer: the states in its slots
 };
 
 template <class T> class Stack {
     const StackConfig& config;
     const StackStep& step;
-    T* qkv;
+    T *qkv, *gates;
+    std::vector<std::atomic<long>> mixer_counters;
+    MixerStep<T, Input<T>> mixers;
     Input<T> *normed, *attended, *inner, *gathered;  // what products read
     float* values;
     Partial* parts;
     std::vector<Schedule> schedules;
     std::vector<std::atomic<long>> counters;  // see `counter`
-    static constexpr int COUNTERS = 5;
+    static constexpr int COUNTERS = 6;
     // Products with adapters go by blocks of so many rows, whose sums stay floats until all is added.
     static constexpr long BLOCK = 256, OWN_PANELS = 4;
     std::vector<AdapterGroups> groups, kept_groups;  // of each block
@@ -228,12 +249,20 @@ template <class T> class Stack {
   public:
     Stack(const StackConfig& config, const StackStep& step, Scratch& scratch)
         : config(config), step(step) {
-        long qkv_width = 0, attended_width = 0, shared_values = 0, shared_parts = 0;
+        long qkv_width = 0, attended_width = 0, gates_width = 0, shared_values = 0, shared_parts = 0;
+        long channels = 0, taps = 0, mixed_width = 0;
         for (long i = 0; i < config.num_layers; i++) {
-            const auto& shape = config.layers[i].attention;
-            long width = (shape.heads + shape.kv_heads) * shape.key_dim + shape.kv_heads * shape.value_dim;
-            qkv_width = width > qkv_width ? width : qkv_width;
-            attended_width = shape.heads * shape.value_dim > attended_width ? shape.heads * shape.value_dim : attended_width;
+            const StackLayer& layer = config.layers[i];
+            qkv_width = std::max(qkv_width, layer.inner());
+            attended_width = std::max(attended_width, layer.attended());
+            if (!layer.attends()) {
+                channels = std::max(channels, layer.mixer.channels());
+                taps = std::max(taps, layer.mixer.width());
+                mixed_width = std::max(mixed_width, layer.mixer.scratch());
+                continue;
+            }
+            const auto& shape = layer.attention;
+            if (layer.has_gate()) gates_width = std::max(gates_width, layer.attended());
             bool known = false;
             for (const auto& s : schedules) known = known || s.serves(shape);
             if (!known) schedules.emplace_back(shape, step.paging);
@@ -241,6 +270,10 @@ template <class T> class Stack {
             shared_values = std::max(shared_values, plan.shared_values(shape));
             shared_parts = std::max(shared_parts, plan.shared_parts(shape));
         }
+        const long pieces = MixerStep<T, Input<T>>::pieces(step.parts, step.num_parts);
+        mixer_counters = std::vector<std::atomic<long>>(config.num_layers * pieces);
+        const long threads = parallel_function ? most_threads_function() : 1;
+        const long mixed_size = std::min(step.tokens, MOST_RECURRENT_TOKENS) * mixed_width;
         long n = std::max(step.tokens, step.num_kept);
         if (step.adapters) {
             for (long first = 0; first < step.tokens; first += BLOCK)
@@ -250,33 +283,40 @@ template <class T> class Stack {
         }
         long most_parts = 1;
         for (long i = 0; i < config.num_layers; i++)
-            for (const auto* m : {&config.layers[i].qkv, &config.layers[i].output, &config.layers[i].down})
+            for (const auto* m : config.layers[i].matrices())
                 most_parts = std::max(most_parts, m->num_parts);
         counted = 1 + (COUNTERS - 1) * std::max<long>({most_parts, long(groups.size()), long(kept_groups.size())});
         counters = std::vector<std::atomic<long>>(config.num_layers * counted);
         size_t code_size = 0;
         for (long i = 0; i < config.num_layers; i++) {
             const auto& layer = config.layers[i];
-            for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down}) {
+            for (const auto* m : layer.matrices()) {
                 size_t of_parts = 0;
                 for (long j = 0; j < m->count(); j++)
                     if (m->part(j).has_code_rows()) of_parts += code_rows_size<T>(n, *m->part(j).codes);
                 code_size = std::max(code_size, of_parts);
             }
             if (!step.adapters) continue;
-            for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down})
+            for (const auto* m : layer.matrices())
                 for (const auto& block : groups)
                     if (m->adapters) shrunk_width = std::max(shrunk_width, block.width(m->adapters));
         }
         const long adapted = std::min(n, BLOCK);
-        const long own_sums = step.adapters ? BLOCK * OWN_PANELS * PANEL * (parallel_function ? most_threads_function() : 1) : 0;
-        size_t size = sizeof(T) * n * qkv_width +
+        const long own_sums = step.adapters ? BLOCK * OWN_PANELS * PANEL * threads : 0;
+        size_t size = sizeof(T) * (n * (qkv_width + gates_width) + channels) + sizeof(T*) * threads * taps +
+                      sizeof(float) * mixed_size +
                       sizeof(Input<T>) * n * (config.hidden + 2 * attended_width + config.intermediate) +
                       sizeof(float) * shared_values + sizeof(Partial) * shared_parts + code_size +
-                      sizeof(float) * own_sums + sizeof(Input<T>) * adapted * shrunk_width + 11 * 64;
+                      sizeof(float) * own_sums + sizeof(Input<T>) * adapted * shrunk_width + 15 * 64;
         char* at = scratch.of(size);
         normed = Scratch::take<Input<T>>(at, n * config.hidden);
         qkv = Scratch::take<T>(at, n * qkv_width);
+        gates = Scratch::take<T>(at, n * gates_width);
+        T* zeros = Scratch::take<T>(at, channels);
+        std::memset(zeros, 0, channels * sizeof(T));
+        const T** rows = Scratch::take<const T*>(at, threads * taps);
+        float* mixed = Scratch::take<float>(at, mixed_size);
+        mixers = {step.parts, step.num_parts, step.segments, step.cached, zeros, rows, mixed, nullptr};
         attended = Scratch::take<Input<T>>(at, n * attended_width);
         inner = Scratch::take<Input<T>>(at, n * config.intermediate);
         gathered = Scratch::take<Input<T>>(at, n * attended_width);
@@ -292,7 +332,9 @@ template <class T> class Stack {
         long rows = step.tokens;
         for (long i = 0; i < config.num_layers; i++) {
             const StackLayer& layer = config.layers[i];
-            attention(layer, i, hidden, team);
+            project(layer, i, hidden, team);
+            if (layer.attends()) attention(layer, i, team);
+            else mix(layer, i, team);
             const Input<T>* values_of_rows = attended;
             const bool is_kept = step.kept && i == config.num_layers - 1;
             if (is_kept) {
@@ -301,8 +343,7 @@ template <class T> class Stack {
                 hidden = static_cast<T*>(step.out);
                 values_of_rows = gathered;
             }
-            long width = layer.attention.heads * layer.attention.value_dim;
-            multiply_any(layer.output, config.hidden, width, values_of_rows, is_kept, hidden, hidden, team, counter(i, 1),
+            multiply_any(layer.output, config.hidden, layer.attended(), values_of_rows, is_kept, hidden, hidden, team, counter(i, 1),
                          {&layer.up, config.hidden, is_kept});
             norm(hidden, layer.mlp_norm, rows, layer.up, team);
             multiply_up_any(layer.up, is_kept, team, counter(i, 2), {&layer.down, config.intermediate, is_kept});
@@ -325,13 +366,27 @@ template <class T> class Stack {
         if (!next.part(0).has_code_rows() || adapts(next)) team.barrier();
     }
 
-    void attention(const StackLayer& layer, long index, const T* hidden, Team team) {
-        const AttentionShape& shape = layer.attention;
-        long query_width = shape.heads * shape.key_dim;
-        long qkv_width = query_width + shape.row_width, first, last;
+    void project(const StackLayer& layer, long index, const T* hidden, Team team) {
+        const Upcoming output{&layer.output, layer.attended(), step.kept && index == config.num_layers - 1};
         norm(hidden, layer.attention_norm, step.tokens, layer.qkv, team);
-        multiply_any(layer.qkv, qkv_width, config.hidden, normed, false, qkv, nullptr, team, counter(index, 0),
-                     {&layer.output, shape.heads * shape.value_dim, step.kept && index == config.num_layers - 1});
+        multiply_any(layer.qkv, layer.inner(), config.hidden, normed, false, qkv, nullptr, team, counter(index, 0),
+                     layer.has_gate() ? Upcoming{&layer.gate, config.hidden, false} : output);
+        if (layer.has_gate())
+            multiply_any(layer.gate, layer.attended(), config.hidden, normed, false, gates, nullptr, team, counter(index, 4), output);
+    }
+
+    void mix(const StackLayer& layer, long index, Team team) {
+        MixerStep<T, Input<T>> own = mixers;
+        own.counters = mixer_counters.data() + index * (mixer_counters.size() / config.num_layers);
+        const bool is_cached = layer.mixer.kind == SHORT_CONVOLUTION;
+        own.run(layer.mixer, qkv, is_cached ? step.caches[index] : step.inputs[index],
+                is_cached ? nullptr : step.states[index], attended, team);
+    }
+
+    void attention(const StackLayer& layer, long index, Team team) {
+        const AttentionShape& shape = layer.attention;
+        const long query_width = shape.heads * shape.key_dim, qkv_width = layer.inner();
+        long first, last;
         T* cache = static_cast<T*>(step.caches[index]);
         HeadLayout layout = {shape.heads + shape.kv_heads, shape.key_dim, layer.rotary, query_width,
                              qkv_width, layer.qk_norm, config.qk_eps};
@@ -345,14 +400,25 @@ template <class T> class Stack {
         AttentionStep<T, Input<T>> attend{shape, step.paging, plan, cache, qkv, qkv_width, attended, values, parts};
         team.attempt([&] { attend.run(*counter(index, COUNTERS - 1)); });
         team.barrier();
-        if (!plan.joins()) return;
-        team.attempt([&] { attend.join_all(team); });
+        if (plan.joins()) {
+            team.attempt([&] { attend.join_all(team); });
+            team.barrier();
+        }
+        if (!layer.has_gate()) return;
+        for (long r = first; r < last; r++) gate(attended + r * layer.attended(), gates + r * layer.attended(), layer.attended());
         team.barrier();
+    }
+
+    // x *= sigmoid(gate)
+    static void gate(Input<T>* x, const T* gate, long n) {
+        long i = 0;
+        for (; i + LANES <= n; i += LANES) store(x + i, load(x + i) * sigmoid(load(gate + i)));
+        for (; i < n; i++) x[i] = narrow<Input<T>>(widen(x[i]) / (1.0f + std::exp(-widen(gate[i]))));
     }
 
     // What nobody wants leaves after the last attention.
     void keep(const StackLayer& layer, const T* hidden, Team team) {
-        long width = layer.attention.heads * layer.attention.value_dim, first, last;
+        long width = layer.attended(), first, last;
         team.share(step.num_kept, first, last);
         for (long r = first; r < last; r++) {
             std::memcpy(static_cast<T*>(step.out) + r * config.hidden, hidden + step.kept[r] * config.hidden, config.hidden * sizeof(T));

@@ -149,6 +149,7 @@ INLINE vf exp(vf x) {
     return choose(x == x, y, x);
 }
 INLINE vf smaller(vf a, vf b) { return choose(a < b, a, b); }
+INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + exp(smaller(-x, splat(88.0f)))); }
 INLINE vf silu(vf x) { return x / (1.0f + exp(smaller(-x, splat(88.0f)))); }
 // x * (1 + erf(x / sqrt(2))) / 2. The error function as z * P(z^2) / Q(z^2), fitted to a relative error of 2e-8 below the
 // bound, beyond which it is 1 in float; in float arithmetic the result is off by at most 2e-7 of |x|.

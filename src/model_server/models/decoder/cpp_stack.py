@@ -1,4 +1,4 @@
-"""All blocks of a decoder in one C++ call, if every one is of Llama's kind.
+"""All blocks of a decoder in one C++ call, if every one is of Llama's kind, or has a mixer in place of attention.
 
 Both ways use the same packed matrices and norms.
 """
@@ -20,6 +20,7 @@ from model_server.cpp.structs import (
     StackConfigStruct,
     StackLayerStruct,
     StackMatrixStruct,
+    StackPartStruct,
     StackStepStruct,
 )
 from model_server.layers.adapted import AdaptedLinear, base_of
@@ -31,8 +32,17 @@ from model_server.layers.linear.packed import PackedLinear, whole_panels
 from model_server.memory.kv_cache import KvCache
 from model_server.models.decoder.attention.multi_head import Attention
 from model_server.models.decoder.blocks import Block, SequentialBlock
+from model_server.models.decoder.mixers.gated_delta import GatedDelta
+from model_server.models.decoder.mixers.mamba2 import Mamba2
+from model_server.models.decoder.mixers.short_conv import ShortConv
 from model_server.models.decoder.mlp import DenseMlp
 from model_server.models.decoder.parts import Step
+from model_server.recurrence.cpp import CppDeltaNet, CppMamba2, CppShortConvolution
+from model_server.recurrence.states import StatePool
+
+Mixer = GatedDelta | Mamba2 | ShortConv
+# MixerKind of stack_mixers.hpp.
+_KINDS = {GatedDelta: 1, Mamba2: 2, ShortConv: 3}
 
 
 class CppStack:
@@ -51,8 +61,14 @@ class CppStack:
             qk_eps=next((layer.qk_norm.eps for layer in layers if layer.qk_norm is not None), 0.0),
             layers=self._structs,
         )
-        self._caches = (ctypes.c_void_p * len(layers))()
+        self._caches, self._inputs, self._states = ((ctypes.c_void_p * len(layers))() for _ in range(3))
         self._cache: KvCache | None = None
+        self._pool: tuple[StatePool, int] | None = None
+        mixers = [layer.attention for layer in layers]
+        # Whose cache has the activations' type.
+        self._attends = next((i for i, one in enumerate(mixers, first_layer) if isinstance(one, Attention)), None)
+        self._stated = [(i, one.index) for i, one in enumerate(mixers) if isinstance(one, GatedDelta | Mamba2)]
+        self._convolution = next((one for one in mixers if isinstance(one, ShortConv)), None)
 
     def __call__(
         self, hidden: Tensor, step: Step, kept_rows: Tensor | None, adapters: AdapterRows | None = None
@@ -66,7 +82,33 @@ class CppStack:
         gathered = [r.gathered for r in step.rotations]
         rotations = (ctypes.c_void_p * max(1, len(gathered)))(*[t.data_ptr() for t in gathered])
         out = hidden if kept_rows is None else hidden.new_empty(len(kept_rows), hidden.shape[1])
+        parts = [] if step.recurrent is None else step.recurrent.parts
+        saves = [
+            (ctypes.c_int64 * (2 * len(part.saves)))(*[slot for pair in part.saves for slot in pair]) for part in parts
+        ]
+        if step.states is not None and self._pool != (step.states, step.states.num_slots):
+            self._pool = step.states, step.states.num_slots
+            for number, index in self._stated:
+                layer = step.states.layer(index)
+                self._inputs[number], self._states[number] = layer.inputs.data_ptr(), layer.state.data_ptr()
+        segments = cached = None
+        if self._convolution is not None:
+            assert step.segments is not None and self._convolution.kv_shape.newest is not None
+            segments = ctypes.pointer(step.segments.struct)
+            plan = step.segments.convolution(self._convolution.width, self._convolution.kv_shape.newest)
+            cached = ctypes.pointer(plan.struct)
         struct = StackStepStruct(
+            parts=(StackPartStruct * max(1, len(parts)))(
+                *[
+                    StackPartStruct(part.first, part.segments.struct, ctypes.addressof(pairs), len(part.saves))
+                    for part, pairs in zip(parts, saves, strict=True)
+                ]
+            ),
+            num_parts=len(parts),
+            segments=segments,
+            cached=cached,
+            inputs=self._inputs,
+            states=self._states,
             tokens=hidden.shape[0],
             num_kept=out.shape[0],
             hidden=hidden.data_ptr(),
@@ -83,9 +125,13 @@ class CppStack:
 
     def takes(self, step: Step, hidden: Tensor) -> bool:
         """Whether it can run this step: attention in C++, and a cache of the activations' type."""
-        return (
-            isinstance(step.attention, CppStep) and step.cache.rows[0].dtype == hidden.dtype and hidden.is_contiguous()
-        )
+        stored = hidden.dtype if self._attends is None else step.cache.rows[self._attends].dtype
+        return isinstance(step.attention, CppStep) and stored == hidden.dtype and hidden.is_contiguous()
+
+
+def _pairs(saves: Sequence[tuple[int, int]]) -> ctypes.Array[ctypes.c_int64]:
+    """Return slots, from and to, of each copy."""
+    return (ctypes.c_int64 * (2 * len(saves)))(*[slot for pair in saves for slot in pair])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +161,41 @@ class _Packed:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    attention: Attention
+    attention: Attention | Mixer
     attention_norm: CppRmsNorm
     mlp_norm: CppRmsNorm
-    qk_norm: CppRmsNorm | None
     qkv: _Packed
+    gate: _Packed | None
     output: _Packed
     up: _Packed
     down: _Packed
+
+    @property
+    def qk_norm(self) -> CppRmsNorm | None:
+        norm = self.attention.qk_norm if isinstance(self.attention, Attention) else None
+        assert norm is None or isinstance(norm, CppRmsNorm)
+        return norm
 
     def struct(self) -> StackLayerStruct:
         struct = StackLayerStruct(
             attention_norm=self.attention_norm.weight.data_ptr(),
             mlp_norm=self.mlp_norm.weight.data_ptr(),
             qk_norm=None if self.qk_norm is None else self.qk_norm.weight.data_ptr(),
-            rope=-1 if self.attention.rope is None else self.attention.rope,
-            rotary=self.attention.heads.rotary_dim,
-            attention=shape_struct(self.attention.layer, self.attention.kv_shape),
         )
-        for name in ("qkv", "output", "up", "down"):
-            setattr(struct, name, getattr(self, name).struct())
+        for name in ("qkv", "gate", "output", "up", "down"):
+            matrix = getattr(self, name)
+            if matrix is not None:
+                setattr(struct, name, matrix.struct())
+        part = self.attention
+        if isinstance(part, Attention):
+            struct.rope = -1 if part.rope is None else part.rope
+            struct.rotary = part.heads.rotary_dim
+            struct.attention = shape_struct(part.layer, part.kv_shape)
+            return struct
+        struct.mixer.kind = _KINDS[type(part)]
+        net = part.convolution if isinstance(part, ShortConv) else part.net
+        name = {CppDeltaNet: "delta", CppMamba2: "mamba", CppShortConvolution: "convolution"}[type(net)]
+        setattr(struct.mixer, name, ctypes.pointer(net.struct))  # type: ignore[union-attr]
         return struct
 
 
@@ -153,7 +214,9 @@ def cpp_stack(blocks: Sequence[Block], world_size: int, first_layer: int = 0) ->
     eps = {norm.eps for layer in known for norm in (layer.attention_norm, layer.mlp_norm)}
     qk_eps = {layer.qk_norm.eps for layer in known if layer.qk_norm is not None}
     widths = {layer.down.inputs for layer in known}
-    return CppStack(known, first_layer) if len(eps) == len(widths) == 1 and len(qk_eps) < 2 else None
+    taps = {part.width for part in (layer.attention for layer in known) if isinstance(part, ShortConv)}
+    are_alike = len(eps) == len(widths) == 1 and len(qk_eps) < 2 and len(taps) < 2
+    return CppStack(known, first_layer) if are_alike else None
 
 
 def _layer(block: Block) -> _Layer | None:
@@ -161,26 +224,42 @@ def _layer(block: Block) -> _Layer | None:
         return None
     if block.attention_post_norm is not None or block.mlp_post_norm is not None:
         return None
-    attention, mlp = block.attention, block.mlp
-    if not isinstance(attention, Attention) or not isinstance(mlp, DenseMlp):
+    part, mlp = block.attention, block.mlp
+    if isinstance(part, Attention):
+        is_known, inner, gate = _serves_attention(part), part.qkv, part.gate
+    elif isinstance(part, GatedDelta | Mamba2 | ShortConv):
+        is_known, inner, gate = _serves_mixer(part), part.project, None
+    else:
         return None
-    if attention.clip is not None or attention.temperature is not None or attention.gate is not None:
+    if not is_known or not isinstance(mlp, DenseMlp) or not isinstance(mlp.activation, CppSiluGated):
         return None
-    if not serves(attention.layer, attention.kv_shape) or not isinstance(mlp.activation, CppSiluGated):
-        return None
-    matrices = [_packed(linear) for linear in (attention.qkv, attention.output, mlp.up, mlp.down)]
-    qkv, output, up, down = matrices
+    qkv, output, up, down = (_packed(linear) for linear in (inner, part.output, mlp.up, mlp.down))
+    packed_gate = None if gate is None else _packed(gate)
     if qkv is None or output is None or up is None or down is None or not whole_panels(down.inputs):
         return None
-    if len(up.parts) > 1:
+    if len(up.parts) > 1 or (gate is not None and packed_gate is None):
         return None
     norms = block.attention_norm, block.mlp_norm
     if not isinstance(norms[0], CppRmsNorm) or not isinstance(norms[1], CppRmsNorm):
         return None
-    qk_norm = attention.qk_norm
-    if qk_norm is not None and not (isinstance(qk_norm, CppRmsNorm) and qk_norm.weight.dim() == 2):
-        return None
-    return _Layer(attention, norms[0], norms[1], qk_norm, qkv, output, up, down)
+    return _Layer(part, norms[0], norms[1], qkv, packed_gate, output, up, down)
+
+
+def _serves_attention(part: Attention) -> bool:
+    if part.clip is not None or part.temperature is not None or part.value_norm is not None or part.is_shared:
+        return False
+    norm = part.qk_norm
+    has_norm = norm is None or (isinstance(norm, CppRmsNorm) and norm.weight.dim() == 2)
+    return has_norm and serves(part.layer, part.kv_shape)
+
+
+def _serves_mixer(part: Mixer) -> bool:
+    if isinstance(part, GatedDelta):
+        return isinstance(part.net, CppDeltaNet)
+    if isinstance(part, ShortConv):
+        return isinstance(part.convolution, CppShortConvolution)
+    is_plain = part.input_factor == 1.0 and part.factors is None and part.gating is None
+    return is_plain and isinstance(part.net, CppMamba2)
 
 
 def _packed(linear: Linear) -> _Packed | None:

@@ -15,9 +15,10 @@ import pytest
 import torch
 from support.effort import examples
 from support.engine_shard import BLOCK, EngineShard, generations_of
-from support.loading import load
+from support.loading import CPU, load
 from support.tiny_models import tiny_checkpoint
 
+from model_server.attention.choice import AttentionChoice
 from model_server.batch.growth import BlockGrowth
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
@@ -29,9 +30,13 @@ from router.scheduling.cache.states import StateSlots
 NUM_BLOCKS, NUM_SLOTS = 120, 5
 
 
-@pytest.fixture(scope="module", params=["qwen3_5_text", "bamba"])
+@pytest.fixture(scope="module", params=["qwen3_5_text", "bamba", "qwen3_5_text in one call"])
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    found: Any = load(tiny_checkpoint(request.param, tmp_path_factory.mktemp("model"), with_tokenizer=False))
+    model_type, _, in_one_call = request.param.partition(" ")
+    # Else the reference, which layers do not share a call with.
+    backend = AttentionChoice(None, CPU, torch.float32).for_layers() if in_one_call else None
+    folder = tiny_checkpoint(model_type, tmp_path_factory.mktemp("model"), with_tokenizer=False)
+    found: Any = load(folder, backend=backend)
     found.traits.recurrent.reserve(NUM_SLOTS + 1)
     return found
 
@@ -125,7 +130,7 @@ class Server:
                     self.cache.commit(allocation, [*request.input_ids, *request.resume_ids])
 
 
-@pytest.mark.parametrize("runner", ["qwen3_5_text"], indirect=True)
+@pytest.mark.parametrize("runner", ["qwen3_5_text", "qwen3_5_text in one call"], indirect=True)
 def test_what_follows_a_restored_state_has_the_bits_of_a_prompt_that_is_cut_there(
     runner: Any, tiny_tokenizer: Tokenizer
 ) -> None:

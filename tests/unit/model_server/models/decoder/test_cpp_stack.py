@@ -13,6 +13,7 @@ from parity.protocol import CHUNKS, CPU, STEPS, PagedBatch, assert_equal_logits,
 from support.loading import load as load_path
 from support.thread_sleeps import TASKS, sleeps
 from support.tiny_models import tiny_checkpoint
+from torch import Tensor
 
 from model_server.attention.choice import AttentionChoice
 from model_server.attention.reference import ReferenceBackend
@@ -22,6 +23,9 @@ from model_server.runner.runner import Kept
 
 # What the stack knows: plain blocks, biases, norms of heads, windows, several rotations or none.
 STACKED = [("llama", "plain"), ("llama", "biases_tied"), ("qwen2", "windows"), ("qwen3", "plain"), ("mistral", "plain")]
+# Gated attention, and layers with a mixer instead.
+MIXED = [("qwen3_5_text", "plain"), ("bamba", "plain"), ("lfm2", "plain")]
+STACKED += MIXED
 # Post norms, other norms, experts, other activations, multipliers.
 OTHERS = [("gemma2", "plain"), ("gpt_neox", "plain"), ("mixtral", "plain"), ("granite", "plain")]
 
@@ -63,10 +67,33 @@ def test_bfloat16_is_close(tmp_path: Path) -> None:
         assert float((got - want).abs().max() / want.abs().max()) < 5e-2
 
 
+@pytest.mark.skipif(library() is None, reason="torch's products of a row depend on the others")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_neighbours_change_nothing(dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", MIXED, ids="-".join)
+def test_cuts_change_nothing(kind: tuple[str, str], dtype: torch.dtype, tmp_path: Path) -> None:
+    """Token by token as in any pieces, with more than one piece of a recurrence too, bit for bit."""
+    runner = load(tmp_path, kind, dtype)
+    assert runner._stack is not None
+    sequences = prompts(512, (100, 75))
+
+    def logits(steps: list[tuple[int, int]]) -> list[Tensor]:
+        batch = PagedBatch(runner, sequences, 16, dtype)
+        # Attention of a token of a prompt is another operator's than that of a generated one.
+        return [torch.cat(parts) for parts in zip(*[batch.step(counts, (0, 1)) for counts in steps], strict=True)]
+
+    whole = logits([(100, 75)])
+    singly = logits([*[(1, 1)] * 75, *[(1, 0)] * 25])
+    mixed = logits([(70, 1), (1, 66), *[(1, 1)] * 8, (21, 0)])
+    for one, other, third in zip(whole, singly, mixed, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [("llama", "plain"), *MIXED], ids="-".join)
+def test_neighbours_change_nothing(kind: tuple[str, str], dtype: torch.dtype, tmp_path: Path) -> None:
     """With the stack bit for bit."""
-    runner = load(tmp_path, ("llama", "plain"), dtype)
+    runner = load(tmp_path, kind, dtype)
     sequences = prompts(512)
     together = PagedBatch(runner, sequences, 16, dtype)
     lengths = [len(s) - 2 for s in sequences]
@@ -95,12 +122,13 @@ def test_rows_that_are_wanted(tmp_path: Path) -> None:
     assert results[2].shape == (0, 512)
 
 
-def test_hidden_states_that_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [("llama", "plain"), ("qwen3_5_text", "plain"), ("lfm2", "plain")], ids="-".join)
+def test_hidden_states_that_are_kept(kind: tuple[str, str], tmp_path: Path) -> None:
     """What layers read, from the stack cut before them as from the blocks, and what the head reads; the logits are
     those of a step that keeps nothing."""
     found = []
     for native in (False, True):
-        runner = load(tmp_path, ("llama", "plain"), native=native, num_hidden_layers=4)
+        runner = load(tmp_path, kind, native=native, num_hidden_layers=4)
         runner.keep_inputs([3, 0, 2])
         of_runner = []
         for kept in (None, Kept(), Kept(all_tokens=True)):
