@@ -20,6 +20,7 @@ from router.metrics import DECLARED
 from router.schemas.openai import StreamOptions
 from router.schemas.other_fields import HARMLESS, REFUSED
 from router.server.app import create_app
+from router.server.pooled_app import create_pooled_app
 from wire.cli.options import options_of
 from wire.cli.parsing import parse
 from wire.cli.spelling import spell
@@ -88,7 +89,8 @@ def test_the_commands_say_the_same() -> None:
 
 def test_our_route_is_there() -> None:
     app = create_app()
-    served = {(method.upper(), path) for path, one in app.openapi()["paths"].items() for method in one}
+    paths = [item for one in (app, create_pooled_app()) for item in one.openapi()["paths"].items()]
+    served = {(method.upper(), path) for path, one in paths for method in one}
     with TestClient(app, raise_server_exceptions=False) as client:
         for row in rows(section(TEXT, "Routes")):
             method, path = bare(row[0]).split()

@@ -15,6 +15,7 @@ from docs.generate.word_tables import guides
 from launcher.config import LauncherConfig, ServeConfig
 from launcher.config_checks import check
 from router.server.app import create_app
+from router.server.pooled_app import create_pooled_app
 from wire.cli.options import options_of
 from wire.cli.other_servers.words import SERVERS, words_of
 from wire.cli.parsing import parse
@@ -65,7 +66,9 @@ def test_the_commands_of_llama_cpp_say_the_same() -> None:
 
 
 def test_the_routes_of_llama_cpp() -> None:
-    served = {f"{method.upper()} {path}" for path, one in create_app().openapi()["paths"].items() for method in one}
+    apps = (create_app(), create_pooled_app())
+    paths = [item for app in apps for item in app.openapi()["paths"].items()]
+    served = {f"{method.upper()} {path}" for path, one in paths for method in one}
     table = rows(section(LLAMA_CPP, "Routes"))
     assert {bare(row[1]) for row in table} <= served | {"–"}
     assert all((bare(row[0]) in served) == (bare(row[0]) == bare(row[1])) for row in table)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SERVERS = ("vllm", "llama_cpp", "sglang", "ollama", "general")
+SERVERS = ("vllm", "llama_cpp", "sglang", "ollama", "tei", "general")
 _NONE = "–"
 
 
