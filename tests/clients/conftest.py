@@ -30,6 +30,22 @@ def agent_url() -> str:
 
 
 @pytest.fixture(scope="session")
+def embed_url() -> str:
+    """A server whose model gives vectors; so the next two, of scores and labels."""
+    return _listening(os.environ["TERCET_EMBED_URL"])
+
+
+@pytest.fixture(scope="session")
+def rerank_url() -> str:
+    return _listening(os.environ["TERCET_RERANK_URL"])
+
+
+@pytest.fixture(scope="session")
+def classify_url() -> str:
+    return _listening(os.environ["TERCET_CLASSIFY_URL"])
+
+
+@pytest.fixture(scope="session")
 def faulty_url() -> str:
     """A router that demands the key, and fails where the prompt says `break down` or `stop short`."""
     return _listening(os.environ["TERCET_FAULTY_URL"])

@@ -4,7 +4,8 @@ Their pins exclude each other, so each group has a virtual environment of its ow
 exact versions in `requirements`. The tests of a group lie in the folder of the group's name and learn the servers'
 addresses from variables: TERCET_URL is a server with the demo model, TERCET_FAULTY_URL a router that demands a key and
 fails on demand (see `faulty_router`), TERCET_AGENT_URL, for the groups that need it, a server with the model of
-`support/agent_model.py`. The browser is Debian's chromium; where there is none its group is skipped.
+`support/agent_model.py`, TERCET_EMBED_URL, TERCET_RERANK_URL and TERCET_CLASSIFY_URL servers with tiny random models
+of those tasks. The browser is Debian's chromium; where there is none its group is skipped.
 Packages of Node.js are those of `package-lock.json` in the group's folder; without npm, or its registry, that group is
 skipped. A group that needs torch gets the one of `constraints.txt` for CPUs.
 
@@ -45,6 +46,7 @@ class Group:
     is_long: bool = False
     needs_torch: bool = False
     needs_agent_model: bool = False
+    needs_text_models: bool = False
 
 
 GROUPS = (
@@ -60,6 +62,9 @@ GROUPS = (
     Group("envoy", "two servers behind Envoy", is_long=True),
     Group("ray_serve", "two replicas of Ray Serve", is_long=True),
     Group("older_openai", "litellm, openai 2, huggingface_hub 1", is_long=True),
+    Group(
+        "embedders", "openai, cohere, LangChain, LlamaIndex, litellm, Haystack", is_long=True, needs_text_models=True
+    ),
     Group("lm_evaluation", "lm_eval on a published model", is_long=True, needs_torch=True),
 )
 
@@ -90,6 +95,8 @@ def main() -> int:
         addresses = {"TERCET_URL": server.url, "TERCET_FAULTY_URL": faulty_url, "TERCET_KEY": KEY}
         if any(group.needs_agent_model for group in groups):
             addresses["TERCET_AGENT_URL"] = others.enter_context(agent_server())
+        if any(group.needs_text_models for group in groups):
+            addresses |= others.enter_context(text_servers())
         addresses["TERCET_PYTHON"] = sys.executable
         addresses["TERCET_SCREENSHOTS"] = str(ENVIRONMENTS / "screenshots")
         outcomes = [tried(group, addresses | {"TERCET_PERMITS": str(MAX_CONCURRENT)}, sys.argv[1:]) for group in groups]
@@ -107,6 +114,27 @@ def agent_server() -> Iterator[str]:
         write_agent_model(Path(folder))
         with running_server(folder, "--tool-call-parser", "hermes") as server:
             yield server.url
+
+
+@contextlib.contextmanager
+def text_servers() -> Iterator[dict[str, str]]:
+    """The addresses of a server for vectors, one for scores and one for labels."""
+    from support.encoder_models import write_model, write_sentence_files
+    from support.running_server import running_server
+
+    kind = "AutoModelForSequenceClassification"
+    with contextlib.ExitStack() as stack:
+        embed, rerank, classify = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tercet-texts-"))) for _ in range(3)
+        )
+        write_model(embed, "bert")
+        write_sentence_files(embed, prompts={"query": "query "})
+        write_model(rerank, "roberta", kind=kind, num_labels=1)
+        write_model(classify, "distilbert", kind=kind, id2label={0: "bad", 1: "so-so", 2: "good"})
+        folders = {"EMBED": embed, "RERANK": rerank, "CLASSIFY": classify}
+        yield {
+            f"TERCET_{name}_URL": stack.enter_context(running_server(folder)).url for name, folder in folders.items()
+        }
 
 
 @contextlib.contextmanager
@@ -202,6 +230,7 @@ def environment(addresses: dict[str, str]) -> dict[str, str]:
     """A user's environment: no offline mode, no token, no proxy, none of the project's paths."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "OPENAI_", "PYTHON"))}
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
+    quiet["HAYSTACK_TELEMETRY_ENABLED"] = "False"
     home = {"HF_HOME": str(ENVIRONMENTS / "hf-home"), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     return kept | quiet | home | addresses
 

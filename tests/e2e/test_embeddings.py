@@ -114,6 +114,8 @@ def test_the_other_routes_of_an_embedder(embedder: RunningServer) -> None:
     vectors = np.array(post(embedder, "/embed", {"inputs": ["fish", "cats eat", "rain"]}))
     body = {"inputs": {"source_sentence": "fish", "sentences": ["cats eat", "rain"]}}
     assert post(embedder, "/similarity", body) == pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-6)
+    assert post(embedder, "/", body) == post(embedder, "/similarity", body)
+    assert post(embedder, "/", {"inputs": "fish"}) == post(embedder, "/embed", {"inputs": "fish"})
     info = httpx.get(f"{embedder.url}/info").json()
     assert info["model_type"] == {"embedding": {"pooling": "mean"}} and info["max_input_length"] == 48
     answer = httpx.post(f"{embedder.url}/embed", json={"inputs": "fish"})
@@ -147,6 +149,11 @@ LONG = " ".join(WORDS * 3)
         ("/predict", {"inputs": "a"}, 424, "classifier"),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "cannot be empty"),
         ("/decode", {"ids": [1, "a"]}, 422, "ids"),
+        ("/", {"inputs": {"source_sentence": "a"}}, 422, "sentences"),
+        ("/", {"inputs": ["a", 1]}, 422, "item 1"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"] * 10_000}}, 422, "batch size 10000"),
+        ("/embed_all", {"inputs": ["a"] * 10_000}, 422, "batch size 10000"),
+        ("/tokenize", {"inputs": ["a"] * 10_000}, 422, "batch size 10000"),
         ("/generate", {"inputs": "a"}, 404, "embed"),
     ],
 )

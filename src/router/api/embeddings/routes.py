@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from router.api.embeddings import convert
 from router.api.embeddings.ranking import rank_documents
+from router.api.embeddings.root import RootBody
 from router.api.embeddings.schema import (
     DecodeBody,
     EmbedBody,
@@ -22,6 +23,7 @@ from router.api.embeddings.schema import (
     Ranking,
     RerankBody,
     SimilarityBody,
+    SimilarityInputs,
     SimilarityParameters,
     SimpleToken,
     SparseValue,
@@ -59,7 +61,19 @@ def _head(state: PooledState, computed: Computed) -> dict[str, str]:
 async def embed(request: Request) -> Response:
     """A vector for each text. Returns a list also for a single one."""
     state = state_of(request)
-    body = await state.read(request, EmbedBody)
+    return await _vectors(request, state, await state.read(request, EmbedBody))
+
+
+async def embed_or_compare(request: Request) -> Response:
+    """Answer as /embed, or as /similarity where the inputs are sentences."""
+    state = state_of(request)
+    body = await state.read(request, RootBody)
+    if isinstance(body.inputs, SimilarityInputs):
+        return await _cosines(request, state, body.inputs, body.parameters)
+    return await _vectors(request, state, body)
+
+
+async def _vectors(request: Request, state: PooledState, body: EmbedBody) -> Response:
     state.demand_embeddings()
     asked = asked_texts(
         state,
@@ -105,13 +119,19 @@ async def similarity(request: Request) -> Response:
     """The cosine of each sentence's vector and that of `source_sentence`."""
     state = state_of(request)
     body = await state.read(request, SimilarityBody)
+    return await _cosines(request, state, body.inputs, body.parameters)
+
+
+async def _cosines(
+    request: Request, state: PooledState, inputs: SimilarityInputs, given: SimilarityParameters | None
+) -> Response:
     state.demand_embeddings()
-    if not body.inputs.sentences:
+    if not inputs.sentences:
         raise empty("inputs.sentences")
-    state.inference.check_size(len(body.inputs.sentences), "inputs.sentences")
-    parameters = body.parameters or SimilarityParameters.model_validate({})
+    state.inference.check_size(len(inputs.sentences), "inputs.sentences")
+    parameters = given or SimilarityParameters.model_validate({})
     prompt = state.prompts.of(parameters.prompt_name)
-    texts = [Text(text, prompt=prompt) for text in (body.inputs.source_sentence, *body.inputs.sentences)]
+    texts = [Text(text, prompt=prompt) for text in (inputs.source_sentence, *inputs.sentences)]
     cut = state.cut(parameters.truncate, parameters.truncation_direction)
     asked = Asked(texts=texts, kind="POOLED", cut=cut, name="inputs.sentences", is_batch=True, num_free=1)
     computed = await state.compute(request, asked)

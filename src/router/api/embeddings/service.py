@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from router import metrics
 from router.api.embeddings import routes as tei
-from router.api.embeddings.schema import EmbedBody, PooledCard, PooledInfo, PooledModels, PredictBody, RerankBody
+from router.api.embeddings.root import RootBody
+from router.api.embeddings.schema import PooledCard, PooledInfo, PooledModels, PredictBody, RerankBody
 from router.api.embeddings.state import PooledState, state_of
 from router.api.errors import NotServedError
 from router.api.json_out import JsonResponse
@@ -125,10 +126,10 @@ def _of_task(state: PooledState) -> Callable[[Request], Awaitable[Response]]:
         return tei.rerank
     if state.task == "classify":
         return tei.predict
-    return tei.embed_sparse if state.is_sparse else tei.embed
+    return tei.embed_sparse if state.is_sparse else tei.embed_or_compare
 
 
-_BODIES = (EmbedBody, PredictBody, RerankBody)
+_BODIES = (RootBody, PredictBody, RerankBody)
 for _path in ("/", "/invocations"):
     routes.answers(_path, _BODIES, Any, span="invocations")(invocations)
 
