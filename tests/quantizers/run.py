@@ -6,8 +6,8 @@ option that it offers on a CPU, and leaves the logits and greedy tokens of the l
 (`writers/tiny.py`). Here each is read: equal, or refused in words. In the end stands what was not equal, and why.
 Libraries named on the command line are the only ones. One that the package index does not have is skipped.
 
-autoawq is not among them: its last release is older than this torch and imports what transformers no longer has.
-gptqmodel and auto-round write its format.
+autoawq has the last transformers that it works with. On a CPU it writes 4 bits with zero points; gptqmodel and
+auto-round write the other forms of its format.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ WRITE_LIMIT_S = 3600.0
 # Library -> its cases that are refused; any other refusal is a fault.
 REFUSED: dict[str, tuple[str, ...]] = {
     "bitsandbytes": (),
+    "autoawq": (),
     "torchao": (
         "fp8-e5m2", "int1-symmetric_no_clipping_err",  # scales that are infinite
         "mixed-by-pattern", "mixed-by-plain",  # quantized biases

@@ -40,7 +40,7 @@ def plain_model(kind: str, dtype: torch.dtype = torch.bfloat16, **fields: Any) -
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**SIZES, **KINDS[kind], **fields})
+    config = AutoConfig.for_model(kind, **{**SIZES, **KINDS.get(kind, {}), **fields})
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
