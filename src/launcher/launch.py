@@ -291,8 +291,10 @@ class _Launch:
             self._terminal.show_serving([])
             return
         needs_key = plan.asked.api_key is not None or plan.asked.keys_file is not None
-        asks = how_to_ask(url, has_page=not plan.asked.no_playground, needs_key=needs_key)
-        self._terminal.show_serving(plan.served(info_of(url)) + asks)
+        info = info_of(url)
+        task = str(info.get("task", "generate"))
+        asks = how_to_ask(url, has_page=not plan.asked.no_playground, needs_key=needs_key, task=task)
+        self._terminal.show_serving(plan.served(info) + asks)
         self._terminal.say(f"Ready after {seconds:.1f} s. Ctrl-C stops the server.")
 
     def _end_phase(self, name: str) -> None:

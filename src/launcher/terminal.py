@@ -80,11 +80,23 @@ def _get(url: str, path: str, timeout_s: float) -> bytes:
         return connection.getresponse().read()
 
 
-def how_to_ask(url: str, *, has_page: bool, needs_key: bool, model: str = "") -> list[tuple[str, str]]:
+_ASKED = {
+    "generate": ("/generate", '{"inputs": "Hello"}'),
+    "embed": ("/embed", '{"inputs": "Hello"}'),
+    "rerank": ("/rerank", '{"query": "Hello", "texts": ["Good morning"]}'),
+    "classify": ("/predict", '{"inputs": "Hello"}'),
+}
+
+
+def how_to_ask(
+    url: str, *, has_page: bool, needs_key: bool, model: str = "", task: str = "generate"
+) -> list[tuple[str, str]]:
     """Address, page, a request to copy (to one of several models), and whether it needs a key."""
-    route = f"/models/{model}/generate" if model else "/generate"
+    route, asked = _ASKED.get(task, _ASKED["generate"])
+    route = f"/models/{model}{route}" if model else route
+    has_page = has_page and task == "generate"
     header = " -H 'authorization: Bearer YOUR_KEY'" if needs_key else ""
-    body = """-H 'content-type: application/json' -d '{"inputs": "Hello"}'"""
+    body = f"-H 'content-type: application/json' -d '{asked}'"
     socket = unix_path(url)
     if socket is not None:
         url, has_page = "http://localhost", False

@@ -155,6 +155,7 @@ LONG = " ".join(WORDS * 3)
         ("/embed_all", {"inputs": ["a"] * 10_000}, 422, "batch size 10000"),
         ("/tokenize", {"inputs": ["a"] * 10_000}, 422, "batch size 10000"),
         ("/generate", {"inputs": "a"}, 404, "embed"),
+        ("/pooling", {"input": "a"}, 404, "GET /openapi.json lists the routes"),
     ],
 )
 def test_wrong_bodies_in_teis_words(embedder: RunningServer, path: str, body: Any, status: int, said: str) -> None:

@@ -45,7 +45,7 @@ def create_pooled_app(
     for routes in _FAMILIES:
         app.include_router(routes)
     app.add_api_route("/openapi.json", service.openapi_document, methods=["GET", "HEAD"], include_in_schema=False)
-    app.state.served_routes = ServedRoutes([route for routes in _FAMILIES for route in routes.routes])
+    app.state.served_routes = ServedRoutes([route for routes in _FAMILIES for route in routes.routes], "/openapi.json")
     app.fast_path = endpoints_of((routes for routes in _FAMILIES if routes.is_fast), without=())
     models = [model for routes in _FAMILIES for model in routes.models]
     limits: object = RouterConfig() if state is None else state.inference.limits

@@ -96,6 +96,8 @@ def test_how_to_ask(has_page: bool, needs_key: bool, address: str, key: str) -> 
     on_socket = dict(how_to_ask("unix:/run/x.sock", has_page=has_page, needs_key=needs_key))
     assert on_socket["address"] == "/run/x.sock"
     assert on_socket["try"].startswith("curl --unix-socket /run/x.sock http://localhost/generate ")
+    of_vectors = dict(how_to_ask(URL, has_page=has_page, needs_key=needs_key, task="embed"))
+    assert f"{URL}/embed " in of_vectors["try"] and "page" not in of_vectors["address"]
     of_several = dict(how_to_ask(URL, has_page=has_page, needs_key=needs_key, model="org/a"))
     assert of_several["try"].startswith(f"curl {URL}/models/org/a/generate ")
     rows = dict(how_to_ask(URL, has_page=has_page, needs_key=needs_key))

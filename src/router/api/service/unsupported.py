@@ -46,7 +46,8 @@ _MOST_COMPARED = 128
 class ServedRoutes:
     """What this server has instead."""
 
-    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+    def __init__(self, routes: Iterable[BaseRoute], listing: str = "/docs") -> None:
+        self._listing = listing
         self._routes = [route for route in routes if isinstance(route, Route) and route.endpoint is not _refuse]
         self._fixed = sorted({route.path for route in self._routes if "{" not in route.path}, key=len)
 
@@ -63,7 +64,7 @@ class ServedRoutes:
             text = f"{path} takes {' or '.join(sorted(methods - {'HEAD'}))}, not {method}"
             return text, {"allow": ", ".join(sorted(methods))}
         meant = self._closest(path)
-        hint = f"did you mean {meant}?" if meant else "GET /docs lists the routes"
+        hint = f"did you mean {meant}?" if meant else f"GET {self._listing} lists the routes"
         return f"route {path[:_MOST_COMPARED]} not found; {hint}", None
 
     def _methods(self, path: str) -> set[str]:
