@@ -130,6 +130,8 @@ _ANTHROPIC_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     405: "invalid_request_error", 413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error",
 }  # fmt: skip
+# Those of rerankers and classifiers too, which may be behind a router of several models; /v2/ alone is KServe's.
+_OPENAI_ROUTES = ("/v1/", "/v2/rerank", "/score", "/classify")
 _FIELD = re.compile(r"[a-z_]{1,40}")
 
 
@@ -137,7 +139,7 @@ def family_of(path: str, error_format: ErrorFormat = "auto") -> Family:
     """The API that a path belongs to."""
     if path.startswith(MESSAGES):
         return "anthropic"
-    if path.startswith(RESPONSES) or (path.startswith("/v1/") and error_format == "auto"):
+    if path.startswith(RESPONSES) or (path.startswith(_OPENAI_ROUTES) and error_format == "auto"):
         return "openai"
     return "tgi"
 

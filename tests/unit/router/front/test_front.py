@@ -83,6 +83,13 @@ async def test_what_is_refused(serve_front: Serve, path: str, content: bytes, st
     assert len(served.upstreams.asked) == num_asked
 
 
+@pytest.mark.parametrize("path", ["/v2/rerank", "/score", "/classify"])
+async def test_routes_of_rerankers_have_openais_errors(serve_front: Serve, path: str) -> None:
+    served = await two(serve_front)
+    answer = await served.client.post(path, json={"model": "nope"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
 async def test_a_default_model(serve_front: Serve) -> None:
     served = await two(serve_front, default_model="chat")
     assert (await served.client.post(CHAT, json={})).json() == {"model": "chat"}
