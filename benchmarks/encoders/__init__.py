@@ -1,0 +1,1 @@
+"""Texts per second of a published embedding model, beside other engines."""

@@ -1,0 +1,1 @@
+"""One file for each engine, with `load(model, dtype)`; each runs in the environment of its engine."""
