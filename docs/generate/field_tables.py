@@ -7,12 +7,28 @@ import re
 from docs.generate.markdown import table
 from router.api.chat.schema import ChatBody
 from router.api.completions.schema import CompletionBody
+from router.api.embeddings.schema import (
+    ClassifyBody,
+    DocumentsBody,
+    EmbedBody,
+    EmbeddingsBody,
+    PredictBody,
+    RerankBody,
+    ScoreBody,
+)
 from router.api.messages.schema import MessagesBody
 from router.api.responses.schema import ResponsesBody
-from router.schemas.other_fields import FAMILIES, HARMLESS, REFUSED, served_as
+from router.schemas.base import Body
+from router.schemas.other_fields import FAMILIES, HARMLESS, REFUSED, Family, served_as
 
 _PLACE = re.compile(r"(<!-- fields -->\n).*?(\n<!-- end of fields -->)", re.DOTALL)
-_BODIES = {"chat": ChatBody, "completions": CompletionBody, "responses": ResponsesBody, "messages": MessagesBody}
+BODIES: dict[Family, tuple[type[Body], ...]] = {
+    "chat": (ChatBody,),
+    "completions": (CompletionBody,),
+    "responses": (ResponsesBody,),
+    "messages": (MessagesBody,),
+    "embeddings": (EmbeddingsBody, DocumentsBody, ScoreBody, ClassifyBody, EmbedBody, RerankBody, PredictBody),
+}
 
 
 def has_place(text: str) -> bool:
@@ -40,8 +56,8 @@ def _order(state: str) -> int:
     return ("served", "ignored", "refused").index(state.split()[0].rstrip(":,"))
 
 
-def _served(family: str) -> dict[str, str]:
-    return served_as(_BODIES[family].field_names)
+def _served(family: Family) -> dict[str, str]:
+    return {theirs: ours for body in BODIES[family] for theirs, ours in served_as(body.field_names).items()}
 
 
 def _states(name: str) -> dict[str, str]:
@@ -51,7 +67,7 @@ def _states(name: str) -> dict[str, str]:
         if name in REFUSED[family]:
             refused = REFUSED[family][name]
             found.setdefault(f"refused: {refused.remedy}", []).append(family)
-        elif name in HARMLESS[family] and name not in _BODIES[family].known_names:
+        elif name in HARMLESS[family] and not any(name in body.known_names for body in BODIES[family]):
             found.setdefault("ignored, as it changes no answer", []).append(family)
         elif (ours := _served(family).get(name)) is not None:
             found.setdefault(f"served as `{ours}`", []).append(family)

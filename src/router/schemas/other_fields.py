@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from router.errors import FieldError
 
-Family = Literal["chat", "completions", "responses", "messages"]
-FAMILIES: tuple[Family, ...] = ("chat", "completions", "responses", "messages")
+Family = Literal["chat", "completions", "responses", "messages", "embeddings"]
+# Embeddings: also scores and classes.
+FAMILIES: tuple[Family, ...] = ("chat", "completions", "responses", "messages", "embeddings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,9 @@ _IN_CHATS = "use /v1/chat/completions"
 _IN_MODEL = "name the adapter in `model`"
 _BY_BIAS = "use `logit_bias`"
 
-_LETTERS: Mapping[Family, str] = {"chat": "c", "completions": "t", "responses": "r", "messages": "m"}
+_LETTERS: Mapping[Family, str] = {
+    "chat": "c", "completions": "t", "responses": "r", "messages": "m", "embeddings": "e",
+}  # fmt: skip
 
 # Letters of families, names, neutral values, remedy.
 _REFUSED: tuple[_Row, ...] = (
@@ -143,6 +146,22 @@ _REFUSED: tuple[_Row, ...] = (
     ("t", "images videos", ([],), _IN_CHATS),
     ("ctrm", "grammar_lazy", (False,), "a grammar holds from the first token on; use `tools`"),
     ("ctrm", "grammar_triggers preserved_tokens", ([],), "a grammar holds from the first token on; use `tools`"),
+    ("e", "task", ("",), "use `prompt_name` or `input_type`"),
+    ("e", "instruct instruction prompt", ("",), "put it in front of the text"),
+    ("e", "late_chunking return_multivector multi_vector return_embeddings", (False,), _LEAVE_OUT),
+    ("e", "embedding_type embedding_types output_dtype", ("float", ["float"]), "use `encoding_format`"),
+    ("e", "normalized embd_normalize", (True, 2), "use `normalize`"),
+    ("e", "truncate", (True,), "use `truncate_prompt_tokens`, or TEI's routes"),
+    ("e", "truncation truncation_direction truncation_side", ("right", True), "use TEI's routes"),
+    ("e", "truncate_prompt_tokens max_length", (), "use `max_tokens_per_doc`, or `truncate` of TEI's routes"),
+    ("e", "max_chunks_per_doc", (1,), "use `max_tokens_per_doc`"),
+    ("e", "add_special_tokens", (True,), "send token ids"),
+    ("e", "activation use_activation softmax apply_softmax", (True,), "use `raw_scores` of /rerank and /predict"),
+    ("e", "parameters", ({},), "use `raw_scores`, which stands at the top of the body"),
+    ("e", "rank_fields", ([], ["text"]), "give the field's text as `text`"),
+    ("e", "images videos", ([],), "texts are read, no pictures; leave it out"),
+    ("e", "messages", (), "send the text as `input`"),
+    ("e", "dimension", (), "use `dimensions`"),
 )  # fmt: skip
 
 _HARMLESS: tuple[tuple[str, str], ...] = (
@@ -158,6 +177,7 @@ _HARMLESS: tuple[tuple[str, str], ...] = (
     ("ctrm", "provider transforms route usage"),
     ("m", "cache_control betas inference_geo speed diagnostics anthropic_version anthropic_beta"),
     ("r", "client_metadata"),
+    ("e", "user metadata request_id rid user_id priority provider timeout cache_salt keep_alive"),
 )  # fmt: skip
 """Fields that change no answer here: they name the sender, steer caches and queues of other servers, or say more about
 one of the fields above."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
-from router.schemas.base import Body, Items
+from router.schemas import base
+from router.schemas.base import Items
+from router.schemas.other_fields import Family
 
 Texts = tuple[str | tuple[int, ...], ...]
 
@@ -106,6 +108,12 @@ _PROMPT = "Name of the model's prompt that is put in front of each text; unset: 
 _DIMENSIONS = "How many numbers of each vector are kept; it is normalized afterwards."
 
 
+class Body(base.Body):
+    """A body of these routes, whose fields of other servers are in their table."""
+
+    family: ClassVar[Family | None] = "embeddings"
+
+
 class Truncated(Body):
     """What TEI's bodies have in common."""
 
@@ -127,7 +135,7 @@ class EmbedBody(TokensBody):
     dimensions: int | None = Field(None, description=_DIMENSIONS, examples=[256])
 
 
-class SimilarityInputs(Body):
+class SimilarityInputs(base.Body):
     """A sentence and those that it is compared with."""
 
     source_sentence: str = Field(..., description="Compared with each of `sentences`.", examples=["What is rain?"])

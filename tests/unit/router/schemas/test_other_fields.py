@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from router_fakes import Router, is_invalid, message_of
 
-from docs.generate.field_tables import text_of
+from docs.generate.field_tables import BODIES, text_of
 from router.api.chat.schema import ChatBody
-from router.api.completions.schema import CompletionBody
-from router.api.messages.schema import MessagesBody
+from router.api.embeddings.schema import DocumentsBody, EmbedBody, EmbeddingsBody, PredictBody, ScoreBody
 from router.api.responses.schema import ResponsesBody
-from router.schemas.other_fields import FAMILIES, HARMLESS, REFUSED, Family, served_as
+from router.schemas.base import Body
+from router.schemas.other_fields import HARMLESS, REFUSED, Family, served_as
+from router.schemas.unknown import UnknownNames
 
 HI = [{"role": "user", "content": "Hi"}]
 ROUTES: dict[Family, tuple[str, dict[str, Any]]] = {
@@ -23,14 +25,20 @@ ROUTES: dict[Family, tuple[str, dict[str, Any]]] = {
     "responses": ("/v1/responses", {"input": "Hi"}),
     "messages": ("/v1/messages", {"model": "m", "max_tokens": 5, "messages": HI}),
 }
-BODIES = {"chat": ChatBody, "completions": CompletionBody, "responses": ResponsesBody, "messages": MessagesBody}
+TEXTS: list[tuple[type[Body], dict[str, Any]]] = [
+    (EmbeddingsBody, {"input": "Hi"}),
+    (EmbedBody, {"inputs": "Hi"}),
+    (DocumentsBody, {"query": "Hi", "documents": ["Hello"]}),
+    (ScoreBody, {"text_1": "Hi", "text_2": "Hello"}),
+    (PredictBody, {"inputs": "Hi"}),
+]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ROUTES)
 async def test_what_would_change_the_answer_is_refused_by_name(router: Router, family: Family) -> None:
     path, body = ROUTES[family]
     for name, refused in REFUSED[family].items():
-        assert name not in BODIES[family].model_fields, f"{name} is served"
+        assert name not in BODIES[family][0].model_fields, f"{name} is served"
         for value in ("x", 7.5, {"a": 1}):
             answer = await router.post(path, body | {name: value})
             assert is_invalid(answer), (name, answer.text)
@@ -39,20 +47,35 @@ async def test_what_would_change_the_answer_is_refused_by_name(router: Router, f
     assert router.scheduler.submitted == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ROUTES)
 async def test_values_that_ask_for_nothing_and_harmless_fields_are_taken(router: Router, family: Family) -> None:
     path, body = ROUTES[family]
     for refused in REFUSED[family].values():
         assert not any(map(refused.is_asked, (None, *refused.neutral)))
     quiet = {name: refused.neutral[0] for name, refused in REFUSED[family].items() if refused.neutral}
-    answer = await router.post(path, body | quiet | dict.fromkeys(HARMLESS[family] - BODIES[family].known_names, "x"))
+    answer = await router.post(
+        path, body | quiet | dict.fromkeys(HARMLESS[family] - BODIES[family][0].known_names, "x")
+    )
     assert answer.status_code == 200, answer.text
 
 
 def test_no_field_is_in_two_states() -> None:
-    for family, body in BODIES.items():
-        assert not REFUSED[family].keys() & served_as(body.field_names).keys(), family
+    for family, bodies in BODIES.items():
+        for body in bodies:
+            assert not REFUSED[family].keys() & served_as(body.field_names).keys(), family
         assert not HARMLESS[family] & REFUSED[family].keys(), family
+
+
+@pytest.mark.parametrize(("body", "given"), TEXTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_texts_have_their_own_fields(body: type[Body], given: dict[str, Any]) -> None:
+    refused = {name: row for name, row in REFUSED["embeddings"].items() if name not in body.model_fields}
+    for name, row in refused.items():
+        with pytest.raises(ValidationError, match=re.escape(f"`{name}` is not served here: {row.remedy}")):
+            body.model_validate(given | {name: "x"}, context=UnknownNames())
+    quiet = {name: row.neutral[0] for name, row in refused.items() if row.neutral}
+    names = UnknownNames()
+    body.model_validate(given | quiet | {"metadata": {"a": 1}}, context=names)
+    assert names.fault is None
 
 
 @pytest.mark.parametrize(
