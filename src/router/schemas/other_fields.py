@@ -157,7 +157,7 @@ _REFUSED: tuple[_Row, ...] = (
     ("e", "max_chunks_per_doc", (1,), "use `max_tokens_per_doc`"),
     ("e", "add_special_tokens", (True,), "send token ids"),
     ("e", "activation use_activation softmax apply_softmax", (True,), "use `raw_scores` of /rerank and /predict"),
-    ("e", "parameters", ({},), "use `raw_scores`, which stands at the top of the body"),
+    ("e", "parameters", ({},), "use `raw_scores` at the top of the body"),
     ("e", "rank_fields", ([], ["text"]), "give the field's text as `text`"),
     ("e", "images videos", ([],), "texts are read, no pictures; leave it out"),
     ("e", "messages", (), "send the text as `input`"),
