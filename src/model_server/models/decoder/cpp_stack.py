@@ -83,9 +83,7 @@ class CppStack:
         rotations = (ctypes.c_void_p * max(1, len(gathered)))(*[t.data_ptr() for t in gathered])
         out = hidden if kept_rows is None else hidden.new_empty(len(kept_rows), hidden.shape[1])
         parts = [] if step.recurrent is None else step.recurrent.parts
-        saves = [
-            (ctypes.c_int64 * (2 * len(part.saves)))(*[slot for pair in part.saves for slot in pair]) for part in parts
-        ]
+        saves = [_pairs(part.saves) for part in parts]
         if step.states is not None and self._pool != (step.states, step.states.num_slots):
             self._pool = step.states, step.states.num_slots
             for number, index in self._stated:
