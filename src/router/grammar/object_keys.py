@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from router.grammar.exact_schema import of_parsed_text
@@ -13,11 +14,14 @@ _LONGEST = 10_000
 _MOST_REFERENCES = 16
 
 
-def with_plain_keys(schema: dict[str, Any], root: Any, *, is_merged: bool) -> dict[str, Any]:
+def with_plain_keys(
+    schema: dict[str, Any], root: Any, *, is_merged: bool, write: Callable[[str], str] = of_parsed_text
+) -> dict[str, Any]:
     """Replace `propertyNames` and `dependentRequired` of a closed schema, whose number of keys can be enforced.
 
     Args:
         root: Where references lead.
+        write: Makes a pattern of names one of `patternProperties`.
         is_merged: Whether the object has other parts.
 
     Raises:
@@ -28,7 +32,7 @@ def with_plain_keys(schema: dict[str, Any], root: Any, *, is_merged: bool) -> di
     if "propertyNames" in schema:
         if is_merged or any(keyword in schema for keyword in _OTHER_PARTS):
             raise ValueError("`propertyNames` beside other parts of an object cannot be enforced")
-        schema = _with_names(schema, root)
+        schema = _with_names(schema, root, write)
     _check_number(schema)
     return schema
 
@@ -56,7 +60,7 @@ def _with_needed(schema: dict[str, Any], needed: dict[str, Any]) -> dict[str, An
     return rest | {"allOf": [*others, *choices]} if choices else rest
 
 
-def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+def _with_names(schema: dict[str, Any], root: Any, write: Callable[[str], str]) -> dict[str, Any]:
     names = _resolved(schema["propertyNames"], root)
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
     rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
@@ -76,7 +80,7 @@ def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
         return rest | {"properties": described}
     if others not in (True, {}) and any(value is not False for value in described.values()):
         raise ValueError("`propertyNames` beside `properties` and `additionalProperties` cannot be enforced")
-    return rest | closed | {"properties": described, "patternProperties": {of_parsed_text(pattern): others}}
+    return rest | closed | {"properties": described, "patternProperties": {write(pattern): others}}
 
 
 def _resolved(names: Any, root: Any) -> Any:

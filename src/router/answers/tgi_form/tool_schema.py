@@ -78,7 +78,8 @@ class _Tool:
         closed = schema if schema.get("properties") is None else {"additionalProperties": False, **schema}
         root = {"$defs": {self._place.rpartition("/")[2]: self.schema}}
         try:
-            return with_plain_keys(closed, root, is_merged=False)
+            # Patterns are written for the grammar with the whole schema.
+            return with_plain_keys(closed, root, is_merged=False, write=str)
         except ValueError as error:
             raise self._error(f"cannot be enforced: {error}") from None
 
