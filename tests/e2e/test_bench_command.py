@@ -21,7 +21,9 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("api", ["auto", "openai", "openai-chat"])
+@pytest.mark.parametrize(
+    "api", ["auto", *(pytest.param(one, marks=pytest.mark.long) for one in ("openai", "openai-chat"))]
+)
 def test_every_api_gives_whole_answers(server: RunningServer, tmp_path: Path, api: str) -> None:
     ended = bench("--url", server.url, "--api", api, "--concurrency", "1,3", "--num-requests", "4", "--prompt", "40",
                   "--output", "5", "--out", str(tmp_path))  # fmt: skip

@@ -14,7 +14,7 @@ from support.running_server import RunningServer
 from launcher.estimate.command import run_estimate
 from launcher.estimate.config import EstimateConfig
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 CACHE = 16 * 2**20
 
 

@@ -112,6 +112,7 @@ def post(server: RunningServer, path: str, body: object) -> Any:
         connection.close()
 
 
+@pytest.mark.long
 def test_served_whatever_the_network_does(server: tuple[HubServer, RunningServer], files: dict[str, bytes]) -> None:
     hub, running = server
     answer = post(running, "/generate", {"inputs": "Hello", "parameters": {"max_new_tokens": 4, "details": True}})

@@ -51,6 +51,7 @@ def test_sigterm_lets_running_streams_finish() -> None:
         assert not folder.exists()
 
 
+@pytest.mark.long
 def test_a_draining_server_refuses_new_requests_and_a_second_signal_ends_it() -> None:
     with served() as (server, family):
         running = streams(server, 2)

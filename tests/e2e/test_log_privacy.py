@@ -72,6 +72,7 @@ def texts_in(answer: Any) -> Iterator[str]:
             yield from texts_in(value)
 
 
+@pytest.mark.long
 def test_fuzzed_requests_leave_no_trace_in_the_log(server: RunningServer) -> None:
     random_ = random.Random(7)
     before, num_requests, outputs, statuses = len(server.log().encode()), 0, set(), set()

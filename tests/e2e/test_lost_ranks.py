@@ -55,7 +55,12 @@ def children(server: RunningServer) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
-    ("size", "rank"), [(2, 0), pytest.param(2, 1, marks=pytest.mark.weekly), pytest.param(4, 2, marks=pytest.mark.long)]
+    ("size", "rank"),
+    [
+        pytest.param(2, 0, marks=pytest.mark.long),
+        pytest.param(2, 1, marks=pytest.mark.weekly),
+        pytest.param(4, 2, marks=pytest.mark.long),
+    ],
 )
 def test_one_is_killed_in_a_step(size: int, rank: int) -> None:
     with served("--num-shard", str(size)) as (server, family):

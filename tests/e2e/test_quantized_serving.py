@@ -31,6 +31,7 @@ NEW_TOKENS = 16
 NEAR_TIE = 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "way"), STORED)
 def test_tokens_are_those_of_the_decoded_weights(method: str, way: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM

@@ -15,11 +15,11 @@ from support.running_server import RunningServer, running_server
 from support.tiny_models import VOCAB_SIZE, write_tokenizer
 from support.tiny_types import type_checkpoint
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 # Model type, the runner that must serve it.
 SERVED = (("olmo", "transformers"), ("mamba", "stateful"), ("t5", "transformers"))
-# One of each runner in `make test`.
+# One of each runner beside the parity tests.
 PARAMS = [pytest.param(one, id=one[0], marks=pytest.mark.parity if one[0] == "t5" else ()) for one in SERVED]
 PROMPTS = (
     "Hello",

@@ -13,7 +13,7 @@ from support.launched import sabotaged
 from support.metrics_text import metrics_of
 from support.running_server import RunningServer, running_server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SCHEMA = {
     "type": "object",

@@ -23,8 +23,8 @@ PARAMETERS = {
 SCHEMAS: dict[str, Any] = {"get_weather": PARAMETERS, "get_time": {"type": "object", "properties": {}}}
 
 
-# One of each kind: JSON, tags, names before arguments, channels, sections of calls, marks of its own for text.
-QUICK = ("hermes", "qwen_xml", "mistral_args", "harmony", "deepseek_v31", "kimi_k2", "gemma4", "xlam")
+# One of each kind: JSON, tags, channels, sections of calls, marks of its own for text.
+QUICK = ("hermes", "qwen_xml", "harmony", "kimi_k2", "gemma4")
 
 
 def served(names: Iterable[str]) -> list[Any]:

@@ -228,7 +228,7 @@ print("GOOD", flush=True)
     ("size", "body"),
     [
         (2, "ready()\nwhile True: group.all_reduce(torch.ones(8))"),
-        (4, "ready()\nif rank < 2: time.sleep(600)\ngroup.barrier()"),
+        pytest.param(4, "ready()\nif rank < 2: time.sleep(600)\ngroup.barrier()", marks=pytest.mark.long),
     ],
     ids=["in-collectives", "some-load-and-some-wait"],
 )

@@ -72,7 +72,7 @@ def scarce_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.random
 @pytest.mark.usefixtures("scarce_blocks")
 @pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("num_stages", [2, pytest.param(3, marks=pytest.mark.long), 4])
 def test_any_number_of_stages_gives_the_tokens_of_one(
     tiny_tokenizer: Tokenizer, num_stages: int, gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

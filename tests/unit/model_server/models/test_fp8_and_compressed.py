@@ -146,7 +146,9 @@ LARGE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidd
 TESTS = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.parity)])
+@pytest.mark.parametrize(
+    "world_size", [pytest.param(2, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.parity)]
+)
 def test_several_ranks_compute_what_one_does(world_size: int, tmp_path: Path) -> None:
     plain = tiny_checkpoint("llama", tmp_path / "plain", with_tokenizer=False, intermediate_size=192)
     folders = {way: quantize_folder(plain, tmp_path / way, *WAYS[way]())[0] for way in SHARDED}

@@ -92,7 +92,11 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("source", ATTACKS)
+# Each takes the time that a template may.
+@pytest.mark.parametrize(
+    "source",
+    [pytest.param(one, marks=() if number % 4 == 0 else pytest.mark.long) for number, one in enumerate(ATTACKS)],
+)
 async def test_an_attack_ends_as_a_template_error(
     renderer: Renderer, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:

@@ -96,7 +96,12 @@ def chosen(shard: EngineShard, tokenizer: Tokenizer, *, all_kinds: bool = False)
 @pytest.mark.parametrize(
     ("kind", "ahead"),
     [
-        pytest.param(kind, ahead, id=f"{kind}-{'ahead' if ahead else 'in turn'}", marks=() if ahead else WEEKLY)
+        pytest.param(
+            kind,
+            ahead,
+            id=f"{kind}-{'ahead' if ahead else 'in turn'}",
+            marks=WEEKLY if not ahead else () if kind in ("eagle", "mtp", "model") else pytest.mark.long,
+        )
         for kind in KINDS
         for ahead in (False, True)
     ],
