@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
-from router.api.messages.schema import (
-    ClearThinking,
-    ClearToolUses,
-    CountTokensBody,
-    InputMessage,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from router.api.messages.blocks import ThinkingBlock, ToolResultBlock, ToolUseBlock
+from router.api.messages.edits import ClearThinking, ClearToolUses
+from router.api.messages.schema import CountTokensBody, InputMessage
 
 CLEARED = "[This result was cleared.]"
 """What the model reads instead of a result."""

@@ -8,14 +8,9 @@ import orjson
 
 from router.api.chat.prompt import carried, chat_body, check_one_form
 from router.api.chat.schema import ChatBody
-from router.api.messages.schema import (
-    CountTokensBody,
+from router.api.messages.blocks import (
     DocumentBlock,
     ImageBlock,
-    InputMessage,
-    MessagesBody,
-    MessagesTool,
-    MessagesToolChoice,
     SearchResultBlock,
     ServerToolResultBlock,
     ServerToolUseBlock,
@@ -25,6 +20,7 @@ from router.api.messages.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from router.api.messages.schema import CountTokensBody, InputMessage, MessagesBody, MessagesTool, MessagesToolChoice
 
 _BILLING = "x-anthropic-billing-header:"
 """How a line begins that Claude Code puts before its system prompt. It changes with each request, so that the prefix
