@@ -17,6 +17,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +39,8 @@ PYTHONS = {OURS: Path(sys.executable), REFERENCE: Path(sys.executable)} | {
     name: ROOT / name / "bin" / "python" for name in ("vllm", "openvino")
 }
 DTYPES = ("bfloat16", "float32")
+# Threads of the engine before may look for work for a fifth of a second before they sleep.
+PAUSE_S = 0.5
 # Tokens of a text, the least and the most, and how many texts a call has.
 KINDS = {"short": (31, 31, 32), "long": (254, 254, 32), "mixed": (8, 204, 32), "one": (31, 31, 1)}
 
@@ -110,6 +113,7 @@ def measure(engines: Sequence[Engine], texts: dict[str, list[str]], rounds: int)
     for number in range(rounds + 1):
         for kind, of_kind in texts.items():
             for engine in engines:
+                time.sleep(PAUSE_S)
                 engine.ask(kind, of_kind)
                 if number == 0:
                     engine.seconds[kind].clear()  # the first call prepares

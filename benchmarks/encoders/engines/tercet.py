@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from model_server.attention.choice import AttentionChoice
-from model_server.device import tune
+from model_server.device import SMALL_MODEL_BYTES, tune
 from model_server.distributed.group import connect
 from model_server.distributed.layout import Layout, Ranks
 from model_server.distributed.placement import Placement
@@ -32,7 +32,7 @@ def load(model: str, dtype: str) -> Callable[[Sequence[str]], Any]:
     folder = Path(model)
     kind: torch.dtype = getattr(torch, dtype)
     checkpoint = examine(folder)
-    tune(CPU, 1, checkpoint.file_bytes)
+    tune(CPU, 1, max(checkpoint.file_bytes, SMALL_MODEL_BYTES))  # all CPUs, as in a server
     files = read(folder, checkpoint.fields, StartupError)
     plan = make_plan(find_task(folder, "embed", StartupError), files, checkpoint.fields, None, model, folder)
     ranks = Ranks.of(
