@@ -76,12 +76,12 @@ async def connect_replicas(
         raise StartupError("`--lora-root` and several replicas exclude each other")
     gauges = Gauges(metrics)
 
-    async def one(number: int) -> Started:
+    async def start_replica(number: int) -> Started:
         own = replace(config, master_shard_uds_path=paths[number], replica_uds_paths=[])
         return await start(own, ReplicaMetrics(metrics, gauges, number))
 
     async def again(number: int) -> Served:
-        started = await one(number)
+        started = await start_replica(number)
         assert isinstance(started.scheduler, Scheduler)
         return started.scheduler, started.shards
 
@@ -90,18 +90,18 @@ async def connect_replicas(
     all_started: list[Started] = []
     try:
         for number in range(len(paths)):
-            all_started.append(await one(number))
+            all_started.append(await start_replica(number))
     except BaseException:
         for started in all_started:
             await started.shards.close()
         raise
-    served = [(one.scheduler, one.shards) for one in all_started if isinstance(one.scheduler, Scheduler)]
+    served = [(each.scheduler, each.shards) for each in all_started if isinstance(each.scheduler, Scheduler)]
     replicas = Replicas(served, again, metrics, gauges, config.replica_policy)
     limits = replace(
         all_started[0].limits,
-        max_total_tokens=min(one.limits.max_total_tokens for one in all_started),
-        max_input_tokens=min(one.limits.max_input_tokens for one in all_started),
-        max_batch_total_tokens=min(one.limits.max_batch_total_tokens for one in all_started),
+        max_total_tokens=min(started.limits.max_total_tokens for started in all_started),
+        max_input_tokens=min(started.limits.max_input_tokens for started in all_started),
+        max_batch_total_tokens=min(started.limits.max_batch_total_tokens for started in all_started),
     )
     logger.info("%d replicas serve; requests are placed by the policy %s", len(paths), config.replica_policy)
     return Started(info=all_started[0].info, limits=limits, scheduler=replicas, shards=ReplicaPools(replicas))
