@@ -246,6 +246,7 @@ def test_wrong_bodies_for_a_reranker(reranker: RunningServer, path: str, body: A
     post(reranker, path, body, status)
 
 
+@pytest.mark.long
 def test_a_classifier(classifier: RunningServer) -> None:
     labels = post(classifier, "/predict", {"inputs": "i like it"})
     assert {one["label"] for one in labels} == {"bad", "so-so", "good"}

@@ -136,6 +136,7 @@ def test_a_killed_router_ends_everything() -> None:
         assert 'Error: WebserverFailed("router was killed by signal 9 (SIGKILL)' in server.log()
 
 
+@pytest.mark.long
 def test_a_killed_launcher_leaves_no_orphans() -> None:
     with served() as (server, family):
         folder = socket_folder(family)

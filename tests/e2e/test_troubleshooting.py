@@ -95,7 +95,11 @@ def run(row: Row, folder: Path, environ: dict[str, str], port: int) -> subproces
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.title for row in ROWS])
+# Every second one in `make test`: each starts a command.
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=pytest.mark.long if n % 2 else (), id=row.title) for n, row in enumerate(ROWS)],
+)
 def test_row(row: Row, folder: Path, hub: str) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder / "hub")}
     # A name that no resolver knows stands for the hub on a machine without a network.

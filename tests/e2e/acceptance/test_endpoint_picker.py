@@ -6,6 +6,7 @@ import threading
 import time
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.acceptance import generate
 
@@ -30,6 +31,7 @@ def scraped(client: httpx.Client) -> dict[str, float]:
     return values
 
 
+@pytest.mark.long
 def test_idle_and_busy(client: httpx.Client) -> None:
     idle = scraped(client)
     assert (idle[WAITING], idle[RUNNING], idle[USAGE]) == (0, 0, 0)

@@ -90,6 +90,7 @@ def test_a_child_that_does_not_listen_yet_is_not_killed_by_the_question(launch: 
     assert launch.story.has("its state is S (sleeping)")
 
 
+@pytest.mark.long
 def test_a_warm_up_that_does_not_end_is_the_shards_fault(launch: Launch) -> None:
     record = _told("warm-up")
     warming = shard(launch.folder)
@@ -101,6 +102,7 @@ def test_a_warm_up_that_does_not_end_is_the_shards_fault(launch: Launch) -> None
         launch.serve([shard(launch.folder, program=program)], never, failing_router_s=0.2)
 
 
+@pytest.mark.long
 def test_a_router_that_is_not_ready_in_time(launch: Launch) -> None:
     launch.hurry_at("Starting Webserver", 1.0)
     never = plain("import time; time.sleep(600)", name="router")
