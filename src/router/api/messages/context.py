@@ -27,24 +27,24 @@ async def edited(body: Conversation, count: Count[Conversation]) -> tuple[Conver
         The body, what was done, and how many tokens the prompt had before, where that was counted.
     """
     applied: Applied = []
-    first: int | None = None
+    first = before = None
     for edit in () if body.context_management is None else body.context_management.edits:
-        is_thinking = isinstance(edit, ClearThinking)
-        messages, number = _without_thinking(body.messages, edit) if isinstance(edit, ClearThinking) else (
-            _without_results(body.messages, edit)
-        )  # fmt: skip
+        if isinstance(edit, ClearThinking):
+            name, (messages, number) = "cleared_thinking_turns", _without_thinking(body.messages, edit)
+        else:
+            name, (messages, number) = "cleared_tool_uses", _without_results(body.messages, edit)
         if not number:
             continue
-        before = await count(body)
-        first = before if first is None else first
+        if before is None:
+            first = before = await count(body)
         if isinstance(edit, ClearToolUses) and not _is_reached(edit, before, body.messages):
             continue
         changed = body.model_copy(update={"messages": messages})
-        saved = before - await count(changed)
+        after = await count(changed)
+        saved = before - after
         if isinstance(edit, ClearToolUses) and edit.clear_at_least is not None and saved < edit.clear_at_least.value:
             continue
-        body = changed
-        name = "cleared_thinking_turns" if is_thinking else "cleared_tool_uses"
+        body, before = changed, after
         applied.append({"type": edit.type, name: number, "cleared_input_tokens": saved})
     return body, applied, first
 
