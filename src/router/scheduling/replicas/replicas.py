@@ -50,12 +50,10 @@ class Replica:
     def has_failed(self) -> bool:
         return self.scheduler.failure is not None or not self.is_ready
 
-    def cost(self, request: ValidRequest, *, with_prefix: bool) -> int:
-        """Return what is to be done before and beside a request, in tokens of a prompt."""
-        scheduler = self.scheduler
-        known = scheduler.num_known(request) if with_prefix else 0
-        busy = scheduler.num_waiting_tokens + scheduler.num_running * _TOKENS_OF_A_ROW
-        return request.input_length - known + busy
+    @property
+    def busy(self) -> int:
+        """What is to be done before and beside a new request, in tokens of a prompt."""
+        return self.scheduler.num_waiting_tokens + self.scheduler.num_running * _TOKENS_OF_A_ROW
 
 
 class Replicas:
@@ -145,19 +143,21 @@ class Replicas:
         ready = self._ready
         if not ready:
             raise UnhealthyError
-        chosen = self._chosen(request, ready)
-        num_known = chosen.scheduler.num_known(request)
+        chosen, num_known = self._chosen(request, ready)
         entry = chosen.scheduler.submit(request, known_ids)
         entry.num_known = num_known
         return entry, chosen
 
-    def _chosen(self, request: ValidRequest, ready: Sequence[Replica]) -> Replica:
+    def _chosen(self, request: ValidRequest, ready: Sequence[Replica]) -> tuple[Replica, int]:
+        """Return a replica, and how many of the prompt's tokens its prefix cache has."""
         self._turn += 1
-        in_turn = [ready[(self._turn + number) % len(ready)] for number in range(len(ready))]
-        if self._policy == "round_robin":
-            return in_turn[0]
         # Of equal ones the next in turn: cold prompts are spread.
-        return min(in_turn, key=lambda one: one.cost(request, with_prefix=self._policy == "prefix"))
+        in_turn = [ready[(self._turn + number) % len(ready)] for number in range(len(ready))]
+        if self._policy == "prefix":
+            known = [(one, one.scheduler.num_known(request)) for one in in_turn]
+            return min(known, key=lambda pair: pair[0].busy - pair[1])
+        chosen = in_turn[0] if self._policy == "round_robin" else min(in_turn, key=lambda one: one.busy)
+        return chosen, chosen.scheduler.num_known(request)
 
     async def _run(self, one: Replica) -> None:
         """Run a replica's schedulers, one after the other; return when the router is to end."""
