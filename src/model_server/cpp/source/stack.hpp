@@ -3,6 +3,7 @@
 //   x += output(attention(rotate(qkv(norm(x)))));  x += down(silu(gate(norm(x))) * up(norm(x)))
 #pragma once
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "adapters.hpp"
@@ -41,7 +42,7 @@ struct StackLayer {
         return attends() ? (attention.heads * attention.key_dim + attention.row_width) : mixer.inputs();
     }
     long attended() const { return attends() ? attention.heads * attention.value_dim : mixer.outputs(); }
-    std::vector<const StackMatrix*> matrices() const { return {&qkv, &gate, &output, &up, &down}; }
+    std::array<const StackMatrix*, 5> matrices() const { return {&qkv, &gate, &output, &up, &down}; }
 };
 
 struct StackConfig {

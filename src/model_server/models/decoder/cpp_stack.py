@@ -43,6 +43,10 @@ from model_server.recurrence.states import StatePool
 Mixer = GatedDelta | Mamba2 | ShortConv
 # MixerKind of stack_mixers.hpp.
 _KINDS = {GatedDelta: 1, Mamba2: 2, ShortConv: 3}
+# By the fields of StackMixer that point to them.
+_NETS: dict[str, type[CppDeltaNet | CppMamba2 | CppShortConvolution]] = {
+    "delta": CppDeltaNet, "mamba": CppMamba2, "convolution": CppShortConvolution,
+}  # fmt: skip
 
 
 class CppStack:
@@ -192,8 +196,9 @@ class _Layer:
             return struct
         struct.mixer.kind = _KINDS[type(part)]
         net = part.convolution if isinstance(part, ShortConv) else part.net
-        name = {CppDeltaNet: "delta", CppMamba2: "mamba", CppShortConvolution: "convolution"}[type(net)]
-        setattr(struct.mixer, name, ctypes.pointer(net.struct))  # type: ignore[union-attr]
+        for name, known in _NETS.items():
+            if isinstance(net, known):
+                setattr(struct.mixer, name, ctypes.pointer(net.struct))
         return struct
 
 
