@@ -9,7 +9,7 @@
 #include "matrix.hpp"
 
 constexpr int SPAN = 256;
-constexpr int FETCHED = 64;    // how many keys ahead memory is asked for
+constexpr int FETCHED = 64;    // how many keys ahead memory is asked for, where nothing asked for them earlier
 constexpr int MOST_HEADS = 8;  // query heads that are computed at once
 
 struct AttentionShape {
@@ -96,26 +96,57 @@ struct HeadPlaces {
     long key, value;
 };
 
-// The rows of `count` <= SPAN keys of one KV head from key `first` on: in the cache, or, if that is in 8 bits, decoded to
-// `space`, which has as many numbers as `decoded_size` says.
+// Keys [first, last) of a sequence.
+struct KeySpan {
+    long sequence, first, last;
+};
+
+// Rows of the cache of at most SPAN keys, and how far the memory of some KV heads has been asked for: by who reads them,
+// shortly before, or while something else is computed.
+template <class C> struct SpanRows {
+    const C* rows[SPAN];
+    long keys = 0;  // 0: none
+    HeadPlaces at = {};
+    long key_numbers = 0, value_numbers = 0;  // of the heads in a row; no values where they are a part of the keys
+    long asked = 0;
+    float due = 0, pace = 0;  // of `advance`: keys that should have been asked for, and what one call adds
+
+    void set(const AttentionShape& shape, const Paging& paging, const C* cache, KeySpan span, long kv_head, long heads) {
+        keys = span.last - span.first;
+        paging.rows_of(cache, shape.row_width, span.sequence, span.first, keys, rows);
+        at = {kv_head * shape.key_dim, shape.value_at(kv_head)};
+        key_numbers = heads * shape.key_dim;
+        value_numbers = shape.value_offset ? heads * shape.value_dim : 0;
+        asked = 0;
+    }
+    INLINE void ask(long end) {
+        for (end = end < keys ? end : keys; asked < end; asked++) {
+            fetch(rows, asked, asked + 1, at.key, key_numbers);
+            fetch(rows, asked, asked + 1, at.value, value_numbers);
+        }
+    }
+    // Ask for all by `calls` calls of `advance`.
+    void spread(long calls) {
+        due = float(asked);
+        pace = float(keys - asked) / float(calls);
+    }
+    INLINE void advance() { ask(long(due += pace)); }
+};
+
+// The rows of one KV head in the query's type: those of the cache, or, if that is in 8 bits, decoded to `space`, which has
+// as many numbers as `decoded_size` says.
 template <class T, class C>
-HeadPlaces head_rows(const AttentionShape& shape, const Paging& paging, const C* cache, long sequence, long first,
-                     long count, long kv_head, T* space, const T** rows) {
-    HeadPlaces at = {kv_head * shape.key_dim, shape.value_at(kv_head)};
+HeadPlaces decoded_rows(SpanRows<C>& stored, const AttentionShape& shape, long kv_head, T* space, const T** rows) {
+    const HeadPlaces at = {kv_head * shape.key_dim, shape.value_at(kv_head)};
     if constexpr (std::is_same_v<T, C>) {
-        paging.rows_of(cache, shape.row_width, sequence, first, count, rows);
+        std::memcpy(rows, stored.rows, stored.keys * sizeof(*rows));
         return at;
     } else {
         constexpr long AHEAD = 16;
-        const C* stored[SPAN];
-        paging.rows_of(cache, shape.row_width, sequence, first, count, stored);
-        for (long k = 0; k < count; k++, space += shape.key_dim + shape.value_dim) {
-            if (k + AHEAD < count) {
-                fetch(stored, k + AHEAD, k + AHEAD + 1, at.key, shape.key_dim);
-                fetch(stored, k + AHEAD, k + AHEAD + 1, at.value, shape.value_dim);
-            }
-            decode(stored[k] + at.key, space, shape.key_dim);
-            decode(stored[k] + at.value, space + shape.key_dim, shape.value_dim);
+        for (long k = 0; k < stored.keys; k++, space += shape.key_dim + shape.value_dim) {
+            stored.ask(k + AHEAD);
+            decode(stored.rows[k] + at.key, space, shape.key_dim);
+            decode(stored.rows[k] + at.value, space + shape.key_dim, shape.value_dim);
             rows[k] = space;
         }
         return {0, shape.key_dim};
@@ -136,10 +167,12 @@ INLINE vf score(const AttentionShape& shape, long head, vf product, vf distance)
 INLINE vf counting() { return __builtin_convertvector(COUNTING, vf); }
 
 // Weighted values: out[h][d] = sum of weights[h][k] * values[k][d], for H heads and V vectors of the values from `d` on.
-template <class T, int H, int V>
-INLINE void weigh(const float (*weights)[SPAN], const T* const* rows, long offset, long count, float* out, long dim) {
+template <class T, int H, int V, class C>
+INLINE void weigh(const float (*weights)[SPAN], const T* const* rows, long offset, long count, float* out, long dim,
+                  SpanRows<C>& next) {
     vf sums[H][V] = {};
     for (long k = 0; k < count; k++) {
+        if (V > 1 && k % LANES == 0) next.advance();
         vf values[V];
         for (int v = 0; v < V; v++) values[v] = load(rows[k] + offset + v * LANES);
         for (int h = 0; h < H; h++)
@@ -149,11 +182,12 @@ INLINE void weigh(const float (*weights)[SPAN], const T* const* rows, long offse
         for (int v = 0; v < V; v++) store(out + h * dim + v * LANES, sums[h][v]);
 }
 
-template <class T, int H>
-void weigh_heads(const float (*weights)[SPAN], const T* const* rows, long offset, long count, float* out, long dim) {
+template <class T, int H, class C>
+void weigh_heads(const float (*weights)[SPAN], const T* const* rows, long offset, long count, float* out, long dim,
+                 SpanRows<C>& next) {
     long d = 0;
-    for (; d + 4 * LANES <= dim; d += 4 * LANES) weigh<T, H, 4>(weights, rows, offset + d, count, out + d, dim);
-    for (; d + LANES <= dim; d += LANES) weigh<T, H, 1>(weights, rows, offset + d, count, out + d, dim);
+    for (; d + 4 * LANES <= dim; d += 4 * LANES) weigh<T, H, 4>(weights, rows, offset + d, count, out + d, dim, next);
+    for (; d + LANES <= dim; d += LANES) weigh<T, H, 1>(weights, rows, offset + d, count, out + d, dim, next);
     for (; d < dim; d++)
         for (int h = 0; h < H; h++) {
             float total = 0;
@@ -162,28 +196,30 @@ void weigh_heads(const float (*weights)[SPAN], const T* const* rows, long offset
         }
 }
 
-// `count` <= MOST_HEADS query heads from `head` on, which read one KV head, against the keys [first, last) of one span.
-// out: [count, value_dim] weighted values, parts: [count]. space: see head_rows.
+// How often `attend_span` advances what is read next while it computes all heads of a KV head against some keys.
+INLINE long calls_of_span(const AttentionShape& shape, long keys) {
+    const long heads = shape.group(), weighings = (heads + 3) / 4 * (shape.value_dim / (4 * LANES));
+    return (keys + LANES - 1) / LANES * (heads + weighings);
+}
+
+// `count` <= MOST_HEADS query heads from `head` on, which read one KV head, against `own`, the keys from `first` on of one
+// span. next: what is read afterwards. out: [count, value_dim] weighted values, parts: [count]. space: see decoded_rows.
 template <class T, class C>
-void attend_span(const AttentionShape& shape, const Paging& paging, const C* cache, long sequence, const T* query,
-                 long head, long count, long position, long first, long last, T* space, float* out, Partial* parts) {
+void attend_span(const AttentionShape& shape, const T* query, long head, long count, long position, long first,
+                 SpanRows<C>& own, SpanRows<C>& next, T* space, float* out, Partial* parts) {
     const T* rows[SPAN + LANES];
     float weights[MOST_HEADS][SPAN];
-    long keys = last - first;
-    auto [key_at, value_at] = head_rows(shape, paging, cache, sequence, first, keys, head / shape.group(), space, rows);
+    const long keys = own.keys;
+    auto [key_at, value_at] = decoded_rows(own, shape, head / shape.group(), space, rows);
     for (int i = 0; i < LANES; i++) rows[keys + i] = rows[keys - 1];  // what is computed too much is hidden below
-    fetch(rows, 0, keys < FETCHED ? keys : FETCHED, key_at, shape.key_dim);
     for (long h = 0; h < count; h++) {
         vf peaks = splat(-INFINITY);
         for (long k = 0; k < keys; k += LANES) {
-            if (h == 0) {
-                long end = k + LANES < keys ? k + LANES : keys, from = k + FETCHED < keys ? k + FETCHED : keys;
-                fetch(rows, from, from + LANES < keys ? from + LANES : keys, key_at, shape.key_dim);
-                fetch(rows, k, end, value_at, shape.value_dim);
-            }
+            own.ask(k + LANES + FETCHED);
+            next.advance();
             vf distance = counting() + float(first + k - position);
             vf s = score(shape, head + h, dots(query + h * shape.key_dim, rows + k, key_at, shape.key_dim), distance);
-            s = choose(distance < float(last - position), s, splat(-INFINITY));
+            s = choose(distance < float(first + keys - position), s, splat(-INFINITY));
             peaks = larger(peaks, s);
             store(weights[h] + k, s);
         }
@@ -198,12 +234,12 @@ void attend_span(const AttentionShape& shape, const Paging& paging, const C* cac
     }
     long h = 0;
     for (; h + 4 <= count; h += 4)
-        weigh_heads<T, 4>(weights + h, rows, value_at, keys, out + h * shape.value_dim, shape.value_dim);
+        weigh_heads<T, 4>(weights + h, rows, value_at, keys, out + h * shape.value_dim, shape.value_dim, next);
     float(*rest)[SPAN] = weights + h;
     float* to = out + h * shape.value_dim;
-    if (count - h == 3) weigh_heads<T, 3>(rest, rows, value_at, keys, to, shape.value_dim);
-    if (count - h == 2) weigh_heads<T, 2>(rest, rows, value_at, keys, to, shape.value_dim);
-    if (count - h == 1) weigh_heads<T, 1>(rest, rows, value_at, keys, to, shape.value_dim);
+    if (count - h == 3) weigh_heads<T, 3>(rest, rows, value_at, keys, to, shape.value_dim, next);
+    if (count - h == 2) weigh_heads<T, 2>(rest, rows, value_at, keys, to, shape.value_dim, next);
+    if (count - h == 1) weigh_heads<T, 1>(rest, rows, value_at, keys, to, shape.value_dim, next);
 }
 
 // Join the parts of `spans` spans, in their order, to the result of one head. Of span s: values + s * stride and

@@ -167,7 +167,7 @@ template <class T> class EncoderStack {
                 multiply_activated<T, F>(up, normed + row * config.hidden, config.hidden, count,
                                          inner + row * config.intermediate, first, last, distance);
             };
-            Pieces(step.tokens, up.panel_count(), team.size, step.tokens).take(next, team.size, step.tokens == 1 ? 4 : 2, work);
+            Pieces(step.tokens, up.panel_count(), team.size, block_of_rows<T>(step.tokens, up.inputs)).take(next, team.size, step.tokens == 1 ? 4 : 2, work);
         });
     }
 
@@ -184,7 +184,7 @@ template <class T> class EncoderStack {
         team.barrier();
         const Schedule& plan = schedules[layer.paging];
         const AttentionStep<T, Input<T>> attend{shape, step.pagings[layer.paging], plan, cache, qkv, qkv_width, attended, values, parts};
-        team.attempt([&] { attend.run(next); });
+        team.attempt([&] { attend.run(next, team.size); });
         team.barrier();
         if (!plan.joins()) return;
         team.attempt([&] { attend.join_all(team); });

@@ -175,6 +175,15 @@ template <class T> constexpr long MOST_UNFETCHED = FEW_REGISTERS ? 1 : sizeof(T)
 #endif
 template <class T> INLINE bool fetches(long rows) { return rows > MOST_UNFETCHED<T>; }
 
+// How many rows are multiplied by one panel after another before the next rows are.
+template <class T> INLINE long block_of_rows(long rows, long inputs) {
+#if defined(TERCET_TILES)
+    if constexpr (std::is_same_v<T, bf16>)
+        if (inputs % TILE_INPUTS == 0) return std::min(rows, rows_in_cache(inputs));
+#endif
+    return rows;
+}
+
 // A matrix [outputs, inputs] as panels; the last one is filled up with zeros.
 template <class T> struct Matrix {
     const T* panels;
@@ -238,11 +247,16 @@ INLINE void over_panels(const Matrix<T>& m, const Input<T>* x, long stride, long
     while (p < last) next(std::integral_constant<int, 1>{});
 }
 
+// How many rows ahead the memory of what is written is asked for: rows of an output lie far from each other.
+constexpr int ROWS_AHEAD = 12;
+
 // The same as out = x @ matrix.T + bias (+ onto, which may be `out` itself).
 template <class T, class Out>
 void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, const Out* onto, long first,
               long last, long distance, Lines lines = {NO_LINES, NO_LINES}) {
     over_panels(m, x, stride, rows, first, last, distance, lines, [&](long r, long column, const vf* s, int count) {
+        for (int i = 0; i < count * LANES * int(sizeof(Out)); i += 64)
+            __builtin_prefetch(reinterpret_cast<char*>(out + (r + ROWS_AHEAD) * m.pitch + column) + i, 1);
         put(out + r * m.pitch, s, count, column, m.outputs, m.bias, onto ? onto + r * m.pitch : nullptr);
     });
 }
@@ -281,6 +295,7 @@ void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long row
     long width = m.outputs / 2, half = width / PANEL;
     const long ahead = fetches<T>(rows) ? distance * PANEL * m.inputs : 0;
     auto finish = [&](long p, long r, const vf* gates, const vf* ups) {
+        __builtin_prefetch(out + (r + ROWS_AHEAD) * width + p * PANEL, 1);
         put_gated<F>(out + r * width + p * PANEL, gates, ups, m.bias ? m.bias + p * PANEL : nullptr, width);
     };
     long p = first;

@@ -91,7 +91,7 @@ void attend(const AttentionShape& shape, const Paging& paging, const void* cache
                                 query_stride, static_cast<T*>(out), values.data(), parts.data()};
     std::atomic<long> next{0};
     parallel([&](Team team) {
-        team.attempt([&] { step.run(next); });
+        team.attempt([&] { step.run(next, team.size); });
         team.barrier();
         if (plan.joins()) team.attempt([&] { step.join_all(team); });
     });

@@ -86,7 +86,7 @@ void product(const Matrix<T>& m, const X* rows_in, long stride, long rows, Out* 
         multiply<T, Out>(m, x + row * stride, stride, count, out + row * m.pitch,
                          onto ? onto + row * m.pitch : nullptr, first, last, distance);
     };
-    Pieces(rows, m.panel_count(), team.size, rows).take(next, team.size, rows == 1 ? 4 : 2, work);
+    Pieces(rows, m.panel_count(), team.size, block_of_rows<T>(rows, m.inputs)).take(next, team.size, rows == 1 ? 4 : 2, work);
 }
 
 template <class T, class F = Silu, class Out>
@@ -96,5 +96,5 @@ void gated_product(const Matrix<T>& m, const Input<T>* x, long stride, long rows
     auto work = [&](long row, long count, long first, long last, long distance) {
         multiply_gated<T, F>(m, x + row * stride, stride, count, out + row * width, first, last, distance);
     };
-    Pieces(rows, width / PANEL, team.size, rows).take(next, team.size, rows == 1 ? 2 : 1, work);
+    Pieces(rows, width / PANEL, team.size, block_of_rows<T>(rows, m.inputs)).take(next, team.size, rows == 1 ? 2 : 1, work);
 }

@@ -198,6 +198,7 @@ void attend_prompt(const AttentionShape& shape, const Paging& paging, const C* c
     std::memset(tile.sums, 0, rows * tile.width * sizeof(float));
     for (long r = 0; r < rows; r++) tile.parts[r] = {-INFINITY, 0};
     const T* at[BLOCK_KEYS];
+    SpanRows<C> stored;
     auto reach_of = [&](long i) {
         return RowReach{position + i, paging.first_seen(shape, token + i, position + i),
                         paging.last_seen(token + i, position + i)};
@@ -207,8 +208,8 @@ void attend_prompt(const AttentionShape& shape, const Paging& paging, const C* c
         // Keys before the first query's reach may hold anything by now: they are not read.
         long from = first < lowest ? lowest - first : 0;
         long keys = end - first < BLOCK_KEYS ? end - first : BLOCK_KEYS;
-        auto [key_at, value_at] =
-            head_rows(shape, paging, cache, sequence, first + from, keys - from, kv_head, space, at + from);
+        stored.set(shape, paging, cache, {sequence, first + from, first + keys}, kv_head, 1);
+        auto [key_at, value_at] = decoded_rows(stored, shape, kv_head, space, at + from);
         for (long k = 0; k < from; k++) at[k] = at[from];
         fetch(at, 0, keys < FETCHED ? keys : FETCHED, key_at, dim);
         pack_keys(at, key_at, dim, keys, tile.keys);

@@ -399,7 +399,7 @@ template <class T> class Stack {
         team.barrier();
         const Schedule& plan = schedule(shape);
         AttentionStep<T, Input<T>> attend{shape, step.paging, plan, cache, qkv, qkv_width, attended, values, parts};
-        team.attempt([&] { attend.run(*counter(index, COUNTERS - 1)); });
+        team.attempt([&] { attend.run(*counter(index, COUNTERS - 1), team.size); });
         team.barrier();
         if (plan.joins()) {
             team.attempt([&] { attend.join_all(team); });

@@ -1,14 +1,17 @@
 // One layer's attention for all sequences of a step, shared among threads: single queries by spans of keys, prompts by
 // runs of queries.
 #pragma once
+#include <algorithm>
+#include <utility>
+
 #include "attention.hpp"
 #include "prompt.hpp"
 #include "team.hpp"
 
 // The pieces of one step under one rule of visibility.
 struct Schedule {
-    struct Span {
-        long sequence, first, last, index;  // index: of the sequence's own spans
+    struct Span : KeySpan {
+        long index;  // of the sequence's own spans
     };
     struct Run {
         long sequence, start, count;
@@ -28,7 +31,7 @@ struct Schedule {
                 long first = shape.first_visible(length - 1);
                 for (long index = 0; first < length; index++) {
                     long end = first / SPAN * SPAN + SPAN, last = end < length ? end : length;
-                    spans.push_back({s, first, last, index});
+                    spans.push_back({{s, first, last}, index});
                     first = last;
                 }
                 long own = long(spans.size()) - begins.back();
@@ -59,22 +62,58 @@ template <class T, class Out, class C = T> struct AttentionStep {
     float* values;   // shared_values
     Partial* parts;  // shared_parts
 
-    void run(std::atomic<long>& next) const {
+    void run(std::atomic<long>& next, long threads) const {
         static thread_local Scratch scratch;
-        long runs = long(schedule.runs.size()) * shape.kv_heads, spans = long(schedule.spans.size()) * shape.kv_heads;
-        for (long i; (i = next.fetch_add(1, std::memory_order_relaxed)) < runs + spans;) {
-            if (i < runs) {
-                // The last runs of a prompt see the most keys: they begin first.
-                const auto& piece = schedule.runs[schedule.runs.size() - 1 - i / shape.kv_heads];
-                attend_prompt(shape, paging, cache, piece.sequence, piece.start, piece.count, i % shape.kv_heads, query,
-                              query_stride, out, scratch);
-            } else {
-                span((i - runs) / shape.kv_heads, (i - runs) % shape.kv_heads, scratch);
-            }
+        const long runs = long(schedule.runs.size()) * shape.kv_heads;
+        for (long i;;) {
+            i = next.fetch_add(1, std::memory_order_relaxed);
+            if (i >= runs) return run_spans(next, runs, i, heads_together(threads), scratch);
+            // The last runs of a prompt see the most keys: they begin first.
+            const auto& piece = schedule.runs[schedule.runs.size() - 1 - i / shape.kv_heads];
+            attend_prompt(shape, paging, cache, piece.sequence, piece.start, piece.count, i % shape.kv_heads, query,
+                          query_stride, out, scratch);
         }
     }
 
-    void span(long index, long kv_head, Scratch& scratch) const {
+    // From piece `i` on, the `runs`-th of all being the first. A thread takes its next piece before it computes one, and
+    // asks for its memory meanwhile.
+    void run_spans(std::atomic<long>& next, long runs, long i, long together, Scratch& scratch) const {
+        const long groups = (shape.kv_heads + together - 1) / together, pieces = long(schedule.spans.size()) * groups;
+        const auto heads_of = [&](long i, long& first, long& last) {
+            first = (i - runs) % groups * together;
+            last = std::min(first + together, shape.kv_heads);
+        };
+        const auto set = [&](SpanRows<C>& rows, long i) {
+            rows.keys = 0;
+            if (i - runs >= pieces) return;
+            long first, last;
+            heads_of(i, first, last);
+            rows.set(shape, paging, cache, schedule.spans[(i - runs) / groups], first, last - first);
+        };
+        SpanRows<C> rows[2];
+        SpanRows<C>*own = rows, *coming = rows + 1;
+        for (set(*own, i); own->keys; std::swap(own, coming)) {
+            const long after = next.fetch_add(1, std::memory_order_relaxed);
+            set(*coming, after);
+            long first, last;
+            heads_of(i, first, last);
+            coming->spread((last - first) * calls_of_span(shape, own->keys));
+            for (long head = first; head < last; head++) span((i - runs) / groups, head, *own, *coming, scratch);
+            i = after;
+        }
+    }
+
+    // How many KV heads of a span one thread takes, one after another. Their keys and values are side by side in the
+    // cache, and memory that is read in its order comes faster; the second-level cache keeps them until they are used.
+    long heads_together(long threads) const {
+        constexpr long MOST_BYTES = 192 << 10, FEWEST_PIECES = 4;  // of a thread: fewer leave some without work at the end
+        const long head = SPAN * (shape.key_dim + (shape.value_offset ? shape.value_dim : 0)) * long(sizeof(C));
+        const long most = std::max(1L, std::min(shape.kv_heads, MOST_BYTES / head));
+        const long pieces = long(schedule.spans.size()) * shape.kv_heads;
+        return std::max(1L, std::min(most, pieces / (FEWEST_PIECES * threads)));
+    }
+
+    void span(long index, long kv_head, SpanRows<C>& keys, SpanRows<C>& next, Scratch& scratch) const {
         const auto& piece = schedule.spans[index];
         bool alone = schedule.begins[piece.sequence + 1] - schedule.begins[piece.sequence] == 1;
         long group = shape.group(), row = paging.starts[piece.sequence], position = paging.lengths[piece.sequence] - 1;
@@ -87,8 +126,8 @@ template <class T, class Out, class C = T> struct AttentionStep {
             Partial own_parts[MOST_HEADS];
             float* to = alone ? own : values + (index * shape.heads + head) * shape.value_dim;
             Partial* to_parts = alone ? own_parts : parts + index * shape.heads + head;
-            attend_span(shape, paging, cache, piece.sequence, query + row * query_stride + head * shape.key_dim, head,
-                        count, position, piece.first, piece.last, space, to, to_parts);
+            attend_span(shape, query + row * query_stride + head * shape.key_dim, head, count, position, piece.first, keys,
+                        next, space, to, to_parts);
             if (!alone) continue;
             for (long h = 0; h < count; h++) {
                 float factor;

@@ -86,16 +86,28 @@ struct TileFetch {
 };
 
 // The sums of one panel and one or two row tiles, to `out`: rows `stride` floats apart, the second tile's after the first's.
+// goes_on: onto what `out` has.
 template <int ROW_TILES>
 __attribute__((noinline)) void multiply_panel(const bf16* const* rows, long row_bytes, const bf16* weights, long inputs,
-                                              float* out, long stride, TileFetch fetch) {
+                                              float* out, long stride, TileFetch fetch, bool goes_on) {
     const char* panel = reinterpret_cast<const char*>(weights);
     const bf16 *upper = rows[0], *lower = rows[ROW_TILES - 1];
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (ROW_TILES == 2) {
-        _tile_zero(2);
-        _tile_zero(3);
+    const long bytes = stride * sizeof(float);
+    float* below = out + TILE_HEIGHT * stride;
+    if (goes_on) {
+        _tile_loadd(0, out, bytes);
+        _tile_loadd(1, out + 16, bytes);
+        if constexpr (ROW_TILES == 2) {
+            _tile_loadd(2, below, bytes);
+            _tile_loadd(3, below + 16, bytes);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        if constexpr (ROW_TILES == 2) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
     }
     for (long k = 0; k < inputs; k += TILE_INPUTS, panel += TILE_INPUTS / 2 * PAIR_BYTES) {
         fetch(panel);
@@ -110,11 +122,11 @@ __attribute__((noinline)) void multiply_panel(const bf16* const* rows, long row_
             _tile_dpbf16ps(3, 5, 7);
         }
     }
-    _tile_stored(0, out, stride * sizeof(float));
-    _tile_stored(1, out + 16, stride * sizeof(float));
+    _tile_stored(0, out, bytes);
+    _tile_stored(1, out + 16, bytes);
     if constexpr (ROW_TILES == 2) {
-        _tile_stored(2, out + TILE_HEIGHT * stride, stride * sizeof(float));
-        _tile_stored(3, out + TILE_HEIGHT * stride + 16, stride * sizeof(float));
+        _tile_stored(2, below, bytes);
+        _tile_stored(3, below + 16, bytes);
     }
 }
 
@@ -147,36 +159,54 @@ __attribute__((noinline)) inline void multiply_panels(const bf16* rows, long row
     _tile_stored(3, out + 48, stride * sizeof(float));
 }
 
+// Row tiles whose sums are kept while the inputs are gone through in parts, and inputs of a part at most: a part of a panel
+// stays in the first-level cache while all rows go by, of which one pair of tiles is there as well.
+constexpr long MOST_ROW_TILES = 16, MOST_PART = 320;
+
+// Rows whose inputs, besides a panel, the second-level cache keeps (2 MiB on all CPUs with tiles) for one panel after another.
+inline long rows_in_cache(long inputs) {
+    constexpr long MOST_BYTES = 1280 << 10, FEWEST = 64;
+    return std::max(FEWEST, MOST_BYTES / (inputs * long(sizeof(bf16))));
+}
+
 // Call `sink(row, sums[2 * P])` for all rows of `a`; see `tiles` in matrix.hpp. All row tiles have the same height: the
 // last one begins where it ends with the last row, and what it computes a second time is not given out again.
 template <int P, class Sink>
 void tile_products(const bf16* a, long stride, long rows, const bf16* const (&panels)[P], long inputs, const Sink& sink,
                    long ahead) {
-    alignas(64) vf sums[2 * TILE_HEIGHT][2 * P];
+    alignas(64) vf sums[MOST_ROW_TILES * TILE_HEIGHT][2 * P];
     constexpr long WIDTH = 2 * P * LANES;
     const long height = rows < TILE_HEIGHT ? rows : TILE_HEIGHT, row_bytes = stride * sizeof(bf16);
     const long count = (rows + TILE_HEIGHT - 1) / TILE_HEIGHT, steps = (count + 1) / 2;
+    const long tiles = inputs / TILE_INPUTS, parts = count > 2 ? (inputs + MOST_PART - 1) / MOST_PART : 1;
+    const auto begin_of = [&](long t) { return std::min(t * TILE_HEIGHT, rows - height); };
     configure_tiles(int(height));
     asm volatile("" ::: "memory");  // nor do the loads of tiles say so
-    for (long t = 0; t < count; t += 2) {
-        const bool are_two = t + 1 < count;
-        const long begins[2] = {std::min(t * TILE_HEIGHT, rows - height), std::min((t + 1) * TILE_HEIGHT, rows - height)};
-        const bf16* const from[2] = {a + begins[0] * stride, a + begins[1] * stride};
-        const long lines = ahead ? TILE_INPUTS : 0;
-        const TileFetch fetch = {ahead * long(sizeof(bf16)), lines * (t / 2) / steps, lines * (t / 2 + 1) / steps};
-        float* out = reinterpret_cast<float*>(sums);
-        int p = 0;
-        if (!are_two)
-            for (; p + 2 <= P; p += 2)
-                multiply_panels(from[0], row_bytes, panels + p, inputs, out + p * TILE_PANEL, WIDTH, fetch);
-        for (; p < P; p++) {
-            float* to = out + p * TILE_PANEL;
-            if (are_two) multiply_panel<2>(from, row_bytes, panels[p], inputs, to, WIDTH, fetch);
-            else multiply_panel<1>(from, row_bytes, panels[p], inputs, to, WIDTH, fetch);
+    for (long first = 0; first < count; first += MOST_ROW_TILES) {
+        const long last = std::min(first + MOST_ROW_TILES, count);
+        for (long i = 0; i < parts * P; i++) {
+            const long p = i % P, k = tiles * (i / P) / parts * TILE_INPUTS;
+            const long size = tiles * (i / P + 1) / parts * TILE_INPUTS - k;
+            for (long t = first; t < last; t += 2) {
+                const bool are_two = t + 1 < last;
+                const bf16* const from[2] = {a + begin_of(t) * stride + k, a + begin_of(t + are_two) * stride + k};
+                const long lines = ahead ? TILE_INPUTS : 0;
+                const TileFetch fetch = {ahead * long(sizeof(bf16)), lines * (t / 2) / steps, lines * (t / 2 + 1) / steps};
+                float* out = reinterpret_cast<float*>(sums + (t - first) * TILE_HEIGHT) + p * TILE_PANEL;
+                const bf16* weights = panels[p] + k * TILE_PANEL;
+                if (count == 1 && p + 1 < P) {  // a single row tile: two panels at once
+                    multiply_panels(from[0], row_bytes, panels + p, inputs, out, WIDTH, fetch);
+                    i++;
+                } else if (are_two) {
+                    multiply_panel<2>(from, row_bytes, weights, size, out, WIDTH, fetch, k > 0);
+                } else {
+                    multiply_panel<1>(from, row_bytes, weights, size, out, WIDTH, fetch, k > 0);
+                }
+            }
         }
-        for (int i = 0; i < 1 + are_two; i++) {
-            const long first = (t + i) * TILE_HEIGHT, last = std::min(first + TILE_HEIGHT, rows);
-            for (long r = first; r < last; r++) sink(r, sums[i * TILE_HEIGHT + r - begins[i]]);
+        for (long r = first * TILE_HEIGHT; r < std::min(last * TILE_HEIGHT, rows); r++) {
+            const long t = r / TILE_HEIGHT;
+            sink(r, sums[(t - first) * TILE_HEIGHT + r - begin_of(t)]);
         }
     }
 }

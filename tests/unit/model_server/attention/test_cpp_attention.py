@@ -33,6 +33,7 @@ LONG = {
     "prompt": [(300, 300)],
     "mixed": [(1, 600), (140, 400), (2, 131), (129, 129)],
 }
+MANY = [(1, 200 + 97 * i) for i in range(9)]
 DIMS = {"wide": (128, 128), "odd": (24, 20), "of 80": (80, 80)}
 
 
@@ -73,9 +74,13 @@ def test_sizes(batch: list[tuple[int, int]], dtype: torch.dtype, dims: tuple[int
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_neighbours_and_threads_change_nothing(dtype: torch.dtype) -> None:
-    """Bit for bit, with the C++ operators; the reference pads rows to a common length."""
-    scene = Scene(LONG["mixed"], 4, 2, 16, dtype)
+@pytest.mark.parametrize(("batch", "heads"), [(LONG["mixed"], (4, 2)), (MANY, (12, 4))], ids=["mixed", "many"])
+def test_neighbours_and_threads_change_nothing(
+    batch: list[tuple[int, int]], heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Bit for bit, with the C++ operators; the reference pads rows to a common length. Of many sequences a thread takes
+    several KV heads at once."""
+    scene = Scene(batch, *heads, 16, dtype)
     layer = scene.layer()
     together = scene.attend(layer, BACKEND)
     threads = torch.get_num_threads()
@@ -84,7 +89,7 @@ def test_neighbours_and_threads_change_nothing(dtype: torch.dtype) -> None:
         shared = scene.attend(layer, BACKEND)
     finally:
         torch.set_num_threads(threads)
-    alone = Scene(LONG["mixed"], 4, 2, 16, dtype)
+    alone = Scene(batch, *heads, 16, dtype)
     parts = []
     for row in range(len(alone.batch)):
         whole = scene.metadata

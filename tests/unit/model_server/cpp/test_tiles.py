@@ -16,7 +16,7 @@ from model_server.cpp import instruction_sets as sets
 
 # A worker may wait for the compiler of another.
 pytestmark = [needs_compiler, pytest.mark.timeout(900), pytest.mark.weekly]
-ROWS = (*range(1, 41), 48, 49, 64, 65, 100)
+ROWS = (*range(1, 41), 48, 49, 64, 65, 100, 257, 290)
 NEVER = 1_000_000
 
 
@@ -55,12 +55,12 @@ def unusual(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     return narrow(values.astype(np.float32))
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (70, 576), (33, 32), (600, 128)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (70, 704), (33, 32), (600, 128)])
 def test_a_row_has_the_same_bits_in_any_number_of_rows(operators: Operators, outputs: int, inputs: int) -> None:
     random = np.random.default_rng(outputs)
     weight = unusual(random, (outputs, inputs))
     panels = operators.packed(BF16, weight)
-    x = unusual(random, (100, inputs))
+    x = unusual(random, (290, inputs))
     before = operators.tile_model_products()
     wanted = product(operators, panels, outputs, x)
     assert operators.tile_model_products() > before
