@@ -27,7 +27,7 @@ from torch import Tensor
 from model_server.quantize.samples import Samples, from_file
 from model_server.text.tokenizer import Tokenizer
 
-BITS, GROUP, SEED = 4, 64, 0
+BITS, GROUP, SEED = 4, 128, 0
 OURS: dict[str, list[str]] = {"defaults": [], "--act-order": ["--act-order"]}
 THEIRS: dict[str, dict[str, object]] = {"defaults": {}, "desc_act": {"desc_act": True}, "mse": {"mse": 2.4}}
 GPTQMODEL = Path(__file__).with_name("quantizing_gptqmodel.py")

@@ -14,8 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from model_server.config import threads_are_set
 from model_server.device import resolve_device, resolve_dtype, tune
 from model_server.errors import StartupError
+from model_server.models.config import ModelConfig
+from model_server.models.families.vision import text_config
 from model_server.models.model import Model, describe
 from model_server.quantize import output
 from model_server.quantize.config import QuantizeConfig
@@ -46,19 +49,16 @@ def run(config: QuantizeConfig) -> None:
     assert model.spec is not None
     if model.spec.mlps:  # on a CPU the experts are products of their own
         device = torch.device("cpu")
-    tune(device, 1, checkpoint.file_bytes)
+    tune(device, 1, checkpoint.file_bytes, keep_threads=threads_are_set())
     dtype = resolve_dtype(None, device, checkpoint.stored_in, needs_bfloat16=checkpoint.needs_bfloat16)
-    with torch.inference_mode():
-        samples = _samples(config, checkpoint)
-    asked = _asked(how, checkpoint, samples, dtype)
-    with contextlib.closing(Progress(config.output_dir, asked, model.spec.num_layers)) as progress:
-        with (
-            torch.inference_mode(),
-            SafetensorsReader(
-                checkpoint.headers, dtype=dtype, device=device, base_prefix=model.spec.names.base
-            ) as reader,
-        ):
-            Quantizer(LayerByLayer(model.spec, reader), samples, how, progress, _names(checkpoint, model)).run()
+    with torch.inference_mode(), contextlib.ExitStack() as stack:
+        base = model.spec.names.base
+        reader = SafetensorsReader(checkpoint.headers, dtype=dtype, device=device, base_prefix=base)
+        layers = LayerByLayer(model.spec, stack.enter_context(reader))
+        samples = _samples(config, checkpoint, layers)
+        asked = _asked(how, checkpoint, samples, dtype)
+        progress = stack.enter_context(contextlib.closing(Progress(config.output_dir, asked, model.spec.num_layers)))
+        Quantizer(layers, samples, how, progress, _names(checkpoint, model)).run()
         before, after = (math.exp(loss / samples.held_out[:, 1:].numel()) for loss in progress.losses)
         held_out = counted(len(samples.held_out), "sample")
         logger.info("Perplexity on %s that took no part: %.3f before, %.3f after", held_out, before, after)
@@ -142,20 +142,25 @@ class Quantizer:
 
     def _solve(self, watch: Watch) -> tuple[dict[str, Rounded], dict[str, Tensor]]:
         """Round the layer's matrices; return them as plain ones by tensor name, too."""
-        results, replaced = {}, {}
+        results: dict[str, Rounded] = {}
+        replaced: dict[str, Tensor] = {}
         alone = [name for name, hessian in watch.hessians.items() if not hessian.num_samples]
         if alone:
             logger.warning("no sample reached %s: rounded without calibration", ", ".join(alone[:3]))
-        for name, hessian in watch.hessians.items():
-            weight = self._layers.stored(self._stored_names[name])
-            if name in watch.transposed:
-                weight = weight.t()
-            if reason := unsuitable(weight, self._how):
-                logger.warning("%s stays as it is: %s", name, reason)
-                continue
-            found = rounded(name, weight, hessian.matrix, self._how)
-            results[name] = found
-            value = found.dequantize()
+        for hessian, names in watch.shared():
+            weights = {}
+            for name in names:
+                weight = self._layers.stored(self._stored_names[name])
+                if name in watch.transposed:
+                    weight = weight.t()
+                if reason := unsuitable(weight, self._how):
+                    logger.warning("%s stays as it is: %s", name, reason)
+                    continue
+                weights[name] = weight
+            if weights:
+                results |= rounded(weights, hessian.matrix, self._how)
+        for name, one in results.items():
+            value = one.dequantize()
             replaced[self._stored_names[name]] = replaced[f"{name}.weight"] = (
                 value.t() if name in watch.transposed else value
             )
@@ -209,7 +214,7 @@ def _check(config: QuantizeConfig, model: Model) -> None:
         )
 
 
-def _samples(config: QuantizeConfig, checkpoint: Checkpoint) -> Samples:
+def _samples(config: QuantizeConfig, checkpoint: Checkpoint, layers: LayerByLayer) -> Samples:
     """Make the samples; written ones are kept for a run that continues."""
     tokenizer = Tokenizer.load(checkpoint.directory)
     folder = config.output_dir / FOLDER
@@ -222,7 +227,9 @@ def _samples(config: QuantizeConfig, checkpoint: Checkpoint) -> Samples:
             config.calibration, tokenizer, count=config.num_samples, length=config.sequence_length, seed=config.seed
         )
     path = folder / f"samples-{config.num_samples}-{config.seed}.safetensors"
-    return kept(path, lambda: written(checkpoint.directory, tokenizer, count=config.num_samples, seed=config.seed))
+    begin = text_config(ModelConfig(checkpoint.fields)).get("bos_token_id")
+    begin = begin if type(begin) is int else None
+    return kept(path, lambda: written(layers.whole(), tokenizer, begin, count=config.num_samples, seed=config.seed))
 
 
 def _asked(how: Rounding, checkpoint: Checkpoint, samples: Samples, dtype: torch.dtype) -> dict[str, object]:

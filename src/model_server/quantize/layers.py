@@ -23,7 +23,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.quantization.forms import Form
 from model_server.quantization.scheme import Scheme
 from model_server.quantize.solver import Hessian
-from model_server.runner.runner import ModelInputs
+from model_server.runner.runner import ModelInputs, RequestState
 from model_server.weights.gguf.delta_heads import ColumnOrder
 from model_server.weights.matrix import MatrixSlice
 from model_server.weights.reader import Place, Range, SafetensorsReader, WeightReader
@@ -64,6 +64,13 @@ class Watch:
         if wanted.transposed:
             self.transposed.update(names)
         return hessian
+
+    def shared(self) -> list[tuple[Hessian, list[str]]]:
+        """List the Hessians, each with the modules whose inputs it is of."""
+        found: dict[int, tuple[Hessian, list[str]]] = {}
+        for name, hessian in self.hessians.items():
+            found.setdefault(id(hessian), (hessian, []))[1].append(name)
+        return list(found.values())
 
 
 class WatchedScheme(Scheme):
@@ -187,10 +194,17 @@ class LayerByLayer:
         count = self.spec.num_layers
         stages = Axis(index, count if with_head else count + 1)
         layout = Layout(stage=stages, layer_counts=(*(1,) * count, 0))
+        return Layer(self._decoder(layout, watch, replaced or {}), self.device, self.dtype)
+
+    def whole(self) -> Writer:
+        """Load all layers at once."""
+        return Writer(self._decoder(Layout(), None, {}), self.device, self.dtype)
+
+    def _decoder(self, layout: Layout, watch: Watch | None, replaced: Mapping[str, Tensor]) -> Decoder:
         alone = ProcessGroup()
-        decoder = build(
+        return build(
             self.spec,
-            ReplacedMatrices(self._reader, replaced or {}),
+            ReplacedMatrices(self._reader, replaced),
             Placement(self.device, self.dtype, Ranks(layout, alone, alone)),
             self._attention,
             scheme=None if watch is None else WatchedScheme(watch),
@@ -198,7 +212,54 @@ class LayerByLayer:
             if watch is None
             else WatchedLinears(self.device, self.dtype, watch),
         )
-        return Layer(decoder, self.device, self.dtype)
+
+
+class Writer:
+    """A whole model that writes."""
+
+    def __init__(self, decoder: Decoder, device: torch.device, dtype: torch.dtype) -> None:
+        self._decoder, self._device, self._dtype = decoder, device, dtype
+
+    def rows_within(self, num_bytes: int, length: int) -> int:
+        """Count the rows of `length` tokens whose keys and values take `num_bytes`."""
+        size = self._decoder.traits.block_size
+        row = -(-length // size) * sum(shape.block_bytes(size, self._dtype) for shape in self._decoder.kv_shapes)
+        return num_bytes // max(row, 1)
+
+    def write(self, starts: Tensor, length: int, *, never: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Continue each start [n] int64 by draws from the model's distribution, to [n, length].
+
+        Args:
+            never: Tokens that are not drawn, such as those that end a text.
+        """
+        count, size = len(starts), self._decoder.traits.block_size
+        tables = torch.arange(1, 1 + count * -(-length // size), dtype=torch.int32, device=self._device).view(count, -1)
+        cache = KvCache(self._decoder.kv_shapes, 1 + tables.numel(), size, self._dtype, self._device)
+        starts_of_rows = torch.arange(count + 1, dtype=torch.int32, device=self._device)
+        states = tuple(RequestState(1, slot) for slot in range(count))
+        ids = torch.empty(count, length, dtype=torch.int64)
+        ids[:, 0] = starts
+        for position in range(length - 1):
+            metadata = AttentionMetadata(
+                slots=tables[:, position // size].long() * size + position % size,
+                block_tables=tables,
+                cu_seqlens_q=starts_of_rows,
+                kv_lengths=torch.full((count,), position + 1, dtype=torch.int32, device=self._device),
+                query_lengths_host=(1,) * count,
+                kv_lengths_host=(position + 1,) * count,
+            )
+            given = ids[:, position].to(self._device)
+            inputs = ModelInputs(
+                input_ids=given, positions=torch.full_like(given, position), attention=metadata, logit_rows=None,
+                states=states,
+            )  # fmt: skip
+            logits = self._decoder.forward(inputs, cache).float()
+            logits[:, list(never)] = -torch.inf
+            bounds = logits.softmax(dim=1).cumsum(dim=1)
+            # Within (0, 1], so that no token of probability 0 is drawn.
+            draws = (1 - torch.rand(count, 1, generator=generator)).to(self._device)
+            ids[:, position + 1] = torch.searchsorted(bounds, draws * bounds[:, -1:])[:, 0]
+        return ids
 
 
 class Layer:

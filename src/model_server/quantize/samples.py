@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.models.hf.loading import quiet
+from model_server.quantize.layers import Writer
 from model_server.quantize.progress import writing
 from model_server.text.tokenizer import Tokenizer
 from wire.text.counting import counted
@@ -24,7 +23,8 @@ from wire.text.counting import counted
 logger = logging.getLogger(__name__)
 
 WRITTEN_LENGTH = 512  # tokens of a sample that the model writes itself
-_WRITTEN_AT_ONCE = 16
+# At once: samples whose keys and values take so many bytes, but not fewer or more than so many.
+_WRITTEN_BYTES, _FEWEST_WRITTEN, _MOST_WRITTEN = 2**30, 16, 64
 _MOST_HELD_OUT = 8
 
 
@@ -73,35 +73,28 @@ def kept(path: Path, make: Callable[[], Samples]) -> Samples:
         ) from error
 
 
-def written(directory: Path, tokenizer: Tokenizer, *, count: int, seed: int) -> Samples:
-    """Let the model write samples of `WRITTEN_LENGTH` tokens, with all weights in memory."""
-    logger.info("No --calibration: the model writes %s of %d tokens", counted(count, "sample"), WRITTEN_LENGTH)
-    # Imported here: it takes seconds, and a file needs none of it.
-    from transformers import AutoModelForCausalLM
+def written(writer: Writer, tokenizer: Tokenizer, begin: int | None, *, count: int, seed: int) -> Samples:
+    """Let the model write samples of `WRITTEN_LENGTH` tokens.
 
-    quiet()
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", local_files_only=True)
-    begin = model.config.get_text_config().bos_token_id
+    Args:
+        begin: The token that begins a text; None: any one.
+    """
+    logger.info("No --calibration: the model writes %s of %d tokens", counted(count, "sample"), WRITTEN_LENGTH)
     generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
     total = count + _num_held_out(count)
-    parts = []
-    for first in range(0, total, _WRITTEN_AT_ONCE):
-        number = min(_WRITTEN_AT_ONCE, total - first)
-        starts = torch.randint(0, tokenizer.vocab_size, (number, 1), generator=generator)
-        if isinstance(begin, int):
+    at_once = writer.rows_within(_WRITTEN_BYTES, WRITTEN_LENGTH)
+    at_once = min(max(at_once, _FEWEST_WRITTEN), _MOST_WRITTEN)
+    parts, done = [], 0
+    # Parts of equal size: a step of a few rows takes as long as one of many.
+    for part in torch.arange(total).chunk(-(-total // at_once)):
+        starts = torch.randint(0, tokenizer.vocab_size, part.shape, generator=generator)
+        if begin is not None:
             starts.fill_(begin)
-        with torch.inference_mode():
-            parts.append(
-                model.generate(
-                    starts, attention_mask=torch.ones_like(starts), do_sample=True, top_k=0, top_p=1.0,
-                    temperature=1.0, repetition_penalty=1.0, max_length=WRITTEN_LENGTH, min_length=WRITTEN_LENGTH,
-                    pad_token_id=0,
-                )
-            )  # fmt: skip
-        logger.info("The model has written %d of %s", first + number, counted(total, "sample"))
-    ids = torch.cat(parts).clone()
-    return Samples(ids[:count], ids[count:])
+        parts.append(writer.write(starts, WRITTEN_LENGTH, never=sorted(tokenizer.eos_token_ids), generator=generator))
+        done += len(part)
+        logger.info("The model has written %d of %s", done, counted(total, "sample"))
+    ids = torch.cat(parts)
+    return Samples(ids[:count].clone(), ids[count:].clone())
 
 
 def _num_held_out(count: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,18 +23,34 @@ class Hessian:
     """The mean of 2 x xᵀ over samples' inputs x, float32 [in, in], equal shares: how much pairs of inputs matter."""
 
     def __init__(self, num_columns: int, device: torch.device) -> None:
-        self.matrix = torch.zeros(num_columns, num_columns, dtype=torch.float32, device=device)
+        self._sum = torch.zeros(num_columns, num_columns, dtype=torch.float32, device=device)
         # With tokens for this matrix.
         self.num_samples = 0
+
+    @property
+    def matrix(self) -> Tensor:
+        """Return a new one."""
+        return self._sum * (2 / max(self.num_samples, 1))
 
     def add(self, inputs: Tensor) -> None:
         """Add one sample's inputs [tokens, in]."""
         if not len(inputs):
             return
-        inputs = inputs.float()
-        self.matrix.mul_(self.num_samples / (self.num_samples + 1))
         self.num_samples += 1
-        self.matrix.addmm_(inputs.t(), inputs, alpha=2 / self.num_samples)
+        with _exact_in_bfloat16(inputs.dtype):
+            inputs = inputs.float()
+            self._sum.addmm_(inputs.t(), inputs)
+
+
+@contextlib.contextmanager
+def _exact_in_bfloat16(dtype: torch.dtype) -> Iterator[None]:
+    """Let a CPU multiply numbers of bfloat16 as such: products are exact, and sums stay float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium" if dtype is torch.bfloat16 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +87,14 @@ class Rounded:
         return (self.codes.float() - self.middle) * self.scales.float().t()[:, self.groups.long()]
 
 
-def rounded(name: str, weight: Tensor, hessian: Tensor, how: Rounding) -> Rounded:
-    """Round weight [out, in] by its hessian [in, in]; zeros round alone.
+def rounded(weights: Mapping[str, Tensor], hessian: Tensor, how: Rounding) -> dict[str, Rounded]:
+    """Round matrices [out, in] of the same inputs, by name, by their hessian [in, in]; zeros round alone.
 
     Raises:
         StartupError: The Hessian cannot be inverted.
     """
-    weight, hessian = weight.float().clone(), hessian.clone()
+    # Each row is rounded on its own: all of them take the steps from column to column together.
+    weight, hessian = torch.cat([weight.float() for weight in weights.values()]), hessian.clone()
     if not bool(hessian.any()):
         hessian.fill_diagonal_(1)
     diagonal = hessian.diagonal()
@@ -85,16 +104,25 @@ def rounded(name: str, weight: Tensor, hessian: Tensor, how: Rounding) -> Rounde
     group = _group(how, len(diagonal))
     order = _by_activation(diagonal) if how.by_activation else _by_activation_within_groups(diagonal, group)
     hessian = hessian[order][:, order]
-    codes, scales, result = _columns(weight[:, order], _factor(name, hessian, how.damping), how)
-    error = _energy(weight[:, order] - result, hessian) / max(_energy(weight[:, order], hessian), 1e-30)
+    ordered = weight.t()[order]
+    codes, scales, result = _columns(ordered.clone(), _factor(", ".join(weights), hessian, how.damping), how)
     groups = torch.arange(len(order), dtype=torch.int32, device=weight.device) // group
     if how.by_activation:
         groups[order] = groups.clone()
     else:
         scales = scales[(order[::group] // group).argsort()]
     back = torch.empty_like(codes)
-    back[:, order] = codes
-    return Rounded(codes=back, scales=scales, groups=groups, middle=how.middle, error=error)
+    back[order] = codes
+    lost, all_of_it = _energies(ordered - result, hessian), _energies(ordered, hessian)
+    found, start = {}, 0
+    for name, one in weights.items():
+        rows = slice(start, start + len(one))
+        found[name] = Rounded(
+            codes=back[:, rows].t().contiguous(), scales=scales[:, rows], groups=groups.clone(), middle=how.middle,
+            error=float(lost[rows].sum()) / max(float(all_of_it[rows].sum()), 1e-30),
+        )  # fmt: skip
+        start = rows.stop
+    return found
 
 
 def _group(how: Rounding, num_columns: int) -> int:
@@ -135,42 +163,40 @@ def _factor(name: str, hessian: Tensor, damping: float) -> Tensor:
 
 
 def _columns(weight: Tensor, factor: Tensor, how: Rounding) -> tuple[Tensor, Tensor, Tensor]:
-    """Round columns in order, overwriting `weight`; return codes, scales, and their values."""
-    num_rows, num_columns = weight.shape
+    """Round columns [in, out] in order, overwriting `weight`; return codes, scales, and their values."""
+    num_columns, num_rows = weight.shape
     group = _group(how, num_columns)
-    codes = torch.empty(num_rows, num_columns, dtype=torch.uint8, device=weight.device)
+    codes = torch.empty(num_columns, num_rows, dtype=torch.uint8, device=weight.device)
     result = torch.empty_like(weight)
     scales: list[Tensor] = []
-    weight = weight.clone()
+    least, most, diagonal = -how.middle, how.middle - 1, factor.diagonal().tolist()
     for start in range(0, num_columns, BLOCK):
         stop = min(start + BLOCK, num_columns)
-        block, inner = weight[:, start:stop], factor[start:stop, start:stop]
-        errors = torch.empty_like(block)
-        for k in range(stop - start):
-            if (start + k) % group == 0:
-                end = min(start + k + group, num_columns)
-                beyond = weight[:, stop:end] - errors[:, :k] @ factor[start : start + k, stop:end]
-                columns = torch.cat([block[:, k : end - start], beyond], dim=1)
-                scales.append(_scales(columns, factor.diagonal()[start + k : end], how.bits))
-            scale = scales[-1].float()
-            column = block[:, k]
-            code = (column / scale).round_().add_(how.middle).clamp_(0, 2**how.bits - 1)
-            value = (code - how.middle) * scale
-            error = (column - value) / inner[k, k]
-            block[:, k + 1 :] -= error.unsqueeze(1) * inner[k, k + 1 :]
-            errors[:, k] = error
-            codes[:, start + k] = code.to(torch.uint8)
-            result[:, start + k] = value
-        weight[:, stop:] -= errors @ factor[start:stop, stop:]
+        errors = torch.empty(stop - start, num_rows, dtype=weight.dtype, device=weight.device)
+        for number in range(start, stop):
+            # What the block's columns before this one left is taken off here, of later blocks below.
+            before = slice(start, number)
+            done = errors[: number - start]
+            if number % group == 0:
+                end = min(number + group, num_columns)
+                columns = torch.addmm(weight[number:end], factor[before, number:end].t(), done, alpha=-1)
+                scales.append(_scales(columns, factor.diagonal()[number:end], how.bits))
+                scale = scales[-1].float()
+            column = torch.addmv(weight[number], done.t(), factor[before, number], alpha=-1)
+            code = (column / scale).round_().clamp_(least, most)
+            codes[number] = code + how.middle
+            value = torch.mul(code, scale, out=result[number])
+            torch.sub(column, value, out=errors[number - start]).div_(diagonal[number])
+        weight[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
     return codes, torch.stack(scales), result
 
 
 def _scales(columns: Tensor, factor: Tensor, bits: int) -> Tensor:
-    """Choose the scales with the least error [out] float16, a column's weighed by the diagonal of its factor.
+    """Choose the scales with the least error [out] float16 for [in, out], a column's weighed by its factor's diagonal.
 
     They are shares of those that give rows' largest numbers outermost codes, with 8 bits these themselves.
     """
-    most = columns.abs().amax(dim=1)
+    most = columns.abs().amax(dim=0)
     most = torch.where(most == 0, 1.0, most)
     widest = 2 * most / (2**bits - 1)
     best = _half(widest)
@@ -178,11 +204,12 @@ def _scales(columns: Tensor, factor: Tensor, bits: int) -> Tensor:
         return best
     weights, middle = factor.reciprocal().square(), 1 << (bits - 1)
     least = torch.full_like(most, torch.inf)
+    values = torch.empty_like(columns)
     for share in SHARES:
         scale = _half(widest * share)
-        wide = scale.float().unsqueeze(1)
-        values = (columns / wide).round_().clamp_(-middle, middle - 1).mul_(wide)
-        error = values.sub_(columns).square_() @ weights
+        wide = scale.float()
+        torch.div(columns, wide, out=values).round_().clamp_(-middle, middle - 1).mul_(wide)
+        error = weights @ values.sub_(columns).square_()
         is_less = error < least
         best, least = torch.where(is_less, scale, best), torch.where(is_less, error, least)
     return best
@@ -192,6 +219,6 @@ def _half(scales: Tensor) -> Tensor:
     return scales.clamp_min(_SMALLEST_SCALE).half()
 
 
-def _energy(matrix: Tensor, hessian: Tensor) -> float:
-    """Return tr(matrix @ hessian @ matrixᵀ)."""
-    return float(((matrix @ hessian) * matrix).sum())
+def _energies(columns: Tensor, hessian: Tensor) -> Tensor:
+    """Return w @ hessian @ wᵀ [out] of each row w of a matrix, given as columns [in, out]."""
+    return (hessian @ columns).mul_(columns).sum(dim=0)

@@ -108,6 +108,17 @@ def test_the_perplexity_after_is_that_of_what_is_served(
         assert float(loss.exp()) == pytest.approx(wanted, rel=1e-2)
 
 
+def test_the_users_threads_are_kept(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(command, "tune", lambda *_, keep_threads: seen.append(keep_threads))
+    for threads in (None, "1"):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if threads is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        command.run(asked(model(models, "llama"), tmp_path / f"out-{threads}", tmp_path))
+    assert seen == [False, True]
+
+
 @pytest.fixture(scope="module")
 def cut_run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was interrupted behind the second of four layers."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.quantize import solver
-from model_server.quantize.solver import SHARES, Hessian, Rounding, rounded
+from model_server.quantize.solver import SHARES, Hessian, Rounded, Rounding, rounded
 
 ROWS, COLUMNS = 24, 320
 
@@ -18,6 +18,10 @@ def inputs(seed: int, columns: int = COLUMNS) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     mixed = torch.randn(400, 40, generator=generator) @ torch.randn(40, columns, generator=generator)
     return (mixed + torch.randn(400, columns, generator=generator)) * torch.rand(columns, generator=generator)
+
+
+def alone(name: str, weight: Tensor, hessian: Tensor, how: Rounding) -> Rounded:
+    return rounded({name: weight}, hessian, how)[name]
 
 
 def hessian_of(x: Tensor) -> Tensor:
@@ -81,7 +85,7 @@ def error(weight: Tensor, other: Tensor, x: Tensor) -> float:
 def test_as_by_the_book(bits: int, group: int, by_activation: bool) -> None:
     x, weight = inputs(1), torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(2))
     how = Rounding(bits=bits, group=group, by_activation=by_activation)
-    found = rounded("m", weight, hessian_of(x), how)
+    found = alone("m", weight, hessian_of(x), how)
     codes, result = by_the_book(weight, hessian_of(x), how)
     # A number that float32 puts on the other side of a half changes all that follow in its row, by a step at most.
     assert float((found.codes == codes).float().mean()) > 0.97
@@ -94,37 +98,37 @@ def test_as_by_the_book(bits: int, group: int, by_activation: bool) -> None:
 
 def test_better_than_each_number_alone() -> None:
     x, weight = inputs(3), torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(4))
-    found = rounded("m", weight, hessian_of(x), Rounding())
-    alone = rounded("m", weight, torch.zeros(COLUMNS, COLUMNS), Rounding())
-    assert error(weight, found.dequantize(), x) < 0.6 * error(weight, alone.dequantize(), x)
-    scale = alone.scales.float().t()[:, alone.groups.long()]
+    found = alone("m", weight, hessian_of(x), Rounding())
+    nothing = alone("m", weight, torch.zeros(COLUMNS, COLUMNS), Rounding())
+    assert error(weight, found.dequantize(), x) < 0.6 * error(weight, nothing.dequantize(), x)
+    scale = nothing.scales.float().t()[:, nothing.groups.long()]
     nearest = (weight / scale).round().clamp(-8, 7) * scale
-    assert bool(((alone.dequantize() - nearest).abs() <= scale * 0.02).float().mean() > 0.999), "the nearest code"
+    assert bool(((nothing.dequantize() - nearest).abs() <= scale * 0.02).float().mean() > 0.999), "the nearest code"
 
 
 @pytest.mark.parametrize("better", ["order", "scales"])
 def test_order_and_scales_lessen_the_error(better: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = inputs(8), torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(9))
     how = Rounding(group=64)
-    found = rounded("m", weight, hessian_of(x), how).error
+    found = alone("m", weight, hessian_of(x), how).error
     if better == "order":
         monkeypatch.setattr(solver, "_by_activation_within_groups", lambda diagonal, group: torch.arange(COLUMNS))
     else:
         monkeypatch.setattr(solver, "SHARES", (1.0,))
-    assert found < 0.97 * rounded("m", weight, hessian_of(x), how).error
+    assert found < 0.97 * alone("m", weight, hessian_of(x), how).error
 
 
 def test_columns_that_no_input_reaches_become_zero() -> None:
     x = inputs(5)
     x[:, 7] = 0
-    found = rounded("m", torch.randn(ROWS, COLUMNS), hessian_of(x), Rounding())
+    found = alone("m", torch.randn(ROWS, COLUMNS), hessian_of(x), Rounding())
     assert bool((found.dequantize()[:, 7] == 0).all())
 
 
 def test_rows_of_zeros_and_of_tiny_numbers() -> None:
     weight = torch.randn(ROWS, COLUMNS)
     weight[0], weight[1] = 0, weight[1] * 1e-12
-    value = rounded("m", weight, hessian_of(inputs(6)), Rounding()).dequantize()
+    value = alone("m", weight, hessian_of(inputs(6)), Rounding()).dequantize()
     assert bool((value[0] == 0).all()) and bool(torch.isfinite(value).all())
 
 
@@ -140,7 +144,27 @@ def test_a_sample_counts_once_however_long_it_is() -> None:
 def test_inputs_that_are_all_alike_need_more_damping_and_a_broken_matrix_is_named() -> None:
     alike = Hessian(COLUMNS, torch.device("cpu"))
     alike.add(torch.ones(5, COLUMNS))
-    assert rounded("m", torch.randn(ROWS, COLUMNS), alike.matrix, Rounding(damping=1e-6)).error < 1
+    assert alone("m", torch.randn(ROWS, COLUMNS), alike.matrix, Rounding(damping=1e-6)).error < 1
     broken = -torch.eye(COLUMNS)
     with pytest.raises(StartupError, match=r"^the inputs of layers\.0\.m are too much alike"):
-        rounded("layers.0.m", torch.randn(ROWS, COLUMNS), broken, Rounding())
+        alone("layers.0.m", torch.randn(ROWS, COLUMNS), broken, Rounding())
+
+
+def test_matrices_of_the_same_inputs_are_rounded_together_as_alone() -> None:
+    generator = torch.Generator().manual_seed(10)
+    weights = {name: torch.randn(rows, COLUMNS, generator=generator) for name, rows in (("q", 24), ("k", 8), ("v", 16))}
+    hessian = hessian_of(inputs(11))
+    for name, one in rounded(weights, hessian, Rounding(group=64)).items():
+        other = alone(name, weights[name], hessian, Rounding(group=64))
+        assert one.codes.shape == other.codes.shape == weights[name].shape
+        assert float((one.codes == other.codes).float().mean()) > 0.97
+        assert one.error == pytest.approx(other.error, rel=0.05)
+
+
+def test_inputs_of_bfloat16_lose_nothing_in_the_hessian() -> None:
+    x = inputs(12).bfloat16()
+    found = Hessian(COLUMNS, torch.device("cpu"))
+    found.add(x)
+    exact = 2 * x.double().t() @ x.double()
+    assert float((found.matrix - exact).abs().max() / exact.abs().max()) < 1e-5
+    assert torch.get_float32_matmul_precision() == "highest"
