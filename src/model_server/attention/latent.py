@@ -43,6 +43,12 @@ class HeadChanges(Protocol):
     def expand(self, number: int, latents: Tensor, heads: slice, keys: Tensor, values: Tensor) -> None: ...
 
 
+class HeadProducts(Protocol):
+    """A matrix for each head: `layers.linear.packed.HeadPanels`."""
+
+    def multiply(self, x: Tensor, out: Tensor) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentHeads:
     """Turns latents into keys and values of this rank's heads; `adapters` change it for some rows."""
@@ -50,6 +56,8 @@ class LatentHeads:
     up_key: Tensor  # [heads, plain_dim, rank]
     up_value: Tensor  # [heads, rank, value_dim]
     adapters: HeadChanges | None = None
+    # The same for absorbed queries and for values by C++ operators, whose results do not depend on other rows.
+    panels: tuple[HeadProducts, HeadProducts] | None = None
 
     @property
     def rows(self) -> AdapterRows | None:
@@ -60,7 +68,10 @@ class LatentHeads:
         """Write plain query parts [n, heads, plain_dim] into `absorbed` [n, heads, rank]."""
         if self.adapters is not None and rows is not None:
             plain = self.adapters.scaled(plain, rows)
-        _multiply(plain.transpose(0, 1), self.up_key, absorbed.transpose(0, 1))
+        if self.panels is not None:
+            self.panels[0].multiply(plain, absorbed)
+        else:
+            _multiply(plain.transpose(0, 1), self.up_key, absorbed.transpose(0, 1))
         if self.adapters is not None and rows is not None:
             self.adapters.absorb(plain, absorbed, rows)
 
@@ -68,7 +79,11 @@ class LatentHeads:
         """Turn sums of latents [n, heads * rank] into [n, heads * value_dim]."""
         heads, rank, _ = self.up_value.shape
         attended = attended.view(-1, heads, rank)
-        values = torch.bmm(attended.transpose(0, 1), self.up_value).transpose(0, 1)
+        if self.panels is not None:
+            values = attended.new_empty(len(attended), heads, self.up_value.shape[2])
+            self.panels[1].multiply(attended, values)
+        else:
+            values = torch.bmm(attended.transpose(0, 1), self.up_value).transpose(0, 1)
         if self.adapters is not None and rows is not None:
             values = self.adapters.values(attended, values, rows)
         return values.flatten(1)
@@ -111,7 +126,9 @@ def is_expanded(layer: LatentLayer, queries: int, keys: int) -> bool:
     # value_dim) before and after. Expanded, a pair takes plain_dim + rotated_dim + value_dim, and each key rank *
     # (plain_dim + value_dim). The queries' and their own keys' shares cancel. With DeepSeek V3's sizes prompts without
     # a prefix are expanded, and after a long one those above 170 tokens.
-    if queries == 1:
+    # With C++ operators one form for all tokens of prompts, so that their bits do not depend on where a prompt is cut.
+    # It is the faster one, too, for chunks of up to 256 tokens: the cache is packed once for all heads.
+    if queries == 1 or layer.heads.panels is not None:
         return False
     prefix = keys - queries
     pairs = queries * prefix + queries * (queries + 1) // 2

@@ -340,7 +340,7 @@ def _varies_with_the_batch(model: Model, device: torch.device, dtype: torch.dtyp
         return "products with LoRA adapters depend on the number of rows; leave out --lora-adapters and --lora-root"
     if model.scheme.method is not None:
         return "products with quantized weights depend on the number of rows"
-    if spec.attention is not None:
+    if spec.attention is not None and device.type == "cuda":
         return "latent attention multiplies in a form that depends on the number of rows"
     if any(isinstance(mixer, GatedDeltaSpec) for mixer in spec.mixers):
         return "gated delta nets multiply in a form that depends on the number of rows"

@@ -156,6 +156,42 @@ long cpp_linear(long type, const void* panels, const void* bias, long outputs, l
     });
 }
 
+// out[r][h] = x[r][h] @ matrix[h].T for each of `heads` matrices [outputs, inputs], packed one after another. Strides:
+// from a row or a head of x, and of out, to the next.
+long cpp_head_linear(long type, const void* panels, long heads, long outputs, long inputs, const void* x, long x_row,
+                     long x_head, long rows, void* out, long out_row, long out_head) {
+    return with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const long of_head = (outputs + PANEL - 1) / PANEL;
+        int limit = heads * outputs * inputs < 4 * SMALLEST_SHARED ? 1 : 1 << 30;
+        for (long first = 0; first < rows; first += MOST_CONVERTED) {
+            std::atomic<long> next{0};
+            const T* from = static_cast<const T*>(x) + first * x_row;
+            T* to = static_cast<T*>(out) + first * out_row;
+            const long count = std::min(MOST_CONVERTED, rows - first);
+            parallel([&](Team team) {
+                auto work = [&](long row, long some, long begin, long end, long) {
+                    for (long stop; begin < end; begin = stop) {
+                        const long head = begin / of_head, start = head * of_head;
+                        stop = std::min(end, start + of_head);
+                        const T* own = static_cast<const T*>(panels) + start * PANEL * inputs;
+                        const Matrix<T> m = {own, nullptr, outputs, inputs, out_row};
+                        long stride = x_row;
+                        const Input<T>* given = nullptr;
+                        team.attempt([&] {
+                            given = rows_as_input<T>(from + row * x_row + head * x_head, stride, some, inputs);
+                        });
+                        if (!given) return;
+                        multiply<T, T>(m, given, stride, some, to + row * out_row + head * out_head, nullptr,
+                                       begin - start, stop - start, 0);
+                    }
+                };
+                Pieces(count, of_head * heads, team.size, count).take(next, team.size, of_head, work);
+            }, limit);
+        }
+    });
+}
+
 // How scales and offsets [outputs, groups] (offsets: null if the matrix has none) are kept exactly in the fewest bytes.
 long cpp_number_kind(const CodeShape* m, const float* scales, const float* offsets) {
     std::atomic<bool> can_be[3] = {{true}, {true}, {true}};

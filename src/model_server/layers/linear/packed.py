@@ -56,6 +56,46 @@ class PackedLinear:
         return out
 
 
+class HeadPanels:
+    """Products with a matrix for each head [heads, outputs, inputs], all in one call; types as above."""
+
+    __slots__ = ("_address", "_function", "_type", "inputs", "outputs", "panels")
+
+    def __init__(self, weight: Tensor, arena: huge_pages.Arena = huge_pages.WEIGHTS) -> None:
+        heads, self.outputs, self.inputs = weight.shape
+        self._type = TYPES[weight.dtype]
+        operators = prepared()
+        panel = operators.cpp_panel()
+        padded = (self.outputs + panel - 1) // panel * panel
+        self.panels = arena.zeros(heads, padded, self.inputs, dtype=weight.dtype)
+        self._address = self.panels.data_ptr()
+        self._function = operators.cpp_head_linear
+        for matrix, packed in zip(weight.contiguous(), self.panels, strict=True):
+            operators.cpp_pack(self._type, matrix.data_ptr(), packed.data_ptr(), self.outputs, self.inputs)
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        """Write x [n, heads, inputs] @ weight.T into out [n, heads, outputs]; checks, since the operator does not."""
+        heads = len(self.panels)
+        if x.shape[1:] != (heads, self.inputs) or out.shape != (len(x), heads, self.outputs):
+            raise RuntimeError(f"a product of {list(x.shape)} to {list(out.shape)} with {list(self.panels.shape)}")
+        if {x.dtype, out.dtype} != {self.panels.dtype} or x.stride(2) != 1 or out.stride(2) != 1:
+            raise RuntimeError(f"a product of {x.dtype} to {out.dtype} with matrices of {self.panels.dtype}")
+        self._function(
+            self._type,
+            self._address,
+            heads,
+            self.outputs,
+            self.inputs,
+            x.data_ptr(),
+            x.stride(0),
+            x.stride(1),
+            len(x),
+            out.data_ptr(),
+            out.stride(0),
+            out.stride(1),
+        )
+
+
 def whole_panels(size: int) -> bool:
     """Whether `size` outputs fill their panels."""
     operators = library()

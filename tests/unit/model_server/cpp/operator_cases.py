@@ -71,6 +71,33 @@ def linear_case(operators: Operators, random: np.random.Generator, type: int) ->
         np.testing.assert_array_equal(product(rows, is_wide), whole[is_wide][:rows], f"{rows} rows")
 
 
+def head_linear_case(operators: Operators, random: np.random.Generator, type: int) -> None:
+    """A matrix for each head, of parts of wider rows: bit for bit the same for any number of rows."""
+    outputs, inputs = int(random.choice(OUTPUTS)), int(random.choice(INPUTS[type]))
+    heads, most = int(random.choice([1, 2, 5])), 300 if random.random() < 0.1 else 40
+    if random.random() < 0.1:
+        outputs, inputs = 300, 128  # shared among threads
+    weight = AS[type](random.standard_normal((heads, outputs, inputs)))
+    panels = exact(np.concatenate([operators.packed(type, matrix) for matrix in weight]))
+    gap, spare = (int(random.choice([0, 2, 32])) for _ in range(2))
+    x = AS[type](random.standard_normal((most, heads, inputs + gap)))
+
+    def product(rows: int) -> np.ndarray:
+        out = exact(np.full((rows, heads, outputs + spare), 7, DTYPE[type]), True)
+        given = exact(x[:rows], True)
+        operators.cpp_head_linear(
+            type, address(panels), heads, outputs, inputs, address(given), heads * (inputs + gap), inputs + gap, rows,
+            address(out), heads * (outputs + spare), outputs + spare,
+        )  # fmt: skip
+        assert bool((widen(out[..., outputs:]) == widen(np.full(1, 7, DTYPE[type]))).all())
+        return out[..., :outputs]
+
+    whole, wide = product(most), widen(x[..., :inputs])
+    assert_near(whole, np.einsum("nhi,hoi->nho", wide, widen(weight)), TOLERANCE[type], np.sqrt(inputs) * 8)
+    for rows in random.choice(range(1, most), 4, replace=False):
+        np.testing.assert_array_equal(product(int(rows)), whole[:rows], f"{rows} rows")
+
+
 def norm_case(operators: Operators, random: np.random.Generator, type: int) -> None:
     n, heads, rows = int(random.choice(WIDTHS)), int(random.choice([1, 2, 3])), int(random.choice([1, 3, 40, 700]))
     x = AS[type](random.standard_normal((rows, n)))
@@ -135,6 +162,7 @@ def greedy_case(operators: Operators, random: np.random.Generator, type: int) ->
 
 CASES = (
     linear_case,
+    head_linear_case,
     code_case,
     float8_case,
     norm_case,

@@ -77,7 +77,8 @@ def test_models_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(StartupError, match="experts"):
         check_batch_invariance(model(tmp_path / "mixtral", "mixtral"), GPU, HALF, 1)
     with pytest.raises(StartupError, match="latent attention"):
-        check_batch_invariance(model(tmp_path / "deepseek", "deepseek_v2"), CPU, torch.float32, 1)
+        check_batch_invariance(model(tmp_path / "deepseek", "deepseek_v2"), GPU, HALF, 1)
+    check_batch_invariance(model(tmp_path / "deepseek_too", "deepseek_v2"), CPU, torch.float32, 1)
     monkeypatch.setattr(rules, "refusal", lambda device: "Triton is not installed")
     with pytest.raises(StartupError, match="Triton is not installed"):
         check_batch_invariance(found, GPU, HALF, 1)

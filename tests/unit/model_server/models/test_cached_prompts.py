@@ -47,6 +47,10 @@ KINDS: dict[str, tuple[str, str, torch.dtype, str | None]] = {
     "sinks": ("gpt_oss", "plain", BFLOAT16, None),
     "chunks": ("llama4_text", "plain", FLOAT32, None),
     "ALiBi": ("bloom", "plain", BFLOAT16, None),
+    "latents": ("deepseek_v3", "plain", BFLOAT16, None),
+    "latents float32": ("deepseek_v2", "plain", FLOAT32, None),
+    "latents of GLM": ("glm4_moe_lite", "plain", BFLOAT16, None),
+    "latents of Mistral": ("mistral4", "plain", BFLOAT16, None),
     "eetq": ("llama", "plain", BFLOAT16, "eetq"),
     "nf4": ("llama", "plain", FLOAT32, "bitsandbytes-nf4"),
     "gptq": ("llama", "plain", BFLOAT16, "gptq"),
@@ -59,7 +63,7 @@ STATES: dict[str, tuple[str, str, torch.dtype, str | None]] = {
     "states bfloat16": ("qwen3_5_text", "plain", BFLOAT16, None),
 }
 
-SOON = {"llama", "softcaps", "experts", "gptq", "states bfloat16"}
+SOON = {"llama", "softcaps", "experts", "latents", "gptq", "states bfloat16"}
 CASES, CUT = (
     [pytest.param(kind, marks=() if kind in SOON else pytest.mark.long) for kind in kinds]
     for kinds in (KINDS, KINDS | STATES)

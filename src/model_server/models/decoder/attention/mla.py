@@ -16,10 +16,12 @@ from model_server.adapters.folder import Targets
 from model_server.adapters.reader import Product
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.latent import LatentHeads, LatentLayer
+from model_server.cpp.library import usable
 from model_server.errors import StartupError
 from model_server.layers.adapted_heads import HeadSizes
 from model_server.layers.fused.fused import Fused
 from model_server.layers.linear.linear import Linear
+from model_server.layers.linear.packed import HeadPanels
 from model_server.layers.norm import Norm
 from model_server.layers.temperature import QueryTemperature
 from model_server.memory.kv_cache import KvShape
@@ -136,7 +138,11 @@ class Mla:
                 heads=heads[1] - heads[0], plain=self.plain_dim, value=self.value_dim, latent=self.latent_rank
             )
             adapters = loader.adapters.heads(product, sizes)
-        return LatentHeads(both[:, : self.plain_dim].contiguous(), up_value.contiguous(), adapters)
+        up_key, up_value = both[:, : self.plain_dim].contiguous(), up_value.contiguous()
+        panels = None
+        if usable(up_key.device, up_key.dtype) and self.plain_dim % 2 == 0 and self.latent_rank % 2 == 0:
+            panels = HeadPanels(up_key.transpose(1, 2)), HeadPanels(up_value.transpose(1, 2))
+        return LatentHeads(up_key, up_value, adapters, panels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

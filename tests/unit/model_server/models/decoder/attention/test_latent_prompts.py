@@ -17,9 +17,15 @@ from model_server.models.decoder.decoder import Decoder
 LENGTH = 120
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3"])
-def test_prompts_equal_single_tokens(model_type: str, tmp_path: Path) -> None:
-    """The last chunk is so long that the keys of its prefix are made from the latents too."""
+@pytest.mark.parametrize(
+    ("model_type", "has_operators"), [("deepseek_v2", False), ("deepseek_v3", False), ("deepseek_v3", True)]
+)
+def test_prompts_equal_single_tokens(
+    model_type: str, has_operators: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the C++ operators the last chunk is so long that the keys of its prefix are made from the latents too."""
+    if not has_operators:
+        monkeypatch.setattr("model_server.models.decoder.attention.mla.usable", lambda device, dtype: False)
     path = tmp_path / "model"
     tiny_checkpoint(model_type, path)
     runner = load(path)
@@ -33,5 +39,5 @@ def test_prompts_equal_single_tokens(model_type: str, tmp_path: Path) -> None:
     assert isinstance(runner, Decoder)
     attention = runner._blocks[0].attention
     assert isinstance(attention, LatentAttention)
-    assert is_expanded(attention.layer, LENGTH - 50, LENGTH)
+    assert is_expanded(attention.layer, LENGTH - 50, LENGTH) != (attention.layer.heads.panels is not None)
     assert not is_expanded(attention.layer, 10, 50)
