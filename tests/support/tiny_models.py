@@ -545,7 +545,10 @@ def tiny_config(model_type: str, *, variant: str = "plain", vocab_size: int = VO
     default = AutoConfig.for_model(model_type)
     spelled = {default.attribute_map.get(name, name): value for name, value in fields.items()}
     known = {name: value for name, value in spelled.items() if name in default.to_dict()}
-    return AutoConfig.for_model(model_type, **known | VARIANTS.get((model_type, variant), {}) | overrides)
+    chosen = VARIANTS.get((model_type, variant), {})
+    if model_type == "gpt_oss" and not hasattr(default, "swiglu_limit"):
+        chosen = chosen | {"swiglu_limit": 7.0}  # what transformers before 5.19 computes with, whatever the file says
+    return AutoConfig.for_model(model_type, **known | chosen | overrides)
 
 
 def write_tokenizer(path: Path, *, vocab_size: int = VOCAB_SIZE) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity.protocol import assert_equal_logits, prompts, run_protocol
+from parity.protocol import CPU, assert_equal_logits, prompts, run_protocol
 from safetensors.torch import load_file, save_file
 from support.adapters import write_adapter
 from support.loading import load
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from model_server.adapters.residents import Residents
 from model_server.adapters.rows import BASE
+from model_server.cpp.library import usable
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.models.model import describe, with_adapters
@@ -142,8 +143,10 @@ def test_lengths_and_biases_of_single_experts(tmp_path: Path) -> None:
         return run_protocol(runner, SEQUENCES, 4, adapters=(0, BASE, 1))
 
     wanted, base = logits(), run_protocol(load(model), SEQUENCES, 4)
-    for changed, plain in zip(wanted, base, strict=True):
-        assert torch.equal(changed, plain) == (changed is wanted[1])
+    assert all(float((wanted[i] - base[i]).abs().max()) > 0.05 for i in (0, 2))
+    assert_equal_logits(wanted[1:2], base[1:2])
+    if usable(CPU, torch.float32):  # torch's own products round otherwise beside other rows
+        assert torch.equal(wanted[1], base[1])
     assert_equal_logits(logits(slots=2), wanted)
     for slots in (None, 2):
         for of_rank in on_ranks(2, lambda group, slots=slots: logits(group, slots)):
