@@ -157,11 +157,16 @@ def run_protocol(
     return [torch.cat(p) for p in parts]
 
 
+TIE = 1e-5  # of the largest logit
+
+
 def assert_equal_logits(actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 1e-4) -> None:
-    """max |difference| at most `tolerance` of the largest logit, and the same token would be chosen everywhere."""
+    """max |difference| at most `tolerance` of the largest logit, and the same token would be chosen everywhere, or one
+    that ties with it: transformers' own last bits differ from one kind of CPU to the next."""
     for got, want in zip(actual, expected, strict=True):
         assert got.shape == want.shape
         assert not got.isnan().any(), "NaN: something was read from the cache that had not been written"
         error = float((got - want).abs().max() / want.abs().max())
         assert error <= tolerance, f"relative error {error:.2e}"
-        assert torch.equal(got.argmax(-1), want.argmax(-1))
+        behind = want.amax(-1) - want.gather(-1, got.argmax(-1, keepdim=True)).squeeze(-1)
+        assert float(behind.max() / want.abs().max()) <= TIE, f"another token, {float(behind.max()):.2e} behind"
