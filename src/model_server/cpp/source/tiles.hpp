@@ -180,8 +180,21 @@ void tile_products(const bf16* a, long stride, long rows, const bf16* const (&pa
     const long count = (rows + TILE_HEIGHT - 1) / TILE_HEIGHT, steps = (count + 1) / 2;
     const long tiles = inputs / TILE_INPUTS, parts = count > 2 ? (inputs + MOST_PART - 1) / MOST_PART : 1;
     const auto begin_of = [&](long t) { return std::min(t * TILE_HEIGHT, rows - height); };
+    const long lines = ahead ? TILE_INPUTS : 0;
+    const auto fetch_of = [&](long t) {
+        return TileFetch{ahead * long(sizeof(bf16)), lines * (t / 2) / steps, lines * (t / 2 + 1) / steps};
+    };
     configure_tiles(int(height));
     asm volatile("" ::: "memory");  // nor do the loads of tiles say so
+    if (count == 1) {  // two panels at once
+        float* out = reinterpret_cast<float*>(sums);
+        int p = 0;
+        for (; p + 2 <= P; p += 2)
+            multiply_panels(a, row_bytes, panels + p, inputs, out + p * TILE_PANEL, WIDTH, fetch_of(0));
+        if (p < P) multiply_panel<1>(&a, row_bytes, panels[p], inputs, out + p * TILE_PANEL, WIDTH, fetch_of(0), false);
+        for (long r = 0; r < rows; r++) sink(r, sums[r]);
+        return;
+    }
     for (long first = 0; first < count; first += MOST_ROW_TILES) {
         const long last = std::min(first + MOST_ROW_TILES, count);
         for (long i = 0; i < parts * P; i++) {
@@ -190,18 +203,10 @@ void tile_products(const bf16* a, long stride, long rows, const bf16* const (&pa
             for (long t = first; t < last; t += 2) {
                 const bool are_two = t + 1 < last;
                 const bf16* const from[2] = {a + begin_of(t) * stride + k, a + begin_of(t + are_two) * stride + k};
-                const long lines = ahead ? TILE_INPUTS : 0;
-                const TileFetch fetch = {ahead * long(sizeof(bf16)), lines * (t / 2) / steps, lines * (t / 2 + 1) / steps};
                 float* out = reinterpret_cast<float*>(sums + (t - first) * TILE_HEIGHT) + p * TILE_PANEL;
                 const bf16* weights = panels[p] + k * TILE_PANEL;
-                if (count == 1 && p + 1 < P) {  // a single row tile: two panels at once
-                    multiply_panels(from[0], row_bytes, panels + p, inputs, out, WIDTH, fetch);
-                    i++;
-                } else if (are_two) {
-                    multiply_panel<2>(from, row_bytes, weights, size, out, WIDTH, fetch, k > 0);
-                } else {
-                    multiply_panel<1>(from, row_bytes, weights, size, out, WIDTH, fetch, k > 0);
-                }
+                if (are_two) multiply_panel<2>(from, row_bytes, weights, size, out, WIDTH, fetch_of(t), k > 0);
+                else multiply_panel<1>(from, row_bytes, weights, size, out, WIDTH, fetch_of(t), k > 0);
             }
         }
         for (long r = first * TILE_HEIGHT; r < std::min(last * TILE_HEIGHT, rows); r++) {

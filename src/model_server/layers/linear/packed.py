@@ -18,14 +18,11 @@ class PackedLinear:
         self.outputs, self.inputs = weight.shape
         self._type = TYPES[weight.dtype]
         operators = prepared()
-        panel = operators.cpp_panel()
-        self.panels = arena.zeros((self.outputs + panel - 1) // panel * panel, self.inputs, dtype=weight.dtype)
+        self.panels = _packed(weight.unsqueeze(0), arena)[0]
         self.bias = bias
         self._address = self.panels.data_ptr()
         self._bias_address = None if bias is None else bias.data_ptr()
         self._function = operators.cpp_linear
-        source = weight.contiguous()
-        operators.cpp_pack(self._type, source.data_ptr(), self._address, self.outputs, self.inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x, None)
@@ -62,16 +59,11 @@ class HeadPanels:
     __slots__ = ("_address", "_function", "_type", "inputs", "outputs", "panels")
 
     def __init__(self, weight: Tensor, arena: huge_pages.Arena = huge_pages.WEIGHTS) -> None:
-        heads, self.outputs, self.inputs = weight.shape
+        _, self.outputs, self.inputs = weight.shape
         self._type = TYPES[weight.dtype]
-        operators = prepared()
-        panel = operators.cpp_panel()
-        padded = (self.outputs + panel - 1) // panel * panel
-        self.panels = arena.zeros(heads, padded, self.inputs, dtype=weight.dtype)
+        self.panels = _packed(weight, arena)
         self._address = self.panels.data_ptr()
-        self._function = operators.cpp_head_linear
-        for matrix, packed in zip(weight.contiguous(), self.panels, strict=True):
-            operators.cpp_pack(self._type, matrix.data_ptr(), packed.data_ptr(), self.outputs, self.inputs)
+        self._function = prepared().cpp_head_linear
 
     def multiply(self, x: Tensor, out: Tensor) -> None:
         """Write x [n, heads, inputs] @ weight.T into out [n, heads, outputs]; checks, since the operator does not."""
@@ -94,6 +86,17 @@ class HeadPanels:
             out.stride(0),
             out.stride(1),
         )
+
+
+def _packed(matrices: Tensor, arena: huge_pages.Arena) -> Tensor:
+    """Pack matrices [n, outputs, inputs] into panels [n, outputs filled up, inputs]."""
+    operators = prepared()
+    number, outputs, inputs = matrices.shape
+    panel = operators.cpp_panel()
+    panels = arena.zeros(number, (outputs + panel - 1) // panel * panel, inputs, dtype=matrices.dtype)
+    for source, packed in zip(matrices.contiguous(), panels, strict=True):
+        operators.cpp_pack(TYPES[matrices.dtype], source.data_ptr(), packed.data_ptr(), outputs, inputs)
+    return panels
 
 
 def whole_panels(size: int) -> bool:
