@@ -73,9 +73,10 @@ test-lowest: $(VENV)-lowest/.installed
 	PYTHONPATH=src $(VENV)-lowest/bin/python -m pytest -n 2 --dist loadfile -W "ignore:The anyio.abc:DeprecationWarning" \
 	    $(LOWEST:%=tests/unit/%) --ignore tests/unit/wire/images
 
-# What the libraries that quantize models write, each in an environment of its own; about 20 minutes after the first time.
+# What the libraries that quantize models write, each in an environment of its own; about 20 minutes after the first
+# time. ONLY="torchao autoawq" names the libraries.
 test-quantizers: $(VENV)/.installed-test
-	HF_HUB_OFFLINE=1 $(BIN)/python tests/quantizers/run.py
+	cd tests && HF_HUB_OFFLINE=1 $(abspath $(BIN))/python -m quantizers $(ONLY)
 
 # The Triton kernels without a GPU, in an environment of their own: in Triton's interpreter, then compiled ahead of time.
 # Then the same with the Triton of the GPU image. SHORT=1 leaves out the slow tests, the second Triton, and of the
