@@ -245,8 +245,8 @@ $(VENV)-docs/.installed: docs/site/requirements.txt
 	$(VENV)-docs/bin/pip install --quiet -r docs/site/requirements.txt
 	touch $@
 
-# An editable install builds the C++ operators beside their sources. pip hides what the compiler says: whether there
-# are any now is told afterwards.
+# An editable install builds the C++ operators beside their sources: the best set of instructions that this CPU has, for
+# tests all that it has. pip hides what the compiler says: whether there are any now is told afterwards.
 BUILT_FROM := pyproject.toml setup.py src/model_server/cpp/instruction_sets.py $(wildcard src/model_server/cpp/source/*)
 OPERATORS  := PYTHONPATH=src $(BIN)/python -m model_server.cpp || true
 
@@ -258,14 +258,14 @@ $(VENV)/.installed: $(VENV)/.torch $(LOCKED) $(BUILT_FROM)
 
 $(VENV)/.installed-test: $(VENV)/.torch $(LOCKED) $(BUILT_FROM)
 	@echo "Installing Tercet and what its tests need: about 155 MB to download"
-	@$(PIP_INSTALL) --editable ".[test]"
+	@OPERATOR_SETS=supported; export OPERATOR_SETS; $(PIP_INSTALL) --editable ".[test]"
 	@$(OPERATORS)
 	@touch $@ $(VENV)/.installed
 
 # Built anew after a change of their sources, with what the compiler says.
 operators: $(VENV)/.torch
 	$(BIN)/pip install --quiet "setuptools>=77"
-	$(BIN)/python setup.py --quiet build_ext --inplace
+	OPERATOR_SETS=supported $(BIN)/python setup.py --quiet build_ext --inplace
 	@$(OPERATORS)
 
 clean:

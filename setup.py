@@ -15,6 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent / "src"))
 
 from model_server.cpp import instruction_sets as sets
 
+# The libraries that are compiled: of all sets (for a wheel), of those that this CPU has, or of the best of these.
+WANTED = ("all", "supported", "best")
+
 
 class BuildLibraries(build_ext):
     """Compiles each library from its one source file, by g++ or what CXX names, with our own flags alone: Python's are
@@ -30,10 +33,36 @@ class BuildLibraries(build_ext):
         compiler = shlex.split(os.environ.get("CXX") or "g++")
         self.spawn([*compiler, *ext.extra_compile_args, *ext.sources, "-o", str(library)])
 
+    def run(self) -> None:
+        self.is_checkout = bool(self.inplace)  # which the base class hides while it builds
+        super().run()
+
+    def build_extensions(self) -> None:
+        """Compile what is wanted: a library takes a minute or more, and a checkout's run on this machine alone."""
+        features, *libraries = self.extensions
+        wanted = os.environ.get("OPERATOR_SETS") or ("best" if self.is_checkout else "all")
+        if wanted not in WANTED:
+            raise SystemExit(f"OPERATOR_SETS is {wanted!r}: it may be {', '.join(WANTED)}")
+        self.extensions = [features]
+        super().build_extensions()
+        if wanted != "all":
+            here = self._of_this_cpu(features)
+            libraries = [ext for ext in libraries if ext.name in here][: 1 if wanted == "best" else None]
+        self.extensions = libraries
+        super().build_extensions()
+        self.extensions = [features, *libraries]
+
+    def _of_this_cpu(self, features: Extension) -> set[str]:
+        try:
+            supported = sets.supported(Path(self.get_ext_fullpath(features.name)).parent)
+        except OSError:  # it could not be compiled, and neither can the others
+            supported = ()
+        return {f"{sets.__package__}.{sets.module(name)}" for name in supported}
+
     def copy_extensions_to_source(self) -> None:
-        """Beside their sources too: of an editable install."""
-        for ext in self.extensions:
-            (Path(__file__).parent / "src" / self.get_ext_filename(ext.name)).unlink(missing_ok=True)
+        """Beside their sources too: of an editable install. Others would be of other sources."""
+        for library in (Path(__file__).parent / "src" / "model_server" / "cpp").glob("*.so"):
+            library.unlink()
         super().copy_extensions_to_source()
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+_AGAIN = "Tercet again (in a checkout: make operators)"
 
 _AVX512_BF16 = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 # The compiler's flags of each set, the best set first; cpu_features.cpp asks the CPU for the same.
@@ -78,23 +79,23 @@ class Survey:
         if not is_served():
             return f"they are for Linux on x86-64, this is {sys.platform} on {platform.machine()}"
         if not self.built:
-            return "none were built: install g++ (11 or newer) and then Tercet again (in a checkout: make operators)"
+            return f"none were built: install g++ (11 or newer) and then {_AGAIN}"
         if not self.supported:
             return f"this CPU has none of {', '.join(SETS)}"
-        return f"built for {', '.join(self.built)}; this CPU may use {', '.join(self.supported)}"
+        return f"built for {', '.join(self.built)}, usable here are {', '.join(self.supported)}: install {_AGAIN}"
 
 
 def survey(cap: str | None = None, folder: Path = FOLDER) -> Survey:
     """Find the best set up to `cap` that is built, supported, and agrees to run."""
     built = tuple(name for name in SETS if path(module(name), folder).exists())
     chosen, faults, stale = None, [], []
-    supported: tuple[str, ...] = ()
+    has: tuple[str, ...] = ()
     try:
-        supported = _supported(folder)
+        has = supported(folder)
     except OSError as error:
         if built:
             faults.append(f"the CPU's features cannot be read ({error})")
-    for name in candidates(built, supported, cap):
+    for name in candidates(built, has, cap):
         try:
             operators = ctypes.CDLL(str(path(module(name), folder)))
         except OSError as error:
@@ -109,7 +110,7 @@ def survey(cap: str | None = None, folder: Path = FOLDER) -> Survey:
             break
     if stale:
         faults.append(f"built from other sources than those beside them: {', '.join(stale)}; run `make operators`")
-    return Survey(built, supported, chosen, tuple(faults))
+    return Survey(built, has, chosen, tuple(faults))
 
 
 def candidates(built: Collection[str], supported: Collection[str], cap: str | None) -> list[str]:
@@ -119,8 +120,8 @@ def candidates(built: Collection[str], supported: Collection[str], cap: str | No
     return [name for name in allowed if name in built and name in supported]
 
 
-def _supported(folder: Path) -> tuple[str, ...]:
-    """List the sets that CPU and system support.
+def supported(folder: Path) -> tuple[str, ...]:
+    """List the sets that CPU and system support, the best first.
 
     Raises:
         OSError: There is no library to ask.

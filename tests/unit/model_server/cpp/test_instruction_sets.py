@@ -130,7 +130,7 @@ def test_a_change_of_sources_or_flags_is_seen(tmp_path: Path, monkeypatch: pytes
     [
         (NAMES, NAMES, None, "none were built: install g++"),
         ([], [], None, "this CPU has none of amx, avx512_bf16, avx512, avx2"),
-        (["avx2"], ["avx2"], None, "built for amx, avx512_bf16, avx512; this CPU may use avx2"),
+        (["avx2"], ["avx2"], None, "built for amx, avx512_bf16, avx512, usable here are avx2: install Tercet again"),
     ],
 )
 def test_what_is_missing_is_said(machine: Machine, gone: list[str], supported: list[str], cap: None, lack: str) -> None:

@@ -32,15 +32,19 @@ def run(*command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
+def copy_sources(tree: Path) -> None:
+    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+
+
 def build(folder: Path, *before: str, platform: str = "linux_x86_64", **env: str) -> Path:
     """A wheel of this tree, as pip makes it, unpacked in a folder of its own. Nothing is fetched.
 
     before: what pip is run by. platform: what the wheel is for.
     """
     tree = folder / "tree"
-    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
+    copy_sources(tree)
     pip = (
         *before,
         sys.executable,
@@ -114,6 +118,33 @@ def test_a_compiler_that_lacks_a_set_loses_that_set_alone(tmp_path: Path) -> Non
     compiler.chmod(0o700)
     unpacked = build(tmp_path, CXX=str(compiler))
     assert libraries(unpacked) == LIBRARIES - {path(module("amx")).name}
+
+
+@pytest.mark.long
+@needs_compiler
+@pytest.mark.skipif(not survey().supported, reason="needs a CPU with AVX2")
+def test_a_checkout_builds_what_its_cpu_has(tmp_path: Path) -> None:
+    copy_sources(tmp_path)
+    supported = survey().supported
+    compiler = tmp_path / "quick-g++"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *operators.cpp*) ;; *) exec g++ "$@";; esac\n'
+        'while [ "$1" != -o ]; do shift; done\necho library > "$2"\n'
+    )
+    compiler.chmod(0o700)
+
+    def built(**env: str) -> set[str]:
+        command = (sys.executable, "setup.py", "--quiet", "build_ext", "--inplace")
+        done = run(*command, cwd=tmp_path, CXX=str(compiler), **env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return libraries(tmp_path / "src")
+
+    features = path(FEATURES).name
+    assert built(OPERATOR_SETS="all") == LIBRARIES
+    assert built() == {features, path(module(supported[0])).name}
+    assert built(OPERATOR_SETS="supported") == {features, *(path(module(name)).name for name in supported)}
+    done = run(sys.executable, "setup.py", "build_ext", "--inplace", cwd=tmp_path, OPERATOR_SETS="most")
+    assert done.returncode == 1 and "OPERATOR_SETS is 'most': it may be all, supported, best" in done.stderr
 
 
 @pytest.mark.skipif(survey("avx2").chosen is None, reason="needs the C++ operators")
