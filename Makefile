@@ -66,12 +66,11 @@ test-clients: $(VENV)/.installed-test
 	$(BIN)/python tests/clients/run.py
 
 # The unit tests with the lowest versions that pyproject.toml admits, in an environment of their own; but for torch, which
-# `make fake-card` tests with another version, and for what prepares images, which needs torchvision before
-# transformers 5.22. starlette's test client uses a name that anyio has given up since.
+# `make fake-card` tests with another version. starlette's test client uses a name that anyio has given up since.
 LOWEST := launcher router wire model_server
 test-lowest: $(VENV)-lowest/.installed
 	PYTHONPATH=src $(VENV)-lowest/bin/python -m pytest -n 2 --dist loadfile -W "ignore:The anyio.abc:DeprecationWarning" \
-	    $(LOWEST:%=tests/unit/%) --ignore tests/unit/wire/images
+	    $(LOWEST:%=tests/unit/%)
 
 # What the libraries that quantize models write, each in an environment of its own; about 20 minutes after the first
 # time. ONLY="torchao autoawq" names the libraries.

@@ -56,10 +56,7 @@ OF_OTHER_PROGRAMS = {
     "OPENAI_API_KEY",
 }  # fmt: skip
 """Written into their settings."""
-ALWAYS_THERE = {
-    "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
-    "HF_DEACTIVATE_ASYNC_LOAD",
-}  # fmt: skip
+ALWAYS_THERE = {"LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
 """Handed to a child as they are, or set for it or for a library; no setting of ours."""
 
 

@@ -130,18 +130,21 @@ def find_classes(model: Model, *, trust_remote_code: bool) -> HfModel:
 def _classes(config: Any, fields: ModelConfig, trust_remote_code: bool) -> tuple[Any, Any]:
     """Return the auto class, and what it chooses (None: the repository's)."""
     import transformers
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForMultimodalLM,
+        AutoModelForSeq2SeqLM,
+    )
     from transformers.models.auto import modeling_auto
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     )
 
-    hearing: tuple[Any, Any] = (
-        getattr(transformers, "AutoModelForMultimodalLM", None),  # older releases have none
-        getattr(modeling_auto, "MODEL_FOR_MULTIMODAL_LM_MAPPING", {}),
-    )
+    hearing: tuple[Any, Any] = (AutoModelForMultimodalLM, MODEL_FOR_MULTIMODAL_LM_MAPPING)
     translators: tuple[Any, Any] = (AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
     decoders: tuple[Any, Any] = (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING)
     seeing: tuple[Any, Any] = (AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
@@ -155,7 +158,7 @@ def _classes(config: Any, fields: ModelConfig, trust_remote_code: bool) -> tuple
         pairs = [translators, decoders, seeing]
     remote = fields.get("auto_map") if trust_remote_code else None
     for auto_class, mapping in (*pairs, hearing):
-        if auto_class is not None and isinstance(remote, dict) and auto_class.__name__ in remote:
+        if isinstance(remote, dict) and auto_class.__name__ in remote:
             return auto_class, None
         if type(config) in mapping:
             found = mapping[type(config)]
@@ -280,12 +283,9 @@ def _own_plan(hf: HfModel, world_size: int) -> dict[str, str] | None:
 
 
 def _sharding(world_size: int, plan: Literal["auto"] | dict[str, str]) -> dict[str, Any]:
-    try:
-        from transformers.distributed.configuration_utils import DistributedConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
 
-        return {"distributed_config": DistributedConfig(tp_size=world_size, tp_plan=plan)}
-    except (ImportError, TypeError):  # older transformers
-        return {"tp_plan": plan}
+    return {"distributed_config": DistributedConfig(tp_size=world_size, tp_plan=plan)}
 
 
 def check_sharding(hf: HfModel, world_size: int) -> None:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,8 +29,6 @@ from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import SafetensorsReader
 
 _METHOD = "tercet"
-# Unless this is set, older releases of transformers read tensors ahead also where they are to be quantized.
-_NOT_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 # Layers that choose experts stay plain, as in the native decoder.
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
@@ -97,21 +94,13 @@ class Exchange:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Read matrices to quantize one by one, and raise what transformers would hide, inside the block."""
-        before = os.environ.get(_NOT_AHEAD)
-        if self.scheme.quantize is not None:
-            os.environ[_NOT_AHEAD] = "1"
+        """Raise what transformers would hide, inside the block."""
         try:
             yield
         except Exception as error:
             if not self._errors:
                 raise
             raise self._errors[0] from error
-        finally:
-            if before is None:
-                os.environ.pop(_NOT_AHEAD, None)
-            else:
-                os.environ[_NOT_AHEAD] = before
 
     def prepare(self, model: Any) -> None:
         """Replace layers before weights are read."""
