@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+from support.thread_ranks import LIMIT_S
 from torch import Tensor
 
 from model_server.distributed.group import ProcessGroup
 
 T = TypeVar("T")
-LIMIT_S = 120
 
 
 class MeetingRank(ProcessGroup):

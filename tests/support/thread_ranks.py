@@ -13,6 +13,9 @@ from torch import Tensor
 from model_server.distributed.group import ProcessGroup
 
 _T = TypeVar("_T")
+LIMIT_S = 240
+"""For ranks that never meet; one that fails breaks the barrier at once. Less than the limit of a test, after which its
+threads would be waited for without end."""
 
 
 class ThreadGroup(ProcessGroup):
@@ -34,9 +37,9 @@ class ThreadGroup(ProcessGroup):
 
     def _all(self, tensor: Tensor) -> list[Tensor]:
         self._shared[self.rank] = tensor.clone()
-        self._barrier.wait(60)
+        self._barrier.wait(LIMIT_S)
         found = [one for one in self._shared if one is not None]
-        self._barrier.wait(60)
+        self._barrier.wait(LIMIT_S)
         return found
 
 
