@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, ServeConfig
 from launcher.config_checks import check
-from launcher.errors import ArgumentValidation, LauncherError
+from launcher.errors import ArgumentValidation, LauncherError, NotEnoughCUDADevices
 from launcher.group_config import check_placement, num_nodes, with_supervisor
 from launcher.model_launch import ModelLaunch, resolved
 from launcher.planning import commands, hardware, model_info, preflight
@@ -27,6 +27,7 @@ from launcher.processes.signals import Signals
 from launcher.processes.supervisor import Supervisor
 from launcher.processes.timeouts import Timeouts
 from launcher.terminal import Terminal, how_to_ask, info_of
+from wire.cli.commands import with_variables
 from wire.log import console, log_setup
 from wire.log.levels import level_from_filter
 from wire.text.escape import without_passwords
@@ -51,11 +52,7 @@ def run_launch(config: LauncherConfig, environ: Mapping[str, str]) -> int:
     terminal = None if short_log is None else Terminal(short_log)
     status, final_text = 1, ""
     try:
-        if config.placement == "ray":
-            status = _run_on_ray(config, environ)
-        else:
-            with Signals() as signals:
-                status = _Launch(config, signals, environ, terminal).run()
+        status = _run(config, environ, terminal)
     except LauncherError as error:
         status = error.exit_status
         if config.json_output:
@@ -73,6 +70,16 @@ def run_launch(config: LauncherConfig, environ: Mapping[str, str]) -> int:
         stderr.write(final_text)  # After the log, also where both go to one file.
         stderr.finish(_FLUSH_TIMEOUT_S)
     return status
+
+
+def _run(config: LauncherConfig, environ: Mapping[str, str], terminal: Terminal | None) -> int:
+    try:
+        if config.placement == "ray":
+            return _run_on_ray(config, environ)
+        with Signals() as signals:
+            return _Launch(config, signals, environ, terminal).run()
+    except (ArgumentValidation, NotEnoughCUDADevices) as error:
+        raise type(error)(with_variables(str(error), config)) from error
 
 
 def _run_on_ray(config: LauncherConfig, environ: Mapping[str, str]) -> int:

@@ -19,7 +19,7 @@ from model_server.config import (
 from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
 from model_server.quantize.config import QuantizeConfig, check_quantize
 from wire import phases
-from wire.cli.commands import installed_version, run_group
+from wire.cli.commands import installed_version, run_group, with_variables
 from wire.exit_status import LOST_PEER, MISSING_PEER
 from wire.log import log_setup
 from wire.model_files import read_config
@@ -89,7 +89,7 @@ def serve(config: ServeConfig) -> int:
         logger.info("Imported in %.2f s", time.perf_counter() - started)
         run_shard(config, checkpoint)
     except StartupError as error:
-        logger.error("%s", error)
+        logger.error("%s", with_variables(str(error), config))
         leave_at_once(MISSING_PEER if isinstance(error, MissingPeerError) else 1)
     except FatalError as error:
         logger.error("%s", error)

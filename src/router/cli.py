@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from router.config import RouterConfig, check
 from router.errors import StartupError
 from wire import phases
-from wire.cli.commands import installed_version, run_group
+from wire.cli.commands import installed_version, run_group, with_variables
 from wire.log import log_setup
 from wire.processes import stack_dump
 from wire.rpc.local_grpc import poll_in_place
@@ -50,9 +50,10 @@ def run(config: RouterConfig) -> int:
 
         return uvloop.run(serve(config))
     except StartupError as error:
+        text = with_variables(str(error), config)
         if config.json_output:  # the cause, also for readers of the log, after the records of the end itself
-            logger.error("%s", error)
-        print(as_error(str(error)) if sys.stderr.isatty() else error.report(), file=sys.stderr)  # noqa: T201
+            logger.error("%s", text)
+        print(as_error(text) if sys.stderr.isatty() else error.report(text), file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         return 0
@@ -63,7 +64,7 @@ def check_options(config: RouterConfig) -> int:
     try:
         check(config)
     except StartupError as error:
-        print(as_error(str(error)), file=sys.stderr)  # noqa: T201
+        print(as_error(with_variables(str(error), config)), file=sys.stderr)  # noqa: T201
         return 1
     return 0
 

@@ -259,9 +259,9 @@ class StartupError(RouterError):
     variant = "WebServer"
     """TGI's name for the kind of failure, which log scrapers match."""
 
-    def report(self) -> str:
+    def report(self, text: str) -> str:
         """Return TGI's last line on standard error."""
-        return f"Error: {self.variant}({quoted(str(self))})"
+        return f"Error: {self.variant}({quoted(text)})"
 
 
 class ArgumentValidation(StartupError):

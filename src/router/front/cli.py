@@ -10,7 +10,7 @@ from router.config import check
 from router.errors import StartupError
 from router.front.config import FrontConfig
 from wire import phases
-from wire.cli.commands import run_command
+from wire.cli.commands import run_command, with_variables
 from wire.log import log_setup
 from wire.processes import stack_dump
 
@@ -36,7 +36,7 @@ def run(config: FrontConfig) -> int:
         return uvloop.run(serve(config))
     except StartupError as error:
         logger.error("%s", error)
-        print(error.report(), file=sys.stderr)  # noqa: T201
+        print(error.report(with_variables(str(error), config)), file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         return 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from wire.cli.parsing import UsageError, parse
+from wire.cli.options import options_of
+from wire.cli.parsing import UsageError, parse, value_of
 from wire.cli.spelling import closest
 from wire.cli.typer_app import Commands, Values, complete, print_help, summary
 from wire.text.escape import as_error, shown_in_line
@@ -85,6 +88,16 @@ def run_group(
         f"a similar one exists: '{similar}'" if similar else f"'{prog} --help' lists the commands"
     )
     return _refuse(prog, f"unrecognized command '{words[0]}'; {hint}")
+
+
+def with_variables(text: str, config: object) -> str:
+    """Return an error's `text` with the variables that gave `config` the options which it names."""
+    flags, given = re.findall(r"--[a-z][a-z0-9-]*", text), []
+    for opt in options_of(type(config)):
+        if opt.env and opt.flag in flags and (said := os.environ.get(opt.env)):
+            with contextlib.suppress(UsageError):
+                given += [opt.env] * (value_of(opt, [said], source="") == getattr(config, opt.name))
+    return f"{text} (from the environment: {', '.join(given)})" if given else text
 
 
 def _completion_variable(prog: str) -> str:

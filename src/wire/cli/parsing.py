@@ -48,11 +48,11 @@ def parse(config_type: type[T], argv: Sequence[str], environ: Mapping[str, str])
     values: dict[str, Any] = {}
     for opt in options:
         if opt.name in given:
-            values[opt.name] = _value_of(opt, given[opt.name], source="")
+            values[opt.name] = value_of(opt, given[opt.name], source="")
         elif (text := _from_environment(opt, environ)) is not None:
-            values[opt.name] = _value_of(opt, [text], source=f" (from the environment variable {opt.env})")
+            values[opt.name] = value_of(opt, [text], source=f" (from the environment variable {opt.env})")
         elif (of_file := in_file.get(opt.name)) is not None:
-            values[opt.name] = _value_of(opt, of_file.texts, source=f" (from {path}, line {of_file.line})")
+            values[opt.name] = value_of(opt, of_file.texts, source=f" (from {path}, line {of_file.line})")
         elif opt.required:
             meaning = opt.help.rstrip(".")
             raise UsageError(f"the following required argument was not provided: {opt.label} ({meaning})")
@@ -63,7 +63,7 @@ def values_of(options: Sequence[Option], given: Mapping[str, config_file.Given],
     """Return the values of a file's options by field. Raises UsageError."""
     known = {opt.name: opt for opt in options}
     return {
-        name: _value_of(known[name], said.texts, source=f" (from {path}, line {said.line})")
+        name: value_of(known[name], said.texts, source=f" (from {path}, line {said.line})")
         for name, said in given.items()
     }
 
@@ -180,7 +180,7 @@ def _next_value(opt: Option, words: Iterator[str]) -> str:
     return text
 
 
-def _value_of(opt: Option, texts: Sequence[str], *, source: str) -> Any:
+def value_of(opt: Option, texts: Sequence[str], *, source: str) -> Any:
     if opt.separator:
         texts = [part.strip() for text in texts for part in text.split(opt.separator) if part.strip()]
     values = []

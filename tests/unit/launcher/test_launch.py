@@ -170,6 +170,16 @@ def test_refused_before_any_child(
     assert all(word in line for word in words), line
 
 
+def test_a_refusal_names_an_inherited_variable(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NODE_RANK", "3")
+    environ = {"NODE_RANK": "3", "MODEL_ID": "demo", "CUDA_VISIBLE_DEVICES": ""}
+    assert launch.run_launch(parse(LauncherConfig, ["--nnodes", "2"], environ), environ) == 1
+    refused = "`--node-rank` must be < `--nnodes`. Given: 3 and 2 (from the environment: NODE_RANK)"
+    assert capfd.readouterr().err == f'Error: ArgumentValidation("{refused}")\n'
+
+
 def test_an_empty_model_id(
     signals: Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

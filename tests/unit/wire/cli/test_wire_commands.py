@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from support.option_configs import Config, Positional
 
-from wire.cli.commands import run_command, run_group
+from wire.cli.commands import run_command, run_group, with_variables
 from wire.cli.options import options_of
+from wire.cli.parsing import parse
 
 
 def run(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Config]]:
@@ -163,3 +164,24 @@ def test_an_ordinary_start_does_not_import_typer() -> None:
         "sys.exit(int('typer' in sys.modules or 'rich' in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "variables"),
+    [
+        ([], {"PORT": "80"}, "PORT"),
+        ([], {"PORT": "80", "OTHER_NAME": "x"}, "PORT, OTHER_NAME"),
+        (["--port", "81"], {"PORT": "80"}, None),
+        ([], {"PORT": ""}, None),
+        ([], {"PORT": "tcp://10.0.0.1:80"}, None),
+        ([], {"NAME": "--port", "GRAPHS": "1,2"}, None),
+    ],
+)
+def test_an_error_names_the_variables_of_its_options(
+    argv: list[str], environ: dict[str, str], variables: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    text = "`--port` contradicts `--special`, not --port-range"
+    wanted = text if variables is None else f"{text} (from the environment: {variables})"
+    assert with_variables(text, parse(Config, argv, environ)) == wanted
