@@ -273,6 +273,11 @@ class ServeConfig(LauncherConfig):
         if self.model_id is None and self.models is None:
             meaning = _MODEL_HELP.rstrip(".")
             raise UsageError(f"the following required argument was not provided: <MODEL> ({meaning}), or --models FILE")
+        for word in (self.model_id, *self.more_models):
+            if word in ("true", "false") and not Path(word).exists():
+                raise UsageError(
+                    f"unexpected argument '{word}' found: a switch, as --trust-remote-code, takes no value"
+                )
 
 
 SECRETS = frozenset({"api_key", "group_token", "ngrok_authtoken"})

@@ -17,17 +17,21 @@ import httptools
 import orjson
 
 READ_BYTES = 2**16
+_NO_TLS = ("wrong version number", "record layer failure")
+"""What OpenSSL says of an answer in plain HTTP, by its version."""
 
 
 def server_url(text: str) -> str:
-    """Return the URL for `Connection`: `http://` may be missing, and OpenAI's `/v1` at its end is removed."""
-    return (text if "://" in text else f"http://{text}").rstrip("/").removesuffix("/v1")
+    """Return the URL for `Connection`: `http://` may be missing, and OpenAI's `/v1` and route at its end go."""
+    url = (text if "://" in text else f"http://{text}").rstrip("/")
+    return url.removesuffix("/chat/completions").removesuffix("/v1")
 
 
 def reason_of(error: OSError) -> str:
     """Why no server answers, in a few words."""
     if isinstance(error, ssl.SSLError):
-        return f"no TLS connection: {(error.reason or str(error)).replace('_', ' ').lower()}"
+        reason = (error.reason or str(error)).replace("_", " ").lower()
+        return f"no TLS connection: {reason}{'; is it http://?' if reason in _NO_TLS else ''}"
     if error.errno and error.errno > 0:
         return os.strerror(error.errno)
     return error.strerror or str(error) or "it takes too long"

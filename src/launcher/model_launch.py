@@ -11,13 +11,15 @@ from launcher.command import Command
 from launcher.config import DEFAULT_MODEL_ID, LauncherConfig
 from launcher.errors import ArgumentValidation, DownloadError
 from launcher.planning import commands, model_info, preflight
-from launcher.planning.adapters import listed_folders, read_listed
+from launcher.planning.adapters import base_id, listed_folders, read_listed
+from launcher.planning.gguf_choice import check_gguf_file
 from launcher.planning.hardware import Hardware
 from launcher.planning.hub import check_cache, check_network
 from launcher.planning.plan import Endpoints, LaunchPlan, NodePart, check_model, make_plan, resolve_num_shard
 from launcher.processes.signals import Signals
 from wire.adapters import adapter_sources
 from wire.log import console, progress_bars
+from wire.quantization import gguf
 from wire.speculation.options import is_hub_speculator
 
 logger = logging.getLogger("text_generation_launcher")
@@ -47,8 +49,12 @@ class ModelLaunch:
             ArgumentValidation: The model cannot be served.
         """
         is_local = model_info.is_local(self.model_id)
+        if is_local and gguf.names_file(self.model_id):
+            check_gguf_file(self.model_id)
         if is_local and self.directory is not None:
             model_info.check_directory(self.model_id, self.directory)
+        if is_local and self.config.revision is not None:
+            logger.warning("`--revision` is of models of the hub and has no effect on %s", self.model_id)
         num_shard = self._check_shards()[1]
         if self.directory is None and model_info.is_misspelt_demo(self.model_id):
             raise ArgumentValidation(f"{self.model_id}: no such directory; did you mean {model_info.DEMO}?")
@@ -102,11 +108,13 @@ class ModelLaunch:
     def _fetch(self, signals: Signals, run: Callable[[Command], int | None]) -> int | None:
         model_id = self.model_id
         logger.info("Starting check and download process for %s", model_id)
-        is_absent = self.directory is None and not model_info.is_local(model_id)
-        if is_absent and not check_network(model_id, self._environ, signals):
+        base = base_id(model_id)
+        is_absent = self.directory is None and not (base is None and model_info.is_local(model_id))
+        shown = model_id if base is None else f"{base} (the base model of {model_id})"
+        if is_absent and not check_network(shown, self._environ, signals):
             return 0
         if is_absent:
-            logger.info("%s is downloaded now; later starts use the cache", model_id, extra=_SHOWN)
+            logger.info("%s is downloaded now; later starts use the cache", shown, extra=_SHOWN)
         environ = self._environ
         if progress_bars.are_drawn(environ):
             environ = {**environ, progress_bars.WANTED: "1"}
@@ -121,8 +129,9 @@ class ModelLaunch:
             kind = ArgumentValidation if model_info.is_local(model_id) else DownloadError
             if model_id.rstrip("/") in message:
                 raise kind(message) from error
-            hint = f"; there is no directory {model_id} either" if kind is DownloadError and "/" not in model_id else ""
-            raise kind(f"{model_id}: {message}{hint}") from error
+            if kind is DownloadError and "/" not in model_id:
+                message += f"; most ids are OWNER/NAME, and there is no directory {model_id}"
+            raise kind(f"{model_id}: {message}") from error
         if status is None:
             logger.info("Successfully downloaded weights for %s", model_id)
         return status

@@ -67,11 +67,13 @@ def hub() -> Iterator[str]:
 def folder(tmp_path: Path) -> Path:
     """Where the commands of the page are given."""
     (tmp_path / "empty").mkdir()
-    for name in ("no-weights", "pickled", "adapter"):
+    for name in ("no-weights", "pickled", "adapter", "pointers"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "pickled" / "pytorch_model.bin").touch()
     (tmp_path / "adapter" / "config.json").rename(tmp_path / "adapter" / "adapter_config.json")
+    (tmp_path / "pointers" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0")
+    (tmp_path / "page.gguf").write_text("<!DOCTYPE html>\n<html></html>")
     for name, text in {
         "name": "prot: 8080",
         "type": "port: eighty",

@@ -33,7 +33,8 @@ def run_client(config: ClientConfig, environ: Mapping[str, str]) -> int:
             _say(
                 "Open WebUI has no file of settings: set these variables before `open-webui serve` starts for the first"
             )
-            _say("time. Later its own page has them: Admin Settings, Connections.")
+            _say("time. Later its own page has them: Admin Settings, Connections. In a shell:")
+            _say('eval "$(launcher launch open-webui)" && open-webui serve')
             return 0
         program = PROGRAMS[config.client]
         place = Path(os.path.realpath(program.place(environ)))
@@ -60,7 +61,9 @@ def _server(config: ClientConfig) -> Server:
     card = next((card for card in cards if config.model in (None, card["id"])), None)
     if card is None:
         names = ", ".join(one["id"] for one in cards)
-        raise ArgumentValidation(f"{url} has no model {config.model or ''} (it lists: {names or 'none'})")
+        raise ArgumentValidation(
+            f"{url} has no model{f' {config.model}' if config.model else ''} (it lists: {names or 'none'})"
+        )
     # Of several models each has a state, and says of itself what it is.
     info = _asked(url, f"/info?model={quote(card['id'])}" if "status" in card else "/info", headers)
     if isinstance(info, dict) and info.get("has_chat_template") is False:
@@ -110,6 +113,8 @@ def _write(config: ClientConfig, program: Program, place: Path, server: Server) 
     for line in shown:
         sys.stdout.write(escape(line) + "\n")
     sys.stdout.flush()
+    if before is not None and not place.stat().st_mode & 0o222:
+        raise ArgumentValidation(f"{place} is read-only: make it writable, or take the lines of `--print`")
     if not config.yes and not _is_wanted(place):
         return 1
     try:
@@ -127,7 +132,7 @@ def _write(config: ClientConfig, program: Program, place: Path, server: Server) 
 def _text_of(place: Path) -> str | None:
     """Raises ArgumentValidation."""
     try:
-        return place.read_text(encoding="utf-8")
+        return place.read_text(encoding="utf-8-sig")  # editors of Windows write a mark before the text
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

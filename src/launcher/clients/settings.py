@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tomllib
@@ -16,7 +17,12 @@ KEY_VARIABLE = "TERCET_API_KEY"
 _NO_KEY = "none"
 """For programs that refuse to start without a key."""
 _TABLE = re.compile(r"^[ \t]*\[", re.M)
-_OWN_TABLE = re.compile(rf"^\[model_providers\.{NAME}\][^\n]*\n(?:(?![ \t]*\[).*\n?)*", re.M)
+_OWN_TABLE = re.compile(rf"^\[ *model_providers *\. *([\"']?){NAME}\1 *\][^\n]*\n(?:(?![ \t]*\[).*\n?)*", re.M)
+_OF_ANOTHER_SERVER = ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY")
+"""Claude Code asks these before any address."""
+_OF_ANOTHER_MODEL = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL")
+_REPLACED = ("model", "model_provider", "model_context_window", "profile")
+"""Of Codex's file; the profile that it names may choose another model."""
 
 
 class UnreadableError(Exception):
@@ -56,10 +62,10 @@ def _claude_place(environ: Mapping[str, str]) -> Path:
 
 def _claude(text: str, server: Server) -> str:
     settings = _object(text)
-    env = settings.setdefault("env", {})
-    if not isinstance(env, dict):
-        raise UnreadableError("`env` in it is not an object")
-    env.pop("ANTHROPIC_API_KEY", None)  # beside a token it would be sent too
+    env = _member(settings, "env")
+    for name in ("ANTHROPIC_API_KEY", *_OF_ANOTHER_SERVER):  # a key beside a token would be sent too
+        env.pop(name, None)
+    env |= {name: server.model for name in _OF_ANOTHER_MODEL if name in env}
     env |= {"ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_AUTH_TOKEN": server.api_key or _NO_KEY}
     env |= {f"ANTHROPIC_DEFAULT_{size}_MODEL": server.model for size in ("OPUS", "SONNET", "HAIKU")}
     return _json(settings)
@@ -81,15 +87,16 @@ def _codex(text: str, server: Server) -> str:
     rest = _OWN_TABLE.sub("", text)
     start = found.start() if (found := _TABLE.search(rest)) else len(rest)
     head, tables = rest[:start], rest[start:]
-    for name in ("model", "model_provider", "model_context_window"):
-        head = re.sub(rf"^[ \t]*{name}[ \t]*=.*\n?", "", head, flags=re.M)
+    for name in _REPLACED:
+        head = re.sub(rf"^[ \t]*([\"']?){name}\1[ \t]*=.*\n?", "", head, flags=re.M)
     lines = [*_assignments(top), head.strip("\n"), tables.strip("\n"), f"\n[model_providers.{NAME}]"]
     after = "\n".join([line for line in lines if line] + _assignments(provider)) + "\n"
-    wanted = {name: value for name, value in before.items() if name != "model_context_window"} | top
+    wanted = {name: value for name, value in before.items() if name not in _REPLACED} | top
     wanted["model_providers"] = before.get("model_providers", {}) | {NAME: provider}
-    if _toml(after) != wanted:
-        raise UnreadableError("its form is not one that can be extended line by line")
-    return after
+    with contextlib.suppress(UnreadableError):
+        if _toml(after) == wanted:
+            return after
+    raise UnreadableError("its form is not one that can be extended line by line")
 
 
 def _opencode_place(environ: Mapping[str, str]) -> Path:
@@ -106,9 +113,7 @@ def _opencode(text: str, server: Server) -> str:
         model["limit"] = {"context": server.context, "output": max(1, server.context // 4)}
     key = _NO_KEY if server.api_key is None else f"{{env:{KEY_VARIABLE}}}"
     settings.setdefault("$schema", "https://opencode.ai/config.json")
-    providers = settings.setdefault("provider", {})
-    if not isinstance(providers, dict):
-        raise UnreadableError("`provider` in it is not an object")
+    providers = _member(settings, "provider")
     providers[NAME] = {
         "npm": "@ai-sdk/openai-compatible", "name": "Tercet",
         "options": {"baseURL": server.openai_url, "apiKey": key}, "models": {server.model: model},
@@ -144,6 +149,16 @@ def _object(text: str) -> dict[str, Any]:
         raise UnreadableError(f"it is not plain JSON ({error})") from None
     if not isinstance(found, dict):
         raise UnreadableError("it is not a JSON object")
+    return found
+
+
+def _member(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return an object in `settings`, made where there is none."""
+    if settings.get(name) is None:
+        settings[name] = {}
+    found = settings[name]
+    if not isinstance(found, dict):
+        raise UnreadableError(f"`{name}` in it is not an object")
     return found
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation
-from launcher.planning.model_info import ModelInfo, directory
+from launcher.planning.model_info import ModelInfo, directory, is_local
 from launcher.planning.weight_files import shapes_in
 from wire.adapters import DEFAULT_RANK, DEFAULT_SLOTS, MAX_NEW_ROWS, RANKS, adapter_sources
-from wire.lora.merged import ADAPTER_CONFIG
+from wire.lora.merged import ADAPTER_CONFIG, base_model
 from wire.model_files import read_object
 
 _AFFINE_BYTES = 8
@@ -42,6 +42,13 @@ class Listed:
 
 
 NO_ADAPTERS = Listed()
+
+
+def base_id(model_id: str) -> str | None:
+    """Return the hub id of the model that a local adapter changes."""
+    found = directory(model_id, None, {}) if is_local(model_id) else None
+    base = None if found is None else base_model(found, ArgumentValidation, is_local=True)
+    return None if base is None or is_local(base.model_id) else base.model_id
 
 
 def listed_folders(config: LauncherConfig, environ: Mapping[str, str]) -> dict[str, Path | None]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from launcher.errors import ArgumentValidation
 from launcher.planning.key_layers import key_layers_in
 from launcher.planning.mixers import Mixers, mixers_in
-from launcher.planning.weight_files import tensors_of_codes, type_in, weight_bytes
+from launcher.planning.weight_files import pretended, tensors_of_codes, type_in, weight_bytes
 from wire.cli.spelling import closest
 from wire.lora.merged import ADAPTER_CONFIG, base_model
 from wire.model_files import read_config, read_text
@@ -246,6 +246,9 @@ def check_directory(model_id: str, path: Path) -> None:
             f"{model_id}: the directory has no weights, which are *.safetensors (found: {_some(found)}): download the "
             "whole model"
         )
+    for name in found:
+        if name.endswith((".safetensors", "tokenizer.json")) and (text := pretended(path / name)):
+            raise ArgumentValidation(f"{path / name} is {text}")
 
 
 def _refuse_without_config(model_id: str, path: Path, found: list[str]) -> NoReturn:

@@ -12,6 +12,22 @@ from wire.model_files import MAX_BYTES, most_stored, open_regular, read_object
 from wire.quantization import gguf
 from wire.quantization.config import SCALES, WORDS
 
+_POINTER, _PAGES = b"version https://git-lfs", (b"<!doctype html", b"<html")
+
+
+def pretended(file: Path) -> str | None:
+    """Say what a download wrote instead of a file, and what to do."""
+    try:
+        with open_regular(file, OSError) as opened:
+            start = opened.read(64).lstrip().lower()
+    except OSError:
+        return None
+    if start.startswith(_POINTER):
+        return "a pointer of Git LFS and not the file: run `git lfs pull` in its folder"
+    if start.startswith(_PAGES):
+        return "a web page and not the file: its link has /resolve/ where the page's has /blob/"
+    return None
+
 
 def type_in(path: Path) -> str | None:
     """Return the type of most safetensors weights in a folder, if any can be read."""

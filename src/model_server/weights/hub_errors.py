@@ -48,7 +48,11 @@ class translated:
         from huggingface_hub import errors
 
         if isinstance(error, errors.HFValidationError):
-            raise NotAnId(f"--model-id {self._model_id}: neither a directory nor a hub id") from error
+            raise NotAnId(f"--model-id {self._model_id}: neither a directory nor a hub id (OWNER/NAME)") from error
+        if isinstance(error, UnicodeEncodeError):  # of a header, which holds nothing else of this machine
+            raise Refused(
+                f"--model-id {self._model_id}: the token (HF_TOKEN) has letters that no token has: copy it again"
+            ) from error
         if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
             return
         cause = _of_the_hub(error)

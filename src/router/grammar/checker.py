@@ -64,6 +64,8 @@ def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:
         value = value["schema"]
     elif asked.type == "json_object" and value is None:
         return "json", _ANY_OBJECT
+    if asked.type == "json" and value is None:
+        raise _fault(asked, "the type `json` needs a schema in `value`; any JSON is the type `json_object`")
     if isinstance(value, str):
         return "json", value
     if not isinstance(value, dict):

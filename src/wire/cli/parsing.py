@@ -176,7 +176,8 @@ def _next_value(opt: Option, words: Iterator[str]) -> str:
     text = next(words, None)
     # A dash starts the next option, except in a number (which the range check then refuses in its own words).
     if text is None or (text.startswith("-") and not re.fullmatch(r"-|-\.?\d.*", text)):
-        raise UsageError(f"a value is required for '{opt.label}' but none was supplied")
+        name = f"{opt.flag} <{opt.metavar}>" if opt.positional else opt.label
+        raise UsageError(f"a value is required for '{name}' but none was supplied")
     return text
 
 

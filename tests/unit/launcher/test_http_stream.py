@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
 from collections.abc import Callable
 
 import pytest
@@ -75,6 +76,7 @@ def test_a_user_name_in_a_url_is_refused_and_not_repeated() -> None:
         ("http://h/v1", "http://h"),
         ("https://h/base/v1/", "https://h/base"),
         ("http://h/", "http://h"),
+        ("http://h/v1/chat/completions", "http://h"),
         ("ftp://h", "ftp://h"),
     ],
 )
@@ -92,3 +94,10 @@ def test_urls_may_be_written_as_people_do(written: str, url: str) -> None:
 )
 def test_why_no_server_answers(error: OSError, words: str) -> None:
     assert reason_of(error) == words
+
+
+@pytest.mark.parametrize("reason", ["WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"])
+def test_https_of_a_server_that_speaks_http(reason: str) -> None:
+    error = ssl.SSLError(1, "of OpenSSL")
+    error.reason = reason
+    assert reason_of(error) == f"no TLS connection: {reason.replace('_', ' ').lower()}; is it http://?"

@@ -43,3 +43,9 @@ def test_by_option_only_one_model(argv: list[str]) -> None:
 def test_no_model() -> None:
     with pytest.raises(UsageError, match=r"required argument was not provided: <MODEL>.*`demo`"):
         parse(ServeConfig, [], {})
+
+
+@pytest.mark.parametrize("argv", [["demo", "--trust-remote-code", "true"], ["--env", "false", "demo"]])
+def test_a_value_behind_a_switch_is_no_model(argv: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"'(true|false)' found: a switch, as --trust-remote-code, takes no value"):
+        parse(ServeConfig, argv, {})

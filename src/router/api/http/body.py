@@ -191,7 +191,6 @@ def parse_json(raw: bytes) -> Any:
     """
     files = Base64Runs(raw)
     raw = files.rest
-    prefix = "Failed to parse the request body as JSON: "
     try:
         if _num_brackets(raw) > _MAX_DEPTH:
             _check_structure(raw)
@@ -205,7 +204,9 @@ def parse_json(raw: bytes) -> Any:
         raise _misshapen(FieldError(str(error))) from None
     except (ValueError, RecursionError) as error:
         detail = "invalid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise BodyError(400, "bad_request", clean(detail), reason="malformed_json", prefix=prefix) from None
+        said = clean(detail) if raw.strip() else "it is empty"
+        text = f"Failed to parse the request body as JSON: {said}"
+        raise BodyError(400, "bad_request", text, reason="malformed_json") from None
 
 
 def _check_structure(raw: bytes) -> None:

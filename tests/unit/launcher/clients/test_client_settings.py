@@ -72,6 +72,25 @@ def test_codex_keeps_comments_and_other_tables() -> None:
     assert tomllib.loads(PROGRAMS["codex"].extended("", WITH_KEY))["model_providers"]["tercet"]["env_key"]
 
 
+def test_claude_asks_no_other_server_or_model() -> None:
+    env = {"CLAUDE_CODE_USE_BEDROCK": "1", "ANTHROPIC_MODEL": "opus", "X": "1"}
+    after = json.loads(PROGRAMS["claude"].extended(json.dumps({"env": env}), SERVER))["env"]
+    assert "CLAUDE_CODE_USE_BEDROCK" not in after and "ANTHROPIC_SMALL_FAST_MODEL" not in after
+    assert after["ANTHROPIC_MODEL"] == SERVER.model and after["X"] == "1"
+
+
+def test_codex_uses_no_profile_of_another_model() -> None:
+    before = 'profile = "a"\n"model" = "gpt"\n[profiles.a]\nmodel = "o3"\n[model_providers."tercet"]\nname = "old"\n'
+    after = tomllib.loads(PROGRAMS["codex"].extended(before, SERVER))
+    assert "profile" not in after and after["profiles"] == {"a": {"model": "o3"}}
+    assert after["model"] == SERVER.model and after["model_providers"]["tercet"]["name"] == "Tercet"
+
+
+@pytest.mark.parametrize(("program", "name"), [("claude", "env"), ("opencode", "provider")])
+def test_null_is_nothing(program: str, name: str) -> None:
+    assert json.loads(PROGRAMS[program].extended(json.dumps({name: None}), SERVER))[name]
+
+
 @pytest.mark.parametrize("program", sorted(PROGRAMS))
 def test_twice_is_the_same_as_once(program: str) -> None:
     once = PROGRAMS[program].extended("", SERVER)
@@ -87,7 +106,7 @@ def test_twice_is_the_same_as_once(program: str) -> None:
         ("opencode", '{"provider": []}', "`provider` in it"),
         ("codex", "model = ", "not TOML"),
         ("codex", 'instructions = """\nmodel = 1\n"""\n', "not one that can be extended line by line"),
-        ("codex", 'model_providers = {tercet = {name = "x"}}\n', "not TOML"),
+        ("codex", 'model_providers = {other = {name = "x"}}\n', "not one that can be extended line by line"),
     ],
 )
 def test_a_file_that_cannot_be_extended(program: str, text: str, message: str) -> None:
@@ -145,6 +164,20 @@ def test_a_file_is_written_and_what_was_there_is_kept(
     assert run_client(ClientConfig(client="codex", url=url), environ) == 0
     assert "has these settings already" in capsys.readouterr().err
     assert len(list(place.parent.iterdir())) == 3
+
+
+def test_a_mark_before_the_text_and_a_file_that_is_read_only(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "settings.json"
+    place.write_text('{"theme": "dark"}', encoding="utf-8-sig")
+    place.chmod(0o444)
+    config, environ = ClientConfig(client="claude", url=url, yes=True), {"CLAUDE_CONFIG_DIR": str(tmp_path)}
+    assert run_client(config, environ) == 1
+    assert f"{place} is read-only: make it writable" in capsys.readouterr().err
+    place.chmod(0o644)
+    assert run_client(config, environ) == 0
+    assert json.loads(place.read_text(encoding="utf-8"))["theme"] == "dark"
 
 
 def test_printed_and_not_written(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

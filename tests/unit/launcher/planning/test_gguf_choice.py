@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,9 +56,35 @@ def test_other_model_ids_stay_as_they_are(model_id: str) -> None:
     assert with_chosen_file(model_id, None, {}) == model_id
 
 
-def test_an_address_is_no_id() -> None:
-    with pytest.raises(ArgumentValidation, match=r"is an address, and no id of a model: give org/name$"):
-        with_chosen_file("https://hub.example/org/name/tree/main", None, {})
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("https://hub.example/org/name/tree/main", "org/name"), ("hf.co/org/name:Q4_K_M", "org/name:Q4_K_M"),
+        ("hf://org/name", "org/name"), ("www.huggingface.co/org/name?x=1", "org/name"),
+        ("https://hub.example/org/name/resolve/main/a/b-Q4_0.gguf?download=true", "org/name/a/b-Q4_0.gguf"),
+        ("https://hub.example/org/name/blob/v2/b.gguf", "org/name/b.gguf with --revision v2"),
+    ],
+)  # fmt: skip
+def test_an_address_is_no_id(given: str, meant: str) -> None:
+    with pytest.raises(ArgumentValidation, match=f"is an address, and no id of a model: give {re.escape(meant)}$"):
+        with_chosen_file(given, None, {})
+
+
+@pytest.mark.parametrize("model_id", ["org/name ", "org/name\r", '"org/name"', "'org/name'"])
+def test_what_is_around_a_name_is_no_part_of_it(model_id: str) -> None:
+    with pytest.raises(ArgumentValidation, match=r"has spaces or quotes at its ends: give org/name$"):
+        with_chosen_file(model_id, None, {})
+
+
+def test_a_folder_may_have_a_space_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "model ").mkdir()
+    assert with_chosen_file(f"{tmp_path}/model ", None, {}) == f"{tmp_path}/model "
+
+
+@pytest.mark.parametrize("model_id", ["llama3.2:3b", "qwen3:latest"])
+def test_names_of_ollama(model_id: str) -> None:
+    with pytest.raises(ArgumentValidation, match=r"a name of ollama's library, .* give a model of the hub"):
+        with_chosen_file(model_id, None, {})
 
 
 def test_a_folder_whose_name_has_a_colon(tmp_path: Path) -> None:

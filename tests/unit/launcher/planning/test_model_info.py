@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from launcher.errors import ArgumentValidation
+from launcher.planning.adapters import base_id
+from launcher.planning.gguf_choice import check_gguf_file
 from launcher.planning.model_info import (
     ModelInfo,
     check_directory,
@@ -202,6 +205,47 @@ def test_one_of_several_gguf_files_must_be_chosen(tmp_path: Path) -> None:
         check_directory("m", tmp_path)
     (tmp_path / "model.safetensors").touch()
     check_directory("m", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        (
+            "version https://git-lfs.github.com/spec/v1\noid",
+            "is a pointer of Git LFS and not the file: run `git lfs pull`",
+        ),
+        ("\n<!DOCTYPE html>", "is a web page and not the file: its link has /resolve/"),
+    ],
+)
+def test_what_a_download_wrote_instead_of_a_file(tmp_path: Path, start: str, text: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text(start)
+    with pytest.raises(ArgumentValidation, match=re.escape(f"{tmp_path}/model.safetensors {text}")):
+        check_directory("m", tmp_path)
+    (tmp_path / "model.safetensors").write_text("")
+    (tmp_path / "tokenizer.json").write_text(start)
+    with pytest.raises(ArgumentValidation, match=re.escape(f"{tmp_path}/tokenizer.json {text}")):
+        check_directory("m", tmp_path)
+    (tmp_path / "m.gguf").write_text(start)
+    with pytest.raises(ArgumentValidation, match=re.escape(f"{tmp_path}/m.gguf {text}")):
+        check_gguf_file(f"{tmp_path}/m.gguf")
+
+
+def test_a_gguf_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "model-Q4_0.gguf").touch()
+    with pytest.raises(ArgumentValidation, match=r"no such file \(GGUF files in its folder: model-Q4_0\.gguf\)$"):
+        check_gguf_file(f"{tmp_path}/model-q4.gguf")
+    with pytest.raises(ArgumentValidation, match=r"no such file \(there is no folder .*/nowhere\)$"):
+        check_gguf_file(f"{tmp_path}/nowhere/model.gguf")
+    check_gguf_file(f"{tmp_path}/model-Q4_0.gguf")
+
+
+def test_the_hub_model_that_an_adapter_changes(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    assert base_id(str(tmp_path)) == "org/base"
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "demo"}')
+    assert base_id(str(tmp_path)) is None
+    assert base_id("org/adapter") is None
 
 
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:

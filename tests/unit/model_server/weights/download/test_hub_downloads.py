@@ -80,6 +80,7 @@ PRIVATE = {"is_private": True, "readers": frozenset({"hf_good"})}
         (PRIVATE, None, None, r"no such model, or it is private: check the id; for a private one set HF_TOKEN"),
         (PRIVATE, "hf_other", None, r"it is private and the token \(HF_TOKEN\) may not read it: check the id"),
         (PRIVATE, "hf_bad", None, r"does not accept the token \(HF_TOKEN\): expired or mistyped"),
+        ({}, "hf_\u00e4", None, r"the token \(HF_TOKEN\) has letters that no token has: copy it again"),
         ({}, None, "nowhere", r"no revision 'nowhere'; --revision takes a branch, a tag or a full commit"),
     ],
 )
