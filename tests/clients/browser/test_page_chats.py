@@ -94,6 +94,27 @@ def test_a_chat_is_searched_for(page: Page) -> None:
     assert titles(page) == ["Chat number 3"]
 
 
+def test_keys_for_a_new_chat_and_for_the_search(page: Page) -> None:
+    for number in range(5):
+        page.keyboard.press("Control+Shift+O")
+        ask(page, f"Chat number {number}")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("number 2")
+    assert titles(page) == ["Chat number 2"]
+    page.get_by_role("tab", name="Server").click()
+    page.keyboard.press("Control+Shift+O")
+    expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+
+
+def test_a_question_in_the_address_is_written_and_not_sent(visit: Visit, faulty_url: str) -> None:
+    page = visit(f"{faulty_url}/thinking/?q=What%20is%20%3Cb%3E%3F")
+    expect(page.get_by_role("textbox", name="Message")).to_have_value("What is <b>?")
+    assert questions(page) == [] and page.url.endswith("/thinking/")
+    page.get_by_role("textbox", name="Message").press("Enter")
+    finished(page)
+    assert questions(page) == ["What is <b>?"]
+
+
 def test_an_answer_goes_on_while_another_chat_is_open(page: Page) -> None:
     page.get_by_role("textbox", name="Message").fill(STORY)
     page.keyboard.press("Enter")

@@ -47,11 +47,27 @@ function onTabKey(event) {
 for (const tab of TABS) byId(`tab-${tab}`).addEventListener("click", () => show(tab));
 document.querySelector("[role=tablist]").addEventListener("keydown", onTabKey);
 document.addEventListener("keydown", (event) => {
+  const key = event.ctrlKey || event.metaKey ? event.key.toLowerCase() : "";
   if (event.key === "Escape") {
     chat.stop();
     generate.stop();
+  } else if (key === "o" && event.shiftKey) {
+    event.preventDefault();
+    show("chat");
+    sidebar.startNew();
+  } else if (key === "k" && sidebar.search()) {
+    event.preventDefault();
   }
 });
+
+/** A question in the address, `/?q=TEXT`, waits in a new chat: a link may not have the model compute. */
+function openAsked() {
+  const asked = new URLSearchParams(location.search).get("q");
+  if (!asked) return;
+  history.replaceState(null, "", location.pathname);
+  sidebar.startNew();
+  chat.write(asked);
+}
 
 /** The panels at the sides: beside the work where there is room, else over it and closed at first. */
 function setUpSide(id, narrow) {
@@ -96,4 +112,5 @@ generate.setUp(refresh);
 samples.setUp();
 show("chat");
 await sidebar.setUp();
+openAsked();
 server.setUp(onInfo);

@@ -53,6 +53,13 @@ export function setUp(onChange, onSaved) {
 export const current = () => chat;
 export const isRunning = (id) => runs.has(id);
 
+/** Puts a text into the composer, before what is being written. */
+export function write(text) {
+  const input = byId("chat-input");
+  input.value = [text, input.value].filter(Boolean).join("\n\n");
+  input.dispatchEvent(new Event("input"));
+}
+
 /** Stops the answer of the open chat. */
 export function stop() {
   runs.get(chat.id)?.stop();

@@ -44,6 +44,15 @@ export function startNew() {
   byId("chat-input").focus();
 }
 
+/** Goes to the field that searches; returns whether there is one. */
+export function search() {
+  const field = byId("chats-search");
+  if (field.hidden) return false;
+  byId("chats").dispatchEvent(new Event("reveal"));
+  field.focus();
+  return true;
+}
+
 async function foreignChange(id) {
   await refresh();
   if (id !== chat.current().id || chat.isRunning(id)) return;
