@@ -20,6 +20,7 @@ from launcher.model_launch import ModelLaunch, resolved
 from launcher.planning import commands, hardware, model_info, preflight
 from launcher.planning.hardware import Hardware
 from launcher.planning.plan import Endpoints, LaunchPlan, NodePart
+from launcher.planning.shown_plan import plan_rows, served_rows
 from launcher.pool_config import has_pool
 from launcher.processes.child import Guard
 from launcher.processes.output import Output, claim_standard_descriptors
@@ -287,9 +288,9 @@ class _Launch:
                 "Kernels are compiled now, at the first start on this machine; later starts reuse them", extra=_SHOWN
             )
         if plan.asked.json_output:
-            logger.info("Launch plan", extra={"plan": dict(plan.rows())})
+            logger.info("Launch plan", extra={"plan": dict(plan_rows(plan))})
         else:
-            logger.info("Launch plan\n%s", _table(plan.rows()))
+            logger.info("Launch plan\n%s", _table(plan_rows(plan)))
 
     def _show_serving(self, plan: LaunchPlan, url: str, seconds: float) -> None:
         if self._terminal is None:
@@ -301,7 +302,7 @@ class _Launch:
         info = info_of(url)
         task = str(info.get("task", "generate"))
         asks = how_to_ask(url, has_page=not plan.asked.no_playground, needs_key=needs_key, task=task)
-        self._terminal.show_serving(plan.served(info) + asks)
+        self._terminal.show_serving(served_rows(plan, info) + asks)
         self._terminal.say(f"Ready after {seconds:.1f} s. Ctrl-C stops the server.")
 
     def _end_phase(self, name: str) -> None:

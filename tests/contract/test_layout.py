@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 933,
+    "files": 934,
     "files below 50 lines": 251,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -32,11 +32,11 @@ LIMITS = {
     "files that name states": 34,
 }
 LINES = {
-    "launcher": 14_320,
+    "launcher": 14_400,
     "model_server": 50_760,
     "router": 33_560,
     "tercet": 60,
-    "wire": 6_910,
+    "wire": 6_920,
 }
 LONG_FILE = 400
 

@@ -31,6 +31,7 @@ class Config:
     origin: list[str] = option([], help="list")
     graphs: tuple[int, ...] = option((), help="tuple", separator=",")
     report: bool = option(False, help="no variable", env=None, short="e")
+    cuts: Literal["true", "false"] = option("false", help="a value may follow", alone="true")
     tokens: int | None = option(None, help="t", unit="tokens", minimum=1)
     size: int = option(10, help="b", unit="bytes", maximum=2**40)
     file: Path | None = option(None, help="f", env="CONFIG_FILE", is_config_file=True)

@@ -38,11 +38,12 @@ def divide(groups: Sequence[Group], machine: Hardware, models_memory: int | None
     whole = models_memory if models_memory is not None else int(free * _SHARE)
     weights = [_weights(group, machine) for group in groups]
     rest = whole - sum(weights) - _PROCESSES * len(groups)
+    num_caches = sum(group.task == "generate" for group in groups)
     for group, size in zip(groups, weights, strict=True):
         if group.entry.memory is not None:
             _bound_cache(group, size, machine)
-        elif rest > 0:
-            share = int(rest / len(groups) / kv_memory.SHARE)
+        elif rest > 0 and num_caches:
+            share = int(rest / num_caches / kv_memory.SHARE)
             group.model.machine = dataclasses.replace(machine, free_bytes=min(whole, size + share))
     for group in groups:
         size = memory_of(group, machine)
@@ -99,5 +100,5 @@ def _bound_cache(group: Group, weights: int, machine: Hardware) -> None:
             f"`memory` of {entry.name} is {shown_bytes(entry.memory)}, and its weights and processes take about "
             f"{shown_bytes(weights // (num_shard if machine.gpus else 1) + _PROCESSES)}: give it more"
         )
-    if asked is None:
+    if asked is None and group.task == "generate":
         group.model.config = dataclasses.replace(config, kv_cache_memory=room)

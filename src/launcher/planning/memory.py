@@ -12,6 +12,7 @@ from launcher.planning.adapters import NO_ADAPTERS, Listed, slot_bytes
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
 from wire.host import kv_memory
+from wire.pooling.task import Task
 from wire.quantization.methods import FOUR_BITS, ON_LOAD
 
 FLOAT8_CAPABILITY = (8, 9)
@@ -63,6 +64,8 @@ def estimate(
         return Estimate(weights=None, cache_type=config.kv_cache_dtype, token=None, cache=asked, tokens=None)
     width = itemsize(config, info, hardware)
     weights = weight_bytes(info, config.quantize, width, on_gpu=bool(gpus))
+    if task_of(config, info) != "generate":
+        return Estimate(weights=weights, cache_type=None, token=None, cache=None, tokens=None)
     cache_type = cache_dtype(config, info, gpus[0] if gpus else None)
     stages = config.num_stage
     text = info.text if info.text is not None and not info.num_layers else info
@@ -101,6 +104,13 @@ def estimate(
         state=state,
         requests=requests,
     )
+
+
+def task_of(config: LauncherConfig, info: ModelInfo | None) -> Task:
+    """Return the task that is asked for, or the model's own."""
+    if config.task != "auto":
+        return config.task
+    return "generate" if info is None else info.task
 
 
 def _state_slots(config: LauncherConfig, state: int, share: int, *, on_gpu: bool) -> int | None:

@@ -18,6 +18,7 @@ from launcher.planning.weight_files import pretended, tensors_of_codes, type_in,
 from wire.cli.spelling import closest
 from wire.lora.merged import ADAPTER_CONFIG, base_model
 from wire.model_files import read_config, read_text
+from wire.pooling.task import Task, find_task
 from wire.quantization import gguf
 from wire.quantization.config import by_tensors, in_config, said_of, wants_float8_cache
 from wire.quantization.methods import method_of, refuse_gguf
@@ -89,6 +90,8 @@ class ModelInfo:
     """Width of the experts that all tokens read."""
     has_shared_gate: bool = False
     """What these give is weighted."""
+    task: Task = "generate"
+    """By its files."""
     text: ModelInfo | None = None
     """Of the text model, where config.json has a part for it. Defaults, which are TGI's, do not depend on it."""
 
@@ -288,12 +291,20 @@ def read(path: Path | None) -> ModelInfo | None:
     stored = type_in(path) or info.stored_type
     return dataclasses.replace(
         info,
+        task=_task(path),
         quantization=said,
         wants_float8_cache=wants_float8,
         weight_bytes=size,
         stored_type=stored,
         stored_itemsize=info.stored_itemsize if stored is None else _itemsize(stored),
     )
+
+
+def _task(path: Path) -> Task:
+    try:
+        return find_task(path, "auto", ValueError).task
+    except ValueError:  # which the shard says
+        return "generate"
 
 
 def from_config(config: Mapping[str, Any]) -> ModelInfo:

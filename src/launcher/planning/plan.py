@@ -4,20 +4,19 @@ decisions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.command import unix_url, url_of
 from launcher.config import DEFAULT_MODEL_ID, LauncherConfig, input_limit
 from launcher.errors import ArgumentValidation, NotEnoughCUDADevices
 from launcher.planning.adapters import NO_ADAPTERS, Listed
 from launcher.planning.hardware import Hardware
-from launcher.planning.memory import Estimate, estimate
+from launcher.planning.memory import Estimate, estimate, task_of
 from launcher.planning.model_info import ModelInfo, shown_bytes
 from launcher.planning.prefill import Resolved, prefill_tokens
 from wire.host import kv_memory
+from wire.pooling.task import Task
 from wire.quantization.methods import choose
 from wire.text.counting import counted
 
@@ -69,6 +68,7 @@ class LaunchPlan:
     compute_type: str | None
     hardware: Hardware
     info: ModelInfo | None
+    task: Task
     memory: Estimate
     part: NodePart | None = None
     """None: one node serves alone."""
@@ -93,97 +93,6 @@ class LaunchPlan:
             return unix_url(ends.uds)
         return url_of(ends.hostname, ends.port, has_tls=self.asked.ssl_certfile is not None)
 
-    def rows(self) -> list[tuple[str, str]]:
-        """The plan for people: what was decided, in the order of the work."""
-        asked, measured = self.asked, "what fits (measured at warm-up)"
-        return [
-            ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
-            ("family", self.info.summary() if self.info else "decided by the shard"),
-            ("shards", f"{self.num_shard} on {'GPU' if self.on_gpu else 'CPU'}"),
-            *([("replicas", str(asked.num_replica))] if asked.num_replica > 1 else []),
-            ("devices", self.hardware.devices(self.num_shard)),
-            ("memory", self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)),
-            ("dtype", asked.dtype or "chosen by the shard"),
-            ("weights", self._weights()),
-            ("kv cache", self._cache()),
-            ("attention", asked.attention or "chosen by the shard"),
-            ("cuda graphs", self._cuda_graphs()),
-            ("max input tokens", _shown(self.max_input_tokens, "max total tokens - 1")),
-            ("max total tokens", _shown(asked.max_total_tokens, measured)),
-            ("max batch prefill tokens", str(self.max_batch_prefill_tokens)),
-            ("max batch total tokens", self._tokens(measured)),
-            ("max concurrent requests", str(asked.max_concurrent_requests)),
-            *self._where(),
-            ("sockets", f"{self.endpoints.uds_prefix}-<rank>"),
-        ]
-
-    def _where(self) -> list[tuple[str, str]]:
-        ends = self.endpoints
-        http = [("listens on", str(ends.uds) if ends.uds is not None else f"{ends.hostname}:{ends.port}")]
-        http.append(("url", self.url))
-        part = self.part
-        if part is None:
-            return http
-        ranks = f"ranks {self.ranks[0]} to {self.ranks[-1]}" if len(self.ranks) > 1 else f"rank {self.ranks[0]}"
-        node = ("node", f"{part.node_rank} of {part.num_nodes}, with {ranks}")
-        return [node, *http] if part.node_rank == 0 else [node, ("endpoint", part.endpoints[part.node_rank])]
-
-    def served(self, info: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Describe the plan in a few rows, with the numbers of the router's /info."""
-        asked = self.asked
-        dtype = str(info.get("model_dtype", asked.dtype or "chosen by the shard")).removeprefix("torch.")
-        cache = str(info.get("kv_cache_dtype") or self.memory.cache_type or "the same").removeprefix("torch.")
-        total, batch = info.get("max_total_tokens"), info.get("max_batch_total_tokens")
-        devices = f"{counted(self.num_shard, 'shard')} on {self.hardware.devices(self.num_shard)}"
-        return [
-            ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
-            ("family", self.info.summary() if self.info else "decided by the shard"),
-            ("machine", f"{devices}, {self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)}"),
-            ("types", f"{dtype}, KV cache in {cache}"),
-            (
-                "limits",
-                f"{_shown(info.get('max_input_tokens', self.max_input_tokens), '?')} tokens in a prompt, "
-                f"{_shown(total or asked.max_total_tokens, '?')} with its answer, "
-                f"{_shown(batch or asked.max_batch_total_tokens, '?')} in all requests; "
-                f"{counted(asked.max_concurrent_requests, 'request')} at once",
-            ),
-        ]
-
-    def _weights(self) -> str:
-        """How they are quantized, and what they take."""
-        method = None if self.info is None else self.info.quantize
-        kind = method or (f"{self.asked.quantize} on load" if self.asked.quantize else None)
-        size = self.memory.weights
-        if size is None:
-            return kind or "decided by the shard"
-        return f"{kind or 'plain'}, about {shown_bytes(size)} in memory"
-
-    def _cache(self) -> str:
-        kind, token = self.memory.cache_type or "the model's type", self.memory.token
-        each = " and shard" * (self.num_shard > 1)
-        if token is not None:
-            kind = f"{kind}, {shown_bytes(token)} a token{each}"
-        size = self.memory.cache if self.on_gpu or self.memory.tokens is None else self.memory.tokens * (token or 0)
-        return kind if size is None else f"{kind}, {shown_bytes(size)}{' a shard' * (self.num_shard > 1)}"
-
-    def _tokens(self, measured: str) -> str:
-        """How many the KV cache holds."""
-        tokens, asked = self.memory.tokens, self.asked.max_batch_total_tokens
-        if self.on_gpu or tokens is None:
-            most = "" if tokens is None else f", at most about {tokens}"
-            return _shown(asked, measured + most)
-        return str(tokens)
-
-    def _cuda_graphs(self) -> str:
-        sizes = [str(size) for size in self.asked.cuda_graphs if size > 0]
-        if not self.on_gpu:
-            return "none on a CPU"
-        return ", ".join(sizes) or ("off" if self.asked.cuda_graphs else "default sizes")
-
-
-def _shown(value: int | None, default: str) -> str:
-    return default if value is None else str(value)
-
 
 def make_plan(
     config: LauncherConfig,
@@ -199,6 +108,7 @@ def make_plan(
         ArgumentValidation, NotEnoughCUDADevices: Config, machine and model do not fit together.
     """
     shards = resolve_num_shard(config, hardware, info)
+    task = task_of(config, info)
     prefill = prefill_tokens(config, hardware, info, shards.value, listed)
     reasons = [f"Number of shards: {shards.value} ({shards.reason})"]
     if config.max_batch_prefill_tokens is None:
@@ -210,7 +120,12 @@ def make_plan(
         size = shown_bytes(memory.state * memory.requests)
         reasons.append(f"Default `state_slots` to {memory.requests} (so many states take {size})")
     _check_cache(config, memory, on_gpu=bool(hardware.gpus))
-    if memory.cache is not None and config.kv_cache_memory is None and config.max_batch_total_tokens is None:
+    if (
+        task == "generate"
+        and memory.cache is not None
+        and config.kv_cache_memory is None
+        and config.max_batch_total_tokens is None
+    ):
         reasons.append(_cache_reason(memory, hardware, shards.value))
     return LaunchPlan(
         asked=config,
@@ -223,6 +138,7 @@ def make_plan(
         compute_type=_compute_type(hardware, shards.value),
         hardware=hardware,
         info=info,
+        task=task,
         memory=memory,
         part=part,
         reasons=tuple(reasons),
@@ -230,6 +146,7 @@ def make_plan(
             *shards.notes,
             *prefill.notes,
             *_notes(config, hardware, info, shards.value),
+            *(_unused(config, task) if task != "generate" else ()),
             *_cache_notes(memory, hardware, shards.value),
         ),
     )
@@ -272,6 +189,13 @@ def _cache_notes(memory: Estimate, hardware: Hardware, num_shard: int) -> list[s
         f"the KV cache takes {shown_bytes(full)} once it is full, but {shown_bytes(max(0, free))} are free beside the "
         "weights: lower `--kv-cache-memory` or `--max-batch-total-tokens`, or use a smaller model"
     ]
+
+
+def _unused(config: LauncherConfig, task: Task) -> list[str]:
+    """Say which limits mean nothing to a model that generates no text; several models may share their options."""
+    names = ("kv_cache_memory", "max_total_tokens", "max_batch_total_tokens", "state_slots")
+    given = [f"`--{name.replace('_', '-')}`" for name in names if getattr(config, name) is not None]
+    return [f"{', '.join(given)}: without effect, as the model's task is {task}"] if given else []
 
 
 def _notes(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int) -> list[str]:

@@ -40,6 +40,7 @@ class _Declared:
     has_flag: bool = True
     header: bool = False
     unit: Unit | None = None
+    alone: str | None = None
     is_config_file: bool = False
 
 
@@ -77,6 +78,8 @@ class Option:
     """Its value travels in an HTTP header."""
     unit: Unit | None
     """What an `int` counts, if it may be written as 8k or 1.5GiB."""
+    alone: str | None
+    """The value of the flag without one, where it may be left out."""
     is_config_file: bool
     """Names a file with the values of other options."""
 
@@ -106,6 +109,7 @@ def option(
     negatable: bool = False,
     header: bool = False,
     unit: Unit | None = None,
+    alone: str | None = None,
     is_config_file: bool = False,
 ) -> Any:
     """Declare an option: flag `--field-name`, variable `FIELD_NAME`.
@@ -120,12 +124,13 @@ def option(
         negatable: A switch with `--no-x`, as those that are on.
         header: Only what an HTTP header can hold.
         unit: An `int` such as 8k or 1.5GiB.
+        alone: What the flag without a value means.
         is_config_file: A YAML file with other options.
     """
     declared = _Declared(
         help=help, env=env, short=short, panel=panel, metavar=metavar, hidden=hidden,
         minimum=minimum, maximum=maximum, separator=separator, negatable=negatable, header=header,
-        unit=unit, is_config_file=is_config_file,
+        unit=unit, alone=alone, is_config_file=is_config_file,
     )  # fmt: skip
     return _field(default, declared)
 
@@ -203,6 +208,7 @@ def _option_of(field: dataclasses.Field[Any], annotation: Any) -> Option:
         maximum=declared.maximum,
         header=declared.header,
         unit=declared.unit,
+        alone=declared.alone,
         is_config_file=declared.is_config_file,
     )
 

@@ -106,7 +106,7 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str], handed_on: Collec
             raise UsageError(f"the argument '{opt.label}' cannot be used multiple times")
         given.setdefault(opt.name, []).append(text)
 
-    words = iter(argv)
+    words = iter(_with_values(argv, flags))
     only_positionals = False
     for word in words:
         if only_positionals or not word.startswith("-") or word == "-":
@@ -138,6 +138,13 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str], handed_on: Collec
                 raise UsageError(f"unexpected argument '{word}' found{hint}")
             _read_shorts(word, shorts, words, record)
     return given
+
+
+def _with_values(argv: Sequence[str], flags: Mapping[str, Option]) -> Iterator[str]:
+    """Write out the value of each flag that comes without one and may."""
+    for word, after in zip(argv, [*argv[1:], "-"], strict=False):
+        opt = flags.get(word)
+        yield word if opt is None or opt.alone is None or not after.startswith("-") else f"{word}={opt.alone}"
 
 
 def _joined(given: Mapping[str, Sequence[str]], options: Sequence[Option], word: str) -> str:

@@ -47,7 +47,7 @@ class TextOptions(PoolingOptions):
         help="Tokens of texts that may wait for a step; more are refused with 429.",
     )  # fmt: skip
     auto_truncate: Literal["true", "false"] = option(
-        "true", panel=PANEL,
+        "true", panel=PANEL, alone="true",
         help="Cut texts that are too long, where a request does not say it.",
     )  # fmt: skip
     default_prompt_name: str | None = option(

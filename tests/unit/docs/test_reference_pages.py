@@ -152,7 +152,7 @@ def test_a_variable_is_described_once() -> None:
 def _plan() -> LaunchPlan:
     return LaunchPlan(
         asked=LauncherConfig(model_id="demo"), model_id="demo", num_shard=1, on_gpu=False, max_input_tokens=None,
-        max_batch_prefill_tokens=512, compute_type=None, hardware=Hardware(), info=None,
+        max_batch_prefill_tokens=512, compute_type=None, hardware=Hardware(), info=None, task="generate",
         memory=Estimate(weights=None, cache_type=None, token=None, cache=None, tokens=None),
         endpoints=Endpoints(hostname="127.0.0.1", port=3000, uds_prefix="/run/x/shard", master_port=29500),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation, ShardFailed
 from launcher.planning.hardware import Hardware, has_compiled_kernels
 from launcher.planning.plan import Endpoints, make_plan
+from launcher.planning.shown_plan import served_rows
 from launcher.terminal import Terminal, how_to_ask, info_of
 from wire.log.console import Console, ConsoleFilter
 from wire.log.progress_bars import StatusLines
@@ -63,7 +64,7 @@ def test_live_and_lasting_lines_stay_few(screen: Screen, num_ranks: int) -> None
         LauncherConfig(model_id="demo"), Hardware(cores=4), None,
         Endpoints(hostname="127.0.0.1", port=1, uds_prefix="/x", master_port=2),
     )  # fmt: skip
-    shown.show_serving(plan.served(INFO) + how_to_ask(URL, has_page=True, needs_key=False))
+    shown.show_serving(served_rows(plan, INFO) + how_to_ask(URL, has_page=True, needs_key=False))
     assert not screen.live
     assert len(screen.said) <= 8
     text = "\n".join(screen.said)
@@ -81,7 +82,7 @@ def test_live_and_lasting_lines_stay_few(screen: Screen, num_ranks: int) -> None
 def test_without_an_answer_of_info_the_plan_is_shown(screen: Screen) -> None:
     config = LauncherConfig(model_id="demo", max_total_tokens=7, dtype="float32")
     ends = Endpoints(hostname="127.0.0.1", port=1, uds_prefix="/x", master_port=2)
-    rows = dict(make_plan(config, Hardware(cores=4), None, ends).served({}))
+    rows = dict(served_rows(make_plan(config, Hardware(cores=4), None, ends), {}))
     assert rows["types"].startswith("float32") and "7 with its answer, ? in all" in rows["limits"]
 
 

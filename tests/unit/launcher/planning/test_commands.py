@@ -16,6 +16,7 @@ from launcher.planning import commands
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
 from launcher.planning.plan import Endpoints, LaunchPlan, NodePart, make_plan
+from launcher.planning.shown_plan import plan_rows
 
 ENDS = Endpoints(hostname="0.0.0.0", port=3001, uds_prefix="/run/x/shard", master_port=29501)
 CPU = Hardware(cores=4)
@@ -307,7 +308,7 @@ def test_variables_of_something_else_reach_no_child(name: str) -> None:
 
 
 def test_the_plan_shows_the_part_of_the_node() -> None:
-    rows = dict(group_plan().rows())
+    rows = dict(plan_rows(group_plan()))
     assert rows["node"] == "1 of 2, with ranks 2 to 3"
     assert rows["endpoint"] == "tcp://10.0.0.2:4000"
     assert "url" not in rows
@@ -331,7 +332,7 @@ def test_each_replica_has_its_part_of_the_machine() -> None:
     router = commands.router(made, {})
     assert value_of(router, "--master-shard-uds-path") == "/run/x/shard-0"
     assert value_of(router, "--replica-uds-paths") == "/run/x/shard-replica1-0"
-    assert dict(made.rows())["replicas"] == "2"
+    assert dict(plan_rows(made))["replicas"] == "2"
 
 
 def test_replicas_divide_gpus_and_cores() -> None:

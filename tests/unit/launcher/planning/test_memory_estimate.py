@@ -22,6 +22,7 @@ from launcher.planning.memory import dtype_of, estimate
 from launcher.planning.model_info import ModelInfo, from_config, read
 from launcher.planning.plan import Endpoints, LaunchPlan, make_plan
 from launcher.planning.prefill import prefill_tokens
+from launcher.planning.shown_plan import plan_rows
 from model_server.attention.choice import AttentionChoice
 from model_server.device import resolve_dtype
 from model_server.distributed.group import ProcessGroup
@@ -342,7 +343,7 @@ def test_the_prefill_budget_counts_quantized_weights() -> None:
 def test_the_plan_shows_them() -> None:
 
     def rows(found: ModelInfo | None, **more: Any) -> dict[str, str]:
-        return dict(make_plan(LauncherConfig(**more), gpus(), found, ENDS).rows())
+        return dict(plan_rows(make_plan(LauncherConfig(**more), gpus(), found, ENDS)))
 
     shown = rows(info(5_700_000_000, **GPTQ), kv_cache_dtype="fp8_e5m2")
     assert shown["weights"] == "gptq, about 5.3 GiB in memory"
@@ -361,7 +362,7 @@ def test_the_plan_of_a_cpu_says_what_the_shards_will() -> None:
         return make_plan(LauncherConfig(**more), cpu(free_gib), found or info(), ENDS)
 
     plan = planned(64)
-    rows = dict(plan.rows())
+    rows = dict(plan_rows(plan))
     assert rows["max batch total tokens"] == "98304"
     assert rows["kv cache"] == "the model's type, 128.0 KiB a token, 12.0 GiB"
     assert plan.reasons[-1] == (
@@ -369,7 +370,7 @@ def test_the_plan_of_a_cpu_says_what_the_shards_will() -> None:
         "is taken as it is first used)"
     )
     assert plan.notes == ()
-    rows = dict(planned(64, num_shard=2).rows())
+    rows = dict(plan_rows(planned(64, num_shard=2)))
     assert rows["kv cache"] == "the model's type, 64.0 KiB a token and shard, 6.0 GiB a shard"
     assert "16000 tokens, 2.0 GiB (the least; " in planned(16).reasons[-1]
     assert planned(16).notes == (
@@ -378,7 +379,7 @@ def test_the_plan_of_a_cpu_says_what_the_shards_will() -> None:
     )
     unknown = planned(64, info(None))
     assert unknown.memory.cache is None
-    assert dict(unknown.rows())["max batch total tokens"] == "what fits (measured at warm-up)"
+    assert dict(plan_rows(unknown))["max batch total tokens"] == "what fits (measured at warm-up)"
     with pytest.raises(
         ArgumentValidation, match=r"`--kv-cache-memory` 1\.0 MiB holds 0 tokens, and no request; a token"
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,10 @@ import pytest
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation, LauncherError, NotEnoughCUDADevices
 from launcher.planning.hardware import Gpu, Hardware
-from launcher.planning.model_info import ModelInfo, from_config
+from launcher.planning.model_info import ModelInfo, from_config, read
 from launcher.planning.plan import Endpoints, LaunchPlan, check_model, make_plan, resolve_num_shard
 from launcher.planning.prefill import prefill_tokens
+from launcher.planning.shown_plan import plan_rows, served_rows
 
 ENDS = Endpoints(hostname="127.0.0.1", port=3000, uds_prefix="/run/x/shard", master_port=29500)
 LLAMA = {
@@ -250,7 +253,7 @@ def test_warnings() -> None:
 
 def test_the_plan_can_be_shown() -> None:
     asked = LauncherConfig(model_id="m", revision="r", max_total_tokens=77, num_shard=2)
-    rows = dict(plan(asked, machine(cpu="Some CPU", memory_bytes=8 << 30)).rows())
+    rows = dict(plan_rows(plan(asked, machine(cpu="Some CPU", memory_bytes=8 << 30))))
     assert rows["model"] == "m @ r"
     assert rows["max total tokens"] == "77"
     assert rows["shards"] == "2 on CPU"
@@ -258,12 +261,12 @@ def test_the_plan_can_be_shown() -> None:
     assert rows["url"] == "http://127.0.0.1:3000"
     assert rows["family"] == "decided by the shard"
     asked = LauncherConfig(cuda_memory_fraction=0.5)
-    rows = dict(plan(asked, machine(2, "nvidia-h200", 143771), from_config(LLAMA)).rows())
+    rows = dict(plan_rows(plan(asked, machine(2, "nvidia-h200", 143771), from_config(LLAMA))))
     assert rows["devices"] == "0: nvidia-h200\n1: nvidia-h200"
     assert rows["memory"] == "140.4 GiB each, 50% of it to be used"
     for graphs, shown in (([], "default sizes"), ([0], "off"), ([8, 0, 16], "8, 16")):
-        assert dict(plan(LauncherConfig(cuda_graphs=graphs), machine(1)).rows())["cuda graphs"] == shown
-    assert dict(plan(LauncherConfig(cuda_graphs=[8])).rows())["cuda graphs"] == "none on a CPU"
+        assert dict(plan_rows(plan(LauncherConfig(cuda_graphs=graphs), machine(1))))["cuda graphs"] == shown
+    assert dict(plan_rows(plan(LauncherConfig(cuda_graphs=[8]))))["cuda graphs"] == "none on a CPU"
     assert rows["family"] == "llama, 32 layers, 32 heads (8 KV), 131072 positions"
 
 
@@ -295,3 +298,20 @@ def test_stages_that_cannot_be(config: dict[str, Any], gpus: int, words: str) ->
     with pytest.raises(ArgumentValidation) as refused:
         resolve_num_shard(LauncherConfig(**config), machine(gpus), from_config(LLAMA))
     assert words in str(refused.value)
+
+
+def test_a_model_that_embeds_has_no_cache(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "max_position_embeddings": 512, **sizes}))
+    info = read(tmp_path)
+    made = plan(LauncherConfig(max_total_tokens=64), machine(free_bytes=8 << 30), info)
+    assert made.task == "embed" and made.memory.tokens is None
+    assert made.notes == ("`--max-total-tokens`: without effect, as the model's task is embed",)
+    assert not any("kv_cache" in reason for reason in made.reasons)
+    rows = dict(plan_rows(made))
+    assert rows["task"] == "embed" and not {"kv cache", "cuda graphs", "max batch total tokens"} & set(rows)
+    served = dict(served_rows(made, {"max_input_length": 512, "max_batch_tokens": 4096, "max_concurrent_requests": 9}))
+    assert (
+        served["limits"] == "512 tokens in a text, 4096 in a step; 9 requests at once" and "KV" not in served["types"]
+    )
+    assert plan(LauncherConfig(task="generate"), info=info).task == "generate"

@@ -146,6 +146,20 @@ def test_only_lists_with_a_separator_are_said_to_take_one(argv: list[str]) -> No
     assert refusal(*argv) == f"unexpected argument '{argv[-1]}' found"
 
 
+@pytest.mark.parametrize(
+    ("argv", "cuts", "port"),
+    [
+        (["--cuts"], "true", 3000),
+        (["--cuts", "false"], "false", 3000),
+        (["--cuts=false"], "false", 3000),
+        (["--cuts", "--port", "2"], "true", 2),
+        (["--port", "2", "--cuts"], "true", 2),
+    ],
+)
+def test_a_value_may_be_left_out_where_the_option_says_so(argv: list[str], cuts: str, port: int) -> None:
+    assert ask(*argv) == Config(cuts=cuts, port=port)  # type: ignore[arg-type]
+
+
 def test_positional() -> None:
     assert parse(Positional, ["m", "--revision", "r"], {}) == Positional(model_id="m", revision="r")
     assert parse(Positional, ["--revision", "r", "--", "-m"], {}).model_id == "-m"
