@@ -189,7 +189,7 @@ class ChatClient:
             refused = "does not accept this API key" if self._headers else "demands an API key"
             return f"{self.url} {refused}; give its key with --api-key or the variable API_KEY"
         if error.status == 404:
-            return f"{self.url} has no OpenAI chat API: {error}"
+            return f"{self.url} has no OpenAI chat API: {error.message or error}"
         if error.message.endswith(_NO_TEMPLATE):
             return self._has_no_template()
         return error.message or f"{self.url}: {error}"

@@ -22,6 +22,7 @@ from launcher.http_stream import reason_of, server_url
 from wire.text.escape import as_error, escape
 
 _TIMEOUT_S = 10.0
+_GENERATE = "generate"
 
 
 def run_client(config: ClientConfig, environ: Mapping[str, str]) -> int:
@@ -58,7 +59,8 @@ def _server(config: ClientConfig) -> Server:
     models = _asked(url, "/v1/models", headers)
     listed = models.get("data") if isinstance(models, dict) else None
     cards = [card for card in listed or [] if isinstance(card, dict) and isinstance(card.get("id"), str)]
-    card = next((card for card in cards if config.model in (None, card["id"])), None)
+    known = [card for card in cards if card.get("task", _GENERATE) == _GENERATE] if config.model is None else cards
+    card = next((card for card in known if config.model in (None, card["id"])), None)
     if card is None:
         names = ", ".join(one["id"] for one in cards)
         raise ArgumentValidation(
@@ -66,6 +68,8 @@ def _server(config: ClientConfig) -> Server:
         )
     # Of several models each has a state, and says of itself what it is.
     info = _asked(url, f"/info?model={quote(card['id'])}" if "status" in card else "/info", headers)
+    if isinstance(info, dict) and (task := info.get("task", _GENERATE)) != _GENERATE:
+        raise ArgumentValidation(f"{card['id']} generates no text (its task is {task}): serve a chat model")
     if isinstance(info, dict) and info.get("has_chat_template") is False:
         raise ArgumentValidation(
             f"{card['id']} has no chat template, and {config.client} needs one: serve a chat model"

@@ -123,6 +123,7 @@ async def test_a_server_that_lists_no_model(server: ScriptedServer, answer: Buil
         ),
         ("k", "401 Unauthorized", b"{}", "{url} does not accept this API key; give its key with --api-key"),
         (None, "404 Not Found", b"no route", "{url} has no OpenAI chat API: status 404: no route"),
+        (None, "404 Not Found", b'{"error": {"message": "it embeds"}}', "{url} has no OpenAI chat API: it embeds"),
         (
             None,
             "422 Bad",

@@ -210,6 +210,19 @@ def test_a_base_model_is_refused(url: str, monkeypatch: pytest.MonkeyPatch, caps
     assert "demo has no chat template" in capsys.readouterr().err
 
 
+def test_a_model_that_generates_no_text(
+    url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(ANSWERS, "/info", {"task": "embed"})
+    assert run_client(ClientConfig(client="claude", url=url, print=True), {"HOME": str(tmp_path)}) == 1
+    assert "demo generates no text (its task is embed): serve a chat model" in capsys.readouterr().err
+    monkeypatch.setitem(ANSWERS, "/info", {"task": "generate"})
+    cards = [{"id": "vectors", "task": "embed"}, {"id": "chat", "task": "generate"}]
+    monkeypatch.setitem(ANSWERS, "/v1/models", {"data": cards})
+    assert run_client(ClientConfig(client="claude", url=url, print=True), {"HOME": str(tmp_path)}) == 0
+    assert '"ANTHROPIC_DEFAULT_OPUS_MODEL": "chat"' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("answer", "status"), [("y", 0), ("n", 1), ("", 1)])
 def test_the_question(url: str, answer: str, status: int, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
