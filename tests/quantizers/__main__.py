@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quantizers.compare import compare
-from quantizers.environments import HERE, WORK, BrokenError, UnavailableError, made, of_library
+from quantizers.environments import HERE, WORK, BrokenError, UnavailableError, bounded, made, of_library
 from quantizers.outcomes import REFUSED, Case, Outcome, ending, of_writer, table
 
 WRITE_LIMIT_S = 3600.0
@@ -67,11 +67,10 @@ def written(python: Path, library: str, folder: Path) -> int:
     command = [str(python), str(HERE / "writers" / f"{library}_files.py"), str(folder)]
     with (WORK / f"{library}.log").open("w") as log:
         try:
-            return subprocess.run(
-                command, env=environment(), cwd=WORK, stdout=log, stderr=log, timeout=WRITE_LIMIT_S
-            ).returncode
+            status, _ = bounded(command, WRITE_LIMIT_S, env=environment(), cwd=WORK, stdout=log, stderr=log)
         except subprocess.TimeoutExpired:
-            return 124
+            status = 124
+    return status
 
 
 def environment() -> dict[str, str]:

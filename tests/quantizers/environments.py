@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -73,12 +76,23 @@ Run = Callable[[Sequence[str]], str]
 
 def said(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, timeout=INSTALL_LIMIT_S, stderr=subprocess.PIPE, text=True, errors="replace")
+        status, errors = bounded(command, INSTALL_LIMIT_S, stderr=subprocess.PIPE)
     except subprocess.TimeoutExpired:
-        return f"nothing came of {command[0]} in {INSTALL_LIMIT_S:.0f} s"
+        return f"nothing came of {' '.join(command[:3])} in {INSTALL_LIMIT_S:.0f} s"
     except OSError as error:
         return str(error)
-    return "" if done.returncode == 0 else done.stderr.strip() or f"{command[0]} ended with {done.returncode}"
+    return "" if status == 0 else errors.strip() or f"{command[0]} ended with {status}"
+
+
+def bounded(command: Sequence[str], limit_s: float, **options: Any) -> tuple[int, str]:
+    """Runs a command; returns its status and errors. Past the limit it ends with all that it has started."""
+    with subprocess.Popen(command, start_new_session=True, text=True, errors="replace", **options) as process:
+        try:
+            _, errors = process.communicate(timeout=limit_s)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, errors or ""
 
 
 def made(environment: Environment, run: Run = said) -> Path:

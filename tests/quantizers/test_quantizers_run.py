@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -108,6 +109,18 @@ def test_a_command_says_why_it_failed(work: Path) -> None:
     assert said(["sh", "-c", "echo broken >&2; exit 3"]) == "broken"
     assert said(["false"]) == "false ended with 1"
     assert "No such file" in said([str(work / "missing")])
+
+
+def test_what_takes_too_long_ends_with_all_that_it_has_started(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what was left writes into the environment that is made next."""
+    monkeypatch.setattr(environments, "INSTALL_LIMIT_S", 0.5)
+    os.mkfifo(work / "pipe")
+    # Opened for reading too, so that opening does not wait; the child inherits the end for writing.
+    reader = os.open(work / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert said(["sh", "-c", f"sleep 60 > {work}/pipe & wait"]).startswith("nothing came of sh -c")
+    os.set_blocking(reader, True)
+    assert os.read(reader, 1) == b"", "nobody writes any more"
+    os.close(reader)
 
 
 def tried(status: int = 0, kinds: Sequence[str] = (), failure: Exception | None = None) -> Outcome:
