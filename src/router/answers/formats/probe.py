@@ -58,11 +58,16 @@ async def _answer(
         for identifier, (name, _) in zip(ids, calls, strict=True)
     ]
     turns = [_QUESTION, Turn(role="assistant", parts=content, tool_calls=tool_calls), *results]
-    prompt = await template.render([_QUESTION], _TOOLS)
-    later = await template.render(turns, _TOOLS)
+    prompt = _from_question(await template.render([_QUESTION], _TOOLS))
+    later = _from_question(await template.render(turns, _TOOLS))
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, later, strict=False)))
     marks = list(marks)
     return later[min(_outside_marks(later, same, marks), _outside_marks(prompt, same, marks)) :]
+
+
+def _from_question(prompt: str) -> str:
+    """Cut off what may differ from prompt to prompt, such as the time or the number of messages."""
+    return prompt[max(0, prompt.rfind(_QUESTION.text)) :]
 
 
 def _outside_marks(text: str, place: int, marks: Iterable[str]) -> int:

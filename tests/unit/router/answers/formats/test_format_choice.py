@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.format_outputs import OUTPUTS
 from support.format_templates import STYLES as OWN_STYLES
+from support.format_templates import template_of
 
 from router.answers.formats.choice import ModelFormat, choose
 from router.answers.formats.reasoning import STYLES, ReasoningStyle
@@ -78,6 +79,13 @@ async def test_prompts_may_end_in_reasoning(renderer: Renderer, name: str, style
         source = source.replace("<|user|>{{ m.role }}: ", "<|user|>{{ m.role + ': ' }}")
         found = await chosen(renderer, source)
         assert found.tool_call_parser == name and found.has_one_call == FORMATS[name].is_one
+
+
+@pytest.mark.parametrize("before", ["{{ messages | length }} messages. ", "{{ strftime_now('%H:%M:%S.%f') }}"])
+@pytest.mark.parametrize("name", ["llama_json", "xlam", "hermes"])
+async def test_what_stands_before_a_question_may_differ(renderer: Renderer, name: str, before: str) -> None:
+    found = await chosen(renderer, before + template_of(name))
+    assert found.tool_call_parser == name
 
 
 async def test_a_template_that_shows_no_earlier_calls_is_believed(renderer: Renderer) -> None:
