@@ -1,4 +1,5 @@
-"""The table of docs/compatibility.md about fields of other servers: between `<!-- fields -->` and its end."""
+"""The tables of docs/compatibility.md about fields of other servers, and keys of objects in bodies: between
+`<!-- fields -->` or `<!-- keys -->` and their ends."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from router.api.embeddings.schema import (
 from router.api.messages.schema import MessagesBody
 from router.api.responses.schema import ResponsesBody
 from router.schemas.base import Body
-from router.schemas.other_fields import FAMILIES, HARMLESS, REFUSED, Family, served_as
+from router.schemas.other_fields import FAMILIES, HARMLESS, PLACES, REFUSED, Family, harmless_keys, served_as
 
-_PLACE = re.compile(r"(<!-- fields -->\n).*?(\n<!-- end of fields -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- (fields|keys) -->\n).*?(\n<!-- end of \2 -->)", re.DOTALL)
 BODIES: dict[Family, tuple[type[Body], ...]] = {
     "chat": (ChatBody,),
     "completions": (CompletionBody,),
@@ -36,8 +37,9 @@ def has_place(text: str) -> bool:
 
 
 def filled(text: str) -> str:
-    """A document with the table as it is now, if it has its place."""
-    return _PLACE.sub(lambda found: found[1] + text_of() + found[2], text)
+    """A document with the tables as they are now, if it has their places."""
+    makers = {"fields": text_of, "keys": text_of_keys}
+    return _PLACE.sub(lambda found: found[1] + makers[found[2]]() + found[3], text)
 
 
 def text_of() -> str:
@@ -50,6 +52,23 @@ def text_of() -> str:
             rows.setdefault((state, routes), []).append(f"`{name}`")
     listed = [[", ".join(names), routes, state] for (state, routes), names in rows.items()]
     return table(["Fields", "Routes", "State"], sorted(listed, key=lambda row: (_order(row[2]), row[1], row[0])))
+
+
+def text_of_keys() -> str:
+    """The rows: what happens, to which keys, of which objects."""
+    rows: dict[str, dict[str, list[str]]] = {}
+    for place in PLACES:
+        family, _, field = place.partition(" ")
+        states = {name: f"ignored: {why}" for name, why in harmless_keys(place).items()}
+        states |= {name: f"refused: {refused.remedy}" for name, refused in REFUSED[place].items()}
+        for name, state in states.items():
+            rows.setdefault(state, {}).setdefault(name, []).append(f"{family} `{field}`")
+    listed = []
+    for state, names in rows.items():
+        for objects in dict.fromkeys(map(tuple, names.values())):
+            of_these = sorted(f"`{name}`" for name, where in names.items() if tuple(where) == objects)
+            listed.append([", ".join(of_these), ", ".join(objects), state])
+    return table(["Keys", "Objects", "State"], sorted(listed, key=lambda row: (_order(row[2]), row[1], row[0])))
 
 
 def _order(state: str) -> int:

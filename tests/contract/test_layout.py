@@ -34,7 +34,7 @@ LIMITS = {
 LINES = {
     "launcher": 14_400,
     "model_server": 50_760,
-    "router": 33_560,
+    "router": 33_850,
     "tercet": 60,
     "wire": 6_920,
 }

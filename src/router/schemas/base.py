@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from router.schemas.other_fields import HARMLESS, REFUSED, Family, in_our_words, served_as
+from router.schemas.other_fields import HARMLESS, REFUSED, Family, Place, in_our_words, refuse_unserved, served_as
 from router.schemas.unknown import UnknownNames
 
 T = TypeVar("T")
@@ -70,15 +70,23 @@ class Body(BaseModel):
     field_names: ClassVar[frozenset[str]]
     family: ClassVar[Family | None] = None
     """Of its routes, where fields of other servers are in a table."""
+    place: ClassVar[Place | None] = None
+    """Of an object inside a body, likewise."""
     harmless_names: ClassVar[frozenset[str]] = frozenset()
     """Of fields that change nothing here."""
+
+    def __init_subclass__(cls, *, place: Place | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.place = place or cls.place
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         cls.field_names = cls.known_names = frozenset(field.alias or name for name, field in cls.model_fields.items())
         if cls.family is not None:
-            cls.known_names |= REFUSED[cls.family].keys() | served_as(cls.field_names).keys()
-            cls.harmless_names = HARMLESS[cls.family] - cls.known_names
+            cls.known_names = cls.known_names.union(served_as(cls.field_names))
+        if (where := cls.family or cls.place) is not None:
+            cls.known_names = cls.known_names.union(REFUSED[where])
+            cls.harmless_names = HARMLESS[where] - cls.known_names
 
     @model_validator(mode="before")
     @classmethod
@@ -90,7 +98,11 @@ class Body(BaseModel):
         if not data.keys() <= cls.known_names and isinstance(info.context, UnknownNames):
             names = [name for name in data if name not in cls.known_names and name not in cls.harmless_names]
             info.context.found(names, cls.known_names, cls.names_of_parameters)
-        if cls.family is None or data.keys() <= cls.field_names:
+        if data.keys() <= cls.field_names:
+            return data
+        if (where := cls.family or cls.place) is not None:
+            refuse_unserved(data, where, cls.field_names)
+        if cls.family is None:
             return data
         renamed = info.context.renamed if isinstance(info.context, UnknownNames) else {}
         return in_our_words(data, cls.family, cls.field_names, renamed)
@@ -108,6 +120,14 @@ class Body(BaseModel):
             if name not in fields.get("required", ()):
                 fields["properties"][name] = _nullable(field)
         return schema
+
+
+def check_keys(data: dict[str, Any], place: Place, known: frozenset[str], context: Any) -> None:
+    """Check an object that has no class of its own as a `Body` checks itself."""
+    if isinstance(context, UnknownNames):
+        decided = known.union(REFUSED[place])
+        context.found([name for name in data if name not in decided | HARMLESS[place]], decided)
+    refuse_unserved({name: value for name, value in data.items() if value is not None}, place, known)
 
 
 _OF_THE_FIELD = ("title", "description", "examples", "default")

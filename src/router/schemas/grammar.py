@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from router.errors import FieldError
 from router.grammar.checker import AskedGrammar
-from router.schemas.base import Body
+from router.schemas.base import Body, check_keys
 
 
-class Grammar(Body):
+class Grammar(Body, place="chat response_format"):
     """TGI's form `{type, value}`; chat clients also send `json_schema` or `schema` instead of `value`.
 
     `regex`: `value` is a regular expression. `json`, `json_object`: a JSON schema, as an object or as text;
@@ -38,6 +38,13 @@ class Grammar(Body):
         description="A JSON schema instead of `value`.",
         examples=[{"type": "object", "properties": {"age": {"type": "integer"}}}],
     )
+
+    @field_validator("json_schema")
+    @classmethod
+    def _has_known_keys(cls, form: dict[str, Any] | None, info: ValidationInfo) -> Any:
+        if form is not None:
+            check_keys(form, "chat response_format", frozenset({"schema"}), info.context)
+        return form
 
     @model_validator(mode="after")
     def _has_its_own_schema(self) -> Grammar:

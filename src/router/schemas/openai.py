@@ -31,7 +31,14 @@ T = TypeVar("T")
 _PRIORITY_OF_TIER = {"flex": 1, "priority": -1}
 
 
-class TextPart(Body):
+def check_callers(allowed: list[str] | None) -> None:
+    """Refuse a tool that only code may call."""
+    if allowed is not None and "direct" not in allowed:
+        text = "`allowed_callers` must hold `direct`: no code runs here that could call the tool"
+        raise FieldError(text, param="allowed_callers", reason="unsupported")
+
+
+class TextPart(Body, place="chat content"):
     """A text."""
 
     type: Literal["text"] = Field(description="The kind of part.", examples=["text"])
@@ -51,7 +58,7 @@ class Prediction(Body):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class StreamOptions(Body):
+class StreamOptions(Body, place="chat stream_options"):
     include_usage: bool = Field(
         default=False, description="End the stream with the numbers of tokens.", examples=[True]
     )

@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from router.errors import FieldError
 
 Family = Literal["chat", "completions", "responses", "messages", "embeddings"]
 # Embeddings: also scores and classes.
-FAMILIES: tuple[Family, ...] = ("chat", "completions", "responses", "messages", "embeddings")
+FAMILIES: tuple[Family, ...] = get_args(Family)
+Place = Literal[
+    "chat messages", "chat content", "chat calls", "chat tools", "chat tool_choice", "chat stream_options",
+    "chat response_format", "responses input", "responses content", "responses tools", "responses tool_choice",
+    "responses reasoning", "responses stream_options", "messages messages", "messages content", "messages tools",
+    "messages thinking", "messages output_config",
+]  # fmt: skip
+PLACES: tuple[Place, ...] = get_args(Place)
+"""Objects inside bodies: a family and a field. Blocks and parts are `content`; completions have some of chats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +133,12 @@ _REFUSED: tuple[_Row, ...] = (
     ("r", "thinking_budget_tokens", (), "use `thinking_token_budget`"),
     ("ctrm", "container mcp_servers", ([], {}, ""), "run the tools in the client"),
     ("r", "context_management", ([],), "shorten the conversation in the client"),
+    ("m", "compaction", ({},), "shorten the conversation in the client"),
+    ("m", "thread", (), "send the whole conversation"),
+    ("m", "fallbacks", ([], "default"), _LEAVE_OUT),
+    ("cr", "moderation", (), "check texts in the client"),
+    ("r", "access_programs", ({},), _LEAVE_OUT),
+    ("r", "image", ({}, {"context_compression": "auto"}, {"context_compression": "disabled"}), _LEAVE_OUT),
     ("m", "stop", ([], ""), "use `stop_sequences`"),
     ("m", "max_new_tokens max_length", (), "use `max_tokens`"),
     ("m", "reasoning_effort", (), "use `output_config.effort`"),
@@ -165,22 +179,76 @@ _REFUSED: tuple[_Row, ...] = (
 )  # fmt: skip
 
 _HARMLESS: tuple[tuple[str, str], ...] = (
-    ("ctrm", "user metadata safety_identifier prompt_cache_key prompt_cache_retention request_id rid user_id "
-     "trace session_id"),
+    ("ctrm", "user safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options request_id rid "
+     "user_id trace session_id"),
+    ("ct", "metadata"),
     ("ctrm", "cache_prompt id_slot slot_id n_keep timings_per_token return_progress use_cache keep_alive timeout "
      "t_max_prompt_ms guided_decoding_backend stream_reasoning"),
     ("ctrm", "num_keep num_batch num_gpu num_thread main_gpu low_vram use_mmap use_mlock"),
     ("ctrm", "mirostat_tau mirostat_eta dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
      "xtc_threshold dynatemp_exponent smoothing_curve"),
     ("ctm", "store verbosity"),
-    ("r", "stream_options"),
     ("ctrm", "provider transforms route usage"),
-    ("m", "cache_control betas inference_geo speed diagnostics anthropic_version anthropic_beta"),
-    ("r", "client_metadata"),
+    ("m", "cache_control betas inference_geo speed diagnostics anthropic_version anthropic_beta user_profile_id "
+     "workspace_id billing_policy fallback_credit_token"),
+    ("r", "client_metadata background_options"),
     ("e", "user metadata request_id rid user_id priority provider timeout cache_salt keep_alive"),
 )  # fmt: skip
 """Fields that change no answer here: they name the sender, steer caches and queues of other servers, or say more about
 one of the fields above."""
+
+_EVERY_TOOL = "chat tools, responses tools"
+_IN_MESSAGES = "chat messages, chat content, messages content, responses content, responses input"
+
+# Places, names, neutral values, remedy.
+_REFUSED_KEYS: tuple[tuple[str, str, tuple[object, ...], str], ...] = (
+    ("chat stream_options, responses stream_options", "include_obfuscation", (False,),
+     "chunks are not padded; leave it out, and use TLS"),
+    ("chat messages", "function_call", (), "use `tool_calls`"),
+    ("chat messages", "audio", (), "send what was said as `content`"),
+    ("chat messages", "prefix partial", (False,), "use `continue_final_message`"),
+    ("chat messages", "images", ([],), "send them as parts of `content`"),
+    ("chat messages", "thinking", ("",), "use `reasoning_content`"),
+    ("chat tool_choice, responses tool_choice", "disable_parallel_tool_use", (False,), "use `parallel_tool_calls`"),
+    ("chat tools", "custom", (), "there are functions only; /v1/responses has custom tools"),
+    (_EVERY_TOOL, "input_examples", ([],), "write them into `description`"),
+    ("chat tools", "defer_loading", (False,), "offer the tool when it is needed"),
+    ("chat tools", "allowed_callers", (["direct"],), "the model calls all tools itself; leave it out"),
+    ("responses tools", "async", (False,), "send the output in the next request; leave it out"),
+    ("responses content", "file_id", (), "send the image in `image_url`"),
+    ("responses reasoning", "mode", ("standard",), "use `effort`"),
+    ("messages messages", "clear_at", ("never",), "leave the message out when it is over"),
+    ("messages messages", "output_config", ({},), "give it at the top of the body"),
+    ("messages content", "transformations", ({}, {"oversized_image": "downsize"}),
+     "images are made as small as the model needs them; leave it out"),
+    ("messages output_config", "task_budget", (), "use `max_tokens`"),
+)  # fmt: skip
+
+# Places, names, why they change no answer.
+_HARMLESS_KEYS: tuple[tuple[str, str, str], ...] = (
+    (f"{_IN_MESSAGES}, chat calls, {_EVERY_TOOL}, messages tools", "cache_control",
+     "the prefix cache finds every beginning by itself"),
+    ("chat content, responses content", "prompt_cache_breakpoint", "the prefix cache finds every beginning by itself"),
+    ("chat messages", "annotations parsed", "they say more about `content`, which the model reads"),
+    ("chat messages", "reasoning_details thinking_blocks", "the model reads `reasoning_content`"),
+    ("chat messages, chat calls", "id index status phase provider_specific_fields extra_content",
+     "notes of the server that wrote the turn"),
+    ("chat calls", "parsed_arguments", "the model reads `arguments`"),
+    ("chat content", "format uuid", "an image is known by its own bytes"),
+    ("chat response_format", "name description strict", "the form is always enforced"),
+    ("responses input", "phase caller created_by async name namespace",
+     "notes of the server that wrote the item, whose text the model reads"),
+    ("responses content", "annotations logprobs", "they say more about `text`, which the model reads"),
+    ("responses reasoning", "generate_summary", "reasoning is given whole"),
+    ("responses stream_options", "include_usage", "the last event always has the numbers of tokens"),
+    ("messages tools", "eager_input_streaming", "arguments are always sent as they are written"),
+    ("messages content", "citations", "they say where an earlier text is from, which the model reads"),
+    ("messages content", "signature data", "blocks are not signed here"),
+    ("messages content", "id tool_use_id is_error server_name caller toolset_name",
+     "of earlier calls, which the model reads as their own text"),
+    ("messages content", "media_type", "the model reads the text"),
+    ("messages thinking", "block_binding", "blocks are not signed here"),
+)  # fmt: skip
 
 _SERVED_AS: Mapping[str, str] = {
     "repeat_penalty": "repetition_penalty",
@@ -219,8 +287,28 @@ def _harmless(letter: str) -> frozenset[str]:
     return frozenset(name for letters, names in _HARMLESS if letter in letters for name in names.split())
 
 
-REFUSED: Mapping[Family, Mapping[str, Refused]] = {family: _of_family(_LETTERS[family]) for family in FAMILIES}
-HARMLESS: Mapping[Family, frozenset[str]] = {family: _harmless(_LETTERS[family]) for family in FAMILIES}
+def _of_place(place: Place) -> dict[str, Refused]:
+    return {
+        name: Refused(neutral=neutral, remedy=remedy)
+        for places, names, neutral, remedy in _REFUSED_KEYS
+        if place in places.split(", ")
+        for name in names.split()
+    }
+
+
+def harmless_keys(place: Place) -> dict[str, str]:
+    """Why each key changes no answer."""
+    return {name: why for places, names, why in _HARMLESS_KEYS if place in places.split(", ") for name in names.split()}
+
+
+REFUSED: Mapping[Family | Place, Mapping[str, Refused]] = {
+    **{family: _of_family(_LETTERS[family]) for family in FAMILIES},
+    **{place: _of_place(place) for place in PLACES},
+}
+HARMLESS: Mapping[Family | Place, frozenset[str]] = {
+    **{family: _harmless(_LETTERS[family]) for family in FAMILIES},
+    **{place: frozenset(harmless_keys(place)) for place in PLACES},
+}
 
 
 @lru_cache(maxsize=64)
@@ -231,14 +319,18 @@ def served_as(known: frozenset[str]) -> dict[str, str]:
     return names | ({_THINKING: _BUDGET} if _BUDGET in known and _THINKING not in known else {})
 
 
+def refuse_unserved(data: Mapping[str, Any], where: Family | Place, known: frozenset[str]) -> None:
+    """Refuse what the table refuses, but `known` fields."""
+    for name in data.keys() & REFUSED[where].keys() - known:
+        refused = REFUSED[where][name]
+        if refused.is_asked(data[name]):
+            raise FieldError(f"`{name}` is not served here: {refused.remedy}", param=name, reason="unsupported")
+
+
 def in_our_words(
     data: dict[str, Any], family: Family, known: frozenset[str], renamed: dict[str, str]
 ) -> dict[str, Any]:
-    """Replace other names, refusing unserved fields; `renamed` learns the client's name of each of ours."""
-    for name in data.keys() & REFUSED[family].keys() - known:
-        refused = REFUSED[family][name]
-        if refused.is_asked(data[name]):
-            raise FieldError(f"`{name}` is not served here: {refused.remedy}", param=name, reason="unsupported")
+    """Replace other names; `renamed` learns the client's name of each of ours."""
     others = data.keys() & (served_as(known).keys() - REFUSED[family].keys())
     if not others:
         return data

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from router.errors import FieldError
-from router.schemas.base import Body, Items, TextOrItems
+from router.schemas.base import Body, Items, TextOrItems, check_keys
 from router.schemas.guided import Constrained
 from router.schemas.openai import TemplateBody, TextPart
 from router.schemas.parameters import MostTokens, OpenAIMaxTokens, TopLogprobs
 
 
-class ImageUrl(Body):
+class ImageUrl(Body, place="chat content"):
     """The address of an image."""
 
     url: str = Field(description="An address or a data URL.", examples=["data:image/png;base64,iVBORw0KGgo="])
@@ -24,14 +24,14 @@ class ImageUrl(Body):
     )
 
 
-class ImagePart(Body):
+class ImagePart(Body, place="chat content"):
     """An image, for models that read images."""
 
     type: Literal["image_url"] = Field(description="The kind of part.", examples=["image_url"])
     image_url: ImageUrl = Field(description="The image.", examples=[{"url": "data:image/png;base64,iVBORw0KGgo="}])
 
 
-class RefusalPart(Body):
+class RefusalPart(Body, place="chat content"):
     """What an earlier turn of the assistant has refused with; the model reads it as text."""
 
     type: Literal["refusal"] = Field(description="The kind of part.", examples=["refusal"])
@@ -46,7 +46,7 @@ class RefusalPart(Body):
 ContentPart = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type")]
 
 
-class CalledFunction(Body):
+class CalledFunction(Body, place="chat calls"):
     """`arguments` is JSON text (OpenAI) or an object; TGI's clients call it `parameters`."""
 
     name: str = Field(description="The function that was called.", examples=["get_weather"])
@@ -55,7 +55,7 @@ class CalledFunction(Body):
     parameters: Any = Field(default=None, description="As `arguments`.", examples=[{"location": "Paris"}])
 
 
-class ToolCall(Body):
+class ToolCall(Body, place="chat calls"):
     """A call that an earlier turn of the assistant has made."""
 
     id: str | None = Field(default=None, description="What the tool's answer refers to.", examples=["call_1"])
@@ -65,7 +65,7 @@ class ToolCall(Body):
     )
 
 
-class Message(Body):
+class Message(Body, place="chat messages"):
     """One turn. `content` may be absent, in an assistant's turn that calls tools and elsewhere."""
 
     role: str = Field(
@@ -95,7 +95,7 @@ class Message(Body):
     reasoning: str | None = Field(default=None, description="As `reasoning_content`.", examples=["2 + 3 = 5"])
 
 
-class FunctionDefinition(Body):
+class FunctionDefinition(Body, place="chat tools"):
     """`parameters` is a JSON schema; TGI's clients call it `arguments`."""
 
     name: str = Field(description="Name by which a call refers to the function.", examples=["get_weather"])
@@ -113,6 +113,12 @@ class FunctionDefinition(Body):
         description="Refuse a schema that cannot be enforced, also where calls would otherwise be free.",
         examples=[True],
     )
+    return_: Any = Field(
+        default=None,
+        alias="return",
+        description="JSON schema of what it returns, for chat templates that show it.",
+        examples=[{"type": "string"}],
+    )
 
     @property
     def schema_of_parameters(self) -> Any:
@@ -120,7 +126,7 @@ class FunctionDefinition(Body):
         return self.arguments if self.parameters is None else self.parameters
 
 
-class Tool(Body):
+class Tool(Body, place="chat tools"):
     """Something that the model may call."""
 
     type: str = Field(
@@ -129,6 +135,7 @@ class Tool(Body):
     function: FunctionDefinition = Field(description="The function.", examples=[{"name": "get_weather"}])
 
 
+_KEYS_OF_CHOICE = frozenset({"type", "function", "allowed_tools"})
 _TOOLS = [
     {
         "type": "function",
@@ -178,6 +185,13 @@ class ChatBody(TemplateBody, Constrained):
         description="Text after the tools if the chat template does not place the tools itself.",
         examples=["Call one of these functions."],
     )
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _has_known_keys(cls, choice: str | dict[str, Any] | None, info: ValidationInfo) -> Any:
+        if isinstance(choice, dict):
+            check_keys(choice, "chat tool_choice", _KEYS_OF_CHOICE, info.context)
+        return choice
 
     @model_validator(mode="after")
     def _is_whole(self) -> ChatBody:

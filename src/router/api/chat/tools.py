@@ -168,4 +168,4 @@ def _described(function: FunctionDefinition, *, describes: bool) -> dict[str, An
         described["description"] = function.description or ""
     parameters = function.schema_of_parameters
     described["parameters"] = {"type": "object", "properties": {}} if parameters is None else parameters
-    return described
+    return described if function.return_ is None else described | {"return": function.return_}

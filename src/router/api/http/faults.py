@@ -72,7 +72,10 @@ def _place(fault: ErrorDetails, value: Any) -> str:
     """Return the field's path as in the body, `messages[0].content`."""
     place = ""
     is_missing = fault["type"] == "missing"  # or null: then the body has its name
-    for step in fault["loc"][: -1 if is_missing else None]:
+    steps = list(fault["loc"][: -1 if is_missing else None])
+    if isinstance(fault.get("ctx", {}).get("error"), FieldError) and _is_tag(steps, value):
+        del steps[-1]
+    for step in steps:
         if isinstance(value, list) and isinstance(step, int) and step < len(value):
             place, value = f"{place}[{step}]", value[step]
         elif isinstance(value, dict) and step in value:
@@ -80,6 +83,14 @@ def _place(fault: ErrorDetails, value: Any) -> str:
     if is_missing:
         place = f"{place}.{fault['loc'][-1]}" if place else str(fault["loc"][-1])
     return place
+
+
+def _is_tag(steps: list[int | str], value: Any) -> bool:
+    """Whether the last step is the object's kind, as with `{"type": "text", "text": ""}`, and none of its fields."""
+    for step in steps[:-1]:
+        is_inside = (isinstance(value, list) and isinstance(step, int)) or (isinstance(value, dict) and step in value)
+        value = value[step] if is_inside else value
+    return bool(steps) and isinstance(value, dict) and value.get("type") == steps[-1]
 
 
 def integer(digits: str) -> int | None:

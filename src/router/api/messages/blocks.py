@@ -10,14 +10,14 @@ from router.errors import FieldError
 from router.schemas.base import Body, TextOrItems
 
 
-class TextBlock(Body):
+class TextBlock(Body, place="messages content"):
     """A text."""
 
     type: Literal["text"] = Field(description="The kind of block.", examples=["text"])
     text: str = Field(description="Blocks of text are joined as they are.", examples=["Hello"])
 
 
-class ImageSource(Body):
+class ImageSource(Body, place="messages content"):
     """The address or data of an image."""
 
     type: Literal["base64", "url"] = Field(description="`base64` with `data`, or `url`.", examples=["url"])
@@ -34,7 +34,7 @@ class ImageSource(Body):
         return self
 
 
-class ImageBlock(Body):
+class ImageBlock(Body, place="messages content"):
     """An image, served as far as the chat route serves images."""
 
     type: Literal["image"] = Field(description="The kind of block.", examples=["image"])
@@ -43,7 +43,7 @@ class ImageBlock(Body):
     )
 
 
-class ToolUseBlock(Body):
+class ToolUseBlock(Body, place="messages content"):
     """A call that an earlier turn of the assistant has made."""
 
     type: Literal["tool_use"] = Field(description="The kind of block.", examples=["tool_use"])
@@ -65,7 +65,7 @@ class Citations(Body):
         return self
 
 
-class SearchResultBlock(Body):
+class SearchResultBlock(Body, place="messages content"):
     """What the client has found; the model reads its title, source and texts."""
 
     type: Literal["search_result"] = Field(description="The kind of block.", examples=["search_result"])
@@ -75,7 +75,7 @@ class SearchResultBlock(Body):
     citations: Citations | None = Field(default=None, description="Absent: none.", examples=[{"enabled": False}])
 
 
-class DocumentSource(Body):
+class DocumentSource(Body, place="messages content"):
     """The content of a document, which is in the request itself."""
 
     type: Literal["text", "content", "base64", "url", "file"] = Field(
@@ -99,7 +99,7 @@ class DocumentSource(Body):
         return self
 
 
-class DocumentBlock(Body):
+class DocumentBlock(Body, place="messages content"):
     """A document of the client; the model reads its title, what is said of it, and its content."""
 
     type: Literal["document"] = Field(description="The kind of block.", examples=["document"])
@@ -109,14 +109,14 @@ class DocumentBlock(Body):
     citations: Citations | None = Field(default=None, description="Absent: none.", examples=[{"enabled": False}])
 
 
-class ToolReferenceBlock(Body):
+class ToolReferenceBlock(Body, place="messages content"):
     """A tool that a search for tools has found; the model reads its name."""
 
     type: Literal["tool_reference"] = Field(description="The kind of block.", examples=["tool_reference"])
     tool_name: str = Field(description="One of `tools`.", examples=["get_weather"])
 
 
-class ServerToolUseBlock(Body):
+class ServerToolUseBlock(Body, place="messages content"):
     """A call of a tool on Anthropic's or MCP's servers, in an earlier turn; the model reads it as text."""
 
     type: Literal["server_tool_use", "mcp_tool_use"] = Field(
@@ -126,7 +126,7 @@ class ServerToolUseBlock(Body):
     input: dict[str, Any] = Field(default_factory=dict, description="Its arguments.", examples=[{"query": "Paris"}])
 
 
-class ServerToolResultBlock(Body):
+class ServerToolResultBlock(Body, place="messages content"):
     """What such a tool has answered; the model reads the texts, titles and addresses in it."""
 
     type: Literal[
@@ -141,7 +141,7 @@ class ServerToolResultBlock(Body):
     content: Any = Field(default=None, description="The result.", examples=[[{"title": "Paris", "url": "https://a"}]])
 
 
-class ToolResultBlock(Body):
+class ToolResultBlock(Body, place="messages content"):
     """What a tool has answered."""
 
     type: Literal["tool_result"] = Field(description="The kind of block.", examples=["tool_result"])
@@ -155,14 +155,14 @@ class ToolResultBlock(Body):
     is_error: bool = Field(default=False, description="The model reads `Error: ` before the text.", examples=[False])
 
 
-class ThinkingBlock(Body):
+class ThinkingBlock(Body, place="messages content"):
     """Reasoning of an earlier turn; the chat template decides whether the model sees it again."""
 
     type: Literal["thinking"] = Field(description="The kind of block.", examples=["thinking"])
     thinking: str = Field(description="The text.", examples=["2 + 3 = 5"])
 
 
-class RedactedThinkingBlock(Body):
+class RedactedThinkingBlock(Body, place="messages content"):
     """Left out: only the server that wrote it could read it."""
 
     type: Literal["redacted_thinking"] = Field(description="The kind of block.", examples=["redacted_thinking"])

@@ -38,7 +38,7 @@ def chat_of(body: CountTokensBody) -> ChatBody:
     fields["chat_template_kwargs"] = body.chat_template_kwargs
     if isinstance(body, MessagesBody):
         fields |= carried(body)
-    if tools := [_tool(tool) for tool in body.tools or () if _is_of_client(tool)]:
+    if tools := [_tool(tool) for tool in _shown_tools(body)]:
         fields["tools"] = tools
     if body.tool_choice is not None:
         fields |= _tool_choice(body.tool_choice)
@@ -157,13 +157,26 @@ def _result(block: ToolResultBlock) -> str | list[dict[str, Any]]:
     return [_text_part(_ERROR), *parts] if block.is_error else parts or ""
 
 
-def _is_of_client(tool: MessagesTool) -> bool:
-    """Whether a tool is the client's, with its own schema."""
-    return tool.type == "custom"
+def _shown_tools(body: CountTokensBody) -> list[MessagesTool]:
+    """Return the client's own tools, but deferred ones that one of them has yet to find."""
+    tools = [tool for tool in body.tools or () if tool.type == "custom"]
+    is_searched_here = any(tool.type.startswith("tool_search_tool") for tool in body.tools or ())
+    if is_searched_here or all(tool.defer_loading for tool in tools):
+        return tools
+    found = {None if body.tool_choice is None else body.tool_choice.name}
+    for message in body.messages:
+        for block in message.content if isinstance(message.content, list) else ():
+            inner = block.content if isinstance(block, ToolResultBlock) else ()
+            found |= {one.tool_name for one in (block, *inner) if isinstance(one, ToolReferenceBlock)}
+    return [tool for tool in tools if not tool.defer_loading or tool.name in found]
 
 
 def _tool(tool: MessagesTool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    description = tool.description
+    if tool.input_examples:
+        examples = [orjson.dumps(one).decode() for one in tool.input_examples]
+        description = "\n".join([*([description] if description else []), "Examples of its input:", *examples])
+    function = {"name": tool.name, "description": description, "parameters": tool.input_schema}
     return {"type": "function", "function": function | {"strict": tool.strict}}
 
 

@@ -42,7 +42,10 @@ async def messages(request: Request) -> Response:
     body, applied, _ = await cancel_on_disconnect(request.receive, edited(body, partial(_count, state)))
     asked_for = body.context_management is not None
     writer = MessageWriter(
-        f"msg_{uuid.uuid4().hex}", model_name(body.model, state.model_names[0]), applied if asked_for else None
+        f"msg_{uuid.uuid4().hex}",
+        model_name(body.model, state.model_names[0]),
+        applied if asked_for else None,
+        shows_thinking=body.thinking is None or body.thinking.display != "omitted",
     )
     chat = await as_chat(state, len(body.messages), partial(chat_of, body))
     request.scope[RENAMED] |= _NAMES

@@ -11,19 +11,19 @@ from router.api.messages.edits import ContextManagement
 from router.errors import FieldError
 from router.schemas.base import Body, Items, TextOrItems, UInt32
 from router.schemas.guided import Constrained
-from router.schemas.openai import OpenAIParameters, TemplateVariables
+from router.schemas.openai import OpenAIParameters, TemplateVariables, check_callers
 from router.schemas.other_fields import Family
 from router.schemas.parameters import PositiveInt, Stream
 
 
-class InputMessage(Body):
+class InputMessage(Body, place="messages messages"):
     """One turn."""
 
     role: Literal["user", "assistant", "system"] = Field(description="Who speaks.", examples=["user"])
     content: TextOrItems[Block] = Field(description="A text, or blocks.", examples=["Hello"])
 
 
-class MessagesTool(Body):
+class MessagesTool(Body, place="messages tools"):
     """A tool of the client. Tools of Anthropic's servers (whose `type` names a version) are left out."""
 
     type: str = Field(default="custom", description="`custom` or absent.", examples=["custom"])
@@ -33,6 +33,33 @@ class MessagesTool(Body):
         default=None, description="JSON schema of the arguments.", examples=[{"type": "object", "properties": {}}]
     )
     strict: bool = Field(default=False, description="As in the chat route.", examples=[False])
+    input_examples: Items[dict[str, Any]] = Field(
+        default_factory=list,
+        description="Arguments as the tool takes them; the model reads them behind the description.",
+        examples=[[{"city": "Paris"}]],
+    )
+    defer_loading: bool = Field(
+        default=False,
+        description="`true`: the model sees the tool once a `tool_reference` names it, or at once where a search of "
+        "Anthropic's servers would find it.",
+        examples=[False],
+    )
+    allowed_callers: Items[str] = Field(
+        default=["direct"], description="Must hold `direct`: the model calls all tools itself.", examples=[["direct"]]
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_whole_only_if_served(cls, data: Any) -> Any:
+        """Leave out the fields of what is left out."""
+        if isinstance(data, dict) and isinstance(kind := data.get("type"), str) and kind != "custom":
+            return {name: data[name] for name in ("type", "name") if name in data}
+        return data
+
+    @model_validator(mode="after")
+    def _is_called_by_the_model(self) -> MessagesTool:
+        check_callers(self.allowed_callers)
+        return self
 
 
 class MessagesToolChoice(Body):
@@ -50,7 +77,7 @@ class MessagesToolChoice(Body):
         return self
 
 
-class Thinking(Body):
+class Thinking(Body, place="messages thinking"):
     """Whether the model thinks before it answers, for chat templates that let it be chosen."""
 
     type: Literal["enabled", "adaptive", "disabled"] = Field(
@@ -61,6 +88,9 @@ class Thinking(Body):
         description="Most tokens of reasoning before the answer begins; less than `max_tokens`.",
         examples=[1024],
     )
+    display: Literal["summarized", "omitted"] | None = Field(
+        default=None, description="`omitted`: blocks of thinking are empty; else they are whole.", examples=["omitted"]
+    )
 
 
 class OutputFormat(Body):
@@ -70,7 +100,7 @@ class OutputFormat(Body):
     schema_: dict[str, Any] = Field(alias="schema", description="A JSON schema.", examples=[{"type": "object"}])
 
 
-class OutputConfig(Body):
+class OutputConfig(Body, place="messages output_config"):
     """Effort and form of the answer."""
 
     effort: str | None = Field(default=None, description="The template's `reasoning_effort`.", examples=["low"])
@@ -79,6 +109,12 @@ class OutputConfig(Body):
         description="Constrains the answer if it calls no tool.",
         examples=[{"type": "json_schema", "schema": {"type": "object"}}],
     )
+
+
+class MessagesMetadata(Body):
+    """What is known of the sender."""
+
+    user_id: str | None = Field(default=None, description="Has no effect.", examples=["a-user"])
 
 
 class CountTokensBody(Body):
@@ -126,13 +162,16 @@ class CountTokensBody(Body):
 
 
 class MessagesBody(OpenAIParameters, Constrained, CountTokensBody):
-    """A request of Anthropic's Messages API, with the parameters of chats. `metadata` and the like are ignored."""
+    """A request of Anthropic's Messages API, with the parameters of chats. `diagnostics` and the like are ignored."""
 
     max_tokens: PositiveInt = Field(description="Most tokens to generate, reasoning included.", examples=[20])
     stop_sequences: Items[str] = Field(
         default_factory=list, description="Texts at which the answer ends; they are left out.", examples=[["\n\n"]]
     )
     stream: Stream = False
+    metadata: MessagesMetadata | None = Field(
+        default=None, description="What is known of the sender.", examples=[{"user_id": "a-user"}]
+    )
     service_tier: Literal["auto", "standard_only"] | None = Field(
         default=None, description="Both are served alike; `priority` says whose turn it is.", examples=["auto"]
     )

@@ -22,9 +22,17 @@ _EMPTY: dict[str, dict[str, Any]] = {
 
 
 class MessageWriter:
-    """Writes one message, one open block at a time; `applied`: the edits of its conversation, if any were asked for."""
+    """Writes one message, one open block at a time.
 
-    def __init__(self, message_id: str, model: str, applied: list[dict[str, Any]] | None = None) -> None:
+    Args:
+        applied: The edits of its conversation, if any were asked for.
+        shows_thinking: Blocks of thinking have their text.
+    """
+
+    def __init__(
+        self, message_id: str, model: str, applied: list[dict[str, Any]] | None = None, *, shows_thinking: bool = True
+    ) -> None:
+        self._shows_thinking = shows_thinking
         self._managed = {} if applied is None else {"context_management": {"applied_edits": applied}}
         self._fields = {"id": message_id, "type": "message", "role": "assistant", "model": model}
         self._blocks: list[dict[str, Any]] = []
@@ -75,6 +83,8 @@ class MessageWriter:
         events = []
         if not self._is_open or self._blocks[-1]["type"] != kind:
             events = self._open({"type": kind, **_EMPTY[kind]})
+        if kind == "thinking" and not self._shows_thinking:
+            return events
         self._blocks[-1][kind] += text
         return [*events, self._delta({"type": f"{kind}_delta", kind: text})]
 

@@ -10,7 +10,7 @@ import orjson
 
 from router.api.chat.prompt import carried, chat_body, check_one_form
 from router.api.chat.schema import ChatBody
-from router.api.responses.schema import (
+from router.api.responses.input_items import (
     LOGPROBS,
     CallItem,
     CallOutputItem,
@@ -20,10 +20,10 @@ from router.api.responses.schema import (
     Item,
     MessageItem,
     ReasoningItem,
-    ResponsesBody,
     SearchCallItem,
     SearchOutputItem,
 )
+from router.api.responses.schema import ResponsesBody
 from router.api.responses.tools import SEARCH, ServedTools, custom_arguments
 
 _PREFIX = "tercet1:"

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from router.api.response_store import OwnResponses
 from router.api.responses.conversation import reasoning_text
-from router.api.responses.schema import (
+from router.api.responses.input_items import (
     CallOutputItem,
     InputImage,
     InputPart,
@@ -20,9 +20,9 @@ from router.api.responses.schema import (
     ItemReference,
     MessageItem,
     ReasoningItem,
-    ResponsesBody,
     SearchCallItem,
 )
+from router.api.responses.schema import ResponsesBody
 from router.api.responses.tools import ADDING
 from router.errors import ValidationError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from router.api.responses.schema import AdditionalToolsItem, Item, ResponsesTool, SearchOutputItem
+from router.api.responses.input_items import AdditionalToolsItem, Item, ResponsesTool, SearchOutputItem
 from router.errors import ToolError
 
 ADDING = (AdditionalToolsItem, SearchOutputItem)
@@ -37,7 +37,7 @@ class ServedTools:
         served = cls()
         added = [tool for item in items if isinstance(item, ADDING) for tool in item.tools]
         outside = {tool.name for tool in (*tools, *added) if tool.type in ("function", "custom")}
-        for tool in tools:
+        for tool in _without_deferred(tools) if any(_is_search(tool) for tool in tools) else tools:
             served._add(tool, outside)
         served.echoed = [_echo(tool) for tool in tools if _is_served(tool)]
         for tool in added:
@@ -97,18 +97,28 @@ class ServedTools:
                 self.custom.add(name)
             if namespace is not None:
                 self.namespaced[name] = (namespace, tool.name)
-        elif _is_served(tool) and not self.search:
+        elif _is_search(tool) and not self.search:
             self.search = SEARCH
             self._show(SEARCH, tool, tool.parameters)
 
     def _show(self, name: str, tool: ResponsesTool, schema: dict[str, Any] | None) -> None:
-        function = {"name": name, "description": tool.description, "parameters": schema}
-        self.functions.append({"type": "function", "function": function})
+        function = {"name": name, "description": tool.description, "parameters": schema, "strict": tool.strict}
+        self.functions.append({"type": "function", "function": function | {"return": tool.output_schema}})
 
 
 def _is_served(tool: ResponsesTool) -> bool:
     """Whether a body's tool is shown to the model."""
-    return tool.type in ("function", "custom", "namespace") or (tool.type, tool.execution) == (SEARCH, "client")
+    return tool.type in ("function", "custom", "namespace") or _is_search(tool)
+
+
+def _without_deferred(tools: Sequence[ResponsesTool]) -> list[ResponsesTool]:
+    """Leave out what the client's search has yet to find."""
+    shown = [tool for tool in tools if not tool.defer_loading]
+    return [tool.model_copy(update={"tools": _without_deferred(tool.tools)}) if tool.tools else tool for tool in shown]
+
+
+def _is_search(tool: ResponsesTool) -> bool:
+    return (tool.type, tool.execution) == (SEARCH, "client")
 
 
 def _echo(tool: ResponsesTool) -> dict[str, Any]:

@@ -114,6 +114,17 @@ async def test_thinking_text_and_calls_whole_and_streamed(make_native: MakeRoute
     assert whole["usage"]["output_tokens"] == len(ANSWER) and whole["usage"]["input_tokens"] > 0
 
 
+@pytest.mark.parametrize("kind", ["adaptive", "enabled"])
+async def test_thinking_that_is_not_to_be_seen(make_native: MakeRouter, kind: str) -> None:
+    for stream in (False, True):
+        router = make_native(ANSWER)
+        answer = await router.post(PATH, body(stream=stream, thinking={"type": kind, "display": "omitted"}))
+        message = assembled(events_of(answer.content)) if stream else answer.json()
+        assert message["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
+        assert "Let me" not in answer.text and "One moment." in message["content"][1]["text"]
+        assert message["usage"]["output_tokens"] == len(ANSWER)
+
+
 @pytest.mark.parametrize(
     ("reason", "text", "expected"),
     [

@@ -28,7 +28,7 @@ from router.api.messages import routes as messages
 from router.api.openapi.names import TGI_NAMES
 from router.api.platforms import cloud as platforms
 from router.api.responses import routes as responses
-from router.api.responses.schema import StoredItem
+from router.api.responses.input_items import StoredItem
 from router.api.service import routes as service
 from router.api.tgi import routes as generate
 from router.api.tgi import tokenize
