@@ -34,9 +34,9 @@ LIMITS = {
 LINES = {
     "launcher": 14_400,
     "model_server": 50_760,
-    "router": 33_850,
+    "router": 33_980,
     "tercet": 60,
-    "wire": 6_920,
+    "wire": 6_940,
 }
 LONG_FILE = 400
 

@@ -51,6 +51,9 @@ class Files:
             raise ValidationError("Could not fetch image: status 404")
         return self.files[url]
 
+    def close(self) -> None:
+        pass
+
 
 class Images:
     """All of it for the family `llava` of a folder."""

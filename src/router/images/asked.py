@@ -11,8 +11,9 @@ from wire.images.prepared import Detail, PreparedImage
 
 _BEGIN = "![]("
 _LONGEST_SCHEME = 32
-_MARKER = re.compile(rf"!\[\]\((?=[A-Za-z][A-Za-z0-9+.-]{{0,{_LONGEST_SCHEME - 1}}}:)")
-_LONGEST_BEGIN = len(_BEGIN) + _LONGEST_SCHEME + 1
+_MOST_BEFORE = 8  # white space, and Markdown's angle bracket: refused with the URL rather than read as text
+_MARKER = re.compile(rf"!\[\]\((?=[\s<]{{0,{_MOST_BEFORE}}}[A-Za-z][A-Za-z0-9+.-]{{0,{_LONGEST_SCHEME - 1}}}:)")
+_LONGEST_BEGIN = len(_BEGIN) + _MOST_BEFORE + _LONGEST_SCHEME + 1
 _SERVED = ("http://", "https://", "data:")
 _DATA = "data:"
 _BASE64 = "base64,"

@@ -26,6 +26,8 @@ class Fetcher(Protocol):
         """Fetch a file; refusals have fixed reasons."""
         ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
@@ -75,6 +77,7 @@ class ImageReader:
 
     def close(self) -> None:
         self._workers.close()
+        self._fetcher.close()
 
     async def _read(self, asked: AskedImage, max_pixels: int, others: Sequence[PreparedImage]) -> PreparedImage:
         """others: images of the same request."""
@@ -127,3 +130,6 @@ class NoFetcher:
 
     async def fetch(self, url: str, max_bytes: int) -> bytes:
         raise ImageError("Could not fetch image: this server fetches no images; send it as a data URL")
+
+    def close(self) -> None:
+        """Nothing is open."""

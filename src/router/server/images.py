@@ -75,6 +75,7 @@ async def image_prompts(
 def _fetcher(config: RouterConfig) -> Fetcher:
     if config.image_fetch == "off":
         return NoFetcher()
-    from router.images.fetch.fetcher import UrlFetcher  # its libraries take a tenth of a second to import
+    from router.images.fetch.fetcher import FetcherApart, UrlFetcher  # takes a tenth of a second to import
 
-    return UrlFetcher(mode=config.image_fetch, limit_s=config.image_fetch_seconds, hosts=config.image_hosts)
+    urls = UrlFetcher(mode=config.image_fetch, limit_s=config.image_fetch_seconds, hosts=config.image_hosts)
+    return FetcherApart(urls.fetch)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
+import threading
 import time
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Literal
 from urllib.parse import urljoin, urlsplit
 
 import httpcore2
@@ -15,7 +17,13 @@ import httpcore2
 from router.errors import ImageError
 from router.images.asked import check_size
 from router.images.fetch.addresses import CheckedBackend, NotAllowedError, Resolve
-from router.images.fetch.bounded_stream import HEAD_BYTES, BoundedStream, TooLongError
+from router.images.fetch.bounded_stream import (
+    HEAD_BYTES,
+    BoundedStream,
+    BoundError,
+    client_context,
+    without_expensive_exchanges,
+)
 from router.images.fetch.places import FetchPlaces
 from router.images.fetch.resolver import Resolver
 
@@ -29,7 +37,6 @@ _MAX_URL = 8192
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TINY_BYTES = 256
 _MOST_TINY_PIECES = 512
-_PIECES_OF_A_TURN = 32
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "tercet"}
 
@@ -64,7 +71,7 @@ class UrlFetcher:
             in_all=_MAX_AT_ONCE, of_a_host=_MAX_OF_A_HOST, wait_s=limit_s if wait_s is None else wait_s
         )
         self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=ssl_context,
+            ssl_context=client_context() if ssl_context is None else without_expensive_exchanges(ssl_context),
             max_connections=_MAX_AT_ONCE,
             max_keepalive_connections=0,
             network_backend=CheckedBackend(self._may_be_private, resolve or Resolver().resolve),
@@ -89,9 +96,7 @@ class UrlFetcher:
             reason = "timed out"
         except NotAllowedError:
             reason = "address not allowed"
-        except TooLongError:
-            reason = "the server sends too much besides the file"
-        except _FetchError as error:
+        except (_FetchError, BoundError) as error:
             reason = str(error)
         except (OSError, httpcore2.NetworkError, httpcore2.TimeoutException, ssl.SSLError):
             reason = "connection failed"
@@ -142,8 +147,39 @@ class UrlFetcher:
         return self._mode == "all" or self._is_listed(host, port)
 
 
+class FetcherApart:
+    """Fetches on an event loop of its own: what a server sends may take 0.3 s to parse, and holds up no request."""
+
+    def __init__(self, fetch: Callable[[str, int], Coroutine[Any, Any, bytes]]) -> None:
+        self._fetch = fetch
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def fetch(self, url: str, max_bytes: int) -> bytes:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._run, args=(self._loop,), name="image fetches", daemon=True).start()
+        fetching = asyncio.run_coroutine_threadsafe(self._fetch(url, max_bytes), self._loop)
+        return await asyncio.wrap_future(fetching)
+
+    def close(self) -> None:
+        """End the thread, with what it fetches."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.closing(loop):
+            loop.run_forever()
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left))
+
+
 async def _read(response: httpcore2.Response, max_bytes: int) -> bytes:
-    """Read the file, yielding between its pieces, which may be hundreds at once."""
+    """Read the file, in pieces of some length."""
     data = bytearray()
     num_pieces = 0
     try:
@@ -153,8 +189,6 @@ async def _read(response: httpcore2.Response, max_bytes: int) -> bytes:
             check_size(len(data), max_bytes)
             if num_pieces > _MOST_TINY_PIECES + len(data) // _TINY_BYTES:
                 raise _FetchError("the file comes in pieces that are too small")
-            if num_pieces % _PIECES_OF_A_TURN == 0:
-                await asyncio.sleep(0)
     except (httpcore2.NetworkError, httpcore2.ProtocolError):
         raise ImageError("Failed to read image data: it ended too early") from None
     return bytes(data)

@@ -30,7 +30,11 @@ def test_markers(text: str, texts: list[str], urls: list[str]) -> None:
     assert split_markers(text, 8) == (texts, urls)
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x", "HTTP://x", "http:x", "C:/x.png", "a" * 32 + ":x"])
+@pytest.mark.parametrize(
+    "url",
+    ["file:///etc/passwd", "ftp://x", "HTTP://x", "http:x", "C:/x.png", "a" * 32 + ":x", " http://x", "<http://x>",
+     "\n\thttps://x", "\u00a0data:;base64,AA=="],
+)  # fmt: skip
 def test_urls_that_are_no_images(url: str) -> None:
     for text in (f"![]({url})", f"![](http://x) and ![]({url}) behind"):
         with pytest.raises(ValidationError, match=rf"invalid image content: {re.escape(url)}$"):

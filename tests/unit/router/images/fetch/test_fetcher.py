@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import trustme
 
 from router.errors import OverloadedError, ValidationError
+from router.images.fetch.bounded_stream import client_context
 from router.images.fetch.fetcher import UrlFetcher
 
 FILE = b"the bytes of a file"
@@ -255,25 +257,37 @@ async def test_pieces_of_one_byte_are_refused(server: Server) -> None:
     assert await fetcher().fetch(f"{base}/small", 100_000) == FILE * 2000
 
 
-async def test_other_work_is_done_between_the_pieces(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what came at once. The pieces are counted that come between two turns of the event loop."""
-    server.answers["/tiny"] = chunked(bytes(500), 1)
-    pieces, most, turn = 0, 0, asyncio.sleep
+async def test_single_bytes_are_refused_in_records_of_tls_and_in_what_surrounds_a_piece() -> None:
+    """Each is a read of its own, however much lies in the machine's buffer."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("x").configure_cert(context)
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    sent = {
+        b"/head": b"HTTP/1.1 200 x\r\nfield: " + b"a" * 3000,
+        b"/extension": head(200, "transfer-encoding: chunked") + b"1;" + b"a" * 3000 + b"\r\nx\r\n0\r\n\r\n",
+    }
 
-    def counted(num_bytes: int, max_bytes: int) -> None:
-        nonlocal pieces, most
-        pieces += 1
-        most = max(most, pieces)
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).split()[1]
+        for byte in sent[path]:
+            writer.write(bytes([byte]))
+        with contextlib.suppress(OSError):
+            await writer.drain()
+        writer.close()
 
-    async def slept(seconds: float) -> None:
-        nonlocal pieces
-        pieces = 0
-        await turn(seconds)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        for path in sent:
+            said = await refusal(fetcher(ssl_context=trusted), f"https://x:{port}{path.decode()}")
+            assert said == "Could not fetch image: the server sends too little at a time"
 
-    monkeypatch.setattr("router.images.fetch.fetcher.check_size", counted)
-    monkeypatch.setattr("router.images.fetch.fetcher.asyncio.sleep", slept)
-    assert await fetcher().fetch(f"http://x:{server.port}/tiny", 1000) == bytes(500)
-    assert 0 < most <= 33
+
+def test_no_server_chooses_the_numbers_of_a_key_exchange() -> None:
+    context = client_context()
+    assert all(cipher["kea"] in ("kx-ecdhe", "kx-any") for cipher in context.get_ciphers())
+    assert context.options & ssl.OP_NO_RENEGOTIATION
 
 
 async def test_interim_answers_without_an_end(server: Server) -> None:
