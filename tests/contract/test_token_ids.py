@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from model_server.errors import StartupError as ShardError
 from model_server.text.tokenizer import Tokenizer
 from router.errors import StartupError as RouterError
+from router.text import model_files
 from router.text.tokenizer import PromptTokenizer
 from wire import demo_model
 
@@ -80,6 +81,27 @@ BESIDE: dict[str, dict[str, dict[str, Any]]] = {
             "extra_special_tokens": {"image_token": "<|tool|>"}, "pad_token": "[PAD]", "eos_token": "<|end|>"
         }
     },
+    "named, and a list": {
+        "tokenizer_config.json": {
+            "extra_special_tokens": {"eoi_token": "<|end|>"}, "additional_special_tokens": ["<|tool|>"],
+            "eos_token": "<|end|>",
+        }
+    },
+    "named for a type": {
+        "tokenizer_config.json": {"model_specific_special_tokens": {"a": "<|tool|>"}, "eos_token": "<|end|>"}
+    },
+    "a map that says something else": {
+        "special_tokens_map.json": {"eos_token": _token("<|end|>"), "image_token": "<|tool|>"},
+        "tokenizer_config.json": {"eos_token": "</s>"},
+    },
+    "a map with other lists": {
+        "special_tokens_map.json": {"additional_special_tokens": ["[PAD]"], "extra_special_tokens": ["<|end|>"]},
+        "tokenizer_config.json": {"additional_special_tokens": ["<|tool|>"], "eos_token": "<|end|>"},
+    },
+    "a map beside tokens by id": {
+        "special_tokens_map.json": {"eos_token": "<|tool|>", "additional_special_tokens": ["[PAD]"]},
+        "tokenizer_config.json": {"added_tokens_decoder": {"513": _token("<|end|>")}, "eos_token": "<|end|>"},
+    },
     "a word of the vocabulary": {"tokenizer_config.json": {"eos_token": "ing", "extra_special_tokens": ["<|end|>"]}},
 }  # fmt: skip
 
@@ -103,6 +125,7 @@ async def test_tokens_that_only_the_configs_name(beside: str, tmp_path: Path) ->
     finally:
         router.close()
     assert reference.eos_token_id in shard.eos_token_ids
+    assert model_files.load(str(tmp_path), revision=None).named_tokens["eos_token"] == reference.eos_token
     assert router.vocab_size == shard.vocab_size == len(reference)
 
 

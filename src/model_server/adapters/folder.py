@@ -38,11 +38,12 @@ _TABLE = {
     ".lora_magnitude_vector": "magnitude", ".lora_magnitude_vector.weight": "magnitude",
 }  # fmt: skip
 _INNER = ".base_layer"
-# Some versions of PEFT save a module of `modules_to_save` under the names that it has in training, beside the base
-# model's own, which is the original.
+# PEFT saves a module of `modules_to_save` under the names that it has in training, too, in some versions or with
+# `save_embedding_layers`: beside the base model's own, the original, and perhaps the plain name, which it reads itself.
 _ROWS = {
-    ".token_adapter.trainable_tokens_delta": "rows", ".weight": "whole", ".modules_to_save.weight": "whole",
-    ".modules_to_save.default.weight": "whole", ".original_module.weight": "original",
+    ".token_adapter.trainable_tokens_delta": "rows", ".weight": "whole", ".modules_to_save.weight": "trained",
+    ".modules_to_save.default.weight": "trained", ".original_module.weight": "original",
+    ".token_adapter.base_layer.weight": "original",
 }  # fmt: skip
 
 
@@ -317,13 +318,15 @@ class _Found:
             return target in self._targets.linear and (role != "copy" or is_table)
         return target == self._targets.embedding if endings is _TABLE else is_table
 
-    def _add(self, target: str, stem: str, keys: Mapping[str, str]) -> None:
-        if "original" in keys:
-            self._check(keys["original"], self._targets.table)
-            self.originals.add(keys["original"])
+    def _add(self, target: str, stem: str, keys: dict[str, str]) -> None:
+        if "trained" in keys and "whole" not in keys:
+            keys["whole"] = keys.pop("trained")
+        for role in {"original", "trained"} & keys.keys():
+            self._check(keys[role], self._targets.table)
+            self.originals.add(keys.pop(role))
         if "rows" in keys or "whole" in keys:
             self._add_rows(target, stem, keys)
-        if set(keys) <= {"original", "rows", "whole"}:
+        if set(keys) <= {"rows", "whole"}:
             return
         is_embedding = target == self._targets.embedding
         for role, name in zip("ab", list(_TABLE if is_embedding else _LINEAR)[:2], strict=True):

@@ -36,7 +36,8 @@ def with_stored_head(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) ->
     with SafetensorsReader(headers, dtype=torch.float32, device=torch.device("cpu"), base_prefix=names.base) as reader:
         head, embedding = (_tensors(reader, module, names.base) for module in modules)
         if not head:
-            return replace(spec, tied_head=True), _without_head(spec, config)
+            other = next((name for header in checkpoint.headers.values() for name in header.tensors), "")
+            return replace(spec, tied_head=True), _without_head(spec, config, "" if embedding else other)
         if not embedding or _are_equal(reader, head, embedding):
             return replace(spec, tied_head=True), None
     warning = None
@@ -56,11 +57,17 @@ def _tensors(reader: SafetensorsReader, module: str, base: str) -> Mapping[str, 
     return found
 
 
-def _without_head(spec: Spec, config: ModelConfig) -> str | None:
+def _without_head(spec: Spec, config: ModelConfig, other: str) -> str | None:
+    """other: the name of a tensor where the files do not hold the embedding either."""
     text = config.get("text_config")
     said = [config.get(_FIELD), text.get(_FIELD) if isinstance(text, Mapping) else None]
     if True in said:
         return None
+    if False in said and other:
+        raise StartupError(
+            f"the files hold neither {spec.names.embedding} nor {spec.names.head}: their tensors are those of another "
+            f"model, or have other names, such as {other:.200}"
+        )
     if False in said:
         raise StartupError(
             f"config.json says that the head is not the embedding (`{_FIELD}` is false), but the files hold no "

@@ -25,7 +25,7 @@ from wire.model_files import (
     read_tokenizer,
     token_text,
 )
-from wire.text.added_tokens import add_tokens
+from wire.text.added_tokens import add_tokens, tokenizer_settings
 from wire.text.token_bytes import byte_level
 from wire.text.tokenizer_failure import reason_of
 
@@ -77,7 +77,7 @@ class Tokenizer:
         except BaseException as error:
             raise StartupError(f"cannot load the tokenizer {path}: {reason_of(error)}") from None
         tokenizer_config = _read_json(model_dir / "tokenizer_config.json")
-        settings = {**_read_json(model_dir / "special_tokens_map.json"), **tokenizer_config}
+        settings = tokenizer_settings(model_dir, tokenizer_config, StartupError)
         generation = _read_json(model_dir / "generation_config.json").get("eos_token_id")
         if generation is None:
             # As transformers: without a generation config the model's config is used.

@@ -88,7 +88,7 @@ def is_local(model_id: str) -> bool:
 def weight_files(directory: Path) -> list[Path]:
     """Return sorted safetensors files, or the parts of the GGUF file, of a model.
 
-    By the index, else all at depth 1 without by-products that TGI skips and copies.
+    By the index, else `model.safetensors`, else all at depth 1 without by-products that TGI skips and copies.
 
     Raises:
         StartupError: None, a missing one, or a link elsewhere.
@@ -98,7 +98,7 @@ def weight_files(directory: Path) -> list[Path]:
         return indexed_files(directory, index, (".safetensors",))
     if (directory / gguf.WEIGHTS).is_file():
         return gguf.links(directory)
-    if (directory / INDEX).exists():
+    if (directory / WHOLE).is_file():
         return [_checked(directory, WHOLE)]
     if names := _safetensors_names(directory):
         return [_checked(directory, name) for name in _without_copies(directory, names)]

@@ -22,6 +22,7 @@ from wire.model_files import (
     token_text,
 )
 from wire.quantization import gguf
+from wire.text.added_tokens import tokenizer_settings
 from wire.text.model_name import quantization_name
 
 DEMO = "demo"
@@ -150,7 +151,7 @@ def _named_templates(value: Any) -> list[tuple[str, str]]:
 
 def _named_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
     # The named tokens that transformers passes to every template.
-    merged = {**_read_json(folder / "special_tokens_map.json"), **tokenizer_config}
+    merged = tokenizer_settings(folder, tokenizer_config, StartupError)
     tokens = {}
     for name in NAMED_TOKENS:
         if (text := token_text(merged.get(name))) is not None:

@@ -13,6 +13,7 @@ from wire.model_files import NAMED_TOKENS, read_optional_config, read_optional_o
 CONFIG = "tokenizer_config.json"
 _BY_ID = "added_tokens_decoder"
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
+_BY_NAME = ("extra_special_tokens", "model_specific_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -20,12 +21,11 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, error: type[Exception]) -> No
     """Add tokens that the model's configs name and `tokenizer` lacks, with the next ids; without an embedding they stay
     text.
     """
-    settings = read_optional_object(folder / CONFIG, error)
+    settings = tokenizer_settings(folder, read_optional_object(folder / CONFIG, error), error)
     if settings.get("split_special_tokens") is True:
         raise error(f"{folder / CONFIG}: `split_special_tokens` is not served; remove it, or set it to false")
     by_id = settings.get(_BY_ID)
     if by_id is None:
-        settings = {**read_optional_object(folder / "special_tokens_map.json", error), **settings}
         listed = _legacy(read_optional_object(folder / "added_tokens.json", error), settings)
     else:
         listed = [_token(token, folder, error) for token in _in_order(by_id, folder, error)]
@@ -41,6 +41,21 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, error: type[Exception]) -> No
     for token in wanted:
         token.special = token.special or token.content in special
     tokenizer.add_tokens(_with_embedding(wanted, tokenizer, _num_embeddings(folder, error)))
+
+
+def tokenizer_settings(folder: Path, config: Mapping[str, Any], error: type[Exception]) -> dict[str, Any]:
+    """Return the settings of tokenizer_config.json, over which special_tokens_map.json wins as in transformers: where
+    they do not list the added tokens themselves.
+    """
+    if config.get(_BY_ID) is not None:
+        return dict(config)
+    named = read_optional_object(folder / "special_tokens_map.json", error)
+    merged = {**config, **named}
+    if own := _first_list(config):
+        further = named.get(_LISTS[0])
+        listed = [*own, *(further if isinstance(further, list) else ())]
+        merged |= {name: listed for name in _LISTS if not isinstance(merged.get(name), dict)}
+    return merged
 
 
 def _legacy(by_text: Mapping[str, Any], settings: Mapping[str, Any]) -> list[AddedToken]:
@@ -70,17 +85,21 @@ def _named(settings: Mapping[str, Any]) -> Iterator[str]:
     for name in (*NAMED_TOKENS, *own):
         if text := token_text(settings.get(name)):
             yield text
-    extra = settings.get(_LISTS[0])
-    for value in extra.values() if isinstance(extra, dict) else ():
-        if text := token_text(value):
-            yield text
+    for name in _BY_NAME:
+        extra = settings.get(name)
+        for value in extra.values() if isinstance(extra, dict) else ():
+            if text := token_text(value):
+                yield text
 
 
 def _lists(settings: Mapping[str, Any]) -> Iterator[str]:
-    found = next((settings[name] for name in _LISTS if settings.get(name)), ())
-    for value in found if isinstance(found, list) else ():
+    for value in _first_list(settings):
         if text := token_text(value):
             yield text
+
+
+def _first_list(settings: Mapping[str, Any]) -> list[Any]:
+    return next((found for name in _LISTS if isinstance(found := settings.get(name), list) and found), [])
 
 
 def _with_embedding(wanted: Sequence[AddedToken], tokenizer: Tokenizer, num_embeddings: int | None) -> list[AddedToken]:

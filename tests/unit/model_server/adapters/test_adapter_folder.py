@@ -308,8 +308,12 @@ def test_saved_modules_by_the_names_of_training(infix: str, tmp_path: Path) -> N
     assert adapter.rows[HEAD].key == saved and adapter.originals == {original}
     without = read(write_adapter(tmp_path, {Q: (16, 32)}, tensors={saved: torch.ones(100, 16)}))
     assert adapter.num_kept == without.num_kept
-    plain = "base_model.model.lm_head.weight"
-    write_adapter(tmp_path, {Q: (16, 32)}, tensors={**tensors, plain: torch.ones(100, 16)})
+    plain = "base_model.model.lm_head.weight"  # what PEFT reads where all three are there
+    three = read(write_adapter(tmp_path, {Q: (16, 32)}, tensors={**tensors, plain: torch.ones(100, 16)}))
+    assert three.rows[HEAD].key == plain and three.originals == {original, saved}
+    assert three.num_kept == without.num_kept
+    twice = {f"base_model.model.lm_head.{name}.weight" for name in ("modules_to_save", "modules_to_save.default")}
+    write_adapter(tmp_path, {Q: (16, 32)}, tensors={name: torch.ones(100, 16) for name in twice})
     assert "is the same as base_model.model.lm_head" in refusal(tmp_path)
     write_adapter(tmp_path, {Q: (16, 32)}, tensors={original: torch.zeros(101, 16)})
     assert refusal(tmp_path) == f"tensor {original} has shape [101, 16]; [100, 16] is expected"

@@ -228,9 +228,18 @@ def test_a_head_that_is_missing(native: Path, tmp_path: Path) -> None:
     def remove(tensors: Tensors) -> None:
         del tensors["lm_head.weight"]
 
+    def prefix(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[f"module.{name}"] = tensors.pop(name)
+
     said = changed(native, tmp_path / "said", remove, tie_word_embeddings=False)
     with pytest.raises(StartupError, match=r"`tie_word_embeddings` is false\), but the files hold no lm_head: set"):
         load(said)
+    wrapped = changed(native, tmp_path / "wrapped", prefix, tie_word_embeddings=False)
+    with pytest.raises(
+        StartupError, match=r"neither model\.embed_tokens nor lm_head: .* such as module\.lm_head\.weight$"
+    ):
+        load(wrapped)
     silent = changed(native, tmp_path / "silent", remove, tie_word_embeddings=None)
     assert warnings_of(silent) == (
         "The files hold no lm_head: the embedding is the head, which config.json does not say",

@@ -45,7 +45,14 @@ def write(folder: Path, **files: dict[str, Any]) -> Path:
         ({"generation_config": {"eos_token_id": 5}, "tokenizer_config": {"eos_token": "</s>"}}, {1, 5}),
         ({"tokenizer_config": {"eos_token": {"content": "</s>"}}}, {1}),
         ({"special_tokens_map": {"eos_token": "</s>"}}, {1}),
-        ({"special_tokens_map": {"eos_token": "</s>"}, "tokenizer_config": {"eos_token": "<|end|>"}}, {9}),
+        ({"special_tokens_map": {"eos_token": "</s>"}, "tokenizer_config": {"eos_token": "<|end|>"}}, {1}),
+        (
+            {
+                "special_tokens_map": {"eos_token": "</s>"},
+                "tokenizer_config": {"eos_token": "<|end|>", "added_tokens_decoder": {}},
+            },
+            {9},
+        ),
         ({"tokenizer_config": {"eos_token": "absent"}}, {10}),  # behind those of the file
         ({"tokenizer_config": {"eos_token": "absent"}, "config": {"vocab_size": 10}}, set()),
         ({"config": {"eos_token_id": 4}}, {4}),

@@ -83,6 +83,8 @@ def test_not_an_id(cache: Path) -> None:
 def test_weight_files_skip_by_products(tmp_path: Path) -> None:
     touch(tmp_path, "b.safetensors", "a.safetensors", "training_args.safetensors", "adapter_model.safetensors", "x.bin")
     assert [f.name for f in weight_files(tmp_path)] == ["a.safetensors", "b.safetensors"]
+    touch(tmp_path, "model.safetensors", "optimizer.safetensors")  # as transformers
+    assert [f.name for f in weight_files(tmp_path)] == ["model.safetensors"]
 
 
 def test_index_decides(tmp_path: Path) -> None:

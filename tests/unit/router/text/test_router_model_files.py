@@ -43,8 +43,10 @@ def test_lengths(tmp_path: Path) -> None:
 
 def test_named_tokens_are_texts_or_objects(tmp_path: Path) -> None:
     tokens = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None, "extra": "x"}
-    folder = write(tmp_path, tokenizer_config=tokens, special_tokens_map={"unk_token": "<u>", "eos_token": "no"})
-    assert load(folder).named_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<u>"}
+    folder = write(tmp_path, tokenizer_config=tokens, special_tokens_map={"unk_token": "<u>", "eos_token": "<e>"})
+    assert load(folder).named_tokens == {"bos_token": "<s>", "eos_token": "<e>", "unk_token": "<u>"}
+    write(tmp_path, tokenizer_config={**tokens, "added_tokens_decoder": {}})
+    assert load(folder).named_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def test_templates_and_their_precedence(tmp_path: Path) -> None:
