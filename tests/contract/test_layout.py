@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 934,
+    "files": 935,
     "files below 50 lines": 251,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -32,7 +32,7 @@ LIMITS = {
     "files that name states": 34,
 }
 LINES = {
-    "launcher": 14_400,
+    "launcher": 14_410,
     "model_server": 50_760,
     "router": 33_980,
     "tercet": 60,
