@@ -37,7 +37,10 @@ def _run(package: str) -> int:
                 "folder off the import path (PYTHONPATH, *.pth files)\n"
             )
             return 1
-    status: int = importlib.import_module(f"{package}.cli").main()
+    try:
+        status: int = importlib.import_module(f"{package}.cli").main()
+    except KeyboardInterrupt:  # before the command handles it: a second of imports
+        return 130
     return status
 
 

@@ -74,3 +74,11 @@ def test_the_same_folder_by_a_link_is_no_intruder(tmp_path: Path) -> None:
 def test_every_installed_command_is_one_of_these() -> None:
     scripts = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["scripts"]
     assert set(scripts.values()) == {f"tercet:{name}" for name in COMMANDS}
+
+
+def test_ctrl_c_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert tercet.launcher() == 130
