@@ -92,7 +92,8 @@ def test_port_in_use() -> None:
         answer = launcher("--model-id", "demo", "--hostname", "127.0.0.1", PORT=str(port))
     assert answer.returncode == 1
     assert answer.stderr == (
-        f'Error: ArgumentValidation("`--port` {port} is in use by another process; choose another")\n'
+        f'Error: ArgumentValidation("`--port` {port} is in use by another process; choose another '
+        '(from the environment: PORT)")\n'
     )
 
 

@@ -103,6 +103,13 @@ def test_a_wrong_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "/generate_stream" in json.loads(capsys.readouterr().out)["paths"]
 
 
+def test_a_refusal_names_its_variables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("MAX_INPUT_TOKENS", "9")
+    monkeypatch.setattr(sys, "argv", ["router", "check-options", "--max-total-tokens", "9"])
+    assert main() == 1
+    assert capsys.readouterr().err.endswith("Given: 9 and 9 (from the environment: MAX_INPUT_TOKENS)\n")
+
+
 def test_help_and_errors_of_the_process(tmp_path: Path) -> None:
     done = run("--help")
     assert done.returncode == 0 and "--max-concurrent" in done.stdout

@@ -51,7 +51,7 @@ class Upstreams:
 
     async def stop(self, name: str) -> None:
         self._servers.pop(name).close()
-        (self.folder / f"{name}.sock").unlink()
+        (self.folder / f"{name}.sock").unlink(missing_ok=True)  # since Python 3.13 `close` does it
 
     async def _serve(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
