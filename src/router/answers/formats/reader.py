@@ -168,9 +168,14 @@ class AnswerReader:
             rest, marks = source.rest, self._expected()
             found = [(place, mark) for mark in marks if (place := rest.find(mark)) >= 0]
             if found:
-                place, mark = min(found)
+                place, mark = min(found, key=lambda one: (one[0], self._is_only_first(one[1]), one[1]))
                 text = rest[:place].rstrip()
                 if text and self._is_only_first(mark):
+                    if not source.is_complete and any(opener.startswith(rest[place:]) for opener in self._openers):
+                        say(text)
+                        source.skip(len(text))
+                        yield
+                        continue
                     say(rest[: place + len(mark)])  # within a text it is text
                     source.skip(place + len(mark))
                     continue

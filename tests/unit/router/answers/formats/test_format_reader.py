@@ -109,6 +109,16 @@ def test_noise_gives_the_same_events_in_any_pieces(data: st.DataObject) -> None:
     assert read(reader_of(name, markers, thinks=True, is_open=is_open), list(text)) == whole
 
 
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_text_between_calls_is_read_alike_in_any_pieces(name: str) -> None:
+    """Where what closes a call begins the next one, too."""
+    call = next(one.text for one in OUTPUTS[name] if one.calls and one.is_usual)
+    for as_tokens in (False, True):
+        markers = markers_of(name, as_tokens=as_tokens)
+        text = markers.encoded(f"{call}\n\nDone.{call} Done.")
+        assert read(reader_of(name, markers), list(text)) == read(reader_of(name, markers), [text])
+
+
 @given(text=st.text("ab \n<think>/{}", max_size=40))
 def test_without_marks_an_answer_is_its_content(text: str) -> None:
     markers = Markers((), {})
