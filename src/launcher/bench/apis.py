@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -160,7 +159,5 @@ def explained(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time (--timeout)"
     if isinstance(error, OSError):
-        is_tls = isinstance(error, ssl.SSLError)
-        remedy = "for a server without TLS write http://" if is_tls else "start one, or give another --url"
-        return f"no server answers ({reason_of(error)}); {remedy}"
+        return f"no server answers ({reason_of(error)}); start one, or give another --url"
     return str(error) or type(error).__name__

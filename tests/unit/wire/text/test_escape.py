@@ -30,7 +30,7 @@ def test_a_long_text_is_cut() -> None:
 
 def test_the_last_line_of_a_start_is_one_line() -> None:
     assert ArgumentValidation(HOSTILE).report() == f'Error: ArgumentValidation("x\\n{ESCAPED}")'
-    assert BackendError(HOSTILE).report() == f'Error: Backend("x\\n{ESCAPED}")'
+    assert BackendError(HOSTILE).report(HOSTILE) == f'Error: Backend("x\\n{ESCAPED}")'
 
 
 def test_a_usage_error_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
