@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -63,6 +64,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("random")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if effort.is_left_out({mark.name for mark in item.iter_markers()}, time.time()):
+        pytest.skip("no time is left for long tests (LONG_TESTS_END)")
 
 
 @pytest.fixture(scope="session", autouse=True)
