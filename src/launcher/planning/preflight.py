@@ -48,7 +48,7 @@ def with_gguf_file(config: LauncherConfig) -> LauncherConfig:
     """Make `--model-id` name the file of `--gguf-file`, or the only one of a folder without other weights."""
     name, model_id = config.gguf_file, config.model_id
     if name is None:
-        name = None if model_id is None else _single_gguf_file(model_id)
+        name = _single_gguf_file(model_id) if model_id else None
         if name is None:
             return config
         logger.info("%s is the only GGUF file of %s, and is served", name, model_id)

@@ -241,6 +241,12 @@ def test_a_gguf_file_of_a_folder_or_repository() -> None:
     assert preflight.with_gguf_file(config(model_id="org/name")).model_id == "org/name"
 
 
+def test_an_empty_name_is_not_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a-Q4_K_M.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    assert preflight.with_gguf_file(config(model_id="")).model_id == ""
+
+
 def test_the_only_gguf_file_of_a_folder_needs_no_option(tmp_path: Path) -> None:
     def served(model_id: str = str(tmp_path)) -> str | None:
         return preflight.with_gguf_file(config(model_id=model_id)).model_id
