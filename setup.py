@@ -43,14 +43,21 @@ class BuildLibraries(build_ext):
         wanted = os.environ.get("OPERATOR_SETS") or ("best" if self.is_checkout else "all")
         if wanted not in WANTED:
             raise SystemExit(f"OPERATOR_SETS is {wanted!r}: it may be {', '.join(WANTED)}")
-        self.extensions = [features]
-        super().build_extensions()
+        self._compile([features])
         if wanted != "all":
             here = self._of_this_cpu(features)
-            libraries = [ext for ext in libraries if ext.name in here][: 1 if wanted == "best" else None]
-        self.extensions = libraries
-        super().build_extensions()
+            libraries = [ext for ext in libraries if ext.name in here]
+        if wanted == "best":
+            libraries = next(([ext] for ext in libraries if self._compile([ext])), [])
+        else:
+            self._compile(libraries)
         self.extensions = [features, *libraries]
+
+    def _compile(self, extensions: list[Extension]) -> bool:
+        """Return whether all could be compiled."""
+        self.extensions = extensions
+        super().build_extensions()
+        return all(Path(self.get_ext_fullpath(ext.name)).exists() for ext in extensions)
 
     def _of_this_cpu(self, features: Extension) -> set[str]:
         try:

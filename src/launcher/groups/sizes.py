@@ -42,7 +42,7 @@ def divide(groups: Sequence[Group], machine: Hardware, models_memory: int | None
     for group, size in zip(groups, weights, strict=True):
         if group.entry.memory is not None:
             _bound_cache(group, size, machine)
-        elif rest > 0 and num_caches:
+        elif rest > 0 and group.task == "generate":
             share = int(rest / num_caches / kv_memory.SHARE)
             group.model.machine = dataclasses.replace(machine, free_bytes=min(whole, size + share))
     for group in groups:

@@ -120,12 +120,7 @@ def make_plan(
         size = shown_bytes(memory.state * memory.requests)
         reasons.append(f"Default `state_slots` to {memory.requests} (so many states take {size})")
     _check_cache(config, memory, on_gpu=bool(hardware.gpus))
-    if (
-        task == "generate"
-        and memory.cache is not None
-        and config.kv_cache_memory is None
-        and config.max_batch_total_tokens is None
-    ):
+    if memory.cache is not None and config.kv_cache_memory is None and config.max_batch_total_tokens is None:
         reasons.append(_cache_reason(memory, hardware, shards.value))
     return LaunchPlan(
         asked=config,

@@ -36,7 +36,7 @@ class BoundedStream(httpcore2.AsyncNetworkStream):
         self._left += num_bytes
         self._most = self._left
         if self._below is not None:
-            self._below.allow(num_bytes + num_bytes // 8)
+            self._below.allow(num_bytes + num_bytes // 8)  # records have a head and an end
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         """Raises BoundError."""

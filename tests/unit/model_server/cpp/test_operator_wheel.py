@@ -143,6 +143,11 @@ def test_a_checkout_builds_what_its_cpu_has(tmp_path: Path) -> None:
     assert built(OPERATOR_SETS="all") == LIBRARIES
     assert built() == {features, path(module(supported[0])).name}
     assert built(OPERATOR_SETS="supported") == {features, *(path(module(name)).name for name in supported)}
+    (tmp_path / "src" / "model_server" / "cpp" / "source" / "cpu_features.cpp").write_text(
+        'extern "C" int cpu_supports(const char*) { return 1; }\n'
+    )
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-mamx-tile*) exit 1;; esac\n{compiler.read_text()}')
+    assert built() == {features, path(module("avx512_bf16")).name}
     done = run(sys.executable, "setup.py", "build_ext", "--inplace", cwd=tmp_path, OPERATOR_SETS="most")
     assert done.returncode == 1 and "OPERATOR_SETS is 'most': it may be all, supported, best" in done.stderr
 
