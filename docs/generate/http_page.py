@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs.generate.markdown import cell, code, page, table
+from router.api.batches import routes as batches_api
 from router.api.openapi.answers import ERRORS, JSON_HEADERS, REQUEST_ID
 from router.api.platforms import kserve
 from router.server.app import create_app
@@ -25,8 +26,11 @@ _FLOAT32_MAX = 3.4028234663852886e38
 def http_page() -> str:
     app = create_app()
     num_always = len(app.openapi()["paths"])
+    app.include_router(batches_api.routes)
     app.openapi_schema = None
+    num_before_kserve = len(app.openapi()["paths"])
     app.include_router(kserve.routes)
+    app.openapi_schema = None
     whole = app.openapi()
     paths = list(whole["paths"].items())
     parts = [
@@ -34,8 +38,10 @@ def http_page() -> str:
         _INTRO,
         "## Routes",
         table(("Route", "What it does", "Body", "Answer", "Refusals"), _routes(paths[:num_always])),
+        "With `--batch-dir`:",
+        table(("Route", "What it does", "Body", "Answer", "Refusals"), _routes(paths[num_always:num_before_kserve])),
         "With `--kserve-api`:",
-        table(("Route", "What it does", "Body", "Answer", "Refusals"), _routes(paths[num_always:])),
+        table(("Route", "What it does", "Body", "Answer", "Refusals"), _routes(paths[num_before_kserve:])),
         "## Refusals",
         "Of TGI's routes; OpenAI's and Anthropic's have 400 and 500 for 422 and 424, and bodies of their own: "
         "[all cases](../compatibility.md#errors). Unknown paths get 404, wrong methods 405.",
@@ -51,15 +57,21 @@ def http_page() -> str:
 def _routes(paths: list[tuple[str, Schema]]) -> Iterator[tuple[str, ...]]:
     for path, operations in paths:
         for method, operation in operations.items():
-            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+            body = _body(operation.get("requestBody", {}).get("content", {}))
             answers = operation["responses"]
             yield (
                 code(f"{method.upper()} {path}"),
                 cell(operation.get("description", "")),
-                kind(body) if body else "–",
+                body or "–",
                 _answer(answers["200"]),
                 ", ".join(status for status in answers if status != "200") or "–",
             )
+
+
+def _body(content: Schema) -> str:
+    if (form := content.get("multipart/form-data")) is not None:
+        return "form with " + ", ".join(map(code, form["schema"]["properties"]))
+    return kind(content["application/json"]["schema"]) if content else ""
 
 
 def _answer(answer: Schema) -> str:

@@ -10,6 +10,7 @@ from launcher.group_config import GroupConfig
 from launcher.http_config import HttpConfig
 from launcher.pool_config import PoolConfig
 from wire.cli.adapter_options import AdapterOptions
+from wire.cli.batch_options import BATCH_FLAGS, BatchOptions
 from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
 from wire.cli.parsing import UsageError
@@ -43,7 +44,15 @@ _NOT_YET = "Not served yet (refused at start)"
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig(
-    HttpConfig, GroupConfig, PoolConfig, ImageOptions, AdapterOptions, TextOptions, SamplingOptions, RequestLogOptions
+    HttpConfig,
+    GroupConfig,
+    PoolConfig,
+    ImageOptions,
+    AdapterOptions,
+    TextOptions,
+    SamplingOptions,
+    RequestLogOptions,
+    BatchOptions,
 ):
     """Options of the launcher."""
 
@@ -292,7 +301,7 @@ ROUTER_FLAGS = (
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
     *IMAGE_FLAGS, "lora_root", "lora_host_memory", "task", "pooling", *TEXT_FLAGS, "error_format",
-    "override_generation_config", "root_path", *REQUEST_LOG_FLAGS,
+    "override_generation_config", "root_path", *REQUEST_LOG_FLAGS, *BATCH_FLAGS,
 )  # fmt: skip
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
 """Secrets are not in argv, which every user of the machine can read."""

@@ -11,6 +11,7 @@ from launcher.http_config import check_http, http_port
 from launcher.pool_config import check_pool
 from wire import tracing
 from wire.adapters import check_adapters, check_lora_root, check_slots
+from wire.cli.batch_options import check_batches
 from wire.cli.pooling_options import check_prompts
 from wire.cli.request_log_options import check_request_log
 from wire.cli.sampling_options import check_sampling
@@ -32,6 +33,7 @@ def check(config: LauncherConfig) -> None:
     _check_served(config)
     check_prompts(config, ArgumentValidation)
     check_request_log(config, ArgumentValidation)
+    check_batches(config, ArgumentValidation)
     try:
         tracing.check(config.otlp_endpoint)
     except tracing.TracingError as error:

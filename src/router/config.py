@@ -9,6 +9,7 @@ from typing import Literal
 
 from router.errors import ArgumentValidation
 from wire import tls
+from wire.cli.batch_options import BatchOptions, check_batches
 from wire.cli.image_options import ImageOptions
 from wire.cli.options import option
 from wire.cli.pooling_options import Preset, TextOptions, check_prompts
@@ -38,7 +39,9 @@ _UNSERVED = "Accepted for compatibility"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(ImageOptions, TextOptions, SamplingOptions, RequestLogOptions, UdsOptions, RootPathOptions):
+class RouterConfig(
+    ImageOptions, TextOptions, SamplingOptions, RequestLogOptions, UdsOptions, RootPathOptions, BatchOptions
+):
     """Options of the router."""
 
     max_concurrent_requests: int = option(
@@ -342,6 +345,7 @@ def check(config: RouterConfig) -> None:
     _check_token_limits(config)
     check_prompts(config, ArgumentValidation)
     check_request_log(config, ArgumentValidation)
+    check_batches(config, ArgumentValidation)
     try:
         check_tracing(config.otlp_endpoint)
     except TracingError as error:

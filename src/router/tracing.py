@@ -33,6 +33,9 @@ _SPAN_NAME = "span_name"
 # Its own field, or the client's: a seed, texts, and lists that are counted.
 _NOT_SHOWN = {"seed", "grammar", "grammar_kind", "logit_bias"}
 
+BATCH_OWNER = "tercet.batch_owner"
+"""Member of a request's scope where it is of a batch: the name of the API key that has sent that."""
+
 _requests = logging.getLogger(REQUESTS)
 _MOST_SHOWN = 80  # characters of a path
 
@@ -77,6 +80,11 @@ class RequestSpan:
         self.gen_ai: GenAi | None = GenAi() if is_logged or tracing is not None else None
         if tracing is not None:
             self.span = tracing.start("request", kind="server", remote={"traceparent": traceparent})
+
+    @property
+    def is_of_batch(self) -> bool:
+        """Whether it is a batch's, so that no client waits for the answer."""
+        return BATCH_OWNER in self._scope
 
     @property
     def name(self) -> str:

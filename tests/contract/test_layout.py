@@ -12,9 +12,9 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 935,
-    "files below 50 lines": 251,
-    "folders": 122,
+    "files": 945,
+    "files below 50 lines": 253,
+    "folders": 123,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
     "files of the spine that name a feature": 87,
@@ -32,11 +32,11 @@ LIMITS = {
     "files that name states": 34,
 }
 LINES = {
-    "launcher": 14_410,
+    "launcher": 14_250,
     "model_server": 50_760,
-    "router": 33_980,
+    "router": 35_450,
     "tercet": 63,
-    "wire": 6_940,
+    "wire": 7_190,
 }
 LONG_FILE = 400
 

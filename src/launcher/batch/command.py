@@ -12,15 +12,19 @@ from collections.abc import Iterator, Mapping
 import uvloop
 
 from launcher.batch.config import BatchConfig
-from launcher.batch.files import Answers, FileError, read_requests
 from launcher.batch.run import Batch, Sending, UnreachableError
 from launcher.chat.client import ChatError
 from launcher.chat.server import Server, served
 from launcher.http_stream import Connection, server_url
+from wire.batch_lines import Answers, FileError, read_requests
 from wire.text.counting import counted
 from wire.text.escape import as_error
 
 _CONTINUES = "the same command continues the batch"
+
+
+class _OptionError(Exception):
+    """Options that exclude each other, or mean nothing."""
 
 
 def run_batch(config: BatchConfig, environ: Mapping[str, str]) -> int:
@@ -29,7 +33,7 @@ def run_batch(config: BatchConfig, environ: Mapping[str, str]) -> int:
         _check(config)
         lines = read_requests(config.requests)
         answers = Answers.open(config.answers, frozenset(line.custom_id for line in lines))
-    except FileError as error:
+    except (FileError, _OptionError) as error:
         return _refuse(str(error), 2)
     with contextlib.closing(answers):
         left = [line for line in lines if line.custom_id not in answers.done]
@@ -57,18 +61,18 @@ def _run(batch: Batch) -> None:
 
 
 def _check(config: BatchConfig) -> None:
-    """Raises FileError."""
+    """Raises _OptionError."""
     if (config.url is None) == (config.model_id is None):
-        raise FileError("give --url with a server that runs, or --model-id with a model to serve during the batch")
+        raise _OptionError("give --url with a server that runs, or --model-id with a model to serve during the batch")
     if config.url is not None:
         if config.server_options:
-            raise FileError("options after -- are for --model-id")
+            raise _OptionError("options after -- are for --model-id")
         try:
             Connection(server_url(config.url), {})
         except ValueError as error:
-            raise FileError(f"--url {error}") from None
+            raise _OptionError(f"--url {error}") from None
     if config.answers.exists() and config.requests.exists() and os.path.samefile(config.requests, config.answers):
-        raise FileError(f"{config.answers} is the file of the requests: name another one for the answers")
+        raise _OptionError(f"{config.answers} is the file of the requests: name another one for the answers")
 
 
 def _sending(config: BatchConfig, server: Server) -> Sending:

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from launcher.batch.files import Answers, Line
 from launcher.http_stream import BadAnswerError, Connection, reason_of
+from wire.batch_lines import Answers, Line
 
 _CONCURRENCY = 16
 """Of servers that do not say how many requests they take."""

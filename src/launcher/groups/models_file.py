@@ -156,11 +156,14 @@ def _entry(config: LauncherConfig, name: str, *, aliases: tuple[str, ...], **val
     log = config.request_log
     if log is not None:
         log = log.with_name(f"{log.stem}.{name.replace('/', '--')}{log.suffix}")
+    batches = config.batch_dir
+    if batches is not None:
+        batches = batches / name.replace("/", "--")
     config = dataclasses.replace(
         config, models=None, keep_alive=None, models_memory=None, max_loaded_models=None, default_model=None,
         no_autoload=False, model_start_timeout=None, max_waiting_requests=None, uds=None, uds_mode="0600",
         ssl_certfile=None, ssl_keyfile=None, prometheus_port=None, served_model_name=[name, *aliases],
-        request_log=log,
+        request_log=log, batch_dir=batches,
     )  # fmt: skip
     return ModelEntry(name=name, config=config, aliases=aliases, **values)
 

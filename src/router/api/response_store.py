@@ -48,8 +48,23 @@ _Name = tuple[str, str]
 """An owner, and an id."""
 
 
+@dataclass(slots=True)
+class _Held:
+    """What an owner has."""
+
+    number: int = 0
+    num_bytes: int = 0
+
+    def add(self, number: int, num_bytes: int) -> None:
+        self.number += number
+        self.num_bytes += num_bytes
+
+
 class ResponseStore:
-    """The last used responses of all owners, on one thread."""
+    """The last used responses of all owners, on one thread.
+
+    An owner who stores much loses its own: where there is no room, the one that has the most gives it.
+    """
 
     def __init__(self, most: int, *, most_bytes: int = MOST_BYTES) -> None:
         """Keep `most`, and as many as fit, one at least."""
@@ -58,25 +73,39 @@ class ResponseStore:
         self._num_bytes = 0
         self.responses: OrderedDict[_Name, StoredResponse] = OrderedDict()
         self.items: dict[_Name, bytes] = {}
+        self._held: dict[str, _Held] = {}
 
     def of(self, owner: str) -> OwnResponses:
         """Return what an API key sees; the empty name: all clients of a server without keys."""
         return OwnResponses(self, owner)
 
     def add(self, owner: str, response_id: str, stored: StoredResponse) -> None:
-        """Keep a response, and drop those that were not used longest where they exceed a bound."""
+        """Keep a response, and drop others where they exceed a bound."""
         self.responses[owner, response_id] = stored
+        self._held.setdefault(owner, _Held()).add(1, stored.num_bytes)
         new = stored.items[len(stored.items) - len(stored.item_ids) :]
         self.items |= zip(((owner, item_id) for item_id in stored.item_ids), new, strict=True)
         self._num_bytes += stored.num_bytes
-        while len(self.responses) > self._most or (self._num_bytes > self._most_bytes and len(self.responses) > 1):
-            self.remove(next(iter(self.responses)))
+        while (are_many := len(self.responses) > self._most) or (
+            self._num_bytes > self._most_bytes and len(self.responses) > 1
+        ):
+            self.remove(self._worst(are_many))
+
+    def _worst(self, are_many: bool) -> _Name:
+        """Return the response that its owner has not used longest, of the one who has the most, or the most bytes."""
+        held = self._held
+        owner = max(held, key=lambda one: held[one].number if are_many else held[one].num_bytes)
+        return next(name for name in self.responses if name[0] == owner)
 
     def remove(self, name: _Name) -> bool:
         """Drop a response; return whether it was there."""
         if (stored := self.responses.pop(name, None)) is None:
             return False
         self._num_bytes -= stored.num_bytes
+        held = self._held[name[0]]
+        held.add(-1, -stored.num_bytes)
+        if not held.number:
+            del self._held[name[0]]
         for item_id in stored.item_ids:
             self.items.pop((name[0], item_id), None)
         return True

@@ -113,6 +113,8 @@ class Inference:
                 cache_salt=salt_of(account.cache_salt, request.cache_salt),
             )
             account.prompted(valid.input_length)
+        if asked is not None and asked.is_of_batch:
+            valid = replace(valid, priority=valid.priority + 1)  # after requests whose clients wait
         if request.adapter_id is None:
             return Running(valid, self._scheduler.submit(valid), self.metrics, permits)
         self.metrics.count("tgi_lora_requests", adapter=self.metrics.adapter_label(request.adapter_id))

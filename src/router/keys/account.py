@@ -48,10 +48,17 @@ class Account:
             text = f"this API key may not use the model {names[0]}; it may use {', '.join(sorted(models)) or 'none'}"
             raise ForbiddenError(text, param="model", code="model_not_allowed")
 
-    def admit(self) -> None:
-        """Admit a request, which `end` follows. Raises RateLimitError."""
+    def admit(self, *, is_counted: bool = True) -> None:
+        """Admit a request.
+
+        Args:
+            is_counted: Among those that run at the same time; `end` follows.
+
+        Raises:
+            RateLimitError: A limit is reached.
+        """
         key = self.key
-        if key.concurrent is not None and self.num_running >= key.concurrent:
+        if is_counted and key.concurrent is not None and self.num_running >= key.concurrent:
             self._refused("concurrency")
             text = f"this API key may have {key.concurrent} requests at the same time: wait for an answer"
             raise RateLimitError(text, kind="concurrency", retry_after_s=1)
@@ -63,7 +70,7 @@ class Account:
             raise _limited("tokens", bucket, wait_s)
         if self._requests is not None:
             self._requests.charge(1)
-        self.num_running += 1
+        self.num_running += is_counted
         self._metrics.count("tgi_key_requests", key=self._label)
 
     def end(self) -> None:

@@ -66,11 +66,11 @@ class Accounts:
 
     def find(self, key: bytes) -> Account | None:
         """Return the account of a key that is valid now."""
-        account = self._by_digest.get(digest_of(key))
-        if account is None:
-            return None
-        expires = account.key.expires
-        return account if expires is None or datetime.now(UTC) < expires else None
+        return _valid(self._by_digest.get(digest_of(key)))
+
+    def named(self, name: str) -> Account | None:
+        """Return the account of a name whose key is valid now."""
+        return _valid(self._by_name.get(name))
 
     @classmethod
     def of_file(
@@ -120,6 +120,11 @@ class Accounts:
             return
         self.set(keys)
         logger.info("%s from %s", counted(len(keys), "API key"), path)
+
+
+def _valid(account: Account | None) -> Account | None:
+    expires = None if account is None else account.key.expires
+    return account if expires is None or datetime.now(UTC) < expires else None
 
 
 def _limited_to(part: Part, key: Key) -> Key:

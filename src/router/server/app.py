@@ -16,6 +16,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api.app_state import AppState, errors_of
+from router.api.batches import routes as batches_api
+from router.api.batches.service import Batches
 from router.api.chat import routes as chat
 from router.api.completions import routes as completions
 from router.api.embeddings.state import PooledState
@@ -65,6 +67,7 @@ def create_app(
     allow_origins: Sequence[str] = (),
     tracing: Tracing | None = None,
     request_log: RequestLog | None = None,
+    batches: Batches | None = None,
 ) -> FastAPI:
     """Make the application; without `state` only for its document."""
     app = Application(
@@ -79,6 +82,9 @@ def create_app(
     )
     if state is not None:
         _add_optional_routes(app, state.config)
+    if batches is not None:
+        app.state.batches = batches
+        app.include_router(batches_api.routes)
     for routes in (*_FAMILIES, unsupported.routes):
         app.include_router(routes)
     app.add_api_route("/openapi.json", service.openapi_document, methods=["GET", "HEAD"], include_in_schema=False)
@@ -91,7 +97,9 @@ def create_app(
         (routes for routes in _FAMILIES if routes.is_fast),
         without=() if state is None else (state.config.aip_predict_route, state.config.aip_health_route),
     )
-    models = [model for routes in (*_FAMILIES, adapters.routes, kserve.routes) for model in routes.models]
+    models = [
+        model for routes in (*_FAMILIES, adapters.routes, kserve.routes, batches_api.routes) for model in routes.models
+    ]
     limits: object = RouterConfig() if state is None else state.inference.limits
     root_path = None if state is None else state.config.root_path
     app.openapi = lambda: openapi.document(app, models, limits, root_path)  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from router.api.errors import MESSAGES, RESPONSES, UnauthorizedError
 from router.errors import RouterError
 from router.keys.account import Account
 from router.keys.accounts import Accounts
-from router.tracing import entered
+from router.tracing import BATCH_OWNER, entered
 from wire.keys import Scope as KeyScope
 
 Answer = Callable[[RouterError, Scope], Response]
@@ -21,10 +21,12 @@ _ADMIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/models/load",
 ACCOUNT = "tercet.account"
 """Member of a request's scope: the account of its key."""
 _METRICS = "/metrics"
+_KEPT = (RESPONSES + "/", "/v1/files", "/v1/batches")
+"""Paths below which clients read what they have sent before."""
 
 
 class ApiKeyMiddleware:
-    """Demands the key of every POST and stored responses; descriptions stay open."""
+    """Demands the key of every POST, and of all that is kept for clients; descriptions stay open."""
 
     def __init__(self, app: ASGIApp, *, api_key: str, answer: Answer) -> None:
         self._app = app
@@ -38,6 +40,8 @@ class ApiKeyMiddleware:
         await self._app(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
+        if BATCH_OWNER in scope:
+            return True
         return hmac.compare_digest(given_key(scope) or b"", self._key)
 
 
@@ -54,8 +58,7 @@ class KeysMiddleware:
         if wanted is None:
             await self._app(scope, receive, send)
             return
-        key = given_key(scope)
-        account = None if key is None else self._accounts.find(key)
+        account = self._account_of(scope)
         if account is None:
             await self._answer(UnauthorizedError(), scope)(scope, receive, send)
             return
@@ -64,18 +67,27 @@ class KeysMiddleware:
         scope[ACCOUNT] = account
         send = _with_limits(account, scope, send)
         is_limited = scope["method"] == "POST" and wanted == "inference"
+        is_counted = (
+            BATCH_OWNER not in scope
+        )  # among those that run at the same time: batches have a bound of their own
         try:
             account.check_scope(wanted)
             if is_limited:
-                account.admit()
+                account.admit(is_counted=is_counted)
         except RouterError as error:
             await self._answer(error, scope)(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)
         finally:
-            if is_limited:
+            if is_limited and is_counted:
                 account.end()
+
+    def _account_of(self, scope: Scope) -> Account | None:
+        if (owner := scope.get(BATCH_OWNER)) is not None:
+            return self._accounts.named(owner)
+        key = given_key(scope)
+        return None if key is None else self._accounts.find(key)
 
     def _scope_of(self, scope: Scope) -> KeyScope | None:
         """Return what a key must be for; None: the request needs none."""
@@ -98,7 +110,7 @@ def header(scope: Scope, name: bytes) -> bytes:
 
 def _needs_key(scope: Scope) -> bool:
     path: str = scope["path"]
-    return scope["method"] == "POST" or path.startswith(RESPONSES + "/")
+    return scope["method"] == "POST" or path.startswith(_KEPT)
 
 
 def _with_limits(account: Account, scope: Scope, send: Send) -> Send:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+from contextlib import nullcontext
 
+from router.api.batches.service import Batches
 from router.api.embeddings.state import PooledState
 from router.config import RouterConfig, image_labels
 from router.errors import ArgumentValidation, BackendError, StartupError
@@ -83,17 +85,20 @@ async def serve_pooled(
             )
             inference = PooledInference(scheduler, tokenizer, limits, metrics, model_names=_names(config))
             state = _state(config, task, files, sentence, info, inference, prompts, capacity.pooling)
+            batches = Batches.open(config, limits.max_concurrent_requests)
             app = create_pooled_app(
                 state,
                 api_key=config.api_key,
                 accounts=Accounts.of_file(config.keys_file, metrics, resources, part=config.limits_of_keys),
                 allow_origins=config.cors_allow_origin,
                 request_log=RequestLog.of(config, metrics, resources),
+                batches=batches,
             )
             try:
-                return await serve_application(
-                    app, config, inference, scheduler, stop, listener, metrics_listener, metrics
-                )
+                async with nullcontext() if batches is None else batches.running(app):
+                    return await serve_application(
+                        app, config, inference, scheduler, stop, listener, metrics_listener, metrics
+                    )
             finally:
                 await scheduler.close()
     finally:

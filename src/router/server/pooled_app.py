@@ -10,6 +10,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Scope
 
+from router.api.batches import routes as batches_api
+from router.api.batches.service import Batches
 from router.api.embeddings import openai, ranking, service
 from router.api.embeddings import routes as tei
 from router.api.embeddings.errors import error_answer, framework_answer
@@ -35,6 +37,7 @@ def create_pooled_app(
     accounts: Accounts | None = None,
     allow_origins: Sequence[str] = (),
     request_log: RequestLog | None = None,
+    batches: Batches | None = None,
 ) -> FastAPI:
     """Make the application; without `state` only for its document."""
     app = Application(
@@ -42,12 +45,14 @@ def create_pooled_app(
         redirect_slashes=False, telemetry=NO_TELEMETRY,
     )  # fmt: skip
     app.state.app_state = state
-    for routes in _FAMILIES:
+    families = (*_FAMILIES, batches_api.routes) if batches is not None else _FAMILIES
+    app.state.batches = batches
+    for routes in families:
         app.include_router(routes)
     app.add_api_route("/openapi.json", service.openapi_document, methods=["GET", "HEAD"], include_in_schema=False)
-    app.state.served_routes = ServedRoutes([route for routes in _FAMILIES for route in routes.routes], "/openapi.json")
+    app.state.served_routes = ServedRoutes([route for routes in families for route in routes.routes], "/openapi.json")
     app.fast_path = endpoints_of((routes for routes in _FAMILIES if routes.is_fast), without=())
-    models = [model for routes in _FAMILIES for model in routes.models]
+    models = [model for routes in families for model in routes.models]
     limits: object = RouterConfig() if state is None else state.inference.limits
     root_path = None if state is None else state.config.root_path
     app.openapi = lambda: openapi.document(app, models, limits, root_path)  # type: ignore[method-assign]
@@ -59,7 +64,9 @@ def create_pooled_app(
     def answer(error: RouterError, scope: Scope) -> Response:
         return error_answer(error, scope["path"])
 
-    add_middleware(app, state, answer, api_key, accounts, allow_origins, ["GET", "POST"], request_log=request_log)
+    add_middleware(
+        app, state, answer, api_key, accounts, allow_origins, ["GET", "POST", "DELETE"], request_log=request_log
+    )
     return app
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
 from router.answers.formats.choice import ModelFormat, choose
 from router.api.app_state import AppState
+from router.api.batches.service import Batches
 from router.api.chat.prompt import default_variables
 from router.api.response_store import ResponseStore
 from router.config import RouterConfig, image_labels, with_image_payload
@@ -115,6 +117,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             )
             state = replace(state, template_defaults=template_defaults, sampling_defaults=defaults)
             _tell(defaults)
+            batches = Batches.open(config, started.limits.max_concurrent_requests)
             app = create_app(
                 state,
                 api_key=config.api_key,
@@ -122,11 +125,13 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
                 allow_origins=config.cors_allow_origin,
                 tracing=tracing,
                 request_log=RequestLog.of(config, metrics, resources),
+                batches=batches,
             )
             scheduler = started.scheduler
-            return await serve_application(
-                app, config, state.inference, scheduler, stop, listener, metrics_listener, metrics
-            )
+            async with nullcontext() if batches is None else batches.running(app):
+                return await serve_application(
+                    app, config, state.inference, scheduler, stop, listener, metrics_listener, metrics
+                )
         finally:
             await started.scheduler.close()
             await started.shards.close()

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from router.answers.formats.choice import ModelFormat
 from router.api.app_state import AppState
+from router.api.batches.service import Batches
 from router.api.http.connection import Bounds, Connection
 from router.api.response_store import ResponseStore
 from router.config import RouterConfig
@@ -236,6 +237,7 @@ class Router:
         )
         self._server: uvicorn.Server | None = None
         self.resources = contextlib.ExitStack()
+        self.batches = Batches.open(config, limits.max_concurrent_requests)
         self.app: FastAPI = create_app(
             state,
             api_key=config.api_key,
@@ -243,6 +245,7 @@ class Router:
             allow_origins=config.cors_allow_origin,
             tracing=tracing,
             request_log=RequestLog.of(config, self.metrics, self.resources),
+            batches=self.batches,
         )
 
     async def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
@@ -291,6 +294,8 @@ class Router:
 
     def close(self) -> None:
         self.resources.close()
+        if self.batches is not None:
+            self.batches.folder.close()
         self.tokenizer.close()
         self.chat_template.close()
         if self.grammars is not None:

@@ -86,7 +86,7 @@ SUMMED_HEADERS = tuple(name for name in JSON_HEADERS if name != "x-compute-time"
 AUTHORIZATION = {
     "type": "http",
     "scheme": "bearer",
-    "description": "Required for every POST, and for stored responses, if the server was started with `--api-key`.",
+    "description": "Required for every POST, and for all that is kept for clients, if the server has an `--api-key`.",
 }
 
 StreamForm = Literal["done", "ends", "named"]

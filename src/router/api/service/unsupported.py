@@ -14,6 +14,7 @@ from wire.cli.spelling import closest
 routes = APIRouter()
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_BATCHES = "no files and batches are kept here: start the server with `--batch-dir`, or use `launcher batch`"
 _INSTEAD = {
     "assistants": f"assistants are not served; use {_CHAT}",
     "threads": f"threads are not served; use {_CHAT}",
@@ -24,8 +25,8 @@ _INSTEAD = {
     "moderations": f"moderations are not served; this server generates text with {_CHAT}",
     "audio": f"audio is not served; this server generates text with {_CHAT}",
     "images": f"images are not served; this server generates text with {_CHAT}",
-    "files": f"files are not served; send each request to {_CHAT}",
-    "batches": f"batches are not served; send each request to {_CHAT}",
+    "files": _BATCHES,
+    "batches": _BATCHES,
     "fine_tuning": "fine-tuning is not served; this server generates text with the one model it was started with",
 }
 

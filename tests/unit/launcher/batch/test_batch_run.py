@@ -13,8 +13,8 @@ from support.scripted_http import ScriptedServer
 from launcher.batch import run
 from launcher.batch.command import run_batch
 from launcher.batch.config import BatchConfig
-from launcher.batch.files import Answers, read_requests
 from launcher.batch.run import Batch, Sending, UnreachableError
+from wire.batch_lines import Answers, read_requests
 
 Build = Callable[..., bytes]
 

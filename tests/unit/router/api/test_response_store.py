@@ -51,6 +51,19 @@ def test_one_is_kept_whatever_its_size() -> None:
     assert store.get("a") is None and store.get("b") is not None
 
 
+def test_an_owner_who_stores_much_loses_its_own() -> None:
+    whole = ResponseStore(3, most_bytes=9000)
+    few, many = whole.of("few"), whole.of("many")
+    put(few, "a")
+    for name in "bcdef":
+        put(many, name)
+    assert few.get("a") is not None and [many.get(name) is not None for name in "bcdef"] == [False] * 3 + [True] * 2
+    many.delete("e")
+    put(many, "large", "x" * 8000)  # and one more would be too many bytes
+    put(few, "g")
+    assert few.get("a") is not None and few.get("g") is not None and many.get("large") is None
+
+
 @given(st.lists(st.tuples(st.sampled_from("pgd"), st.integers(0, 5), st.integers(0, 3)), max_size=40))
 def test_bounds_hold_and_what_was_used_last_stays(steps: list[tuple[str, int, int]]) -> None:
     whole, used = ResponseStore(3, most_bytes=6000), list[str]()
@@ -87,4 +100,4 @@ def test_each_owner_has_its_own_within_one_bound() -> None:
     assert alice.get("a") is not None and alice.item("in_a") is not None
     put(bob, "b")
     put(bob, "c")
-    assert alice.get("a") is alice.item("in_a") is None
+    assert alice.get("a") is not None and bob.get("b") is bob.item("in_b") is None and bob.get("c") is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.batch.files import Answers, FileError, read_requests
+from wire.batch_lines import Answers, FileError, read_requests
 
 
 def request(name: str, **changes: Any) -> dict[str, Any]:

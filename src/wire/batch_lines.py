@@ -1,4 +1,7 @@
-"""The requests of a batch, and the file of its answers, which a run continues."""
+"""The files of a batch in OpenAI's form: lines of requests, and of answers, which a later run continues.
+
+`launcher batch` and the router's `/v1/batches` share them.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,13 @@ _OK = 200
 class FileError(Exception):
     """A file that cannot be used; the text names it, and the line."""
 
+    def __init__(self, path: Path, fault: str, *, line: int | None = None) -> None:
+        place = "" if line is None else f", line {line}"
+        super().__init__(f"{path}{place}: {fault}")
+        self.fault = fault
+        """What is wrong, without the place."""
+        self.line = line
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -29,24 +39,34 @@ class Line:
     size: int
 
 
-def read_requests(path: Path) -> list[Line]:
-    """Check all lines. Raises FileError for the first that is wrong."""
+def read_requests(path: Path, *, url: str | None = None, most: int | None = None) -> list[Line]:
+    """Check all lines.
+
+    Args:
+        url: The only one that they may have.
+        most: How many there may be.
+
+    Raises:
+        FileError: For the first that is wrong.
+    """
     lines: list[Line] = []
     numbers: dict[str, int] = {}
     start = 0
     for number, text in enumerate(_lines_of(path), 1):
         if text.strip():
             try:
-                custom_id = _checked(text)
+                custom_id = _checked(text, url)
+                if custom_id in numbers:
+                    raise ValueError(f"its custom_id is that of line {numbers[custom_id]} too")
+                if len(lines) == most:
+                    raise ValueError(f"a batch has at most {most} requests")
             except ValueError as error:
-                raise FileError(f"{path}, line {number}: {error}") from None
-            if custom_id in numbers:
-                raise FileError(f"{path}, line {number}: its custom_id is that of line {numbers[custom_id]} too")
+                raise FileError(path, str(error), line=number) from None
             numbers[custom_id] = number
             lines.append(Line(custom_id, start, len(text)))
         start += len(text)
     if not lines:
-        raise FileError(f"{path} has no requests")
+        raise FileError(path, "the file has no requests")
     return lines
 
 
@@ -55,10 +75,10 @@ def _lines_of(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             yield from file
     except OSError as error:
-        raise FileError(f"{path}: {error.strerror}") from None
+        raise FileError(path, str(error.strerror)) from None
 
 
-def _checked(text: bytes) -> str:
+def _checked(text: bytes, url: str | None) -> str:
     """Return a request's id. Raises ValueError."""
     row = _object(text)
     for name in _FIELDS:
@@ -73,6 +93,8 @@ def _checked(text: bytes) -> str:
         raise ValueError("`method` must be POST")
     if row["url"] not in URLS:
         raise ValueError(f"`url` must be one of {', '.join(URLS)}")
+    if url not in (None, row["url"]):
+        raise ValueError(f"`url` must be the batch's `endpoint`, {url}")
     if not isinstance(body, dict):
         raise ValueError("`body` must be an object")
     if body.get("stream"):
@@ -91,7 +113,7 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 class Answers:
-    """The file of answers, locked, with whole lines of successes only until new ones come."""
+    """The file of answers, locked, with whole lines only until new ones come."""
 
     def __init__(self, descriptor: int, done: frozenset[str]) -> None:
         self.done = done
@@ -99,23 +121,36 @@ class Answers:
         self._descriptor = descriptor
 
     @classmethod
-    def open(cls, path: Path, known: Container[str]) -> Self:
-        """Open for `known` ids, dropping failures and a torn end. Raises FileError."""
+    def open(cls, path: Path, known: Container[str], *, keeps_failures: bool = False) -> Self:
+        """Open for `known` ids, dropping a torn end, and failures, which are asked for again.
+
+        Args:
+            keeps_failures: They are not: these are the last word on their requests.
+
+        Raises:
+            FileError: It cannot be written, or holds something else.
+        """
         try:
             descriptor = _locked(path)
             done, size = set(), 0
-            for custom_id, text in _kept(path, known):
+            for custom_id, text in _kept(path, known, keeps_failures):
                 done.add(custom_id)
                 size += len(text)
             if size != os.fstat(descriptor).st_size:
-                descriptor = _rewritten(path, descriptor, (text for _, text in _kept(path, known)))
+                kept = (text for _, text in _kept(path, known, keeps_failures))
+                descriptor = _rewritten(path, descriptor, kept)
         except OSError as error:
-            raise FileError(f"{path}: {error.strerror}") from None
+            raise FileError(path, str(error.strerror)) from None
         return cls(descriptor, frozenset(done))
 
     def add(self, row: dict[str, Any]) -> None:
-        """Append a line. Raises OSError."""
-        _write(self._descriptor, orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        """Append a line, or nothing. Raises OSError."""
+        size = os.fstat(self._descriptor).st_size
+        try:
+            _write(self._descriptor, orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        except OSError:
+            os.ftruncate(self._descriptor, size)  # a full disk takes the beginning of a line
+            raise
 
     def sync(self) -> None:
         os.fsync(self._descriptor)
@@ -131,23 +166,23 @@ def _locked(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise FileError(f"{path}: another batch is writing it") from None
+        raise FileError(path, "another batch is writing it") from None
     return descriptor
 
 
-def _kept(path: Path, known: Container[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the answers with status 200, and their lines."""
+def _kept(path: Path, known: Container[str], keeps_failures: bool) -> Iterator[tuple[str, bytes]]:
+    """Yield ids that are answered, and their lines."""
     for number, text in enumerate(_lines_of(path), 1):
         if not text.endswith(b"\n"):
             return  # the end of a run that was killed
         try:
             row = _object(text)
         except ValueError as error:
-            raise FileError(f"{path}, line {number}: {error}") from None
+            raise FileError(path, str(error), line=number) from None
         custom_id, response = row.get("custom_id"), row.get("response")
         if not isinstance(custom_id, str) or custom_id not in known:
-            raise FileError(f"{path}, line {number}: no answer to a request of this batch; name another file")
-        if isinstance(response, dict) and response.get("status_code") == _OK:
+            raise FileError(path, "no answer to a request of this batch; name another file", line=number)
+        if keeps_failures or (isinstance(response, dict) and response.get("status_code") == _OK):
             yield custom_id, text
 
 

@@ -1,0 +1,89 @@
+"""Batches outlive a server that is killed at any moment: every request has one answer in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+from support.running_server import RunningServer, running_models, running_server
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+NUM = 60
+
+
+def lines() -> bytes:
+    bodies = [{"prompt": f"The {number}", "max_tokens": 40, "temperature": 0} for number in range(NUM)]
+    rows = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def begin(client: openai.OpenAI) -> str:
+    file = client.files.create(file=("in.jsonl", lines()), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h").id
+
+
+def ended(client: openai.OpenAI, batch_id: str) -> openai.types.Batch:
+    while (batch := client.batches.retrieve(batch_id)).status in ("validating", "in_progress", "finalizing"):
+        time.sleep(0.1)
+    return batch
+
+
+def assert_whole(client: openai.OpenAI, batch: openai.types.Batch) -> None:
+    assert batch.status == "completed" and batch.error_file_id is None and batch.output_file_id is not None
+    rows = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    assert sorted(int(row["custom_id"]) for row in rows) == list(range(NUM))
+    assert {row["response"]["status_code"] for row in rows} == {200}
+
+
+def client_of(server: RunningServer, path: str = "/v1") -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + path, api_key="x", max_retries=0, timeout=120)
+
+
+def kill(server: RunningServer) -> None:
+    """The launcher with all its processes, at once."""
+    processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+    for process in processes:
+        os.kill(process.pid, signal.SIGKILL)
+    psutil.wait_procs(processes, 60)
+
+
+def test_a_batch_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
+    options = ("--batch-dir", str(tmp_path / "batches"), "--max-concurrent-requests", "4")
+    chosen = random.Random(5)
+    with running_server("demo", *options) as server:
+        client = client_of(server)
+        batch_id = begin(client)
+        while client.batches.retrieve(batch_id).request_counts.completed < 5:
+            time.sleep(0.01)
+        time.sleep(chosen.random() / 20)
+        kill(server)
+    with running_server("demo", *options) as server:
+        client = client_of(server)
+        assert_whole(client, ended(client, batch_id))
+        second = begin(client)
+        server.stop()
+    with running_server("demo", *options) as server:
+        client = client_of(server)
+        assert_whole(client, ended(client, second))
+        assert_whole(client, client.batches.retrieve(batch_id))
+
+
+def test_each_of_several_models_has_its_own(tmp_path: Path) -> None:
+    models = tmp_path / "models.yaml"
+    models.write_text("models: {one: {model_id: demo}, two: {model_id: demo}}")
+    with running_models("--models", str(models), "--batch-dir", str(tmp_path / "batches")) as server:
+        client, other = client_of(server, "/models/one/v1"), client_of(server, "/models/two/v1")
+        assert_whole(client, ended(client, begin(client)))
+        assert other.batches.list().data == [] and other.files.list().data == []
+        assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == ["one", "two"]

@@ -1,0 +1,406 @@
+"""OpenAI's own client keeps files and batches here, which are answered, ended and found again after a restart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types import Batch
+from router_fakes import Router, failing, says, until
+
+from router.api.batches import service
+from router.config import RouterConfig
+from router.errors import GenerationError
+from router.events import Event
+from router.request import ValidRequest
+from wire.keys import Key, digest_of
+
+MakeRouter = Callable[..., Router]
+URL = "/v1/completions"
+
+
+class Server:
+    """A router that keeps batches, and a client of it."""
+
+    def __init__(self, router: Router, api_key: str) -> None:
+        self.router = router
+        self.client = self.client_of(api_key)
+
+    def client_of(self, api_key: str) -> openai.AsyncOpenAI:
+        transport = httpx.ASGITransport(app=self.router.app, raise_app_exceptions=False)
+        http = httpx.AsyncClient(transport=transport)
+        return openai.AsyncOpenAI(base_url="http://router/v1", api_key=api_key, http_client=http, max_retries=0)
+
+    async def upload(self, content: bytes, **options: Any) -> str:
+        options = {"purpose": "batch"} | options
+        return (await self.client.files.create(file=("in.jsonl", content), **options)).id
+
+    async def begin(self, *rows: Any, endpoint: Any = URL, **options: Any) -> Batch:
+        file_id = await self.upload(lines(*rows))
+        return await self.client.batches.create(
+            input_file_id=file_id, endpoint=endpoint, completion_window="24h", **options
+        )
+
+    async def ended(self, batch: Batch) -> Batch:
+        assert self.router.batches is not None
+        record = self.router.batches.folder.batches[batch.id]
+        await until(lambda: record.status in ("completed", "failed", "expired", "cancelled"))
+        return await self.client.batches.retrieve(batch.id)
+
+    async def rows(self, file_id: str | None) -> dict[str, Any]:
+        assert file_id is not None
+        text = (await self.client.files.content(file_id)).text
+        found = [json.loads(line) for line in text.splitlines()]
+        assert len({row["custom_id"] for row in found}) == len(found)
+        return {row["custom_id"]: row for row in found}
+
+
+def row(name: str, prompt: str = "x", **changes: Any) -> dict[str, Any]:
+    return {"custom_id": name, "method": "POST", "url": URL, "body": {"prompt": prompt, "max_tokens": 2}} | changes
+
+
+def lines(*rows: Any) -> bytes:
+    return "".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in rows).encode()
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_TICK_S", 0.01)
+    monkeypatch.setattr(service, "_LONGEST_PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def serving(make_router: MakeRouter, tmp_path: Path) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def serve(
+        script: Any = None, *, keys: Sequence[Key] = (), client_key: str = "one", **options: Any
+    ) -> AsyncIterator[Server]:
+        config = RouterConfig(tokenizer_name="some/model", batch_dir=tmp_path / "batches", **options)
+        router = make_router(script, config=config, keys=keys)
+        assert router.batches is not None
+        async with router.batches.running(router.app):
+            yield Server(router, client_key)
+        router.assert_idle()
+
+    return serve
+
+
+def hanging(*prompts: str) -> Callable[[ValidRequest], Sequence[Event | None]]:
+    """A script that never ends these prompts."""
+    return lambda request: [None] if request.inputs in prompts else says(" one", " two")
+
+
+async def test_a_batch_is_answered(serving: Callable[..., Any]) -> None:
+    async with serving() as server:
+        client = server.client
+        batch = await server.begin(row("a"), row("b"), row("bad", "", body={"prompt": 1}), metadata={"of": "me"})
+        assert batch.status == "validating" and batch.request_counts is not None and batch.completion_window == "24h"
+        ended = await server.ended(batch)
+        assert ended.status == "completed" and ended.metadata == {"of": "me"} and ended.errors is None
+        assert ended.request_counts is not None and ended.request_counts.to_dict() == {
+            "total": 3, "completed": 2, "failed": 1,
+        }  # fmt: skip
+        assert ended.created_at <= ended.in_progress_at <= ended.finalizing_at <= ended.completed_at
+        answers, failures = await server.rows(ended.output_file_id), await server.rows(ended.error_file_id)
+        assert answers.keys() == {"a", "b"} and failures.keys() == {"bad"}
+        assert answers["a"]["response"]["body"]["choices"][0]["text"] == " one two"
+        assert answers["a"]["response"]["status_code"] == 200 and answers["a"]["error"] is None
+        assert answers["a"]["response"]["request_id"]
+        assert failures["bad"]["response"]["status_code"] == 400
+        assert failures["bad"]["response"]["body"]["error"]["param"] == "prompt"
+        output = await client.files.retrieve(ended.output_file_id)
+        assert output.purpose == "batch_output" and output.filename == f"{batch.id}_output.jsonl"
+        assert output.bytes == len((await client.files.content(output.id)).content)
+
+        again = await server.ended(await server.begin(row("c")))
+        assert again.error_file_id is None
+        assert [one.id async for one in await client.batches.list(limit=1)] == [again.id, batch.id]
+        purposes = [one.purpose async for one in await client.files.list(limit=2, order="asc")]
+        assert sorted(purposes) == ["batch", "batch", "batch_output", "batch_output", "batch_output"]
+        assert len((await client.files.list(purpose="batch")).data) == 2
+
+
+async def test_others_come_first(serving: Callable[..., Any]) -> None:
+    async with serving() as server:
+        await server.ended(await server.begin(row("a"), row("b", body={"prompt": "x", "service_tier": "default"})))
+        assert {request.priority for request in server.router.scheduler.submitted} == {1}
+        await server.client.completions.create(model="tgi", prompt="x")
+        assert server.router.scheduler.last.priority == 0
+
+
+async def test_half_of_the_permits_are_left(serving: Callable[..., Any]) -> None:
+    async with serving(hanging("x")) as server:
+        batch = await server.begin(*(row(str(number)) for number in range(9)))
+        await until(lambda: len(server.router.scheduler.open) == 2)
+        assert (await server.client.completions.create(model="tgi", prompt="y")).choices[0].text == " one two"
+        assert len(server.router.scheduler.open) == 2
+        await server.client.batches.cancel(batch.id)
+        await server.ended(batch)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "says"),
+    [
+        ([row("a"), "{"], 2, "not JSON"),
+        ([row("a"), row("a")], 2, "custom_id is that of line 1 too"),
+        ([row("a", url="/v1/embeddings")], 1, "endpoint"),
+        ([row("a", method="GET")], 1, "`method` must be POST"),
+        ([row("a", body={"prompt": "x", "stream": True})], 1, "`stream` must be false"),
+        ([], None, "no requests"),
+    ],
+)
+async def test_a_wrong_file_fails_as_a_whole(
+    serving: Callable[..., Any], rows: list[Any], line: int | None, says: str
+) -> None:
+    async with serving() as server:
+        ended = await server.ended(await server.begin(*rows))
+        assert ended.status == "failed" and ended.failed_at and ended.errors is not None
+        [error] = ended.errors.data
+        assert says in error.message and error.line == line and "/" not in error.message.split("`")[0]
+        assert server.router.scheduler.submitted == []
+
+
+async def test_a_batch_is_cancelled(serving: Callable[..., Any]) -> None:
+    async with serving(hanging("wait")) as server:
+        batch = await server.begin(row("a"), row("b", "wait"), row("c", "wait"), row("d"))
+        await until(lambda: len(server.router.scheduler.open) == 2)
+        assert (await server.client.batches.retrieve(batch.id)).status == "in_progress"
+        with pytest.raises(openai.ConflictError, match="still reads the file"):
+            await server.client.files.delete(batch.input_file_id)
+        assert (await server.client.batches.cancel(batch.id)).status == "cancelling"
+        ended = await server.ended(batch)
+        assert ended.status == "cancelled" and ended.cancelled_at and ended.error_file_id is None
+        assert (await server.rows(ended.output_file_id)).keys() == {"a"}
+        with pytest.raises(openai.ConflictError, match="cancelled cannot be cancelled"):
+            await server.client.batches.cancel(batch.id)
+        assert (await server.client.files.delete(batch.input_file_id)).deleted
+        await server.client.files.delete(ended.output_file_id)
+        assert (await server.client.files.list()).data == []
+
+
+async def test_what_came_too_late_is_said(serving: Callable[..., Any]) -> None:
+    async with serving(hanging("wait")) as server:
+        batch = await server.begin(row("a"), row("b", "wait"), row("c", "wait"), row("d"))
+        await until(lambda: len(server.router.scheduler.open) == 2)
+        server.router.batches.folder.batches[batch.id].expires_at = 0
+        ended = await server.ended(batch)
+        assert ended.status == "expired" and ended.expired_at
+        failures = await server.rows(ended.error_file_id)
+        assert failures.keys() == {"b", "c", "d"}
+        assert {one["error"]["code"] for one in failures.values()} == {"batch_expired"}
+        assert (await server.rows(ended.output_file_id)).keys() == {"a"}
+
+
+async def test_a_batch_outlives_its_server(serving: Callable[..., Any]) -> None:
+    names = [str(number) for number in range(12)]
+    async with serving(hanging("5")) as server:
+        batch = await server.begin(row("bad", body={"prompt": 1}), *(row(name, name) for name in names))
+        record = server.router.batches.folder.batches[batch.id]
+        await until(lambda: record.num_answered == 11)
+        await until(lambda: record.num_failed == 1)
+    async with serving() as server:
+        ended = await server.ended(batch)
+        assert [request.inputs for request in server.router.scheduler.submitted] == ["5"]
+        assert ended.status == "completed" and ended.request_counts is not None
+        assert (await server.rows(ended.output_file_id)).keys() == set(names)
+        assert (await server.rows(ended.error_file_id)).keys() == {"bad"}
+    async with serving() as server:  # one that has ended stays as it is
+        assert (await server.client.batches.retrieve(batch.id)) == ended
+        assert (await server.rows(ended.output_file_id)).keys() == set(names)
+
+
+async def test_a_stop_while_a_batch_ends_loses_nothing(
+    serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = []
+
+    async with serving() as server:
+        folder = server.router.batches.folder
+        write = folder.write_batch
+
+        def stops(batch_id: str, fields: dict[str, Any]) -> None:
+            saved.append(fields["status"])
+            if fields["status"] == "completed":
+                raise OSError(5, "the server is gone")
+            write(batch_id, fields)
+
+        monkeypatch.setattr(folder, "write_batch", stops)
+        batch = await server.begin(row("a"), row("b"))
+        await until(lambda: "completed" in saved)
+    async with serving() as server:
+        ended = await server.ended(batch)
+        assert ended.status == "completed" and server.router.scheduler.submitted == []
+        assert (await server.rows(ended.output_file_id)).keys() == {"a", "b"}
+
+
+async def test_a_failure_is_tried_again(serving: Callable[..., Any]) -> None:
+    asked: list[str] = []
+
+    def script(request: ValidRequest) -> Sequence[Event]:
+        asked.append(request.inputs)
+        is_well = request.inputs == "twice" and asked.count("twice") == 3
+        return says(" one") if is_well else failing(error=GenerationError("the shard is gone"))
+
+    async with serving(script) as server:
+        ended = await server.ended(await server.begin(row("a", "twice"), row("b", "always")))
+        assert (await server.rows(ended.output_file_id)).keys() == {"a"}
+        failures = await server.rows(ended.error_file_id)
+        assert failures["b"]["response"]["status_code"] == 500 and asked.count("always") == 4
+
+
+async def test_a_busy_server_is_waited_for(serving: Callable[..., Any]) -> None:
+    async with serving() as server:
+        permits = server.router.inference.permit_pool
+        assert permits.acquire(4)
+        batch = await server.begin(row("a"))
+        record = server.router.batches.folder.batches[batch.id]
+        await until(lambda: record.status == "in_progress")
+        await until(lambda: server.router.metrics.render().decode().count('reason="overloaded"') > 0)
+        assert record.num_failed == 0
+        permits.give_back(4)
+        ended = await server.ended(batch)
+        assert ended.request_counts is not None and ended.request_counts.completed == 1
+
+
+KEYS = [
+    Key(name="first", digest=digest_of(b"one"), concurrent=1),
+    Key(name="second", digest=digest_of(b"two")),
+]
+
+
+async def test_a_key_sees_its_own(serving: Callable[..., Any]) -> None:
+    async with serving(keys=KEYS) as server:
+        batch = await server.begin(row("a"))
+        other = server.client_of("two")
+        for ask in (
+            other.files.retrieve(batch.input_file_id), other.files.content(batch.input_file_id),
+            other.files.delete(batch.input_file_id), other.batches.retrieve(batch.id), other.batches.cancel(batch.id),
+            other.batches.create(input_file_id=batch.input_file_id, endpoint=URL, completion_window="24h"),
+        ):  # fmt: skip
+            with pytest.raises(openai.NotFoundError) as refused:
+                await ask
+            assert refused.value.code == "not_found" and refused.value.type == "invalid_request_error"
+        assert (await other.files.list()).data == [] and (await other.batches.list()).data == []
+        for ask in (server.client_of("no").files.list(), server.client_of("no").batches.list()):
+            with pytest.raises(openai.AuthenticationError):
+                await ask
+        await server.ended(batch)
+        assert [request.key for request in server.router.scheduler.submitted] == ["first"]
+
+
+async def test_a_batch_does_not_hold_up_its_key(serving: Callable[..., Any]) -> None:
+    async with serving(hanging("wait"), keys=KEYS) as server:
+        batch = await server.begin(row("a", "wait"), row("b", "wait"))
+        await until(lambda: len(server.router.scheduler.open) == 2)
+        assert (await server.client.completions.create(model="tgi", prompt="y")).choices[0].text == " one two"
+        server.router.accounts.set(KEYS[1:])
+        for entry in list(server.router.scheduler.open):
+            entry.interrupt(failing(error=GenerationError("gone"))[0])
+        await until(lambda: server.router.batches.folder.batches[batch.id].num_failed == 2)
+    async with serving(keys=KEYS) as server:
+        failures = await server.rows((await server.ended(batch)).error_file_id)
+        assert {one["response"]["status_code"] for one in failures.values()} == {401}
+
+
+async def test_one_key_guards_files(serving: Callable[..., Any]) -> None:
+    async with serving(api_key="one") as server:
+        ended = await server.ended(await server.begin(row("a")))
+        assert (await server.rows(ended.output_file_id)).keys() == {"a"}
+        with pytest.raises(openai.AuthenticationError):
+            await server.client_of("two").files.content(ended.output_file_id)
+
+
+async def test_what_is_too_large_is_refused(serving: Callable[..., Any], tmp_path: Path) -> None:
+    async with serving(batch_file_size=1000, batch_storage=1500) as server:
+        for size in (1001, 80_000):
+            with pytest.raises(openai.APIStatusError, match="must not exceed 1000 bytes") as refused:
+                await server.upload(b"x" * size)
+            assert refused.value.status_code == 413
+        kept = await server.upload(b"x" * 1000)
+        with pytest.raises(openai.APIStatusError, match="delete some first") as refused:
+            await server.upload(b"x" * 501)
+        assert refused.value.status_code == 413
+        await server.client.files.delete(kept)
+        await server.upload(b"x" * 501)
+        assert list((tmp_path / "batches" / "incoming").iterdir()) == []
+
+
+async def test_files_do_not_stay_for_ever(serving: Callable[..., Any]) -> None:
+    async with serving() as server:
+        file_id = await server.upload(b"x", expires_after={"anchor": "created_at", "seconds": 3600})
+        file = await server.client.files.retrieve(file_id)
+        assert file.expires_at == file.created_at + 3600
+        folder = server.router.batches.folder
+        object.__setattr__(folder.files[file_id], "expires_at", 0)
+        await until(lambda: file_id not in folder.files)
+        with pytest.raises(openai.NotFoundError):
+            await server.client.files.content(file_id)
+        batch = await server.begin(
+            row("a"), extra_body={"output_expires_after": {"anchor": "created_at", "seconds": 7200}}
+        )
+        output = await server.client.files.retrieve((await server.ended(batch)).output_file_id)
+        assert output.expires_at == output.created_at + 7200
+        folder.batches[batch.id].moments = {"completed": 0}
+        await until(lambda: batch.id not in folder.batches)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"purpose": "assistants"}, "`purpose` must be batch"),
+        ({"expires_after": {"anchor": "created_at", "seconds": 5}}, "expires_after"),
+        ({"extra_body": {"more": "x"}}, "unknown field `more`"),
+    ],
+)
+async def test_a_wrong_upload_is_refused(serving: Callable[..., Any], options: dict[str, Any], says: str) -> None:
+    async with serving() as server:
+        with pytest.raises(openai.BadRequestError, match=says):
+            await server.upload(b"x", **options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"completion_window": "30m"}, "completion_window"), ({"completion_window": "31d"}, "completion_window"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"), ({"metadata": {"x" * 65: ""}}, "metadata"),
+        ({"input_file_id": 3}, "input_file_id"),
+    ],
+)  # fmt: skip
+async def test_a_wrong_batch_is_refused(serving: Callable[..., Any], fields: dict[str, Any], param: str) -> None:
+    async with serving() as server:
+        asked = {"input_file_id": await server.upload(b"x"), "endpoint": URL, "completion_window": "24h"} | fields
+        with pytest.raises(openai.BadRequestError) as refused:
+            await server.client.post("/batches", body=asked, cast_to=Batch)
+        assert refused.value.param == param
+
+
+async def test_pages_are_bounded(serving: Callable[..., Any]) -> None:
+    async with serving() as server:
+        for path in ("/v1/files?limit=0", "/v1/batches?limit=101", "/v1/batches?limit=x"):
+            answer = await server.router.get(path)
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "limit"
+
+
+async def test_a_folder_has_one_server(serving: Callable[..., Any], make_router: MakeRouter, tmp_path: Path) -> None:
+    config = RouterConfig(tokenizer_name="some/model", batch_dir=tmp_path / "batches")
+    async with serving() as server:
+        with pytest.raises(Exception, match="another server that runs"):
+            make_router(config=config)
+        await server.ended(await server.begin(row("a")))
+    [record] = (tmp_path / "batches" / "batches").glob("*.json")
+    record.write_text("{")
+    with pytest.raises(Exception, match="is damaged"):
+        make_router(config=config)
+
+
+async def test_without_a_folder_another_way_is_named(make_router: MakeRouter) -> None:
+    router = make_router()
+    for path in ("/v1/files", "/v1/batches", "/v1/files/x/content"):
+        answer = await router.get(path)
+        assert answer.status_code == 404 and "`--batch-dir`" in answer.json()["error"]["message"]
