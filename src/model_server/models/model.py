@@ -27,7 +27,7 @@ from model_server.models.decoder.spec import MlpSpec, Spec
 from model_server.models.families import pooled_spec_of, spec_of
 from model_server.models.families.base import UnknownFamilyError
 from model_server.models.families.vision import BASES, OUTER_NAMES, TEXT_TYPES, is_of_tower, text_config, text_names
-from model_server.models.stated_parts import check_stated_parts
+from model_server.models.stated_parts import check_layers_alike, check_stated_parts
 from model_server.models.tying import with_stored_head
 from model_server.quantization.kv_cache import DTYPES
 from model_server.quantization.scheme import Scheme, resolve
@@ -110,7 +110,9 @@ def describe(
             warnings.append(f"Only the text model of {config.model_type} is loaded: images are not served")
     spec = _with_stored_experts(spec, checkpoint)
     if scheme.method is None or scheme.quantize is not None:
-        check_stated_parts(text_config(config), (name for one in checkpoint.headers.values() for name in one.tensors))
+        stored = [name for one in checkpoint.headers.values() for name in one.tensors]
+        check_stated_parts(text_config(config), stored)
+        check_layers_alike((spec.names.layers, spec.names.layers.removeprefix(spec.names.base)), stored)
     spec, warning = with_stored_head(spec, checkpoint, config)
     warnings += [] if warning is None else [warning]
     model = Model(checkpoint=checkpoint, name=name, config=config, spec=spec, scheme=scheme, warnings=tuple(warnings))

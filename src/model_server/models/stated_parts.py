@@ -1,12 +1,13 @@
-"""Parts that config.json affirms or denies (biases, norms), against the tensors that decide."""
+"""Parts that config.json affirms or denies (biases, norms), and that other layers have, against the tensors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
+from model_server.weights.leftover import layer_of, natural_order
 
 _ATTENTION = r"\.(self_attn|self_attention|attention|attn)\.(?!\w*norm)\w+\.bias$"
 _HEAD_NORMS = r"\.(q|k)_(layer)?norm(\.norms\.\d+)?\.weight$"
@@ -52,4 +53,25 @@ def check_stated_parts(config: ModelConfig, tensors: Iterable[str]) -> None:
             raise StartupError(
                 f"config.json: `{field}` is true, but the files hold no norms of queries and keys: set it to false, or "
                 "give the files that belong to this config.json"
+            )
+
+
+def check_layers_alike(layers: Sequence[str], tensors: Iterable[str]) -> None:
+    """Refuse plain weights where a layer's module lacks the bias that the same module of other layers has.
+
+    Args:
+        layers: How the names of the layers' tensors begin.
+    """
+    stored = frozenset(tensors)
+    found: dict[str, dict[bool, str]] = {}
+    for name in sorted(stored, key=natural_order):
+        module, _, end = name.rpartition(".")
+        index = layer_of(name, layers) if end == "weight" else None
+        if index is not None:
+            kind = module.partition(f".{index}.")[2]
+            found.setdefault(kind, {}).setdefault(f"{module}.bias" in stored, f"{module}.bias")
+    for biases in found.values():
+        if len(biases) == 2:
+            raise StartupError(
+                f"weight {biases[False]} does not exist, but {biases[True]} does: the files are damaged or incomplete"
             )

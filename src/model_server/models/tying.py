@@ -23,7 +23,7 @@ def with_stored_head(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) ->
     """Tie the head if the files hold none, or a copy; return a remark for the operator, too.
 
     Raises:
-        StartupError: There is no head, but config.json says so.
+        StartupError: There is no head or no embedding, but config.json says so.
     """
     names = spec.names
     modules = (names.head, names.embedding)
@@ -38,6 +38,11 @@ def with_stored_head(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) ->
         if not head:
             other = next((name for header in checkpoint.headers.values() for name in header.tensors), "")
             return replace(spec, tied_head=True), _without_head(spec, config, "" if embedding else other)
+        if not embedding and not spec.tied_head:
+            raise StartupError(
+                f"the files hold {names.head} but no {names.embedding}, which config.json does not tie to it: give the "
+                f"files that hold the embedding, or set `{_FIELD}` to true"
+            )
         if not embedding or _are_equal(reader, head, embedding):
             return replace(spec, tied_head=True), None
     warning = None

@@ -102,7 +102,8 @@ def _rope_blocks(config: ModelConfig, kinds: list[str]) -> dict[str, Mapping[str
         if not isinstance(own, Mapping):
             raise StartupError(f"config.json: `rope_parameters` of {kind} must be an object, got {own!r:.200}")
         added = scaling if kind == "full_attention" else {}
-        found[kind] = {"rope_theta": config.number(field, theta), **own, **added}
+        # As in transformers, where a `type` that is added does not change the `rope_type` that is there.
+        found[kind] = {"rope_type": "default", "rope_theta": config.number(field, theta), **own, **added}
         rotary_dim(config.without("partial_rotary_factor"), config.count("head_dim", 256), block=found[kind])
     return found
 

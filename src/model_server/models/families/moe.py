@@ -200,7 +200,7 @@ def gpt_oss(config: ModelConfig) -> Spec:
         store=StackedExperts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", interleaved=True),
         swiglu=(config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)),
     )
-    if not config.rope_block():
+    if not config.rope_block() and config.get("rope_parameters") is None:  # an empty object says: plain rotations
         config = config.replaced(rope_parameters=GPT_OSS_ROPE)
     kinds = layer_kinds(config, [("sliding_attention", "full_attention")[i % 2] for i in range(num_layers)])
     window = one_window(config, 128)[0]

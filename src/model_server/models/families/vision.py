@@ -81,8 +81,11 @@ _ALWAYS: dict[str, dict[str, float | None]] = {
 }
 _EPS: dict[str, float] = {"qwen2_vl": 1e-5, "qwen2_5_vl": 1e-5}
 """Type -> its own default of `rms_norm_eps`, which the type of its text has another one of."""
-_THETAS: dict[str, float] = {"qwen2_5_omni_text": 1e6, "qwen3_omni_moe_text": 1e6}
-"""Type of the text model -> its own base of the rotations where the config says none."""
+_THETAS: dict[str, float] = {
+    "qwen2_5_omni_thinker": 1e6, "qwen2_5_vl": 1e6, "qwen2_vl": 1e6, "qwen3_omni_moe_thinker": 1e6, "qwen3_vl": 5e5,
+    "qwen3_vl_moe": 5e5,
+}  # fmt: skip
+"""Type -> its own base of the rotations where the config says none."""
 # Fields of the text model that say what the whole type does anyway: tokens of its prompts see each other.
 _IMPLIED: dict[str, tuple[str, ...]] = {"paligemma": ("use_bidirectional_attention",)}
 # What the rotations of a type are where its config does not say it.
@@ -189,20 +192,25 @@ def text_config(config: ModelConfig) -> ModelConfig:
     eps = {"rms_norm_eps": _EPS[config.model_type]} if config.model_type in _EPS else {}
     if block is None:  # the first files of Qwen 2 VL have all of it on the top level
         missing = {} if config.has("rms_norm_eps") else eps
+        missing |= _silent_theta(config, config.model_type)
         return _rope_kind(config.replaced(model_type=default, **missing), config.model_type)
     if not isinstance(block, Mapping):
         raise StartupError(f"config.json: `text_config` must be an object, got {block!r:.200}")
     text = ModelConfig({"model_type": default, **eps, **block}).without(*_IMPLIED.get(config.model_type, ()))
     defaults = DEFAULTS.get(text.model_type, {})
     own: dict[str, float | None] = {name: value for name, value in defaults.items() if not text.has(name)}
-    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    if text.model_type in _THETAS and not text.has("rope_theta") and "rope_theta" not in rope:
-        own["rope_theta"] = _THETAS[text.model_type]
+    own |= _silent_theta(text, config.model_type)
     own |= _ALWAYS.get(config.model_type, {})
     if text.model_type == "glm4v_text":  # it has no such field
         own["head_dim"] = text.count("hidden_size", 4096) // text.count("num_attention_heads", 32)
     text_type = _SAME_TEXT.get(text.model_type, text.model_type)
     return _rope_kind(text.replaced(model_type=text_type, **own), config.model_type)
+
+
+def _silent_theta(text: ModelConfig, model_type: str) -> dict[str, float]:
+    """Return the base of a type's rotations, if its config says none."""
+    is_said = text.has("rope_theta") or text.rope_block().get("rope_theta") is not None
+    return {} if is_said or model_type not in _THETAS else {"rope_theta": _THETAS[model_type]}
 
 
 def is_of_tower(tensor: str) -> bool:

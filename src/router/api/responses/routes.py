@@ -104,10 +104,15 @@ async def input_items(request: Request, response_id: str) -> Response:
     if not 1 <= limit <= _LARGEST_PAGE:
         raise ValidationError(f"`limit` must be in 1..={_LARGEST_PAGE}", param="limit", limit=_LARGEST_PAGE)
     items = _stored(request, response_id).asked
-    if query.get("order", "desc") == "desc":
+    if (order := query.get("order", "desc")) not in ("asc", "desc"):
+        raise ValidationError("`order` must be `asc` or `desc`", param="order")
+    if order == "desc":
         items = items[::-1]
     if (after := query.get("after")) is not None:
-        items = items[next((place for place, item in enumerate(items, 1) if has_id(item, after)), len(items)) :]
+        place = next((place for place, item in enumerate(items, 1) if has_id(item, after)), None)
+        if place is None:
+            raise ValidationError("`after` must be the id of one of these items", param="after")
+        items = items[place:]
     page = [orjson.loads(item) for item in items[:limit]]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return JsonResponse({"object": "list", "data": page, **ends, "has_more": len(items) > limit})

@@ -246,6 +246,26 @@ def test_a_head_that_is_missing(native: Path, tmp_path: Path) -> None:
     )
 
 
+def test_an_embedding_that_is_missing(native: Path, tmp_path: Path) -> None:
+    def remove(tensors: Tensors) -> None:
+        del tensors["model.embed_tokens.weight"]
+
+    folder = changed(native, tmp_path / "m", remove)
+    with pytest.raises(
+        StartupError, match=r"^the files hold lm_head but no model\.embed_tokens, which config\.json does "
+    ):
+        load(folder)
+    load(changed(native, tmp_path / "tied", remove, tie_word_embeddings=True))
+
+
+def test_a_bias_of_one_layer_that_is_missing(tmp_path: Path) -> None:
+    plain = tiny_checkpoint("gpt2", tmp_path / "plain", with_tokenizer=False)
+    name = "transformer.h.2.attn.c_attn.bias"
+    folder = changed(plain, tmp_path / "m", lambda tensors: tensors.pop(name))
+    with pytest.raises(StartupError, match=f"^weight {name} does not exist, but "):
+        load(folder)
+
+
 def test_a_head_that_is_stored_quantized_is_no_copy(native: Path, tmp_path: Path) -> None:
     def quantize(tensors: Tensors) -> None:
         del tensors["lm_head.weight"]

@@ -7,7 +7,7 @@ from support.tiny_models import tiny_config
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
-from model_server.models.stated_parts import check_stated_parts
+from model_server.models.stated_parts import check_layers_alike, check_stated_parts
 
 LAYER = "model.layers.0."
 BIAS, NORM = LAYER + "self_attn.q_proj.bias", LAYER + "self_attn.q_norm.weight"
@@ -49,3 +49,22 @@ def test_fields_of_other_types() -> None:
     check_stated_parts(ModelConfig({"model_type": "qwen2", "attention_bias": False}), [BIAS])
     check_stated_parts(ModelConfig({"model_type": "llama4_text", "use_qk_norm": True}), [])
     check_stated_parts(ModelConfig({"model_type": "llama", "attention_bias": False}), [NORM, LAYER + "attention.bias"])
+
+
+def test_a_bias_that_other_layers_have() -> None:
+    alike = [
+        f"model.layers.{layer}.mlp.{name}" for layer in range(11) for name in ("up.weight", "up.bias", "gate.weight")
+    ]
+    layers = ("model.layers", "layers")
+    check_layers_alike(layers, alike)
+    # Modules with numbers of their own, as of Sequential, differ.
+    check_layers_alike(
+        layers, ["model.layers.0.mlp.0.weight", "model.layers.0.mlp.1.weight", "model.layers.0.mlp.1.bias"]
+    )
+    check_layers_alike(layers, ["vision.layers.0.up.weight", "vision.layers.1.up.weight", "vision.layers.1.up.bias"])
+    alike.remove("model.layers.10.mlp.up.bias")
+    with pytest.raises(
+        StartupError,
+        match=r"^weight model\.layers\.10\.mlp\.up\.bias does not exist, but model\.layers\.0\.mlp\.up\.bias does",
+    ):
+        check_layers_alike(layers, alike)

@@ -148,6 +148,15 @@ def test_gemma3_with_the_rotation_of_one_kind_of_layer() -> None:
     assert (ropes["linear"].theta, ropes["default"].theta) == (1e6, 1e4)
     scaled = spec("gemma3_text", rope_scaling={"rope_type": "linear", "factor": 8.0})
     assert {rope.kind for rope in scaled.ropes if rope is not None} == {"linear", "default"}
+    older = spec("gemma3_text", rope_scaling={"type": "linear", "factor": 8.0})
+    assert {rope.kind for rope in older.ropes if rope is not None} == {"default"}, "as in transformers"
+
+
+def test_rotations_of_gpt_oss_where_the_file_has_an_empty_object() -> None:
+    """Without one they are YaRN's."""
+    assert {rope.kind for rope in spec("gpt_oss").ropes if rope is not None} == {"yarn"}
+    empty = spec("gpt_oss", rope_parameters={})
+    assert {(rope.kind, rope.theta) for rope in empty.ropes if rope is not None} == {("default", 150000.0)}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ It changes the Spec, is refused, or the tensors say the same.
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +85,29 @@ def test_each_field_that_modelling_reads_counts(model_type: str) -> None:
             after = [outcome(with_change(base, name, value)) for base in bases]
             tried[name] = tried.get(name, False) or after != before
     assert [name for name, counts in tried.items() if not counts] == []
+
+
+_ROTATIONS = ("rope_theta", "rope_parameters", "rope_scaling", "rope_local_base_freq", "rotary_emb_base")
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_the_base_of_rotations_that_the_file_does_not_say(model_type: str, tmp_path: Path) -> None:
+    """Each type has its own, and a text model's may differ from that of the type that it is otherwise."""
+    from transformers import AutoConfig
+
+    base = base_fields(model_type)
+    text = base.get("text_config")
+    fields = base if text is None else text
+    sections = {
+        name: (fields.get("rope_parameters") or {}).get(name) for name in ("mrope_section", "mrope_interleaved")
+    }
+    silent = {name: value for name, value in fields.items() if name not in _ROTATIONS}
+    silent["rope_parameters"] = {name: value for name, value in sections.items() if value is not None} or None
+    fields = silent if text is None else {**base, "text_config": silent}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    made = AutoConfig.from_pretrained(tmp_path)
+    blocks = getattr(made if text is None else made.text_config, "rope_parameters", None) or {}
+    by_kind = [block["rope_theta"] for block in blocks.values() if isinstance(block, dict) and "rope_theta" in block]
+    theirs = {blocks["rope_theta"]} if "rope_theta" in blocks else set(by_kind)
+    ours = {one.theta for one in spec_of(ModelConfig(fields)).ropes if one is not None}
+    assert ours <= theirs or not theirs

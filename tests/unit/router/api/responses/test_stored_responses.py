@@ -207,8 +207,9 @@ async def test_a_response_that_failed_is_not_stored(make_storing: MakeRouter) ->
     assert whole["status"] == "incomplete"
     assert (await router.request("GET", f"{PATH}/{whole['id']}")).json() == whole
     assert (await router.request("GET", f"{PATH}/{whole['id']}?stream=true")).status_code == 400
-    for limit in ("0", "101", "x"):
-        assert (await router.request("GET", f"{PATH}/{whole['id']}/input_items?limit={limit}")).status_code == 400
+    for query in ("limit=0", "limit=101", "limit=x", "order=x", "order=", "after=msg_of_another"):
+        refused = await router.request("GET", f"{PATH}/{whole['id']}/input_items?{query}")
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == query.partition("=")[0]
 
 
 async def test_stored_responses_need_the_key(make_storing: MakeRouter) -> None:
