@@ -3,7 +3,7 @@
 MODEL is a folder with a plain checkpoint, TEXT a file. Each row of the table has the perplexity of the same held-out
 text, computed by transformers in float32 with the matrices that were written, and the processor time that writing took.
 `--gptqmodel PYTHON`: a Python with gptqmodel, such as `make test-quantizers` leaves in
-`build/quantizers/gptqmodel/bin/python`.
+`build/quantizers/gptqmodel-.../bin/python`.
 """
 
 from __future__ import annotations

@@ -27,6 +27,18 @@ REFUSED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+# Library -> how many of its checkpoints are at least equal, and at least equal or refused: docs/quantization.md has the
+# counts. Fewer mean that a library, or its writer here, no longer makes what it made.
+FLOORS: dict[str, tuple[int, int]] = {
+    "bitsandbytes": (29, 29),
+    "autoawq": (10, 10),
+    "torchao": (58, 64),
+    "gptqmodel": (46, 79),
+    "auto_round": (67, 80),
+    "llm_compressor": (91, 97),
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """kind: equal, refused, different, crashed, or not made, where the library does not take its own option."""
@@ -59,7 +71,20 @@ def of_writer(library: str, status: int, cases: Sequence[Case]) -> Outcome:
     fault = f"its writer ended with {status}: see {library}.log" if status else ""
     if not fault and all(case.kind == "not made" for case in cases):
         fault = f"its writer made none of {len(cases)} checkpoints: see {library}.log"
-    return Outcome(library, cases, fault=fault)
+    return Outcome(library, cases, fault=fault or _too_few(library, cases))
+
+
+def _too_few(library: str, cases: Sequence[Case]) -> str:
+    """The fault of a library that made fewer checkpoints than before; empty: as many."""
+    counts = Counter(case.kind for case in cases)
+    equal, read = counts["equal"], counts["equal"] + counts["refused"]
+    least_equal, least_read = FLOORS[library]
+    if equal >= least_equal and read >= least_read:
+        return ""
+    return (
+        f"{equal} checkpoints are equal and {read - equal} refused, where {least_equal} and {least_read - least_equal} "
+        f"were: see {library}.log"
+    )
 
 
 def table(outcome: Outcome) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from quantizers import __main__ as runner
-from quantizers import environments
+from quantizers import environments, outcomes
 from quantizers.compare import compare
 from quantizers.environments import BrokenError, Environment, UnavailableError, made, said
-from quantizers.outcomes import REFUSED, Case, Outcome, ending, of_writer, table
+from quantizers.outcomes import FLOORS, REFUSED, Case, Outcome, ending, of_writer, table
 
+DOCUMENT = environments.ROOT / "docs" / "quantization.md"
 NONE_FOUND = """WARNING: Location 'file:///simple/torchao/' is ignored: it is neither a file nor a directory.
 ERROR: Could not find a version that satisfies the requirement torchao==0.18.0 (from versions: none)
 ERROR: No matching distribution found for torchao==0.18.0"""
@@ -28,6 +30,11 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in (environments, runner):
         monkeypatch.setattr(module, "WORK", tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def one_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "FLOORS", dict.fromkeys(FLOORS, (1, 1)))
 
 
 @pytest.fixture
@@ -163,8 +170,28 @@ def test_what_was_not_tried_wholly_has_failed(outcome: dict[str, object], says: 
 
 def test_a_refusal_that_is_known_and_says_why_is_none() -> None:
     library, pattern = "torchao", REFUSED["torchao"][0]
-    assert not of_writer(library, 0, [Case(pattern, "refused", "scales are infinite")]).has_failed
-    assert of_writer(library, 0, [Case(pattern, "refused")]).has_failed
+    equal = Case("int8", "equal")
+    assert not of_writer(library, 0, [equal, Case(pattern, "refused", "scales are infinite")]).has_failed
+    assert of_writer(library, 0, [equal, Case(pattern, "refused")]).has_failed
+
+
+def test_a_library_that_writes_fewer_forms_than_before_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "FLOORS", {"torchao": (2, 3)})
+    equal, refused = Case("int8", "equal"), Case(REFUSED["torchao"][0], "refused", "scales are infinite")
+    assert not of_writer("torchao", 0, [equal, equal, refused]).has_failed
+    assert not of_writer("torchao", 0, [equal, equal, equal]).has_failed, "what was refused is served"
+    assert of_writer("torchao", 0, [equal, equal, Case("int4", "not made")]).has_failed
+    assert "1 checkpoints are equal and 2 refused, where 2 and 1 were" in table(
+        of_writer("torchao", 0, [equal, refused, refused])
+    )
+
+
+def test_the_floors_are_the_counts_of_the_document() -> None:
+    rows = re.findall(r"^\| ([\w-]+) [\d.]+ \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", DOCUMENT.read_text(), re.M)
+    assert {
+        name.lower().replace("-", "_"): (int(equal), int(equal) + int(refused)) for name, _, equal, refused, _ in rows
+    } == FLOORS
+    assert all(int(total) == sum(map(int, parts)) for _, total, *parts in rows)
 
 
 def test_a_checkpoint_that_its_writer_left_in_the_middle_is_a_fault(work: Path) -> None:
