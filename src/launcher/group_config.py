@@ -87,24 +87,38 @@ def with_supervisor(config: C, environ: Mapping[str, str]) -> C:
 
     torchrun's own store listens on MASTER_PORT (`--master-port`), so node 0 takes the next port.
     """
-    by_torchrun = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    counts = ("GROUP_WORLD_SIZE", "GROUP_RANK") if by_torchrun else ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
-    nnodes = config.nnodes if config.nnodes is not None else _number(counts[0], environ, 1)
-    node_rank = config.node_rank if config.node_rank is not None else _number(counts[1], environ, 0)
+    filled = supervisor_variables(config, environ)
+    nnodes = _number(filled["--nnodes"], environ) if "--nnodes" in filled else config.nnodes or 1
+    node_rank = _number(filled["--node-rank"], environ) if "--node-rank" in filled else config.node_rank or 0
     master_addr, master_port = config.master_addr, config.master_port
-    if nnodes > 1 and master_addr == _LOCALHOST:
-        master_addr = environ.get("LWS_LEADER_ADDRESS") or _LOCALHOST
-    if nnodes > 1 and by_torchrun and master_port is not None:
+    if "--master-addr" in filled:
+        master_addr = environ[filled["--master-addr"]]
+    if nnodes > 1 and _is_by_torchrun(environ) and master_port is not None:
         master_port += 1
     return dataclasses.replace(
         config, nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
     )
 
 
-def _number(variable: str, environ: Mapping[str, str], default: int) -> int:
-    text = environ.get(variable, "")
-    if not text:
-        return default
+def supervisor_variables(config: GroupConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables from which `with_supervisor` fills options, by flag."""
+    by_torchrun = _is_by_torchrun(environ)
+    counts = ("GROUP_WORLD_SIZE", "GROUP_RANK") if by_torchrun else ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
+    num_nodes = environ.get(counts[0], "").lstrip("0") if config.nnodes is None else str(config.nnodes)
+    filled = (
+        ("--nnodes", counts[0], config.nnodes is None),
+        ("--node-rank", counts[1], config.node_rank is None),
+        ("--master-addr", "LWS_LEADER_ADDRESS", config.master_addr == _LOCALHOST and num_nodes not in ("", "1")),
+    )
+    return {flag: variable for flag, variable, is_open in filled if is_open and environ.get(variable)}
+
+
+def _is_by_torchrun(environ: Mapping[str, str]) -> bool:
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _number(variable: str, environ: Mapping[str, str]) -> int:
+    text = environ[variable]
     if not text.isdecimal():
         raise ArgumentValidation(f"the variable {variable} is not a number: {text}")
     return int(text)

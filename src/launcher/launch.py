@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, ServeConfig
 from launcher.config_checks import check
-from launcher.errors import ArgumentValidation, LauncherError, NotEnoughCUDADevices
-from launcher.group_config import check_placement, num_nodes, with_supervisor
+from launcher.errors import ArgumentValidation, DownloadError, LauncherError, NotEnoughCUDADevices
+from launcher.group_config import check_placement, num_nodes, supervisor_variables, with_supervisor
 from launcher.model_launch import ModelLaunch, resolved
 from launcher.planning import commands, hardware, model_info, preflight
 from launcher.planning.hardware import Hardware
@@ -79,8 +79,9 @@ def _run(config: LauncherConfig, environ: Mapping[str, str], terminal: Terminal 
             return _run_on_ray(config, environ)
         with Signals() as signals:
             return _Launch(config, signals, environ, terminal).run()
-    except (ArgumentValidation, NotEnoughCUDADevices) as error:
-        raise type(error)(with_variables(str(error), config)) from error
+    except (ArgumentValidation, DownloadError, NotEnoughCUDADevices) as error:
+        filled = {} if config.placement else supervisor_variables(config, environ)
+        raise type(error)(with_variables(str(error), config, filled)) from error
 
 
 def _run_on_ray(config: LauncherConfig, environ: Mapping[str, str]) -> int:

@@ -124,7 +124,7 @@ def download(config: DownloadConfig) -> int:
             _download_speculator(config.speculator)
         download_adapters(config.lora_adapters, with_bars=draws_progress_bars(), auto_convert=config.auto_convert)
     except StartupError as error:
-        logger.error("%s", error)
+        logger.error("%s", with_variables(str(error), config))
         return 1
     return 0
 
@@ -170,7 +170,7 @@ def quantize(config: QuantizeConfig) -> int:
 
         command.run(config)
     except StartupError as error:
-        logger.error("%s", error)
+        logger.error("%s", with_variables(str(error), config))
         return 1
     return 0
 

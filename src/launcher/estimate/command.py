@@ -20,6 +20,7 @@ from launcher.planning import hardware, hub, model_info, weight_files
 from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import ModelInfo, shown_bytes
 from launcher.planning.plan import check_model, undivided
+from wire.cli.commands import with_variables
 from wire.host import kv_memory
 from wire.text.escape import as_error
 
@@ -43,7 +44,7 @@ def run_estimate(config: EstimateConfig, environ: Mapping[str, str]) -> int:
         if not found:
             raise ArgumentValidation(f"--num-shard {undivided(config.num_shard or 1, info)}")
     except LauncherError as error:
-        sys.stderr.write(as_error(str(error)) + "\n")
+        sys.stderr.write(as_error(with_variables(str(error), config)) + "\n")
         return 1
     if config.json:
         _print_json(config, info, found, available, on_gpu=on_gpu)

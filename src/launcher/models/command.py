@@ -21,6 +21,7 @@ from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
 from launcher.planning.gguf_choice import with_chosen_file
 from launcher.planning.hub import check_cache
 from launcher.planning.model_info import directory, hub_cache, is_local, is_misspelt_demo, shown_bytes, with_hub_cache
+from wire.cli.commands import with_variables
 from wire.cli.spelling import to_argv
 from wire.log import log_line, log_setup, progress_bars
 from wire.log.levels import TO_PYTHON
@@ -40,7 +41,7 @@ def run_models(config: ModelsConfig, environ: Mapping[str, str]) -> int:
     try:
         found = cached_models(environ)
     except LauncherError as error:
-        return _refuse(error)
+        return _refuse(error, config)
     if config.json:
         rows = [
             {
@@ -87,13 +88,13 @@ def run_pull(config: PullConfig, environ: Mapping[str, str]) -> int:
         config = dataclasses.replace(config, model_id=with_chosen_file(config.model_id, config.revision, environ))
         check_cache(config.model_id, directory(config.model_id, config.revision, environ), environ)
     except LauncherError as error:
-        return _refuse(error)
+        return _refuse(error, config)
     try:
         failure = _download(config, environ)
     except KeyboardInterrupt:
         return 130  # what was fetched stays, and the next pull continues from there
     if failure is not None:
-        sys.stderr.write(as_error(failure) + "\n")
+        sys.stderr.write(as_error(with_variables(failure, config)) + "\n")
         return 1
     sys.stdout.write(f"{config.model_id} is in {directory(config.model_id, config.revision, environ)}\n")
     return 0
@@ -131,7 +132,7 @@ def run_remove(config: RemoveConfig, environ: Mapping[str, str]) -> int:
             return 1
         plan.execute()
     except LauncherError as error:
-        return _refuse(error)
+        return _refuse(error, config)
     except KeyboardInterrupt:
         sys.stdout.write("\n")  # the question, or the echoed ^C, has left the cursor within a line
         return 130
@@ -152,6 +153,6 @@ def _named(config: RemoveConfig) -> str:
     return config.model_id + (f" @ {config.revision}" if config.revision else "")
 
 
-def _refuse(error: LauncherError) -> int:
-    sys.stderr.write(as_error(str(error)) + "\n")
+def _refuse(error: LauncherError, config: ModelsConfig | PullConfig | RemoveConfig) -> int:
+    sys.stderr.write(as_error(with_variables(str(error), config)) + "\n")
     return 1

@@ -145,7 +145,9 @@ def errors_in_words(model_id: str, revision: str | None) -> Iterator[None]:
             f"{model_id} is gated: accept its terms on the hub, then give a token in HF_TOKEN"
         ) from None
     except RevisionNotFoundError:
-        raise ArgumentValidation(f"{model_id} has no revision {revision}") from None
+        raise ArgumentValidation(
+            f"{model_id} has no revision {revision}; `--revision` takes a branch, a tag or a full commit"
+        ) from None
     except RepositoryNotFoundError:
         raise ArgumentValidation(
             f"the hub has no model {model_id} for this user: check the name, or give a token in HF_TOKEN"

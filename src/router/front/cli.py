@@ -35,8 +35,9 @@ def run(config: FrontConfig) -> int:
 
         return uvloop.run(serve(config))
     except StartupError as error:
-        logger.error("%s", error)
-        print(error.report(with_variables(str(error), config)), file=sys.stderr)  # noqa: T201
+        text = with_variables(str(error), config)
+        logger.error("%s", text)
+        print(error.report(text), file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         return 0

@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from wire.cli.options import options_of
@@ -90,13 +91,21 @@ def run_group(
     return _refuse(prog, f"unrecognized command '{words[0]}'; {hint}")
 
 
-def with_variables(text: str, config: object) -> str:
-    """Return an error's `text` with the variables that gave `config` the options which it names."""
+def with_variables(text: str, config: object, filled: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return an error's `text` with the variables that gave `config` the options which it names.
+
+    Args:
+        filled: Variables that other programs set, by the flag of the option for which they stood in.
+    """
     flags, given = re.findall(r"--[a-z][a-z0-9-]*", text), []
     for opt in options_of(type(config)):
-        if opt.env and opt.flag in flags and (said := os.environ.get(opt.env)):
+        if opt.flag not in flags:
+            continue
+        if opt.env and (said := os.environ.get(opt.env)):
             with contextlib.suppress(UsageError):
                 given += [opt.env] * (value_of(opt, [said], source="") == getattr(config, opt.name))
+        if opt.flag in filled:
+            given.append(filled[opt.flag])
     return f"{text} (from the environment: {', '.join(given)})" if given else text
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.config import GROUP_TLS
 from launcher.errors import ArgumentValidation
-from launcher.group_config import GroupConfig, check_group, with_supervisor
+from launcher.group_config import GroupConfig, check_group, supervisor_variables, with_supervisor
 
 LWS = {"LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "3", "LWS_LEADER_ADDRESS": "leader.svc"}
 TORCHRUN = {"TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1"}
@@ -81,3 +81,20 @@ def test_torchrun_keeps_its_port() -> None:
 def test_a_variable_that_is_no_number() -> None:
     with pytest.raises(ArgumentValidation, match="LWS_GROUP_SIZE"):
         with_supervisor(GroupConfig(), {"LWS_GROUP_SIZE": "many"})
+
+
+@pytest.mark.parametrize(
+    ("config", "environ", "filled"),
+    [
+        (GroupConfig(), LWS, dict(zip(("--nnodes", "--node-rank", "--master-addr"), LWS, strict=True))),
+        (GroupConfig(), TORCHRUN, {"--nnodes": "GROUP_WORLD_SIZE", "--node-rank": "GROUP_RANK"}),
+        (GroupConfig(nnodes=2, node_rank=1, master_addr="10.0.0.1"), LWS, {}),
+        (GroupConfig(nnodes=1), LWS, {"--node-rank": "LWS_WORKER_INDEX"}),
+        (GroupConfig(), {"LWS_LEADER_ADDRESS": "leader.svc", "LWS_GROUP_SIZE": "1"}, {"--nnodes": "LWS_GROUP_SIZE"}),
+        (GroupConfig(), {}, {}),
+    ],
+)
+def test_which_variable_filled_which_option(
+    config: GroupConfig, environ: dict[str, str], filled: dict[str, str]
+) -> None:
+    assert supervisor_variables(config, environ) == filled

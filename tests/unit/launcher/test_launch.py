@@ -180,6 +180,43 @@ def test_a_refusal_names_an_inherited_variable(
     assert capfd.readouterr().err == f'Error: ArgumentValidation("{refused}")\n'
 
 
+@pytest.mark.parametrize(
+    ("environ", "refused"),
+    [
+        (
+            {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "3"},
+            "`--node-rank` must be < `--nnodes`. Given: 3 and 2 "
+            "(from the environment: LWS_GROUP_SIZE, LWS_WORKER_INDEX)",
+        ),
+        (
+            {"TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_RANK": "1", "NNODES": "1"},
+            "`--node-rank` must be < `--nnodes`. Given: 1 and 1 (from the environment: NNODES, GROUP_RANK)",
+        ),
+        (
+            {
+                "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "0", "LWS_LEADER_ADDRESS": "203.0.113.9",
+                "INSECURE_GROUP": "true",
+            },
+            "`--master-addr` 203.0.113.9 is the address of node 0, but this node has no such address "
+            "(from the environment: LWS_LEADER_ADDRESS)",
+        ),
+        (
+            {"MASTER_ADDR": "203.0.113.9", "NNODES": "2", "INSECURE_GROUP": "true"},
+            "`--master-addr` 203.0.113.9 is the address of node 0, but this node has no such address "
+            "(from the environment: MASTER_ADDR)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_variables_of_a_supervisor(
+    environ: dict[str, str], refused: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"MODEL_ID": "demo", "CUDA_VISIBLE_DEVICES": "", **environ}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert launch.run_launch(parse(LauncherConfig, [], environ), environ) == 1
+    assert capfd.readouterr().err == f'Error: ArgumentValidation("{refused}")\n'
+
+
 def test_an_empty_model_id(
     signals: Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

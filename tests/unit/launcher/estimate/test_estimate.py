@@ -191,6 +191,19 @@ def test_a_model_on_the_hub_is_not_downloaded(tmp_path: Path, model_id: str, sta
     assert not list((tmp_path / "hub").glob("models--*"))
 
 
+def test_a_refusal_names_the_variable_of_the_revision(tmp_path: Path) -> None:
+    with HubServer() as hub:
+        hub.add("org/model", {"config.json": json.dumps(LLAMA).encode()})
+        environ = {**os.environ, **hub.environment(tmp_path), "REVISION": "v9"}
+        for command in ("estimate", "pull"):
+            ran = subprocess.run(
+                [sys.executable, "-m", "launcher", command, "org/model"],
+                env=environ, capture_output=True, text=True, timeout=120,
+            )  # fmt: skip
+            assert ran.returncode == 1 and "--revision" in ran.stderr, ran.stderr
+            assert ran.stderr.endswith("(from the environment: REVISION)\n"), ran.stderr
+
+
 def test_a_download_that_was_cut_off_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
