@@ -139,6 +139,7 @@ class Spec:
     position_offset: int = 0
     tied_head: bool  # the head is the embedding, unless the file holds another one
     normalized_head: bool = False  # its rows have length 1
+    head_bias: bool = False  # False: one of zeros at most, as writers of quantized weights add
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
 

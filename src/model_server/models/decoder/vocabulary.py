@@ -135,13 +135,29 @@ def _adapted(loader: Loader, spec: Spec, embedding: Embedding, stored: str, form
     return loader.adapters.embedding(embedding, _table(loader, spec, spec.names.embedding, stored, form))
 
 
+def _head_bias(loader: Loader, spec: Spec, rows: Range) -> Tensor | None:
+    """Read the head's bias. Raises StartupError for one that the family does not have: its own code would ignore it."""
+    name = spec.names.head + ".bias"
+    if not loader.has(name):
+        return None
+    bias = loader.vector(name, [rows], spec.vocab_size)
+    if spec.head_bias:
+        return bias
+    if bool(bias.any()):
+        raise StartupError(
+            f"weight {name} is in the files, but the head of this model has no bias by config.json: give the files "
+            "that belong to this config.json, or remove from them what is not the model's"
+        )
+    return None
+
+
 def _output(
     loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *, sharded: bool, is_shared: bool
 ) -> Output:
     names, projection = spec.names, None
     if spec.normalized_head:
         form = Plain(F.normalize(form.dequantize(loader.reader.dtype)))
-    bias = loader.vector(names.head + ".bias", [rows], spec.vocab_size) if loader.has(names.head + ".bias") else None
+    bias = _head_bias(loader, spec, rows)
     norm = None if names.norm is None else loader.norm(names.norm, spec.hidden_size)
     if names.output_projection is not None and loader.holds(names.output_projection):
         part = Part(names.output_projection, ((0, _embedding_width(spec)),), _embedding_width(spec))

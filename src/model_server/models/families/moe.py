@@ -71,7 +71,7 @@ def phimoe(config: ModelConfig) -> Spec:
         router_module="mlp.router",
         store=EXPERTS,
     )
-    return _everywhere(mixture, _mixtral_base(config, norm="layer"))
+    return _everywhere(mixture, _mixtral_base(config, norm="layer", head_bias=config.flag("lm_head_bias", False)))
 
 
 def _mixtral_base(config: ModelConfig, **differences: Any) -> Spec:

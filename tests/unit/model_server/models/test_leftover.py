@@ -87,6 +87,40 @@ def test_a_tensor_that_nothing_reads_ends_the_start(name: str, source: Path, tmp
     )
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_bias_that_the_heads_of_a_family_lack_ends_the_start(tied: bool, native: Path, tmp_path: Path) -> None:
+    """transformers leaves it out: with it the logits would be others."""
+
+    def add(tensors: Tensors) -> None:
+        tensors["lm_head.bias"] = torch.linspace(-1, 1, len(tensors["model.embed_tokens.weight"]))
+
+    with pytest.raises(StartupError, match=r"^weight lm_head\.bias is in the files, but the head of this model has no"):
+        load(changed(native, tmp_path / "m", add, tie_word_embeddings=tied))
+
+
+def test_a_bias_of_zeros_changes_nothing(native: Path, tmp_path: Path) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors["lm_head.bias"] = torch.zeros(len(tensors["model.embed_tokens.weight"]))
+
+    same_logits(changed(native, tmp_path / "m", add), native)
+
+
+@pytest.mark.parametrize("model_type", ["phi", "gptj", "phimoe"])
+def test_a_bias_that_the_head_of_the_family_has_is_added(model_type: str, tmp_path: Path) -> None:
+    source = tiny_checkpoint(model_type, tmp_path / "source", with_tokenizer=False)
+    biases = []
+
+    def of_zeros(tensors: Tensors) -> None:
+        biases.append(tensors["lm_head.bias"].clone())
+        tensors["lm_head.bias"].zero_()
+
+    without = load(changed(source, tmp_path / "m", of_zeros))
+    assert biases[0].any()
+    sequences = prompts(256)
+    found = [one + biases[0] for one in run_protocol(without, sequences, 4)]
+    assert_equal_logits(run_protocol(load(source), sequences, 4), found)
+
+
 def test_of_several_the_first_is_named_and_the_others_counted(source: Path, tmp_path: Path) -> None:
     names = [f"model.layers.{layer}.extra" for layer in (3, 2, 1)]
     folder = changed(source, tmp_path / "m", lambda tensors: tensors.update({n: torch.ones(1) for n in names}))
