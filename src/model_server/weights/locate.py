@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -113,10 +114,17 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def index_of(directory: Path) -> Path | None:
-    """Return the index, unless it is left from other files, lacking `model.safetensors`."""
+    """Return the index, unless `model.safetensors` is there and the index is of other files: some that are not there.
+
+    transformers reads that file alone, whatever an index beside it says.
+    """
     index = directory / INDEX
-    if not index.exists() or ((directory / WHOLE).is_file() and WHOLE not in weight_map(index).values()):
+    if not index.exists():
         return None
+    if (directory / WHOLE).is_file():
+        names = set(weight_map(index).values())
+        if WHOLE not in names or not all(os.path.isfile(directory / name) for name in names):
+            return None
     return index
 
 

@@ -97,6 +97,18 @@ def test_index_decides(tmp_path: Path) -> None:
         weight_files(tmp_path)
 
 
+def test_a_whole_file_is_read_without_an_index_that_names_a_missing_one(tmp_path: Path) -> None:
+    """As transformers does; with both there, both are read."""
+    touch(tmp_path, "model.safetensors", "more.safetensors")
+    index = {"weight_map": {"x": "model.safetensors", "y": "more.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [f.name for f in weight_files(tmp_path)] == ["model.safetensors", "more.safetensors"]
+    (tmp_path / "more.safetensors").unlink()
+    assert [f.name for f in weight_files(tmp_path)] == ["model.safetensors"]
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "y" * 5000}}))
+    assert [f.name for f in weight_files(tmp_path)] == ["model.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [
