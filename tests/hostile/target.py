@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import trustme
 from support.launched import sabotaged
 from support.running_server import RunningServer, free_port, running_server
 
@@ -49,6 +51,9 @@ class Target:
     server: RunningServer
     image_port: int = 0
     """Of this machine, from which the server fetches images: an attack may listen there."""
+    image_tls_port: int = 0
+    image_tls: ssl.SSLContext | None = None
+    """The same over TLS, with a certificate that the server trusts."""
 
     @property
     def port(self) -> int:
@@ -85,10 +90,15 @@ def vision_target() -> Iterator[Target]:
         folder = Path(name)
         write_vision_checkpoint(folder, "llava")
         (folder / "chat_template.jinja").write_text(_TEMPLATE)
-        port = free_port()
-        hosts = ("--image-hosts", f"127.0.0.1:{port}", "--image-fetch-seconds", "5")
-        with running_server(folder, *_OPTIONS, *hosts, "--image-cache-mib", "4", environ=_ENVIRON) as server:
-            yield Target(server, port)
+        port, tls_port = free_port(), free_port()
+        hosts = [f"--image-hosts=127.0.0.1:{one}" for one in (port, tls_port)]
+        authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        authority.cert_pem.write_to_path(folder / "authority.pem")
+        environ = _ENVIRON | {"SSL_CERT_FILE": str(folder / "authority.pem")}
+        limits = ("--image-fetch-seconds", "5", "--image-cache-mib", "4")
+        with running_server(folder, *_OPTIONS, *hosts, *limits, environ=environ) as server:
+            yield Target(server, port, tls_port, context)
 
 
 @contextlib.contextmanager

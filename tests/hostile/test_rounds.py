@@ -32,3 +32,16 @@ def test_random_pictures() -> None:
         (outcome,) = Rounds(attacked, seed=7, sizes=Sizes(pictures=examples(100, 300))).one()
     seen = outcome.seen
     assert seen["pictures"] >= examples(100, 300) and seen["sound 200"] > 30 and seen["harmful 422"] > 15
+
+
+def test_servers_of_images() -> None:
+    with vision_target() as attacked:
+        (outcome,) = Rounds(attacked, seed=7, sizes=Sizes(image_servers=examples(24, 60))).one()
+    seen = outcome.seen
+    assert all(seen[f"{kind} 422"] > 0 for kind in ("tiny", "interim", "fields", "bytes")) and seen["sound 200"] > 0
+
+
+def test_connections_of_tls() -> None:
+    with target() as attacked:
+        (outcome,) = Rounds(attacked, seed=7, sizes=Sizes(silent_tls=examples(16, 200))).one()
+    assert outcome.seen["silent ended"] >= examples(16, 200) and outcome.seen["single bytes 200"] > 0

@@ -1,4 +1,5 @@
-"""TLS connections that never finish their handshake, at a server of their own: it ends them, and goes on serving."""
+"""TLS connections that never finish their handshake, or send a request in records of one byte, at a server of their
+own: it ends the former, answers the latter, and goes on serving."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from pathlib import Path
 import httpx
 import trustme
 from hostile.target import Target
-from support.raw_http import generation
+from support.image_answers import drip
+from support.raw_http import generation, post, status_of
 from support.running_server import RunningServer, running_server
 
 _MOST_CONNECTIONS = 64
 _HEAD_S = 2
 _START_LIMIT_S = 120.0
 _LIMIT_S = 60.0
+_SINGLE_AT_ONCE = 4
 
 
 async def silent_tls(target: Target, source: random.Random, count: int) -> Counter[str]:
@@ -54,6 +57,7 @@ async def _attacked(server: RunningServer, authority: trustme.CA, source: random
             seen.update([await _ordinary(server.port, context)])
         assert all(await ends), "a silent connection stayed open"
         seen["silent ended"] += wave
+        seen.update(await asyncio.gather(*(_single_bytes(server.port, context) for _ in range(_SINGLE_AT_ONCE))))
         assert await _ordinary(server.port, context) == "beside 200", "no client gets in afterwards"
     return seen
 
@@ -68,6 +72,19 @@ async def _ordinary(port: int, context: ssl.SSLContext) -> str:
             return "beside no connection"
     assert answer.status_code in (200, 429, 503), answer.text[:500]
     return f"beside {answer.status_code}"
+
+
+async def _single_bytes(port: int, context: ssl.SSLContext) -> str:
+    """Send a request with a record for each byte; return what it is answered."""
+    request = post("/generate", generation(2, "x"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    try:
+        await drip(writer, request)
+        answer = await asyncio.wait_for(reader.read(), _LIMIT_S)
+    finally:
+        writer.close()
+    assert status_of(answer) in (200, 429, 503), answer[:500]
+    return f"single bytes {status_of(answer)}"
 
 
 async def _silent(port: int, beginning: bytes) -> bool:

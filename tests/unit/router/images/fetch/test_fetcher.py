@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import trustme
+from support.image_answers import IN_SINGLE_BYTES, MANY_FIELDS, chunked, drip, head
 
 from router.errors import OverloadedError, ValidationError
 from router.images.fetch.bounded_stream import client_context
 from router.images.fetch.fetcher import UrlFetcher
 
 FILE = b"the bytes of a file"
-
-
-def head(status: int, *fields: str) -> bytes:
-    return "\r\n".join([f"HTTP/1.1 {status} x", "connection: close", *fields, "", ""]).encode()
 
 
 class Server:
@@ -241,12 +237,6 @@ async def test_certificates_are_for_the_name_and_https_never_becomes_http() -> N
         listening.close()
 
 
-def chunked(file: bytes, size: int) -> bytes:
-    pieces = (file[place : place + size] for place in range(0, len(file), size))
-    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
-    return head(200, "transfer-encoding: chunked") + chunks + b"0\r\n\r\n"
-
-
 async def test_pieces_of_one_byte_are_refused(server: Server) -> None:
     server.answers["/tiny"] = chunked(bytes(50_000), 1)
     server.answers["/small"] = chunked(FILE * 2000, 512)
@@ -264,24 +254,24 @@ async def test_single_bytes_are_refused_in_records_of_tls_and_in_what_surrounds_
     authority.issue_cert("x").configure_cert(context)
     trusted = ssl.create_default_context()
     authority.configure_trust(trusted)
-    sent = {
-        b"/head": b"HTTP/1.1 200 x\r\nfield: " + b"a" * 3000,
-        b"/extension": head(200, "transfer-encoding: chunked") + b"1;" + b"a" * 3000 + b"\r\nx\r\n0\r\n\r\n",
-    }
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        path = (await reader.readuntil(b"\r\n\r\n")).split()[1]
-        for byte in sent[path]:
-            writer.write(bytes([byte]))
-        with contextlib.suppress(OSError):
-            await writer.drain()
+        path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        await drip(writer, IN_SINGLE_BYTES[path.removeprefix("/")])
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as listening:
         port = listening.sockets[0].getsockname()[1]
-        for path in sent:
-            said = await refusal(fetcher(ssl_context=trusted), f"https://x:{port}{path.decode()}")
+        for path in IN_SINGLE_BYTES:
+            said = await refusal(fetcher(ssl_context=trusted), f"https://x:{port}/{path}")
             assert said == "Could not fetch image: the server sends too little at a time"
+
+
+@pytest.mark.parametrize("kind", MANY_FIELDS)
+async def test_a_head_of_many_fields_is_refused(kind: str, server: Server) -> None:
+    server.answers["/fields"] = MANY_FIELDS[kind]
+    said = await refusal(fetcher(), f"http://x:{server.port}/fields")
+    assert said == "Could not fetch image: the server sends too much besides the file"
 
 
 def test_no_server_chooses_the_numbers_of_a_key_exchange() -> None:
