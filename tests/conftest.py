@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support import effort
@@ -70,6 +71,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if effort.is_left_out({mark.name for mark in item.iter_markers()}, time.time()):
         pytest.skip("no time is left for long tests (LONG_TESTS_END)")
+
+
+@pytest.hookimpl(optionalhook=True)  # tests/gpu does without xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests go to processes by file, and files that share a server to one process."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from support.shared_servers import scope_of
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadSharedServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid.split("::", 1)[0])
+
+    return LoadSharedServer(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

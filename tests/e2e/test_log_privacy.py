@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,7 +94,7 @@ def test_fuzzed_requests_leave_no_trace_in_the_log(server: RunningServer) -> Non
             num_requests += 1
     assert {200, 422} <= statuses and any(len(output.strip()) >= 8 for output in outputs)
     ask(server, "the-last-one")
-    log = log_with(server, "the-last-one")
+    log = server.log_with("the-last-one")
     assert MARK not in log and KEY not in log
     for output in outputs:
         # Shorter ones are found in anything.
@@ -106,26 +105,7 @@ def test_fuzzed_requests_leave_no_trace_in_the_log(server: RunningServer) -> Non
     assert "Traceback" not in log, json.dumps(log[-3000:])
 
 
-def ask(server: RunningServer, request_id: str, **more: Any) -> None:
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20} | more
+def ask(server: RunningServer, request_id: str) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
     headers = {"authorization": f"Bearer {KEY}", "x-request-id": request_id}
     assert httpx.post(server.url + "/v1/chat/completions", json=body, headers=headers, timeout=60).status_code == 200
-
-
-def log_with(server: RunningServer, text: str, times: int = 1) -> str:
-    """The log once it holds the text: a record goes through the launcher, behind those before it."""
-    deadline = time.monotonic() + 30
-    while (log := server.log()).count(text) < times:
-        assert time.monotonic() < deadline, log[-3000:]
-        time.sleep(0.05)
-    return log
-
-
-def test_each_generation_has_one_record(server: RunningServer) -> None:
-    ask(server, "one-of-a-kind", n=3, stream=True)
-    ask(server, "the-one-behind-it")
-    log = log_with(server, "the-one-behind-it")
-    lines = [line for line in log.splitlines() if "one-of-a-kind" in line]
-    assert len(lines) == 3
-    for line in lines:
-        assert " INFO chat_completions{parameters=" in line and ": Success request_id=one-of-a-kind " in line

@@ -350,7 +350,7 @@ def test_blocks_in_place_and_resumption(shard: Caller) -> None:
     assert "outside the model's" in shard.prefill(0, refused).generations[0].error
 
 
-def test_a_shard_without_chunking_says_so_and_refuses_chunks(
+def test_a_shard_without_chunking_says_so_refuses_chunks_and_ends_with_its_socket(
     model: Path, tmp_path: Path, hello: pb.Request, day: pb.Request
 ) -> None:
     process = ShardProcess(model, tmp_path / "s", PREFILL_CHUNKING="0", PREFIX_CACHING="false")
@@ -368,6 +368,8 @@ def test_a_shard_without_chunking_says_so_and_refuses_chunks(
         day.chunk_len = 1
         assert "does not chunk" in shard.prefill(4, day).generations[0].error
         assert tokens_of(shard.decode(3))
+        assert process.stop() == 0
+        assert not process.socket.exists()
     finally:
         process.stop()
 
@@ -394,13 +396,6 @@ def test_two_ranks_share_the_answers(model: Path, tmp_path: Path, shard: Caller)
             rank.stop()
     assert first == {i: ids if i % 2 == 0 else [] for i, ids in alone.items()}
     assert second == {i: ids if i % 2 == 1 else [] for i, ids in alone.items()}
-
-
-def test_sigterm_ends_the_shard_and_its_socket(model: Path, tmp_path: Path) -> None:
-    process = ShardProcess(model, tmp_path / "s")
-    process.wait_ready()
-    assert process.stop() == 0
-    assert not process.socket.exists()
 
 
 @pytest.mark.long

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sentence_transformers
 import torch
 from support.encoder_models import write_model, write_sentence_files
 from support.pooling import load_pooled, run
@@ -47,7 +46,9 @@ def _vectors(folder: Path, prompt: str = "", dimensions: int = 0, dtype: torch.d
 
 
 def _expected(folder: Path, **options: Any) -> np.ndarray:
-    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu", **options.pop("settings", {}))
+    from sentence_transformers import SentenceTransformer  # seconds, in each process that collects tests
+
+    model = SentenceTransformer(str(folder), device="cpu", **options.pop("settings", {}))
     found: np.ndarray = model.encode(TEXTS, normalize_embeddings=True, batch_size=2, **options)
     return found
 
@@ -102,7 +103,9 @@ def test_prompts(tmp_path: Path, counts: bool) -> None:
 def test_cross_encoders(tmp_path: Path, case: str) -> None:
     write_model(tmp_path, case, kind="AutoModelForSequenceClassification", num_labels=1)
     pairs = [("what is rain", text) for text in TEXTS]
-    theirs = sentence_transformers.CrossEncoder(str(tmp_path), device="cpu").predict(pairs)
+    from sentence_transformers import CrossEncoder
+
+    theirs = CrossEncoder(str(tmp_path), device="cpu").predict(pairs)
     runner = load_pooled(tmp_path, longest=64)
     tokens = _tokens(tmp_path, 64, [Text(*pair) for pair in pairs])
     items = [
@@ -120,6 +123,8 @@ def test_a_prompt_of_the_files_is_read(tmp_path: Path) -> None:
     from wire.pooling.files import read
 
     files = read(tmp_path, json.loads((tmp_path / "config.json").read_text()), ValueError)
-    model = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(tmp_path), device="cpu")
     assert {name: text for name, text in model.prompts.items() if text} == files.prompts
     assert model.default_prompt_name == files.default_prompt_name == "query"

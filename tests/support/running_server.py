@@ -38,6 +38,14 @@ class RunningServer:
         """What was written, from that byte on."""
         return self._log.read_bytes()[begin:].decode(errors="replace")
 
+    def log_with(self, text: str, times: int = 1) -> str:
+        """The log once it holds the text: a record goes through the launcher, behind those before it."""
+        deadline = time.monotonic() + 30
+        while (log := self.log()).count(text) < times:
+            assert time.monotonic() < deadline, log[-3000:]
+            time.sleep(0.05)
+        return log
+
     def log_size(self) -> int:
         """Bytes."""
         return self._log.stat().st_size

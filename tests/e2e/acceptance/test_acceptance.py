@@ -285,3 +285,15 @@ def test_metrics(client: httpx.Client) -> None:
     assert len(edges) == 36, "35 edges and infinity"
     lengths = [name for name in after if name.startswith("tgi_request_input_length_bucket")]
     assert len(lengths) == 101 and any(f'le="{MAX_INPUT}"' in name for name in lengths)
+
+
+def test_each_generation_has_one_record(server: RunningServer, client: httpx.Client) -> None:
+    for request_id, more in (("one-of-a-kind", {"n": 3, "stream": True}), ("the-one-behind-it", {})):
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20} | more
+        answer = client.post("/v1/chat/completions", json=body, headers={"x-request-id": request_id})
+        assert answer.status_code == 200
+    log = server.log_with("the-one-behind-it")
+    lines = [line for line in log.splitlines() if "one-of-a-kind" in line]
+    assert len(lines) == 3
+    for line in lines:
+        assert " INFO chat_completions{parameters=" in line and ": Success request_id=one-of-a-kind " in line

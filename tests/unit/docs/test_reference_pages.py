@@ -36,7 +36,6 @@ from wire.cli.options import Option, options_of
 from wire.cli.parsing import parse
 
 SOURCE = Path(__file__).parents[3] / "src"
-PAGES = pages()
 CONFIGS = {
     "launcher.md": [LauncherConfig],
     "bench.md": [BenchConfig],
@@ -61,34 +60,39 @@ ALWAYS_THERE = {"LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "OPENBLAS_NUM_TH
 """Handed to a child as they are, or set for it or for a library; no setting of ours."""
 
 
-@pytest.mark.parametrize("name", sorted(PAGES))
-def test_the_committed_page_is_fresh(name: str) -> None:
-    path = REFERENCE / name
-    assert path.is_file() and path.read_text() == PAGES[name], f"docs/reference/{name} is stale: make reference"
+@pytest.fixture(name="pages", scope="module")
+def made_pages() -> dict[str, str]:
+    """Made here, not as tests are collected: they take seconds, and every process collects."""
+    return pages()
 
 
-def test_no_other_page_pretends_to_be_generated() -> None:
-    assert {path.name for path in REFERENCE.iterdir()} == set(PAGES)
+@pytest.mark.parametrize("name", sorted(path.name for path in REFERENCE.iterdir()))
+def test_the_committed_page_is_fresh(name: str, pages: dict[str, str]) -> None:
+    assert (REFERENCE / name).read_text() == pages[name], f"docs/reference/{name} is stale: make reference"
+
+
+def test_no_other_page_pretends_to_be_generated(pages: dict[str, str]) -> None:
+    assert {path.name for path in REFERENCE.iterdir()} == set(pages)
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_every_option_has_one_row(name: str) -> None:
-    rows = re.findall(r"^\| `(--[a-z-]+|[A-Z_]+)`.*\|$", PAGES[name].partition("## Variables of")[0], re.M)
+def test_every_option_has_one_row(name: str, pages: dict[str, str]) -> None:
+    rows = re.findall(r"^\| `(--[a-z-]+|[A-Z_]+)`.*\|$", pages[name].partition("## Variables of")[0], re.M)
     wanted = [opt.metavar if opt.positional else opt.flag for one in CONFIGS[name] for opt in options_of(one)]
     assert sorted(rows) == sorted(wanted)
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_every_row_has_five_cells(name: str) -> None:
+def test_every_row_has_five_cells(name: str, pages: dict[str, str]) -> None:
     """A bar in a help text would shift them."""
-    for line in PAGES[name].partition("## Variables of")[0].splitlines():
+    for line in pages[name].partition("## Variables of")[0].splitlines():
         if line.startswith(("| `-", "| `MODEL", "| `CLIENT")):
             assert len(re.split(r"(?<!\\)\|", line)) == 7, line
 
 
-def test_ours_is_what_tgi_has_not() -> None:
+def test_ours_is_what_tgi_has_not(pages: dict[str, str]) -> None:
     for opt in options_of(LauncherConfig):
-        row = next(line for line in PAGES["launcher.md"].splitlines() if line.startswith(f"| `{opt.flag}`"))
+        row = next(line for line in pages["launcher.md"].splitlines() if line.startswith(f"| `{opt.flag}`"))
         assert ("ours)" not in row) == (opt.flag in tgi.LAUNCHER), row
 
 
@@ -182,8 +186,8 @@ def test_what_the_launcher_decides_is_not_inherited() -> None:
     assert commands.router(with_logprobs, environ).env["REQUEST_LOGPROBS"] == "1"
 
 
-def test_every_end_of_a_launch_is_named() -> None:
-    listed = set(re.findall(r"^\| `(\w+)` \|", PAGES["launcher.md"].partition("## Exit status")[2], re.M))
+def test_every_end_of_a_launch_is_named(pages: dict[str, str]) -> None:
+    listed = set(re.findall(r"^\| `(\w+)` \|", pages["launcher.md"].partition("## Exit status")[2], re.M))
     assert listed == {kind.__name__ for kind in LauncherError.__subclasses__()}
 
 
@@ -199,15 +203,15 @@ def test_every_refusal_is_listed() -> None:
             assert (status, kind.error_type) in listed or status == 404, kind
 
 
-def test_every_kind_of_value_is_linked_and_there() -> None:
-    text = PAGES["http.md"]
+def test_every_kind_of_value_is_linked_and_there(pages: dict[str, str]) -> None:
+    text = pages["http.md"]
     headings = {line.removeprefix("### ").lower() for line in text.splitlines() if line.startswith("### ")}
     links = set(re.findall(r"\]\(#([a-z]+)\)", text))
     assert links <= headings and len(links) > 40
 
 
-def test_the_whole_document_is_on_the_page() -> None:
-    text = PAGES["http.md"]
+def test_the_whole_document_is_on_the_page(pages: dict[str, str]) -> None:
+    text = pages["http.md"]
     for field in ("`max_new_tokens` | integer ≥ 1", "`top_p` | number > 0, ≤ 1", "`stop` | list of string, at most 4"):
         assert f"| {field} |" in text
     assert "any JSON" in text and '`"regex"`' in text
