@@ -26,6 +26,7 @@ from wire.model_files import (
     token_text,
 )
 from wire.text.added_tokens import add_tokens, tokenizer_settings
+from wire.text.prefix_space import set_prefix_space
 from wire.text.token_bytes import byte_level
 from wire.text.tokenizer_failure import reason_of
 
@@ -71,6 +72,7 @@ class Tokenizer:
             )
         try:
             backend = _Backend.from_str(read_tokenizer(path, StartupError))
+            set_prefix_space(backend, model_dir, StartupError)
             add_tokens(backend, model_dir, StartupError)
         except StartupError:
             raise

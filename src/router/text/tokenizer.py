@@ -17,6 +17,7 @@ from router.worker import memory
 from router.worker.lane import Lanes
 from wire.model_files import read_tokenizer
 from wire.text.added_tokens import add_tokens
+from wire.text.prefix_space import set_prefix_space
 from wire.text.tokenizer_failure import reason_of
 from wire.tokenizer_file import num_ids
 
@@ -32,9 +33,11 @@ _MOST_UNFINISHED = 8
 
 def load_tokenizer(path: Path, folder: Path | None) -> Tokenizer:
     """Read a tokenizer.json, with further tokens of the model in `folder`."""
+    folder = path.parent if folder is None else folder
     try:
         tokenizer = Tokenizer.from_str(read_tokenizer(path, StartupError))
-        add_tokens(tokenizer, path.parent if folder is None else folder, StartupError)
+        set_prefix_space(tokenizer, folder, StartupError)
+        add_tokens(tokenizer, folder, StartupError)
     except StartupError:
         raise
     except BaseException as error:

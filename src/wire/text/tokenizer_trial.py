@@ -86,6 +86,7 @@ def _try(path: Path, folder: Path) -> None:
     from tokenizers import Tokenizer
 
     from wire.text.added_tokens import add_tokens
+    from wire.text.prefix_space import set_prefix_space
 
     text = read_tokenizer(path, Refused)
     try:
@@ -93,6 +94,7 @@ def _try(path: Path, folder: Path) -> None:
         del text
     except BaseException as error:
         raise Refused(f"{path} cannot be used: {reason_of(error)}") from None
+    set_prefix_space(tokenizer, folder, Refused)
     add_tokens(tokenizer, folder, Refused)
     try:
         num_ids(tokenizer.get_vocab(with_added_tokens=True).values(), Refused)
