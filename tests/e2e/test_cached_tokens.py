@@ -121,7 +121,7 @@ async def alone(socket: str, requests: list[ValidRequest]) -> list[tuple[list[in
         return [await answer(plain.submit(dataclasses.replace(r, decoder_input_details=False))) for r in requests]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 async def test_cached_and_uncached_runs_give_the_same_tokens(socket: str, seed: int) -> None:
     requests = random_requests(seed, 16)
     expected = await alone(socket, requests)

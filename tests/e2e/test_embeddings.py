@@ -199,6 +199,7 @@ def test_nothing_is_held_after_clients_that_disconnect(embedder: RunningServer) 
     assert "\nte_queue_size 0\n" in metrics
 
 
+@pytest.mark.long
 def test_a_reranker(reranker: RunningServer) -> None:
     texts = ["water falls from clouds", "cats eat fish", "rain"]
     ranks = post(reranker, "/rerank", {"query": "what is rain", "texts": texts, "return_text": True})
@@ -226,6 +227,7 @@ def test_a_reranker(reranker: RunningServer) -> None:
     assert set(httpx.get(f"{reranker.url}/info").json()["model_type"]) >= {"reranker"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

@@ -11,7 +11,7 @@ from support.gguf_files import write_gguf
 from support.running_server import running_server
 from support.tiny_models import tiny_checkpoint
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PROMPT, NEW = "The bytes come one by one", 12
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
@@ -21,10 +21,8 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "
     ("mixture", "num_shards", "kinds"),
     [
         ("Q4_K_M", 1, ("6 bits, groups of 16", "4 bits, groups of 32 with offsets")),
-        pytest.param(
-            "Q4_K_M", 2, ("6 bits, groups of 16", "4 bits, groups of 32 with offsets"), marks=pytest.mark.long
-        ),
-        pytest.param("Q8_0", 1, ("8 bits, groups of 32",), marks=pytest.mark.long),
+        ("Q4_K_M", 2, ("6 bits, groups of 16", "4 bits, groups of 32 with offsets")),
+        ("Q8_0", 1, ("8 bits, groups of 32",)),
     ],
 )
 def test_a_file_serves(mixture: str, num_shards: int, kinds: tuple[str, ...], tmp_path: Path) -> None:
@@ -47,7 +45,6 @@ def test_a_file_serves(mixture: str, num_shards: int, kinds: tuple[str, ...], tm
     check_tokens(tmp_path / "decoded", found)
 
 
-@pytest.mark.long
 def test_experts_in_parts_serve_on_two_shards(tmp_path: Path) -> None:
     sparse = {"mlp_only_layers": [], "decoder_sparse_step": 1, "moe_intermediate_size": 256, "norm_topk_prob": True}
     source = tiny_checkpoint("qwen3_moe", tmp_path / "source", **SIZES, **sparse)

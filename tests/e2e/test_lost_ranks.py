@@ -77,9 +77,10 @@ def test_one_is_killed_in_a_step(size: int, rank: int) -> None:
         assert port_is_free(server.port)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("importing torch", 2), pytest.param("Server started at", 1, marks=pytest.mark.long)],
+    [("importing torch", 2), ("Server started at", 1)],
     ids=["before-they-meet", "when-one-is-up"],
 )
 def test_one_is_killed_while_they_start(text: str, count: int) -> None:

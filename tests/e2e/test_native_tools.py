@@ -15,7 +15,8 @@ from support.running_server import RunningServer, running_server
 from support.tiny_models import VOCAB_SIZE, tiny_checkpoint, write_tokenizer
 from tokenizers import Tokenizer
 
-pytestmark = pytest.mark.e2e
+# In `make test` the scripted model shows every format (tests/e2e/scripted).
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
 TEMPLATE = (

@@ -43,6 +43,7 @@ def group(net: Network, tmp_path: Path) -> Iterator[NodeGroup]:
         yield made
 
 
+@pytest.mark.long
 def test_two_nodes_serve_one_model_and_end_when_a_shard_of_one_is_killed(group: NodeGroup) -> None:
     group.start()
     group.wait_ready()

@@ -19,7 +19,7 @@ import pytest
 from support.encoder_models import write_model, write_sentence_files
 from support.running_server import RunningServer, running_models
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 FILE = """
 defaults: {{max_total_tokens: 2048, memory: 4GiB}}
@@ -116,7 +116,6 @@ def test_on_demand_by_every_door(server: RunningServer, client: httpx.Client) ->
     wait_for(client, **{"org/other": "unloaded", "chat": "loaded"})
 
 
-@pytest.mark.long
 def test_a_killed_router_ends_its_streams_alone_and_comes_back(server: RunningServer, client: httpx.Client) -> None:
     body = {"inputs": "Tell me a story", "parameters": {"max_new_tokens": 1500, "ignore_eos": True}}
     with client.stream("POST", "/models/chat/generate_stream", json=body) as stream:
@@ -129,7 +128,6 @@ def test_a_killed_router_ends_its_streams_alone_and_comes_back(server: RunningSe
     assert server.process.poll() is None
 
 
-@pytest.mark.long
 def test_room_and_a_damaged_model(server: RunningServer, client: httpx.Client) -> None:
     """What is idle makes room, and a model that cannot start is told as failed while the others serve."""
     failed = ask(client, "damaged")

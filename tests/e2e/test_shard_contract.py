@@ -374,6 +374,7 @@ def test_a_shard_without_chunking_says_so_refuses_chunks_and_ends_with_its_socke
         process.stop()
 
 
+@pytest.mark.long
 def test_two_ranks_share_the_answers(model: Path, tmp_path: Path, shard: Caller) -> None:
     port = free_port()
     ranks = [ShardProcess(model, tmp_path / "s", rank, 2, port) for rank in (0, 1)]

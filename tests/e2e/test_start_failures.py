@@ -121,7 +121,8 @@ def test_a_shard_that_hangs_is_named_with_its_phase_and_its_stacks(tmp_path: Pat
         assert "phase: importing for " in last
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("size", [1, 2])
 def test_memory_that_is_short_at_the_warm_up_is_asked_for_less(tmp_path: Path, size: int) -> None:
     environ = sabotaged(tmp_path, _SHORT_OF_MEMORY.format(error="torch.OutOfMemoryError('no room')"))
     with running_server("demo", "--num-shard", str(size), environ=environ) as server:
