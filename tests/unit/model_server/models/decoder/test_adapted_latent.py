@@ -21,7 +21,12 @@ SEQUENCES = prompts(512)
 ALL = ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 CONFIGS: list[Any] = [
     ("deepseek_v3", {"target_modules": ["kv_b_proj"]}, {"target_modules": ["kv_b_proj", "o_proj"], "r": 3}),
-    ("deepseek_v2", {"target_modules": ALL, "use_dora": True}, {"target_modules": ["kv_b_proj"], "lora_bias": True}),
+    pytest.param(
+        "deepseek_v2",
+        {"target_modules": ALL, "use_dora": True},
+        {"target_modules": ["kv_b_proj"], "lora_bias": True},
+        marks=pytest.mark.long,
+    ),
 ]
 
 
