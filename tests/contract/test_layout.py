@@ -12,8 +12,8 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 945,
-    "files below 50 lines": 253,
+    "files": 946,
+    "files below 50 lines": 254,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
@@ -32,11 +32,11 @@ LIMITS = {
     "files that name states": 34,
 }
 LINES = {
-    "launcher": 14_250,
+    "launcher": 14_270,
     "model_server": 50_760,
-    "router": 35_450,
+    "router": 35_460,
     "tercet": 63,
-    "wire": 7_190,
+    "wire": 7_250,
 }
 LONG_FILE = 400
 
