@@ -95,7 +95,7 @@ def with_variables(text: str, config: object, filled: Mapping[str, str] = Mappin
     """Return an error's `text` with the variables that gave `config` the options which it names.
 
     Args:
-        filled: Variables that other programs set, by the flag of the option for which they stood in.
+        filled: Variables of other programs that gave an option its value, by its flag.
     """
     flags, given = re.findall(r"--[a-z][a-z0-9-]*", text), []
     for opt in options_of(type(config)):
