@@ -31,6 +31,7 @@ HEADER = {
 }  # fmt: skip
 # Half a minute and more each.
 WEEKLY = partial(pytest.param, marks=pytest.mark.weekly)
+LONG = partial(pytest.param, marks=pytest.mark.long)
 TOYS = Run("cpu", tiny=True, model=None, seed=1)
 
 
@@ -47,7 +48,17 @@ def run_child(tmp_path: Path, stage: str, *arguments: str) -> list[dict[str, Any
 
 @pytest.mark.parametrize(
     "stage",
-    [WEEKLY("S2"), WEEKLY("S3"), "S4", WEEKLY("S7"), WEEKLY("S8"), WEEKLY("S10"), WEEKLY("S12"), "S15", WEEKLY("S17")],
+    [
+        WEEKLY("S2"),
+        WEEKLY("S3"),
+        LONG("S4"),
+        WEEKLY("S7"),
+        WEEKLY("S8"),
+        WEEKLY("S10"),
+        WEEKLY("S12"),
+        "S15",
+        WEEKLY("S17"),
+    ],
 )
 def test_a_stage_runs(tmp_path: Path, stage: str) -> None:
     said = run_child(tmp_path, stage)
@@ -62,7 +73,7 @@ def test_an_assertion_on_the_device_is_tried(tmp_path: Path) -> None:
     assert '"passed": true' in (tmp_path / "lines").read_text()
 
 
-@pytest.mark.parametrize("part", ["sampling", *(WEEKLY(p) for p in running.PARTS["S1"] if p != "sampling")])
+@pytest.mark.parametrize("part", [LONG("sampling"), *(WEEKLY(p) for p in running.PARTS["S1"] if p != "sampling")])
 def test_a_kernel_family_is_compared(tmp_path: Path, part: str) -> None:
     said = run_child(tmp_path, "S1", "--part", part)
     assert said
