@@ -173,7 +173,18 @@ _KEYWORDS = ("type", "required", "properties", "enum", "const", "anyOf", "oneOf"
              "minItems", "maxItems", "additionalProperties", "$ref", "$defs", "title", "default")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(name for name, one in FORMATS.items() if one.form is not None))
+_WITH_RULES = ("qwen_xml", "glm", "pythonic", "gemma4", "functiongemma", "hermes")
+"""Of each way to write arguments one."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in _WITH_RULES else pytest.mark.long)
+        for name, one in sorted(FORMATS.items())
+        if one.form is not None
+    ],
+)
 def test_no_keyword_of_a_wrong_type_is_an_error_of_ours_or_reaches_a_grammar(name: str) -> None:
     """As a keyword of the arguments, of one of them, and of a part of one."""
     format_, (_, _, markers) = FORMATS[name], tokenizer_of(name)

@@ -42,9 +42,12 @@ OPENED_BY_TEXT = (
     "llama_json", "phi4_mini", "harmony", "pythonic", "hunyuan_a13b", "hy_v3", "minicpm5", "plamo3", "xlam", "kimi_k3",
 )  # fmt: skip
 SAMPLES = pytest.mark.parametrize("num_samples", [10, pytest.param(100, marks=pytest.mark.weekly)])
+FEW_SAMPLES = pytest.mark.parametrize(
+    "num_samples", [4, pytest.param(10, marks=pytest.mark.long), pytest.param(100, marks=pytest.mark.weekly)]
+)
 
 
-@SAMPLES
+@FEW_SAMPLES
 @pytest.mark.parametrize("format", FORMS, ids=lambda format: format.name)
 def test_demanded_calls_fit_their_schemas(format: Format, num_samples: int) -> None:
     _, _, markers = tokenizer_of(format.name)
@@ -102,7 +105,7 @@ def test_under_noise_no_mark_is_content(format: Format, num_samples: int) -> Non
     assert num_calls > num_samples / 10
 
 
-@SAMPLES
+@FEW_SAMPLES
 @pytest.mark.parametrize("name", OPENED_BY_TEXT)
 def test_a_text_opens_calls_that_fit_their_schemas(name: str, num_samples: int) -> None:
     tokenizer, vocabulary, markers = tokenizer_of(name)
