@@ -121,7 +121,25 @@ def _without_model_prefix(config: Config, tensors: Tensors) -> None:
         tensors[name.removeprefix("model.")] = tensors.pop(name)
 
 
+def _published_kimi(config: Config, tensors: Tensors) -> None:
+    """Kimi Linear as it was published: layers counted from 1, sizes in a block, dense layers with an `mlp`."""
+    kinds, mlps = config.pop("layer_types"), config.pop("mlp_layer_types")
+    config["linear_attn_config"] = {
+        "full_attn_layers": [i + 1 for i, kind in enumerate(kinds) if kind == "full_attention"],
+        "kda_layers": [i + 1 for i, kind in enumerate(kinds) if kind == "linear_attention"],
+        "num_heads": config.pop("linear_num_heads"),
+        "head_dim": config.pop("linear_head_dim"),
+        "short_conv_kernel_size": config.pop("linear_conv_kernel_dim"),
+    }
+    config |= {"first_k_dense_replace": mlps.count("dense"), "mla_use_nope": True, "moe_layer_freq": 1}
+    config |= {"moe_router_activation_func": "sigmoid", "rope_theta": 10000.0, "rope_scaling": None, "head_dim": 72}
+    for name in list(tensors):
+        if ".layers.0.block_sparse_moe." in name:
+            tensors[name.replace("block_sparse_moe", "mlp")] = tensors.pop(name)
+
+
 DISGUISES = {
+    ("kimi_linear", "published"): Disguise(("kimi_linear", "plain"), _published_kimi),
     ("RefinedWeb", "plain"): Disguise(("falcon", "plain"), _refined_web),
     ("RefinedWebModel", "plain"): Disguise(("falcon", "mqa"), _refined_web_model),
     ("RefinedWebModel", "alibi"): Disguise(("falcon", "alibi"), _refined_web_model),

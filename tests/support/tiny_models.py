@@ -65,6 +65,19 @@ _DELTA = {
     "shared_expert_intermediate_size": 48,
 }
 
+_KIMI = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "linear_num_heads": 4,
+    "linear_head_dim": 24,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
+
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 24}
 _NEMOTRON = {
     "head_dim": 16,
@@ -405,6 +418,17 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("qwen3_5_text", "plain"): _DELTA
     | {"layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"]},
     ("qwen3_5_moe_text", "plain"): _DELTA | {"full_attention_interval": 2, "num_experts": 6},
+    ("kimi_linear", "plain"): _KIMI
+    | {"layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"], "n_group": 4, "topk_group": 2},
+    ("kimi_linear", "dense_two"): _KIMI
+    | {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        "q_lora_rank": 24,
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "linear_conv_kernel_dim": 3,
+    },
     ("granitemoehybrid", "plain"): _MAMBA2
     | {
         "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],

@@ -164,6 +164,9 @@ class GatedDeltaStruct(ctypes.Structure):
         ("bias", c_void_p),
         ("norm", c_void_p),
         ("eps", c_float),
+        ("most_strength", c_float),
+        ("by_key", c_long),
+        ("sigmoid", c_long),
     ]
 
 

@@ -20,6 +20,9 @@ from model_server.errors import StartupError
 # Positions whose angles are computed at first; the table doubles when a sequence grows beyond it.
 INITIAL_POSITIONS = 4096
 
+# A kind that no config can name.
+UNROTATED = ""
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:
@@ -69,11 +72,18 @@ class Rope:
         return float(value)
 
 
+def unrotated(dim: int) -> Rope:
+    """Return what leaves all numbers as they are, for what always rotates."""
+    return Rope(UNROTATED, 1.0, dim, INITIAL_POSITIONS)
+
+
 def inverse_frequencies(rope: Rope, longest: int = 0) -> tuple[Tensor, float]:
     """Return angles per position [dim / 2] float32, and the factor on cos and sin, for sequences up to `longest`."""
     function = _KINDS.get(rope.kind)
     if function is None:
-        raise StartupError(f"config.json: rope scaling {rope.kind!r} is not served; served: {', '.join(_KINDS)}")
+        raise StartupError(
+            f"config.json: rope scaling {rope.kind!r} is not served; served: {', '.join(filter(None, _KINDS))}"
+        )
     return function(rope, longest)
 
 
@@ -84,6 +94,10 @@ def _default(rope: Rope, longest: int) -> tuple[Tensor, float]:
 def _linear(rope: Rope, longest: int) -> tuple[Tensor, float]:
     """Divide positions by the factor, which TGI's static constructor ignores."""
     return _plain(rope) / rope.number("factor"), 1.0
+
+
+def _unrotated(rope: Rope, longest: int) -> tuple[Tensor, float]:
+    return torch.zeros(rope.dim // 2), 1.0
 
 
 def _llama3(rope: Rope, longest: int) -> tuple[Tensor, float]:
@@ -179,6 +193,7 @@ _KINDS: dict[str, Callable[[Rope, int], tuple[Tensor, float]]] = {
     "proportional": _proportional,
     "longrope": _longrope,
     "su": _longrope,
+    UNROTATED: _unrotated,
 }
 _BY_LENGTH = ("dynamic", "longrope", "su")
 

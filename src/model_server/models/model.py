@@ -21,6 +21,7 @@ from model_server.kernels.availability import has_float8, refusal
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.adapter_targets import adapter_targets
 from model_server.models.decoder.mixers.gated_delta import GatedDeltaSpec
+from model_server.models.decoder.mixers.kimi_delta import KimiDeltaSpec
 from model_server.models.decoder.mixers.short_conv import ShortConvSpec
 from model_server.models.decoder.moe import Moe, SeparateExperts, StackedExperts
 from model_server.models.decoder.spec import MlpSpec, Spec
@@ -344,7 +345,7 @@ def _varies_with_the_batch(model: Model, device: torch.device, dtype: torch.dtyp
         return "products with quantized weights depend on the number of rows"
     if spec.attention is not None and device.type == "cuda":
         return "latent attention multiplies in a form that depends on the number of rows"
-    if any(isinstance(mixer, GatedDeltaSpec) for mixer in spec.mixers):
+    if any(isinstance(mixer, GatedDeltaSpec | KimiDeltaSpec) for mixer in spec.mixers):
         return "gated delta nets multiply in a form that depends on the number of rows"
     if num_ranks > 1:
         return "a sum over several shards depends on its size; use --num-shard 1"

@@ -23,7 +23,7 @@ class DeltaNet(Protocol):
         """Compute a step, and update the states of its sequences.
 
         Args:
-            projected: [num_tokens, channels, then gates, then a strength and a decay for each value head].
+            projected: [num_tokens, channels, then gates, then a strength for each value head, then decays].
 
         Returns:
             [num_tokens, value heads * value_dim].

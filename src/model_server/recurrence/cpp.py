@@ -40,6 +40,9 @@ class CppDeltaNet:
             bias=weights.bias.data_ptr(),
             norm=weights.norm.data_ptr(),
             eps=weights.eps,
+            most_strength=weights.most_strength,
+            by_key=weights.by_key,
+            sigmoid=weights.gating == "sigmoid",
         )
         self._function = prepared().cpp_gated_delta
 

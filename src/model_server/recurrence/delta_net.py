@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +28,23 @@ class DeltaWeights:
     key_dim: int
     value_dim: int
     convolution: Tensor  # [width, channels]: queries, keys, values
-    rate: Tensor  # [value heads], below 0
-    bias: Tensor  # [value heads], of the decays
+    rate: Tensor  # [value heads], below 0; [keys] of decays that each number of a key has for itself
+    bias: Tensor  # the same, of the decays
     norm: Tensor  # [value_dim]
     eps: float
+    # How gates become factors of the outputs.
+    gating: Literal["silu", "sigmoid"] = "silu"
+    most_strength: float = 1.0
+
+    @property
+    def by_key(self) -> bool:
+        """Whether each number of a key has a decay."""
+        return len(self.rate) != self.value_heads
+
+    @property
+    def inputs(self) -> int:
+        """Return the numbers that a token brings: channels, gates, strengths, decays."""
+        return self.convolution.shape[1] + self.values + self.value_heads + len(self.rate)
 
     @property
     def value_heads(self) -> int:
@@ -62,9 +76,8 @@ class TorchDeltaNet:
     def __call__(self, projected: Tensor, segments: Segments, states: LayerStates) -> Tensor:
         weights, count = self.weights, len(projected)
         keys, values, value_heads = weights.keys, weights.values, weights.value_heads
-        mixed, gate, strength, decay = torch.split(
-            projected, [2 * keys + values, values, value_heads, value_heads], dim=1
-        )
+        sizes = [2 * keys + values, values, value_heads, len(weights.rate)]
+        mixed, gate, strength, decay = torch.split(projected, sizes, dim=1)
         mixed = F.silu(convolve_kept(mixed, weights.convolution, None, segments, states.inputs))
         query, key, value = torch.split(mixed, [keys, keys, values], dim=1)
         heads = (count, weights.key_heads, weights.key_dim)
@@ -73,12 +86,13 @@ class TorchDeltaNet:
         if weights.repeats > 1:
             query, key = (t.repeat_interleave(weights.repeats, dim=1) for t in (query, key))
         value = value.reshape(count, value_heads, weights.value_dim)
-        strength = strength.float().sigmoid()
-        decay = F.softplus(decay.float() + weights.bias).mul_(weights.rate)
+        strength = strength.float().sigmoid().mul_(weights.most_strength)
+        decay = F.softplus(decay.float() + weights.bias).mul_(weights.rate).view(count, value_heads, -1)
         tokens = gated_delta.Tokens(query, key, value, decay, strength)
         found = by_segments(tokens, value, segments, states.state, gated_delta.step, gated_delta.sequence)
         found = F.rms_norm(found, (weights.value_dim,), weights.norm, weights.eps)
-        return found.flatten(1).mul_(F.silu(gate.float())).to(projected.dtype)
+        gate = F.silu(gate.float()) if weights.gating == "silu" else gate.float().sigmoid()
+        return found.flatten(1).mul_(gate).to(projected.dtype)
 
 
 def _unit(heads: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 // Gated delta nets. With S the state of a value head [key_dim, value_dim], and for each token a query q, a key k, a value v,
 // a decay g in (0, 1] and a strength b: d = b (v - g S^T k); S <- g S + k d^T; output S^T q, which is g S^T q + (k q) d of
-// the state before. Every sum is taken in one order for each token, so that no bit depends on how prompts are cut, on the
-// company, or on the number of threads.
+// the state before. Kimi's have a decay for each number of a key, diag(g) instead of g: what reads the state before are then
+// g k and g q. Every sum is taken in one order for each token, so that no bit depends on how prompts are cut, on the company,
+// or on the number of threads.
 #pragma once
 #include "recurrent.hpp"
 
@@ -9,17 +10,21 @@ struct GatedDelta {
     long key_heads, repeats;  // value heads that read one key head
     long key_dim, value_dim, width;
     const float* convolution;  // [width, channels]
-    const float* rate;         // [value heads], below 0
-    const float* bias;         // [value heads], of the decays
+    const float* rate;         // [decays], below 0
+    const float* bias;         // [decays]
     const float* norm;         // [value_dim]
     float eps;
+    float most_strength;
+    long by_key;   // a decay for each number of a key, where each head has its own: keys() of them
+    long sigmoid;  // gates the outputs in place of SiLU
 
+    long decays() const { return by_key ? keys() : value_heads(); }
     long value_heads() const { return key_heads * repeats; }
     long keys() const { return key_heads * key_dim; }
     long values() const { return value_heads() * value_dim; }
     long channels() const { return 2 * keys() + values(); }
     // Of the projected rows: channels, gates, strengths, decays.
-    long projected() const { return channels() + values() + 2 * value_heads(); }
+    long projected() const { return channels() + values() + value_heads() + decays(); }
 };
 
 // What a tile of columns gives for a key and a query.
@@ -43,21 +48,33 @@ template <class Row> INLINE TileSums sums_over(long rows, const float* key, cons
     return {even.known + odd.known, even.read + odd.read};
 }
 
+// The decay of a state's rows.
+struct OneDecay {
+    vf all;
+    INLINE vf operator()(long) const { return all; }
+};
+struct RowDecays {
+    const float* each;
+    INLINE vf operator()(long row) const { return splat(each[row]); }
+};
+
 // tile <- decay * tile + key delta^T, and the sums of the token after it.
-inline TileSums advance(float* tile, long rows, vf decay, const float* key, const Pair delta, const float* next_key,
+template <class Decay>
+inline TileSums advance(float* tile, long rows, const Decay decay, const float* key, const Pair delta, const float* next_key,
                         const float* next_query) {
     return sums_over(rows, next_key, next_query, [&](long i) __attribute__((always_inline)) {
-        const Pair row = fma(delta, splat(key[i]), times(load_pair(tile + i * COLUMNS), decay));
+        const Pair row = fma(delta, splat(key[i]), times(load_pair(tile + i * COLUMNS), decay(i)));
         store(tile + i * COLUMNS, row);
         return row;
     });
 }
 
 // The same behind the last token, into the state.
-inline void advance_into(const float* tile, long rows, vf decay, const float* key, const Pair delta, float* to, long stride,
-                         long columns) {
+template <class Decay>
+inline void advance_into(const float* tile, long rows, const Decay decay, const float* key, const Pair delta, float* to,
+                         long stride, long columns) {
     for (long i = 0; i < rows; i++) {
-        const Pair row = fma(delta, splat(key[i]), times(load_pair(tile + i * COLUMNS), decay));
+        const Pair row = fma(delta, splat(key[i]), times(load_pair(tile + i * COLUMNS), decay(i)));
         if (columns == COLUMNS) {
             store(to + i * stride, row);
         } else {
@@ -87,7 +104,7 @@ template <class T, class Out = T> class GatedDeltaPart : RecurrentPart<T> {
 
     const GatedDelta& shape;
     float* states;  // [slots, value heads, key_dim, value_dim]
-    float* mixed;   // for each token of the part: channels, decays, strengths, products of key and query
+    float* mixed;   // for each token of the part: channels, decays, strengths, products of key and query, keys times decays
     Out* out;
 
   public:
@@ -98,7 +115,8 @@ template <class T, class Out = T> class GatedDeltaPart : RecurrentPart<T> {
           shape(shape), states(states), mixed(mixed), out(out) {}
 
     static long scratch_width(const GatedDelta& shape) {
-        return shape.channels() + 2 * shape.value_heads() + shape.key_heads + COLUMNS;
+        const long decayed = shape.by_key ? shape.keys() : 0;
+        return shape.channels() + shape.decays() + shape.value_heads() + shape.key_heads + decayed + COLUMNS;
     }
 
     void run(Team team, const T** rows, std::atomic<long>& next) const {
@@ -111,7 +129,10 @@ template <class T, class Out = T> class GatedDeltaPart : RecurrentPart<T> {
         }
         team.barrier();
         const long tiles = (shape.value_dim + COLUMNS - 1) / COLUMNS, heads = shape.value_heads();
-        Base::share(heads * tiles, next, [&](long segment, long unit) { recur(segment, unit / tiles, unit % tiles * COLUMNS); });
+        Base::share(heads * tiles, next, [&](long segment, long unit) {
+            if (shape.by_key) recur<true>(segment, unit / tiles, unit % tiles * COLUMNS);
+            else recur<false>(segment, unit / tiles, unit % tiles * COLUMNS);
+        });
         team.barrier();
         for (long token = first + from; token < first + to; token++) finish(token);
     }
@@ -119,8 +140,10 @@ template <class T, class Out = T> class GatedDeltaPart : RecurrentPart<T> {
   private:
     float* of(long token) const { return mixed + (token - first) * scratch_width(shape); }
     float* decays(long token) const { return of(token) + shape.channels(); }
-    float* strengths(long token) const { return decays(token) + shape.value_heads(); }
+    float* strengths(long token) const { return decays(token) + shape.decays(); }
     float* products(long token) const { return strengths(token) + shape.value_heads(); }
+    float* decayed_keys(long token) const { return products(token) + shape.key_heads; }
+
     void mix(long segment, long token, const T** rows) const {
         float* to = of(token);
         Base::convolve_into(to, segment, token, rows, shape.convolution, nullptr);
@@ -132,11 +155,26 @@ template <class T, class Out = T> class GatedDeltaPart : RecurrentPart<T> {
             products(token)[h] = dot(query, key, dim);
         }
         const T* gates = row(token) + shape.channels() + shape.values();
-        for (long h = 0; h < shape.value_heads(); h++) {
-            const float x = widen(gates[shape.value_heads() + h]) + shape.bias[h];
-            const float softplus = x > 20.0f ? x : std::log1p(std::exp(x));
-            strengths(token)[h] = 1.0f / (1.0f + std::exp(-widen(gates[h])));
-            decays(token)[h] = std::exp(softplus * shape.rate[h]);
+        for (long h = 0; h < shape.value_heads(); h++)
+            strengths(token)[h] = shape.most_strength / (1.0f + std::exp(-widen(gates[h])));
+        decay(token, gates + shape.value_heads());
+        if (!shape.by_key) return;
+        const float *decays = this->decays(token), *key = to + shape.keys();
+        float* decayed = decayed_keys(token);
+        for (long i = 0; i < shape.keys(); i++) {
+            decayed[i] = key[i] * decays[i];
+            to[i] *= decays[i];
+        }
+    }
+
+    void decay(long token, const T* from) const {
+        float* to = decays(token);
+        long i = 0;
+        for (; i + LANES <= shape.decays(); i += LANES)
+            store(to + i, exp(softplus(load(from + i) + load(shape.bias + i)) * load(shape.rate + i)));
+        for (; i < shape.decays(); i++) {
+            const float x = widen(from[i]) + shape.bias[i];
+            to[i] = std::exp((x > 20.0f ? x : std::log1p(std::exp(x))) * shape.rate[i]);
         }
     }
 
@@ -147,35 +185,48 @@ template <class T, class Out = T> class GatedDeltaPart : RecurrentPart<T> {
         for (; i < n; i++) x[i] *= factor;
     }
 
+    // What reads the state before a token: its query and its key, times their decays if they have them.
+    const float* query_of(long token, long key_head) const { return of(token) + key_head * shape.key_dim; }
+    template <bool BY_KEY> const float* reading_key(long token, long key_head) const {
+        return (BY_KEY ? decayed_keys(token) : of(token) + shape.keys()) + key_head * shape.key_dim;
+    }
+
     // Outputs take the place of the values.
-    void recur(long segment, long head, long column) const {
+    template <bool BY_KEY> void recur(long segment, long head, long column) const {
         alignas(64) float tile[MOST_KEY_DIM * COLUMNS];
         const long dim = shape.key_dim, width = shape.value_dim, columns = std::min(COLUMNS, width - column);
         const long key_head = head / shape.repeats, stop = end(segment);
         float* state = states + (segments.slots[segment] * shape.value_heads() + head) * dim * width + column;
         long token = begin(segment);
-        const float* query = of(token) + key_head * dim;
         TileSums sums;
-        if (continues(segment)) sums = read_tile(state, width, columns, tile, dim, query + shape.keys(), query);
+        if (continues(segment))
+            sums = read_tile(state, width, columns, tile, dim, reading_key<BY_KEY>(token, key_head), query_of(token, key_head));
         else std::memset(tile, 0, dim * COLUMNS * sizeof(float));
         for (; token < stop; token++) {
             float* value = of(token) + 2 * shape.keys() + head * width + column;
-            const vf decay = splat(decays(token)[head]), strength = splat(strengths(token)[head]);
+            const vf strength = splat(strengths(token)[head]);
+            if constexpr (!BY_KEY) {
+                const vf decay = splat(decays(token)[head]);
+                sums = {times(sums.known, decay), times(sums.read, decay)};
+            }
             const float* key = of(token) + shape.keys() + key_head * dim;
-            const Pair delta = times(load_pair(value, columns) - times(sums.known, decay), strength);
+            const Pair delta = times(load_pair(value, columns) - sums.known, strength);
             float output[COLUMNS];
-            store(output, fma(delta, splat(products(token)[key_head]), times(sums.read, decay)));
+            store(output, fma(delta, splat(products(token)[key_head]), sums.read));
             std::memcpy(value, output, columns * sizeof(float));
+            const auto rows = [&] {
+                if constexpr (BY_KEY) return RowDecays{decays(token) + head * dim};
+                else return OneDecay{splat(decays(token)[head])};
+            }();
             if (token + 1 < stop) {
-                const float* next = of(token + 1) + key_head * dim;
-                sums = advance(tile, dim, decay, key, delta, next + shape.keys(), next);
+                sums = advance(tile, dim, rows, key, delta, reading_key<BY_KEY>(token + 1, key_head), query_of(token + 1, key_head));
             } else {
-                advance_into(tile, dim, decay, key, delta, state, width, columns);
+                advance_into(tile, dim, rows, key, delta, state, width, columns);
             }
         }
     }
 
-    // out = norm(outputs) * silu(gates)
+    // out = norm(outputs) * silu(gates), or * sigmoid(gates)
     void finish(long token) const {
         const long n = shape.value_dim;
         for (long h = 0; h < shape.value_heads(); h++) {
@@ -184,11 +235,13 @@ template <class T, class Out = T> class GatedDeltaPart : RecurrentPart<T> {
             Out* to = out + token * shape.values() + h * n;
             const float factor = 1.0f / std::sqrt(dot(x, x, n) / n + shape.eps);
             long i = 0;
-            for (; i + LANES <= n; i += LANES)
-                store(to + i, load(x + i) * factor * load(shape.norm + i) * silu(load(gate + i)));
+            for (; i + LANES <= n; i += LANES) {
+                const vf g = load(gate + i);
+                store(to + i, load(x + i) * factor * load(shape.norm + i) * (shape.sigmoid ? sigmoid(g) : silu(g)));
+            }
             for (; i < n; i++) {
                 const float g = widen(gate[i]);
-                to[i] = narrow<Out>(x[i] * factor * shape.norm[i] * (g / (1.0f + std::exp(-g))));
+                to[i] = narrow<Out>(x[i] * factor * shape.norm[i] * ((shape.sigmoid ? 1.0f : g) / (1.0f + std::exp(-g))));
             }
         }
     }

@@ -151,6 +151,20 @@ INLINE vf exp(vf x) {
 INLINE vf smaller(vf a, vf b) { return choose(a < b, a, b); }
 INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + exp(smaller(-x, splat(88.0f)))); }
 INLINE vf silu(vf x) { return x / (1.0f + exp(smaller(-x, splat(88.0f)))); }
+// log(1 + e^x) = max(x, 0) + log(1 + y) with y = e^-|x|; with t = y / (2 + y) <= 1/3 the logarithm is
+// 2 (t + t^3 / 3 + t^5 / 5 + ...), of which eight terms are exact in float.
+INLINE vf softplus(vf x) {
+    const vf y = exp(smaller(x, -x)), t = y / (y + 2.0f), u = t * t;
+    vf p = splat(1.0f / 15);
+    p = fma(p, u, splat(1.0f / 13));
+    p = fma(p, u, splat(1.0f / 11));
+    p = fma(p, u, splat(1.0f / 9));
+    p = fma(p, u, splat(1.0f / 7));
+    p = fma(p, u, splat(1.0f / 5));
+    p = fma(p, u, splat(1.0f / 3));
+    p = fma(p, u, splat(1.0f));
+    return fma(t + t, p, larger(x, vf{}));
+}
 // x * (1 + erf(x / sqrt(2))) / 2. The error function as z * P(z^2) / Q(z^2), fitted to a relative error of 2e-8 below the
 // bound, beyond which it is 1 in float; in float arithmetic the result is off by at most 2e-7 of |x|.
 INLINE vf gelu(vf x) {

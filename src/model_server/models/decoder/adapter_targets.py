@@ -23,6 +23,7 @@ def adapter_targets(spec: Spec) -> Targets:
         attention = heads_targets(layer, index) if mixer is None else mixer.targets(layer)
         found.update((prefix + name, shape) for name, shape in _extended(layer))
         found.update((prefix + name, shape) for name, shape in attention.linear.items())
+        other_names.update((prefix + other, prefix + name) for other, name in attention.other_names.items())
         mlp = layer.mlps[index] if layer.mlps else None
         if mlp is None:
             found.update((prefix + name, shape) for name, shape in _mlp(layer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -107,6 +108,14 @@ class Loader:
         if len(shape) != 1 or size not in (None, *shape):
             raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {[size]}")
         return self._count(self.reader.rows(name, ranges, dtype))
+
+    def numbers(self, name: str, part: Range, size: int) -> Tensor:
+        """Read a part of `size` numbers in float32, whatever the dimensions of 1 around them."""
+        if math.prod(self.reader.shape(name)) != size:
+            shape = list(self.reader.shape(name))
+            raise StartupError(f"weight {name} has shape {shape}; the config asks for {[size]}")
+        found = self.reader.raw(name).flatten()[slice(*part)]
+        return self._count(found.to(self.device, torch.float32))
 
     def depthwise(self, name: str, channels: Sequence[Range], num_channels: int, width: int) -> Tensor:
         """Read a convolution [num_channels, 1, width] as [width, channels] float32."""

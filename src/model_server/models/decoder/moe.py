@@ -64,6 +64,8 @@ class Moe:
     # Its matrices; a single first one holds both halves.
     shared_up: tuple[str, ...] = ("gate_proj", "up_proj")
     shared_down: str = "down_proj"
+    # Its name in transformers, if another.
+    shared_module: str | None = None
     # Experts read and give vectors of another width than the model's.
     latent: Latent | None = None
     # Alpha and limit of GPT-OSS's activation; None: the model's.
@@ -84,9 +86,12 @@ class Moe:
         rows = 2 * inner if spec.gated and len(self.shared_up) == 1 else inner
         shared = {f"{self.shared}.{name}": (outer, rows) for name in self.shared_up}
         shared[f"{self.shared}.{self.shared_down}"] = inner, outer
+        other_names = dict(found.other_names)
+        if self.shared_module is not None:
+            other_names |= {name.replace(self.shared, self.shared_module, 1): name for name in shared}
         if self.shared_gate is not None:
             shared[self.shared_gate] = outer, 1
-        return replace(found, linear={**found.linear, **shared})
+        return replace(found, linear={**found.linear, **shared}, other_names=other_names)
 
     def places(self) -> Mapping[str, ExpertPlace]:
         return self.store.places(self)

@@ -34,8 +34,8 @@ _KINDS = ("dense", "sparse")
 
 def deepseek_v2(config: ModelConfig) -> Spec:
     """Describe V2: softmax, groups by their best expert, scaled weights."""
-    _expect(config, "scoring_func", "softmax")
-    _expect(config, "norm_topk_prob", False)  # published code and transformers differ in what true means
+    expect(config, "scoring_func", "softmax")
+    expect(config, "norm_topk_prob", False)  # published code and transformers differ in what true means
     num_experts = config.count("n_routed_experts", 64)
     method = config.text("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
@@ -49,15 +49,15 @@ def deepseek_v2(config: ModelConfig) -> Spec:
         scaling=config.number("routed_scaling_factor", 1.0),
         wide=True,
     )
-    mixture = _experts(config, routing, size=1407, shared=2)
-    return _deepseek(config, mixture, default_positions=2048, first_dense=0, adjacent=True)
+    mixture = experts(config, routing, size=1407, shared=2)
+    return latent_decoder(config, mixture, default_positions=2048, first_dense=0, adjacent=True)
 
 
 def deepseek_v3(config: ModelConfig) -> Spec:
     """Describe V3: sigmoids with a correction, groups by their best two, weights summing to the scaling."""
     mixture = corrected(config, num_experts=256, size=2048, chosen=8, groups=(8, 4), scaling=2.5)
     adjacent = config.flag("rope_interleave", True)
-    return _deepseek(config, mixture, default_positions=4096, first_dense=3, adjacent=adjacent)
+    return latent_decoder(config, mixture, default_positions=4096, first_dense=3, adjacent=adjacent)
 
 
 def glm4_moe_lite(config: ModelConfig) -> Spec:
@@ -65,7 +65,9 @@ def glm4_moe_lite(config: ModelConfig) -> Spec:
     mixture = corrected(config, num_experts=64, size=1536, chosen=4, groups=(1, 1), scaling=1.8)
     adjacent = config.flag("rope_interleave", True)
     config = _with_sizes(config, q_lora_rank=768, v_head_dim=256, qk_nope_head_dim=192)
-    plain = _deepseek(config, mixture, default_positions=202752, first_dense=1, adjacent=adjacent, default_eps=1e-5)
+    plain = latent_decoder(
+        config, mixture, default_positions=202752, first_dense=1, adjacent=adjacent, default_eps=1e-5
+    )
     return replace(plain, mlps=by_layer_types(config, mixture) or plain.mlps)
 
 
@@ -74,7 +76,7 @@ def mistral4(config: ModelConfig) -> Spec:
     if not config.rope_block():
         config = config.replaced(rope_parameters=MISTRAL4_ROPE)
     config = _with_sizes(config, q_lora_rank=1024, kv_lora_rank=256, qk_nope_head_dim=64)
-    _expect(config, "head_dim", config.count("qk_nope_head_dim", 64) + config.count("qk_rope_head_dim", 64))
+    expect(config, "head_dim", config.count("qk_nope_head_dim", 64) + config.count("qk_rope_head_dim", 64))
     num_experts = config.count("n_routed_experts", 128)
     routing = Routing(
         num_experts=num_experts,
@@ -85,9 +87,9 @@ def mistral4(config: ModelConfig) -> Spec:
         norm=1.0 if config.flag("norm_topk_prob", True) else None,
         scaling=config.number("routed_scaling_factor", 1.0),
     )
-    mixture = _experts(config, routing, size=2048, shared=1)
+    mixture = experts(config, routing, size=2048, shared=1)
     adjacent = config.flag("rope_interleave", True)
-    plain = _deepseek(config, mixture, default_positions=1048576, first_dense=0, adjacent=adjacent)
+    plain = latent_decoder(config, mixture, default_positions=1048576, first_dense=0, adjacent=adjacent)
     return replace(plain, temperature=sharpening(config))
 
 
@@ -104,8 +106,8 @@ def corrected(
     Args:
         groups: How many there are, and how many are open.
     """
-    _expect(config, "scoring_func", "sigmoid")
-    _expect(config, "topk_method", "noaux_tc")
+    expect(config, "scoring_func", "sigmoid")
+    expect(config, "topk_method", "noaux_tc")
     num_experts = config.count("n_routed_experts", num_experts)
     routing = Routing(
         num_experts=num_experts,
@@ -118,19 +120,19 @@ def corrected(
         scaling=config.number("routed_scaling_factor", scaling),
         wide=True,
     )
-    return replace(_experts(config, routing, size=size, shared=1), correction=_CORRECTION)
+    return replace(experts(config, routing, size=size, shared=1), correction=_CORRECTION)
 
 
-def _expect(config: ModelConfig, name: str, served: object) -> None:
+def expect(config: ModelConfig, name: str, served: object) -> None:
     """Check a field with one served value."""
     value = config.get(name)
     if value is not None and value != served:
         raise StartupError(f"config.json: `{name}` is served for {config.model_type} as {served!r} only, got {value!r}")
 
 
-def _experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -> Moe:
+def experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -> Moe:
     """Describe experts; defaults of size and shared count; shared ones are stored as one MLP."""
-    _expect(config, "moe_layer_freq", 1)
+    expect(config, "moe_layer_freq", 1)
     if routing.num_experts % routing.num_groups != 0:
         raise StartupError(
             f"config.json: `n_routed_experts` ({routing.num_experts}) is not a multiple of `n_group` "
@@ -157,7 +159,7 @@ def _experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -
     )
 
 
-def _deepseek(
+def latent_decoder(
     config: ModelConfig,
     mixture: Moe,
     *,
@@ -165,7 +167,15 @@ def _deepseek(
     first_dense: int,
     adjacent: bool,
     default_eps: float = 1e-6,
+    rotates: bool = True,
 ) -> Spec:
+    """Describe a decoder of latent attention, with defaults of a family for absent fields.
+
+    Args:
+        first_dense: How many layers have no experts, without `first_k_dense_replace`.
+        adjacent: See `Spec.rope_pairs_adjacent`.
+        rotates: False: what others rotate of queries and keys stays as it is.
+    """
     num_layers = config.count("num_hidden_layers")
     silent = not config.has("q_lora_rank")
     mla = Mla(
@@ -175,7 +185,9 @@ def _deepseek(
         plain_dim=config.count("qk_nope_head_dim", 128),
         value_dim=config.count("v_head_dim", 128),
     )
-    rope = config.rope(mla.rotated_dim, config.count("max_position_embeddings", default_positions))
+    rope = None
+    if rotates:
+        rope = config.rope(mla.rotated_dim, config.count("max_position_embeddings", default_positions))
     return base(
         # The heads of keys and values are those of queries; their width is not `head_dim`.
         config.replaced(head_dim=mla.rotated_dim, num_key_value_heads=None),
@@ -209,9 +221,11 @@ def by_layer_types(config: ModelConfig, mixture: Moe) -> tuple[Moe | None, ...] 
     return tuple(mixture if kind == "sparse" else None for kind in kinds)
 
 
-def _scale(rope: Rope, width: int) -> float:
+def _scale(rope: Rope | None, width: int) -> float:
     """Return the scores' factor: YaRN's mscale counts for query and key."""
     scale = 1 / math.sqrt(width)
+    if rope is None:
+        return scale
     weight = rope.parameters.get("mscale_all_dim")
     if rope.kind == "default" or not weight:
         return scale

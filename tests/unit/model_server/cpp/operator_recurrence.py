@@ -95,25 +95,26 @@ def short_convolution_case(operators: Operators, random: np.random.Generator, ty
 
 
 def gated_delta_case(operators: Operators, random: np.random.Generator, type: int) -> None:
-    key_heads, repeats, width = int(random.choice([1, 2])), int(random.choice([1, 3])), int(random.choice([2, 4]))
+    by_key, sigmoid, most = bool(random.integers(2)), bool(random.integers(2)), float(random.choice([1, 2]))
+    repeats = 1 if by_key else int(random.choice([1, 3]))
+    key_heads, width = int(random.choice([1, 2])), int(random.choice([2, 4]))
     key_dim, value_dim = int(random.choice([1, 7, 16, 33, 128])), int(random.choice([1, 16, 24, 32, 70]))
     lengths = [int(n) for n in random.choice([1, 2, 5, 63, 64, 65, 130], int(random.choice([1, 3])))]
     heads, keys = key_heads * repeats, key_heads * key_dim
-    values = heads * value_dim
+    values, decays = heads * value_dim, keys if by_key else heads
     channels = 2 * keys + values
     weight, rate, bias, norm = (
         exact(x.astype(np.float32))
         for x in (
             random.standard_normal((width, channels)),
-            -np.exp(random.standard_normal(heads)),
-            random.standard_normal(heads),
+            -np.exp(random.standard_normal(decays)),
+            random.standard_normal(decays),
             random.standard_normal(value_dim),
         )
     )
-    shape = GatedDeltaStruct(
-        key_heads, repeats, key_dim, value_dim, width, *[address(x).value for x in (weight, rate, bias, norm)], 1e-6
-    )
-    rows = [AS[type](random.standard_normal((n, channels + values + 2 * heads))) for n in lengths]
+    pointers = [address(x).value for x in (weight, rate, bias, norm)]
+    shape = GatedDeltaStruct(key_heads, repeats, key_dim, value_dim, width, *pointers, 1e-6, most, by_key, sigmoid)
+    rows = [AS[type](random.standard_normal((n, channels + values + heads + decays))) for n in lengths]
     slots = random.permutation(len(lengths) + 2)[: len(lengths)]
 
     def run(steps: list[list[tuple[int, int]]]) -> tuple[list[Array], Array, Array]:
@@ -151,17 +152,17 @@ def gated_delta_case(operators: Operators, random: np.random.Generator, type: in
             for x in (mixed[:, :keys], mixed[:, keys : 2 * keys])
         )
         value = mixed[:, 2 * keys :].reshape(-1, heads, value_dim)
-        factor = np.exp(np.log1p(np.exp(decay + bias)) * rate.astype(float))
+        factor = np.exp(np.log1p(np.exp(decay + bias)) * rate.astype(float)).reshape(len(value), heads, -1, 1)
         known = np.zeros((heads, key_dim, value_dim))
         wanted = np.zeros_like(value)
         for t in range(len(value)):
-            known *= factor[t, :, None, None]
-            delta = (value[t] - np.einsum("hk,hkv->hv", key[t], known)) / (1 + np.exp(-strength[t]))[:, None]
+            known *= factor[t]
+            delta = (value[t] - np.einsum("hk,hkv->hv", key[t], known)) * most / (1 + np.exp(-strength[t]))[:, None]
             known += np.einsum("hk,hv->hkv", key[t], delta)
             wanted[t] = np.einsum("hk,hkv->hv", query[t] / np.sqrt(key_dim), known)
         assert_near(state, known, 1e-4, np.abs(known).max() + 1)
         scale = np.sqrt((wanted**2).mean(2, keepdims=True) + 1e-6)
-        gate = _silu(gates.reshape(wanted.shape))
+        gate = _silu(gates.reshape(wanted.shape)) if not sigmoid else 1 / (1 + np.exp(-gates.reshape(wanted.shape)))
         # Of small outputs the norm makes large ones, with their errors.
         size = (np.abs(gate * norm) * (1 + 1e-3 / scale)).reshape(out.shape) + 1
         assert_near(out, (wanted / scale * norm * gate).reshape(out.shape), 4 * TOLERANCE[type], size)

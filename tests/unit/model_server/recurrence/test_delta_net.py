@@ -25,11 +25,15 @@ def make_weights(chance: random.Random, generator: torch.Generator) -> DeltaWeig
 
     key_heads, repeats, width = chance.choice([1, 2, 3]), chance.choice([1, 2]), chance.choice([2, 4])
     key_dim, value_dim = chance.choice([8, 17, 32, 64]), chance.choice([8, 24, 32, 40])
+    by_key = chance.random() < 0.5
+    repeats = 1 if by_key else repeats
     heads = key_heads * repeats
+    decays = key_heads * key_dim if by_key else heads
     return DeltaWeights(
         key_heads=key_heads, repeats=repeats, key_dim=key_dim, value_dim=value_dim,
-        convolution=noise(width, 2 * key_heads * key_dim + heads * value_dim), rate=-noise(heads).exp().mul_(0.2),
-        bias=noise(heads), norm=noise(value_dim), eps=1e-6,
+        convolution=noise(width, 2 * key_heads * key_dim + heads * value_dim), rate=-noise(decays).exp().mul_(0.2),
+        bias=noise(decays), norm=noise(value_dim), eps=1e-6,
+        gating="sigmoid" if chance.random() < 0.5 else "silu", most_strength=chance.choice([1.0, 2.0]),
     )  # fmt: skip
 
 
@@ -39,8 +43,7 @@ def test_any_cut_gives_the_bits_of_the_whole_and_what_torch_gives(seed: int) -> 
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     weights, dtype = make_weights(chance, generator), chance.choice([torch.float32, torch.bfloat16])
     lengths = [chance.randint(1, 150) for _ in range(chance.randint(1, 4))]
-    width = weights.convolution.shape[1] + weights.values + 2 * weights.value_heads
-    rows = [torch.randn(length, width, generator=generator).to(dtype) for length in lengths]
+    rows = [torch.randn(length, weights.inputs, generator=generator).to(dtype) for length in lengths]
     native = CppDeltaNet(weights)
     whole, cut = Scene(native, weights, rows), Scene(native, weights, rows)
     reference = Scene(TorchDeltaNet(weights), weights, rows)
@@ -61,9 +64,8 @@ def test_a_sequence_goes_on_from_a_saved_state_as_from_its_own(seed: int, native
     """Whatever the cuts: the saved state is that behind its position, and what follows is the same."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     weights = make_weights(chance, generator)
-    width = weights.convolution.shape[1] + weights.values + 2 * weights.value_heads
     lengths = [chance.randint(2, 150) for _ in range(3)]
-    rows = [torch.randn(length, width, generator=generator) for length in lengths]
+    rows = [torch.randn(length, weights.inputs, generator=generator) for length in lengths]
     net = CppDeltaNet(weights) if native else TorchDeltaNet(weights)
     plain, scene = Scene(net, weights, rows), Scene(net, weights, rows)
     scene.pool.reserve(12)
@@ -92,8 +94,7 @@ def close(one: Tensor, other: Tensor) -> bool:
 def test_a_row_that_is_not_a_number_touches_no_other(count: int) -> None:
     chance, generator = random.Random(1), torch.Generator().manual_seed(1)
     weights = make_weights(chance, generator)
-    width = weights.convolution.shape[1] + weights.values + 2 * weights.value_heads
-    rows = [torch.randn(20, width, generator=generator) for _ in range(3)]
+    rows = [torch.randn(20, weights.inputs, generator=generator) for _ in range(3)]
     steps = [[count] * 3] * 4
     expected = Scene(CppDeltaNet(weights), weights, rows).run(steps)
     rows[1] = torch.full_like(rows[1], math.nan)

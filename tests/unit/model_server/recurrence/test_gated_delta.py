@@ -13,14 +13,15 @@ from model_server.recurrence.gated_delta import Tokens
 HEADS, KEYS, VALUES = 3, 16, 24
 
 
-def tokens(count: int, decay: float, seed: int = 0) -> Tokens:
+def tokens(count: int, decay: float, by_key: bool = False, seed: int = 0) -> Tokens:
     """decay: the largest, by which a state is multiplied with each token."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(count, HEADS, *shape, generator=generator)
 
-    decays = torch.full((count, HEADS), decay).log() * (1 + torch.rand(count, HEADS, generator=generator))
+    shape = count, HEADS, KEYS if by_key else 1
+    decays = torch.full(shape, decay).log() * (1 + torch.rand(shape, generator=generator))
     return Tokens(noise(KEYS), F.normalize(noise(KEYS), dim=-1), noise(VALUES), decays, noise().sigmoid())
 
 
@@ -28,17 +29,18 @@ def one_by_one(given: Tokens, state: Tensor) -> Tensor:
     """By definition, in float64."""
     outputs = []
     for query, key, value, decay, strength in zip(*(t.double() for t in given), strict=True):
-        state *= decay.exp()[:, None, None]
+        state *= decay.exp()[:, :, None]
         known = torch.einsum("hk,hkv->hv", key, state)
         state += torch.einsum("hk,hv->hkv", key, (value - known) * strength[:, None])
         outputs.append(torch.einsum("hk,hkv->hv", query, state))
     return torch.stack(outputs)
 
 
+@pytest.mark.parametrize("by_key", [False, True])
 @pytest.mark.parametrize("decay", [1e-30, 0.5, 0.99, 0.99999])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
-def test_chunks_and_steps_are_the_rule(count: int, decay: float) -> None:
-    given = tokens(count, decay)
+def test_chunks_and_steps_are_the_rule(count: int, decay: float, by_key: bool) -> None:
+    given = tokens(count, decay, by_key)
     first = torch.randn(HEADS, KEYS, VALUES, generator=torch.Generator().manual_seed(1))
     exact = first.double()
     expected = one_by_one(given, exact)

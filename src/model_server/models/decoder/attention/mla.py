@@ -23,6 +23,7 @@ from model_server.layers.fused.fused import Fused
 from model_server.layers.linear.linear import Linear
 from model_server.layers.linear.packed import HeadPanels
 from model_server.layers.norm import Norm
+from model_server.layers.rotary import unrotated
 from model_server.layers.temperature import QueryTemperature
 from model_server.memory.kv_cache import KvShape
 from model_server.models.decoder.attention.layers import attention_layer
@@ -76,9 +77,8 @@ class Mla:
             query_norm = loader.fused.rms_norm(
                 loader.vector(prefix + "q_a_layernorm.weight", [(0, self.query_rank)], self.query_rank), _LATENT_EPS
             )
-        rope = loader.rope_index(spec.ropes[index])
-        if rope is None:
-            raise StartupError("latent attention needs a rotation")
+        rope = loader.rope_index(spec.ropes[index] or unrotated(self.rotated_dim))
+        assert rope is not None
         absorbed = dataclasses.replace(
             attention_layer(spec, index), index=index - loader.first_layer, num_heads=heads[1] - heads[0]
         )

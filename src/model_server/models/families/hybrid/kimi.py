@@ -1,0 +1,124 @@
+"""Kimi Linear: Kimi's delta attention in three of four layers, latent attention without rotations in the fourth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from model_server.adapters.folder import ExpertPlace, Targets
+from model_server.errors import StartupError
+from model_server.models.config import ModelConfig
+from model_server.models.decoder.loader import Loader
+from model_server.models.decoder.mixers.kimi_delta import KimiDeltaSpec
+from model_server.models.decoder.mlp import DenseMlp, load_mlp
+from model_server.models.decoder.moe import SeparateExperts
+from model_server.models.decoder.spec import MlpSpec, Spec
+from model_server.models.families.base import layer_kinds
+from model_server.models.families.deepseek import by_layer_types, corrected, expect, latent_decoder
+from model_server.models.families.moe import indices
+
+_KINDS = ("linear_attention", "full_attention")
+# How published configs call V3's fields, and transformers calls them when it has read them.
+_NAMES: dict[str, str | tuple[str, ...]] = {
+    "max_position_embeddings": ("model_max_length", "max_position_embeddings"),
+    "n_routed_experts": ("num_experts", "num_local_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "num_experts_per_tok"),
+    "n_shared_experts": ("num_shared_experts", "n_shared_experts"),
+    "n_group": ("num_expert_group", "n_group"),
+    "norm_topk_prob": ("moe_renormalize", "norm_topk_prob"),
+    "scoring_func": "moe_router_activation_func",
+}
+_STORED = "block_sparse_moe"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMlp:
+    """The MLP of a dense layer, an `MlpSpec`: what transformers writes calls it as experts are called."""
+
+    def load(self, loader: Loader, spec: Spec, index: int) -> DenseMlp:
+        names = spec.names
+        if not loader.holds(f"{names.layers}.{index}.{names.down}"):
+            if loader.adapters is not None:
+                raise StartupError(
+                    f"adapters need the MLP of layer {index} as `{names.down}`, as published files call it, not as "
+                    f"`{_renamed(names.down)}`: rename it"
+                )
+            names = replace(names, up=tuple(map(_renamed, names.up)), down=_renamed(names.down))
+        return load_mlp(loader, replace(spec, names=names), index)
+
+    def targets(self, spec: Spec) -> Targets:
+        outer, inner = spec.hidden_size, spec.intermediate_size
+        return Targets(linear={**dict.fromkeys(spec.names.up, (outer, inner)), spec.names.down: (inner, outer)})
+
+    def places(self) -> Mapping[str, ExpertPlace]:
+        return {}
+
+
+def _renamed(name: str) -> str:
+    return name.replace("mlp", _STORED)
+
+
+def kimi_linear(config: ModelConfig) -> Spec:
+    """Describe Kimi Linear: V3's experts under Mixtral's names."""
+    expect(config, "mla_use_nope", True)
+    config, linear = config.renamed(_NAMES), _linear_config(config)
+    mixture = replace(
+        corrected(config, num_experts=256, size=1024, chosen=8, groups=(1, 1), scaling=2.446),
+        router=f"{_STORED}.gate",
+        router_module="mlp.gate",
+        store=SeparateExperts(f"{_STORED}.experts", "w1", "w3", "w2"),
+        correction=f"{_STORED}.gate.e_score_correction_bias",
+        shared=f"{_STORED}.shared_experts",
+        shared_module="mlp.shared_experts",
+    )
+    mixer = KimiDeltaSpec(
+        heads=linear.count("num_heads", 32),
+        head_dim=linear.count("head_dim", 128),
+        width=linear.count("short_conv_kernel_size", 4),
+    )
+    if mixer.width < 2:
+        raise StartupError("config.json: `short_conv_kernel_size` must be at least 2, got 1")
+    expect(config, "hidden_act", "silu")
+    kinds = _kinds(config, linear)
+    plain = latent_decoder(
+        config if config.has("q_lora_rank") else config.replaced(q_lora_rank=None),
+        mixture,
+        default_positions=1048576,
+        first_dense=1,
+        adjacent=True,
+        default_eps=1e-5,
+        rotates=False,
+    )
+    dense = StoredMlp()
+    mlps: list[MlpSpec] = [mixture or dense for mixture in by_layer_types(config, mixture) or plain.mlps]
+    mixers = tuple(mixer if kind == "linear_attention" else None for kind in kinds)
+    return replace(plain, mlps=tuple(mlps), mixers=mixers)
+
+
+def _linear_config(config: ModelConfig) -> ModelConfig:
+    """Return the fields of `linear_attn_config`, or those that transformers makes of them."""
+    names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
+    names["short_conv_kernel_size"] = "linear_conv_kernel_dim"
+    block = config.get("linear_attn_config")
+    if block is None:
+        block = {}
+    if not isinstance(block, dict):
+        raise StartupError(f"config.json: `linear_attn_config` must be an object, got {block!r}")
+    return ModelConfig({ours: config.get(theirs) for ours, theirs in names.items()} | block)
+
+
+def _kinds(config: ModelConfig, linear: ModelConfig) -> list[str]:
+    """Return what each layer has: `layer_types`, or the layers of both kinds, counted from 1."""
+    num_layers = config.count("num_hidden_layers")
+    default = ["full_attention" if i and i % 4 == 0 else "linear_attention" for i in range(num_layers)]
+    full, delta = indices(linear, "full_attn_layers"), indices(linear, "kda_layers")
+    if full is not None and delta is not None:
+        if sorted(full + delta) != [*range(1, num_layers + 1)]:
+            raise StartupError(
+                f"config.json: `full_attn_layers` and `kda_layers` must name the layers 1 to {num_layers}, each once"
+            )
+        default = ["full_attention" if i + 1 in full else "linear_attention" for i in range(num_layers)]
+    kinds = layer_kinds(config, default, _KINDS)
+    if "full_attention" not in kinds:
+        raise StartupError("config.json: no layer has attention, which is not served")
+    return kinds
