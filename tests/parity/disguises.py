@@ -138,7 +138,22 @@ def _published_kimi(config: Config, tensors: Tensors) -> None:
             tensors[name.replace("block_sparse_moe", "mlp")] = tensors.pop(name)
 
 
+def _published_olmo_hybrid(config: Config, tensors: Tensors) -> None:
+    """OLMo Hybrid as it was published: a convolution for each kind, and the norms of attention layers as OLMo 2's."""
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    for index, kind in enumerate(config["layer_types"]):
+        prefix = f"model.layers.{index}."
+        if kind == "full_attention":
+            written = tensors.pop(prefix + "feedforward_layer_norm.weight")
+            tensors[prefix + "post_attention_layernorm.weight"] = written
+        else:
+            names = [f"{prefix}linear_attn.{one}_conv1d.weight" for one in "qkv"]
+            whole = torch.cat([tensors[name] for name in names])
+            tensors |= dict(zip(names, (whole[:keys], whole[keys : 2 * keys], whole[2 * keys :]), strict=True))
+
+
 DISGUISES = {
+    ("olmo_hybrid", "published"): Disguise(("olmo_hybrid", "plain"), _published_olmo_hybrid),
     ("kimi_linear", "published"): Disguise(("kimi_linear", "plain"), _published_kimi),
     ("RefinedWeb", "plain"): Disguise(("falcon", "plain"), _refined_web),
     ("RefinedWebModel", "plain"): Disguise(("falcon", "mqa"), _refined_web_model),

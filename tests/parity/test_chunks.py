@@ -21,11 +21,14 @@ from model_server.models.model import describe
 from model_server.weights.checkpoint import examine
 
 # Layers keep states.
-STATES = ("bamba", "qwen3_next")
+STATES = ("bamba", "qwen3_next", "kimi_linear")
 Said = dict[int, dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=["llama", "lfm2", "qwen3_next", "bamba"])
+@pytest.fixture(
+    scope="module",
+    params=["llama", "lfm2", "qwen3_next", "bamba", pytest.param("kimi_linear", marks=pytest.mark.parity)],
+)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(request.param, tmp_path_factory.mktemp("model"))
 

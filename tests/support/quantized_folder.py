@@ -19,6 +19,7 @@ Store = Callable[[str, Tensor], tuple[Stored, Tensor] | None]
 PLAIN = (
     "embed", "lm_head", "norm", "router", "mlp.gate.", "block_sparse_moe.gate.", "wte", "wpe", "mixer.gate.",
     "feed_forward.gate.", "shared_expert_gate", "in_proj_a.", "in_proj_b.", "in_proj_ba.",
+    "self_attn.b_proj.", "linear_attn.a_proj.", "linear_attn.b_proj.",
 )  # fmt: skip
 
 

@@ -418,6 +418,18 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("qwen3_5_text", "plain"): _DELTA
     | {"layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"]},
     ("qwen3_5_moe_text", "plain"): _DELTA | {"full_attention_interval": 2, "num_experts": 6},
+    ("olmo_hybrid", "plain"): {
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+    },
+    ("olmo_hybrid", "unrotated"): {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "rope_parameters": None,
+        "linear_allow_neg_eigval": False,
+        "linear_conv_kernel_dim": 3,
+    },
     ("kimi_linear", "plain"): _KIMI
     | {"layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"], "n_group": 4, "topk_group": 2},
     ("kimi_linear", "dense_two"): _KIMI

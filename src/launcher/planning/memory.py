@@ -226,9 +226,9 @@ def token_bytes(info: ModelInfo, num_shard: int, width: int) -> int | None:
         return sum(2 * max(1, heads // num_shard) * dim for heads, dim in info.key_layers) * width
     if not info.num_layers:
         return None
+    layers = info.num_layers - (0 if info.mixers is None else info.mixers.without_keys)
     if info.latent is not None:
-        return info.num_layers * info.latent.cached * width
+        return layers * info.latent.cached * width
     if not info.num_kv_heads or not info.head_dim:
         return None
-    layers = info.num_layers - (0 if info.mixers is None else info.mixers.without_keys)
     return 2 * layers * max(1, info.num_kv_heads // num_shard) * info.head_dim * width

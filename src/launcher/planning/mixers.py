@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _CONVOLUTIONS = ("lfm2", "lfm2_moe")
-_DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
+_KIMI = "kimi_linear"
 _MAMBA2 = ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h")
 # Names and signs of layers with a state, and of those that keep nothing.
 _WITH_STATE, _UNCACHED = ("linear_attention", "mamba", "M"), ("mlp", "moe", "-", "E")
@@ -67,17 +68,47 @@ def mixers_in(config: Mapping[str, Any]) -> Mixers | None:
         return Mixers(layers=layers, width=_count(config, "conv_L_cache", 3))
     if model_type in _MAMBA2:
         return _mamba2(config)
+    if model_type == _KIMI:
+        return _kimi(config)
     if model_type not in _DELTA_NETS:
         return None
     kinds, count = config.get("layer_types"), _count(config, "num_hidden_layers", 0)
     interval = max(1, _count(config, "full_attention_interval", 4))
     layers = kinds.count("linear_attention") if isinstance(kinds, list) else count - count // interval
-    heads, key_dim = _count(config, "linear_num_value_heads", 32), _count(config, "linear_key_head_dim", 128)
-    values = heads * _count(config, "linear_value_head_dim", 128)
-    channels = 2 * _count(config, "linear_num_key_heads", 16) * key_dim + values
-    return Mixers(
-        layers=layers, inputs=channels * (_count(config, "linear_conv_kernel_dim", 4) - 1), state=values * key_dim
+    return _delta_net(config, layers)
+
+
+def _delta_net(config: Mapping[str, Any], layers: int) -> Mixers:
+    """Read the sizes of gated delta nets, of OLMo's by those of its attention."""
+    is_olmo, own = config.get("model_type") == "olmo_hybrid", _count(config, "num_attention_heads", 30)
+    key_heads = _count(config, "linear_num_key_heads", own if is_olmo else 16)
+    key_dim = int(0.75 * _count(config, "hidden_size", 0) / max(1, key_heads)) if is_olmo else 128
+    heads = _count(config, "linear_num_value_heads", own if is_olmo else 32)
+    key_dim = _count(config, "linear_key_head_dim", key_dim)
+    values = heads * _count(config, "linear_value_head_dim", 2 * key_dim if is_olmo else 128)
+    inputs = (2 * key_heads * key_dim + values) * (_count(config, "linear_conv_kernel_dim", 4) - 1)
+    return Mixers(layers=layers, inputs=inputs, state=values * key_dim)
+
+
+def _kimi(config: Mapping[str, Any]) -> Mixers:
+    """Read the sizes of Kimi's delta attention: heads of equal queries, keys and values."""
+    block = config.get("linear_attn_config")
+    names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
+    names |= {"short_conv_kernel_size": "linear_conv_kernel_dim"}
+    linear = {ours: config.get(theirs) for ours, theirs in names.items()}
+    linear |= block if isinstance(block, dict) else {}
+    kinds, full, num_layers = (
+        config.get("layer_types"),
+        linear.get("full_attn_layers"),
+        _count(config, "num_hidden_layers", 0),
     )
+    if isinstance(kinds, list):
+        layers = kinds.count("linear_attention")
+    else:
+        layers = num_layers - (len(full) if isinstance(full, list) else max(0, num_layers - 1) // 4)
+    heads, dim = _count(linear, "num_heads", 32), _count(linear, "head_dim", 128)
+    inputs = 3 * heads * dim * (_count(linear, "short_conv_kernel_size", 4) - 1)
+    return Mixers(layers=layers, inputs=inputs, state=heads * dim * dim)
 
 
 def _mamba2(config: Mapping[str, Any]) -> Mixers:

@@ -320,7 +320,9 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         head_dim = _count(text, "head_dim") or (256 if model_type == "gemma3" else None)
     return ModelInfo(
         model_type=model_type if isinstance(model_type, str) else None,
-        max_position_embeddings=_count(config, "max_position_embeddings", "max_seq_len", "n_positions"),
+        max_position_embeddings=_count(
+            config, "max_position_embeddings", "max_seq_len", "n_positions", "model_max_length"
+        ),
         hidden_size=hidden_size,
         intermediate_size=_count(config, "intermediate_size"),
         vocab_size=_count(config, "vocab_size"),
@@ -328,8 +330,8 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         num_kv_heads=_count(config, "num_key_value_heads") or num_heads,
         num_layers=_count(config, "num_hidden_layers") or len(config.get("layers_block_type") or ()) or None,
         head_dim=head_dim,
-        experts_per_token=_count(config, "num_experts_per_tok") or 1,
-        num_shared_experts=_count(config, "n_shared_experts") or 0,
+        experts_per_token=_count(config, "num_experts_per_tok", "num_experts_per_token") or 1,
+        num_shared_experts=_count(config, "n_shared_experts", "num_shared_experts") or 0,
         num_experts=_count(config, "num_local_experts") or 1,
         has_vision="vision_config" in config,
         quantization=in_config(config),
@@ -382,7 +384,7 @@ def _num_dense(config: Mapping[str, Any]) -> int:
 
 
 def _shared_size(config: Mapping[str, Any]) -> int:
-    each, count = _count(config, "moe_intermediate_size"), _count(config, "n_shared_experts")
+    each, count = _count(config, "moe_intermediate_size"), _count(config, "n_shared_experts", "num_shared_experts")
     return _count(config, "shared_expert_intermediate_size") or (each or 0) * (count or 0)
 
 

@@ -163,7 +163,11 @@ def _load_native(
     started, before = time.perf_counter(), _allocated(placement.device)
     backend = attention.for_layers(attention_layers(spec))
     reading = SafetensorsReader(
-        model.checkpoint.headers, dtype=placement.dtype, device=placement.device, base_prefix=spec.names.base
+        model.checkpoint.headers,
+        dtype=placement.dtype,
+        device=placement.device,
+        base_prefix=spec.names.base,
+        spellings=spec.names.spellings,
     )
     adapters = None
     if model.targets is not None:

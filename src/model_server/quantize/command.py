@@ -52,8 +52,10 @@ def run(config: QuantizeConfig) -> None:
     tune(device, 1, checkpoint.file_bytes, keep_threads=threads_are_set())
     dtype = resolve_dtype(None, device, checkpoint.stored_in, needs_bfloat16=checkpoint.needs_bfloat16)
     with torch.inference_mode(), contextlib.ExitStack() as stack:
-        base = model.spec.names.base
-        reader = SafetensorsReader(checkpoint.headers, dtype=dtype, device=device, base_prefix=base)
+        names = model.spec.names
+        reader = SafetensorsReader(
+            checkpoint.headers, dtype=dtype, device=device, base_prefix=names.base, spellings=names.spellings
+        )
         layers = LayerByLayer(model.spec, stack.enter_context(reader))
         samples = _samples(config, checkpoint, layers)
         asked = _asked(how, checkpoint, samples, dtype)

@@ -94,16 +94,19 @@ class SafetensorsReader:
         dtype: torch.dtype,
         device: torch.device,
         base_prefix: str = "model.",
+        spellings: Sequence[tuple[str, str]] = (),
         mapped: bool = True,
     ) -> None:
         """Take checked headers.
 
         Args:
+            spellings: Parts of names, and what files may have instead.
             mapped: Else only whole rows are read, and later writes to a file are errors.
         """
         self._dtype = dtype
         self._device = device
         self._base_prefix = base_prefix
+        self._spellings = spellings
         self._handles: list[Any] = []
         self._file_of: dict[str, tuple[Any, Path, Stored]] = {}
         self._unread: dict[str, Stored] = {}
@@ -258,6 +261,9 @@ class SafetensorsReader:
         for new, old in _OLD_SPELLINGS:
             if name.endswith(new):
                 return self._find(name.removesuffix(new) + old)
+        for new, old in self._spellings:
+            if new in name:
+                return self._find(name.replace(new, old, 1))
         return None
 
     def _stored(self, name: str) -> Stored:

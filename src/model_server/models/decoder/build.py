@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
 from model_server.models.decoder.attention.multi_head import load_attention, load_shared_attention
 from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock, SingleBlock
-from model_server.models.decoder.cpp_encoder_stack import cpp_encoder_stack
-from model_server.models.decoder.cpp_stack import cpp_stack
+from model_server.models.decoder.cpp_encoder_stack import CppEncoderStack, cpp_encoder_stack
+from model_server.models.decoder.cpp_stack import CppStack, cpp_stack
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.experts_beside import ExpertsBesideMlp
 from model_server.models.decoder.layer_inputs import extended, load_layer_inputs
@@ -109,7 +109,7 @@ def build(
         max_positions=spec.max_positions,
         weight_bytes=loader.held_bytes,
         stream=TokenRow(spec.hidden_size, reader.dtype),
-        stack=cpp_stack(blocks, group.size) or (cpp_encoder_stack(blocks, group.size) if spec.bidirectional else None),
+        stack=_stack(spec, blocks, group.size),
         bidirectional=spec.bidirectional,
         adapters=adapters,
         first_layer=layers.start,
@@ -117,6 +117,13 @@ def build(
         states=StatePool(shapes, device) if shapes else None,
         layer_inputs=layer_inputs,
     )
+
+
+def _stack(spec: Spec, blocks: Sequence[Block], world_size: int) -> CppStack | CppEncoderStack | None:
+    if spec.mixer_names is not None:
+        return None  # a stage of one kind of layers would be computed in another way than the whole model
+    stack = cpp_stack(blocks, world_size)
+    return cpp_encoder_stack(blocks, world_size) if stack is None and spec.bidirectional else stack
 
 
 def _check_stage(spec: Spec, layers: range, num_stages: int) -> None:

@@ -117,13 +117,28 @@ class Loader:
         found = self.reader.raw(name).flatten()[slice(*part)]
         return self._count(found.to(self.device, torch.float32))
 
-    def depthwise(self, name: str, channels: Sequence[Range], num_channels: int, width: int) -> Tensor:
-        """Read a convolution [num_channels, 1, width] as [width, channels] float32."""
-        shape = self.reader.shape(name)
-        if tuple(shape) != (num_channels, 1, width):
-            raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {[num_channels, 1, width]}")
-        weight = self._count(self.reader.rows(name, channels, torch.float32))
-        return weight.squeeze(1).t().contiguous()
+    def depthwise(self, names: Sequence[str], channels: Sequence[Range], num_channels: int, width: int) -> Tensor:
+        """Read a convolution [num_channels, 1, width] as [width, channels] float32.
+
+        Args:
+            names: Tensors that hold it one after another, cut wherever their writer did.
+            channels: Ascending.
+        """
+        shapes = [tuple(self.reader.shape(name)) for name in names]
+        if sum(shape[0] for shape in shapes) != num_channels or any(shape[1:] != (1, width) for shape in shapes):
+            found = " and ".join(f"{name} has shape {list(shape)}" for name, shape in zip(names, shapes, strict=True))
+            raise StartupError(f"weight {found}; the config asks for {[num_channels, 1, width]} in all")
+        parts = []
+        before = 0
+        for name, shape in zip(names, shapes, strict=True):
+            cuts = [(max(a - before, 0), min(b - before, shape[0])) for a, b in channels]
+            own = [(a, b) for a, b in cuts if a < b]
+            if own:
+                parts.append(self.reader.rows(name, own, torch.float32))
+            else:
+                self.reader.skip(name)  # other ranks' alone
+            before += shape[0]
+        return self._count(torch.cat(parts)).squeeze(1).t().contiguous()
 
     def whole(self, name: str) -> Tensor:
         """All of a tensor."""

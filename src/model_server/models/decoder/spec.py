@@ -25,6 +25,8 @@ class Names:
     """
 
     base: str = "model."  # public files may lack it
+    # Parts of names, and what files that transformers wrote have instead, which undoes its renamings inexactly.
+    spellings: tuple[tuple[str, str], ...] = ()
     embedding: str = "model.embed_tokens"
     embedding_projection: str | None = None
     positions: str | None = None
@@ -168,6 +170,7 @@ class Spec:
     alibi_bfloat16_scale: float | None = None  # see `attention.backend.Alibi`
     attention: AttentionSpec | None = None  # instead of the fields since num_heads
     mixers: tuple[MixerSpec | None, ...] = ()  # per layer; None, and everywhere if empty: attention
+    mixer_names: Names | None = None  # of the layers with a mixer; None: `names`
 
     activation: str
     gated: bool = True
@@ -187,7 +190,9 @@ class Spec:
         return index if found is None else found
 
     def of_layer(self, index: int) -> Spec:
-        """Return the spec with the sizes of layer `index`."""
+        """Return the spec with the sizes and names of layer `index`."""
+        if self.mixer_names is not None and self.mixer(index) is not None:
+            return replace(self, names=self.mixer_names)
         if not self.sizes:
             return self
         own = self.sizes[index]

@@ -14,7 +14,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.models.families import alibi, cohere, corrected, deepseek, gemma, gpt, llama, llama4, moe
 from model_server.models.families.base import UnknownFamilyError
 from model_server.models.families.encoders import ENCODERS
-from model_server.models.families.hybrid import kimi, lfm2, mamba2, nemotron, qwen
+from model_server.models.families.hybrid import kimi, lfm2, mamba2, nemotron, olmo, qwen
 from model_server.models.families.vision import TEXT_TYPES, text_config
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
@@ -61,6 +61,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "mpt": alibi.mpt,
     "nemotron_h": nemotron.nemotron_h,
     "olmo2": llama.olmo2,
+    "olmo_hybrid": olmo.olmo_hybrid,
     "opt": gpt.opt,
     "phi": gpt.phi,
     "phi3": llama.phi3,

@@ -54,6 +54,8 @@ CASES += [
         "qwen3_next",
         "qwen3_5_moe_text",
         "nemotron_h",
+        "kimi_linear",
+        "olmo_hybrid",
     )
     for way in ("fp8 blocks", "int4")
 ]
@@ -72,6 +74,8 @@ def test_logits_equal_those_of_the_decoded_weights(model_type: str, variant: str
         sizes |= {"kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16}
     if model_type.startswith(("qwen3_next", "qwen3_5")):
         sizes |= {"shared_expert_intermediate_size": 64}
+    if model_type == "kimi_linear":
+        sizes |= {"kv_lora_rank": 32, "v_head_dim": 16, "linear_head_dim": 32}
     if model_type == "nemotron_h":
         sizes |= {"moe_shared_expert_intermediate_size": 64}
     plain = tiny_checkpoint(model_type, tmp_path / "plain", variant=variant, with_tokenizer=False, **sizes)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from model_server.adapters.folder import Targets
+from model_server.errors import StartupError
 from model_server.layers.linear.linear import Linear
 from model_server.memory.kv_cache import KvShape
+from model_server.models.config import ModelConfig
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.spec import Spec
@@ -22,7 +24,8 @@ from model_server.weights.reader import Range
 
 # "kinds": a matrix each of queries, keys and values, of gates, of strengths, of decays; "heads": one with each key
 # head's query, key, value heads and gates, and one with its strengths and decays; "heads of strengths": only this one.
-Packing = Literal["kinds", "heads", "heads of strengths"]
+# "apart": a matrix for each kind of row, under other names.
+Packing = Literal["kinds", "heads", "heads of strengths", "apart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,9 @@ class GatedDeltaSpec:
     # Tokens that a convolution reads, its own included.
     width: int
     packing: Packing = "kinds"
+    most_strength: float = 1.0
+    # Of the norm of the outputs; None: the model's.
+    eps: float | None = None
     prefix: str = "linear_attn."
 
     @property
@@ -67,32 +73,50 @@ class GatedDeltaSpec:
     def has_attention(self) -> bool:
         return False
 
+    def check(self, config: ModelConfig) -> None:
+        """Refuse sizes that do not fit each other, by the names that configs have for them."""
+        if self.value_heads % self.key_heads != 0:
+            raise StartupError(
+                f"config.json: `linear_num_value_heads` ({self.value_heads}) is not a multiple of "
+                f"`linear_num_key_heads` ({self.key_heads})"
+            )
+        if self.width < 2:
+            raise StartupError("config.json: `linear_conv_kernel_dim` must be at least 2, got 1")
+        if config.text("hidden_act", "silu") not in ("silu", "swish"):
+            raise StartupError(f"config.json: `hidden_act` is served for {config.model_type} as 'silu' only")
+
     def load(self, loader: Loader, spec: Spec, index: int) -> GatedDelta:
         prefix = f"{spec.names.layers}.{index}.{self.prefix}"
         heads = loader.share(self.key_heads)
         values = heads[0] * self.repeats, heads[1] * self.repeats
         channels = self._channels(heads)
         size = self.value_heads
+        norm, output = ("o_norm", "o_proj") if self.packing == "apart" else ("norm", "out_proj")
         weights = DeltaWeights(
             key_heads=heads[1] - heads[0],
             repeats=self.repeats,
             key_dim=self.key_dim,
             value_dim=self.value_dim,
-            convolution=loader.depthwise(prefix + "conv1d.weight", channels, self._num_channels, self.width),
+            convolution=loader.depthwise(self._convolutions(prefix), channels, self._num_channels, self.width),
             rate=-loader.vector(prefix + "A_log", [values], size, torch.float32).exp(),
             bias=loader.vector(prefix + "dt_bias", [values], size, torch.float32),
-            norm=loader.vector(prefix + "norm.weight", [(0, self.value_dim)], self.value_dim, torch.float32),
-            eps=spec.norm_eps,
+            norm=loader.vector(f"{prefix}{norm}.weight", [(0, self.value_dim)], self.value_dim, torch.float32),
+            eps=spec.norm_eps if self.eps is None else self.eps,
+            most_strength=self.most_strength,
         )
         return GatedDelta(
             project=loader.column_linear(self._parts(prefix, heads), spec.hidden_size),
             output=loader.row_linear(
-                prefix + "out_proj", (values[0] * self.value_dim, values[1] * self.value_dim), spec.hidden_size
+                prefix + output, (values[0] * self.value_dim, values[1] * self.value_dim), spec.hidden_size
             ),
             index=index - loader.first_layer,
             net=delta_net(weights, loader.device, loader.reader.dtype),
             state_shape=weights.state_shape(loader.reader.dtype),
         )
+
+    def _convolutions(self, prefix: str) -> list[str]:
+        kinds = [f"{kind}_" for kind in "qkv"] if self.packing == "apart" else [""]
+        return [f"{prefix}{kind}conv1d.weight" for kind in kinds]
 
     @property
     def _num_channels(self) -> int:
@@ -116,6 +140,10 @@ class GatedDeltaSpec:
             firsts = (head * whole + before for head in range(*heads))
             return Part(prefix + name, tuple((f, f + sizes[number]) for f in firsts), self.key_heads * whole)
 
+        if self.packing == "apart":
+            keys = heads[0] * self.key_dim, heads[1] * self.key_dim
+            rows = {"q": keys, "k": keys, "v": values, "g": values, "b": ones, "a": ones}
+            return [Part(f"{prefix}{one}_proj", (cut,), self._rows[one]) for one, cut in rows.items()]
         if self.packing == "heads":
             sizes = self.key_dim, self.key_dim, each, each
             parts = [part("in_proj_qkvz", sizes, number) for number in range(4)]
@@ -128,8 +156,17 @@ class GatedDeltaSpec:
             return [*parts, *(Part(prefix + f"in_proj_{one}", (ones,), self.value_heads) for one in "ba")]
         return [*parts, *(part("in_proj_ba", (self.repeats, self.repeats), number) for number in range(2))]
 
+    @property
+    def _rows(self) -> dict[str, int]:
+        """Return the rows of matrices that are apart."""
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        return {"q": keys, "k": keys, "v": values, "g": values, "b": self.value_heads, "a": self.value_heads}
+
     def targets(self, spec: Spec) -> Targets:
         values, size = self.value_heads * self.value_dim, spec.hidden_size
+        if self.packing == "apart":
+            apart = {f"{self.prefix}{one}_proj": (size, rows) for one, rows in self._rows.items()}
+            return Targets(linear={**apart, f"{self.prefix}o_proj": (values, size)})
         if self.packing == "heads":
             outputs = {"qkvz": self._num_channels + values}
         else:

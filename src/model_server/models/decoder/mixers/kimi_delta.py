@@ -74,15 +74,14 @@ class KimiDeltaSpec:
         heads = loader.share(self.heads)
         values = heads[0] * self.head_dim, heads[1] * self.head_dim
         rate = -loader.numbers(prefix + "A_log", heads, self.heads).exp()
-        convolutions = [
-            loader.depthwise(f"{prefix}{x}_conv1d.weight", [values], self.values, self.width) for x in "qkv"
-        ]
+        channels = [(i * self.values + values[0], i * self.values + values[1]) for i in range(3)]
+        convolutions = [f"{prefix}{kind}_conv1d.weight" for kind in "qkv"]
         weights = DeltaWeights(
             key_heads=heads[1] - heads[0],
             repeats=1,
             key_dim=self.head_dim,
             value_dim=self.head_dim,
-            convolution=torch.cat(convolutions, dim=1),
+            convolution=loader.depthwise(convolutions, channels, 3 * self.values, self.width),
             rate=rate.repeat_interleave(self.head_dim),
             bias=loader.vector(prefix + "dt_bias", [values], self.values, torch.float32),
             norm=loader.vector(prefix + "o_norm.weight", [(0, self.head_dim)], self.head_dim, torch.float32),

@@ -135,7 +135,7 @@ class Mamba2Spec:
             state_size=self.state_size,
             first=heads[0] - groups[0] * each,
             heads_per_group=each,
-            convolution=loader.depthwise(prefix + "conv1d.weight", channels, self.channels, self.width),
+            convolution=loader.depthwise([prefix + "conv1d.weight"], channels, self.channels, self.width),
             convolution_bias=bias,
             rate=-vector("A_log").exp(),
             bias=vector("dt_bias"),

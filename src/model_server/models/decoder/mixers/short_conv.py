@@ -62,7 +62,7 @@ class ShortConvSpec:
         name = prefix + self.project
         parts = [Part(name, ((i * size + start, i * size + stop),), 3 * size) for i in range(3)]
         convolution = prefix + self.convolution
-        weight, bias = loader.depthwise(convolution + ".weight", [channels], size, self.width), None
+        weight, bias = loader.depthwise([convolution + ".weight"], [channels], size, self.width), None
         if loader.has(convolution + ".bias"):
             bias = loader.vector(convolution + ".bias", [channels], size).float()
         return ShortConv(

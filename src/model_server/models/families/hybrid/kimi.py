@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from model_server.adapters.folder import ExpertPlace, Targets
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
-from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mixers.kimi_delta import KimiDeltaSpec
-from model_server.models.decoder.mlp import DenseMlp, load_mlp
 from model_server.models.decoder.moe import SeparateExperts
-from model_server.models.decoder.spec import MlpSpec, Spec
+from model_server.models.decoder.spec import Spec
 from model_server.models.families.base import layer_kinds
 from model_server.models.families.deepseek import by_layer_types, corrected, expect, latent_decoder
 from model_server.models.families.moe import indices
@@ -29,33 +25,6 @@ _NAMES: dict[str, str | tuple[str, ...]] = {
     "scoring_func": "moe_router_activation_func",
 }
 _STORED = "block_sparse_moe"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMlp:
-    """The MLP of a dense layer, an `MlpSpec`: what transformers writes calls it as experts are called."""
-
-    def load(self, loader: Loader, spec: Spec, index: int) -> DenseMlp:
-        names = spec.names
-        if not loader.holds(f"{names.layers}.{index}.{names.down}"):
-            if loader.adapters is not None:
-                raise StartupError(
-                    f"adapters need the MLP of layer {index} as `{names.down}`, as published files call it, not as "
-                    f"`{_renamed(names.down)}`: rename it"
-                )
-            names = replace(names, up=tuple(map(_renamed, names.up)), down=_renamed(names.down))
-        return load_mlp(loader, replace(spec, names=names), index)
-
-    def targets(self, spec: Spec) -> Targets:
-        outer, inner = spec.hidden_size, spec.intermediate_size
-        return Targets(linear={**dict.fromkeys(spec.names.up, (outer, inner)), spec.names.down: (inner, outer)})
-
-    def places(self) -> Mapping[str, ExpertPlace]:
-        return {}
-
-
-def _renamed(name: str) -> str:
-    return name.replace("mlp", _STORED)
 
 
 def kimi_linear(config: ModelConfig) -> Spec:
@@ -89,10 +58,10 @@ def kimi_linear(config: ModelConfig) -> Spec:
         default_eps=1e-5,
         rotates=False,
     )
-    dense = StoredMlp()
-    mlps: list[MlpSpec] = [mixture or dense for mixture in by_layer_types(config, mixture) or plain.mlps]
+    mlps = by_layer_types(config, mixture) or plain.mlps
+    names = replace(plain.names, spellings=((".mlp.", f".{_STORED}."),))
     mixers = tuple(mixer if kind == "linear_attention" else None for kind in kinds)
-    return replace(plain, mlps=tuple(mlps), mixers=mixers)
+    return replace(plain, names=names, mlps=mlps, mixers=mixers)
 
 
 def _linear_config(config: ModelConfig) -> ModelConfig:

@@ -63,15 +63,7 @@ def _qwen(config: ModelConfig, *, packing: Packing, kv_heads: int, **differences
         width=config.count("linear_conv_kernel_dim", 4),
         packing=packing,
     )
-    if mixer.value_heads % mixer.key_heads != 0:
-        raise StartupError(
-            f"config.json: `linear_num_value_heads` ({mixer.value_heads}) is not a multiple of "
-            f"`linear_num_key_heads` ({mixer.key_heads})"
-        )
-    if mixer.width < 2:
-        raise StartupError("config.json: `linear_conv_kernel_dim` must be at least 2, got 1")
-    if config.text("hidden_act", "silu") not in ("silu", "swish"):
-        raise StartupError(f"config.json: `hidden_act` is served for {config.model_type} as 'silu' only")
+    mixer.check(config)
     return base(
         config,
         default_head_dim=256,

@@ -33,6 +33,10 @@ OF_GEMMA4 = [
     "q_proj", "k_proj", "o_proj", "up_proj", "per_layer_input_gate", "per_layer_projection",
     "per_layer_model_projection",
 ]  # fmt: skip
+OF_KIMI = [
+    "q_proj", "k_proj", "o_proj", "b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "kv_a_proj_with_mqa",
+    "kv_b_proj", "gate_proj", "up_proj", "down_proj",
+]  # fmt: skip
 FAMILIES: list[Any] = [
     ("llama", "plain", {}),
     ("gpt2", "plain", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
@@ -55,6 +59,12 @@ FAMILIES: list[Any] = [
                 "plain",
                 {"target_modules": ["q_proj", "v_proj", "in_proj_qkv", "in_proj_a", "in_proj_z"]},
             ),
+            (
+                "olmo_hybrid",
+                "plain",
+                {"target_modules": ["q_proj", "g_proj", "a_proj", "o_proj", "down_proj"]},
+            ),
+            ("kimi_linear", "plain", {"target_modules": OF_KIMI}),
             ("lfm2", "plain", {"target_modules": ["q_proj", "out_proj", "in_proj", "w1", "w2", "w3"]}),
             ("bamba", "plain", {"target_modules": ["q_proj", "in_proj", "out_proj", "gate_proj", "down_proj"]}),
             ("falcon_h1", "plain", {"target_modules": ["q_proj", "k_proj", "in_proj", "up_proj", "gate_proj"]}),

@@ -24,7 +24,20 @@ from model_server.weights.checkpoint import examine
 
 # Blocks of every kind: sequential, with post norms, parallel, latent attention, experts, learned positions, tied heads,
 # convolutions, states.
-FAMILIES = ["llama", "gemma2", "cohere", "deepseek_v2", "mixtral", "gpt2", "granite", "lfm2", "qwen3_next", "bamba"]
+FAMILIES = [
+    "llama",
+    "gemma2",
+    "cohere",
+    "deepseek_v2",
+    "mixtral",
+    "gpt2",
+    "granite",
+    "lfm2",
+    "qwen3_next",
+    "bamba",
+    "kimi_linear",
+    "olmo_hybrid",
+]
 
 
 def stage_of(

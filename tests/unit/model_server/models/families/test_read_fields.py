@@ -30,6 +30,7 @@ BY_TENSORS = {
 WITHOUT_EFFECT = {
     "pad_token_id", "router_jitter_noise", "num_logits_to_keep", "use_mamba_kernels", "mamba_chunk_size", "chunk_size",
     "z_loss_coefficient", "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min",
+    "linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max", "linear_dt_min",
 }  # fmt: skip
 # Of a type: what its modelling reads and does not use, or reads under another name that its files have, too.
 OF_TYPE = {
@@ -41,6 +42,7 @@ OF_TYPE = {
     # Of its towers.
     "gemma4_text": {"attention_chunk_size", "hidden_act", "use_clipped_linears"},
     "glm4_moe_lite": {"head_dim", "num_key_value_heads"},
+    "kimi_linear": {"num_key_value_heads"},
     "nemotron_h": {"num_hidden_layers"},  # its kinds of layers are as many
     "mistral4": {"num_key_value_heads"},
     # How the sum of shared and chosen experts is rounded.
