@@ -12,12 +12,12 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 946,
+    "files": 949,
     "files below 50 lines": 254,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
-    "files of the spine that name a feature": 87,
+    "files of the spine that name a feature": 88,
     "functions named begin": 0,
     "functions named take": 0,
     "functions named keeps": 0,
@@ -25,15 +25,15 @@ LIMITS = {
     "functions named settle": 0,
     "functions named leave": 0,
     "functions named brought": 0,
-    "files that name adapters": 159,
+    "files that name adapters": 161,
     "files that name images": 140,
     "files that name drafts": 99,
     "files that name stages": 41,
-    "files that name states": 34,
+    "files that name states": 35,
 }
 LINES = {
-    "launcher": 14_270,
-    "model_server": 50_760,
+    "launcher": 14_300,
+    "model_server": 51_170,
     "router": 35_460,
     "tercet": 63,
     "wire": 7_250,
