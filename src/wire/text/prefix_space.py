@@ -17,7 +17,9 @@ _TYPES = frozenset({"codegen", "dbrx", "gpt2", "gpt_neo", "gptj", "jais2", "opt"
 _AS_STORED = frozenset(
     {
         "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_bigcode", "granite", "granitemoe", "granitemoehybrid",
-        "minimax_m2", "ministral3", "mistral", "mixtral", "olmo2", "olmo3", "phi3", "phimoe", "stablelm",
+        "kimi_linear",
+        "minimax_m2", "ministral3", "mistral", "mixtral", "olmo2", "olmo3", "olmo_hybrid", "phi3", "phimoe",
+        "stablelm",
     }
 )  # fmt: skip
 """Models whose tokenizer.json is taken as it is, whatever class is named."""
