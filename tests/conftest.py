@@ -61,10 +61,21 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    seen: dict[tuple[str, str], dict[int, int]] = {}
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("random")
+        thinned = item.get_closest_marker("thinned")
+        if thinned is not None and effort.is_thinned_out(_places(item, seen), *thinned.args):
+            item.add_marker("long")
+
+
+def _places(item: Any, seen: dict[tuple[str, str], dict[int, int]]) -> list[int]:
+    """Of the value of each parameter of a case among those `seen`, by function and name."""
+    function = item.nodeid.partition("[")[0]
+    numbers = [(seen.setdefault((function, name), {}), id(value)) for name, value in item.callspec.params.items()]
+    return [places.setdefault(value, len(places)) for places, value in numbers]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -41,6 +41,7 @@ def test_chosen() -> None:
     assert BACKEND.name == ("reference" if library() is None else "cpp")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("batch", (BATCHES | LONG).values(), ids=BATCHES | LONG)

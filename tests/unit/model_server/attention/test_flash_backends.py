@@ -52,6 +52,7 @@ SERVED = [
 ]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("backend", "kind"), SERVED)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_equals_the_definition(backend: AttentionBackend, batch: list[tuple[int, int]], kind: dict[str, Any]) -> None:

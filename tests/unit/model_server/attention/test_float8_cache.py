@@ -51,6 +51,7 @@ def stored_scene(
     return scene
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("cache", FLOAT8, ids=str)

@@ -17,6 +17,7 @@ from model_server.attention.reference import ReferenceBackend
 from model_server.memory.kv_cache import KvCache, KvShape
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("window", [None, 1, 8])
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
@@ -107,6 +108,7 @@ SCORES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("options", SCORES.values(), ids=SCORES)
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
