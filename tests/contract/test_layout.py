@@ -12,9 +12,9 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 949,
-    "files below 50 lines": 254,
-    "folders": 123,
+    "files": 948,
+    "files below 50 lines": 253,
+    "folders": 122,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
     "files of the spine that name a feature": 88,

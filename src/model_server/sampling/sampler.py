@@ -28,9 +28,9 @@ from model_server.sampling.groups import Group, GroupKind, RowGroups
 from model_server.sampling.kernel_rows import KernelRows
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.penalties import Watermark
+from model_server.sampling.places import PlaceGroups, Places
 from model_server.sampling.row import SamplingRow
 from model_server.sampling.top_tokens import TopTokens
-from model_server.sampling.windows.places import PlaceGroups, Places
 
 _BLOCK = 64
 # Logits worked on at once: on a CPU what stays in its cache, elsewhere what bounds the temporaries (8 bytes each).

@@ -13,8 +13,8 @@ from model_server.batch.results import Drafted
 from model_server.batch.sequence import Sequence
 from model_server.memory.transfer import Staging
 from model_server.runner.graph_sizes import window_lengths
-from model_server.sampling.windows import places
-from model_server.sampling.windows.places import PENALTY_BYTES
+from model_server.sampling import places
+from model_server.sampling.places import PENALTY_BYTES
 from model_server.speculation.device.drafts import LookedUp, RowDrafts
 from model_server.speculation.device.history import history_bytes
 from model_server.speculation.device.lookup import LookUp, look_up_on

@@ -18,7 +18,7 @@ from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
 from model_server.memory.transfer import Staging
 from model_server.runner.runner import Kept, ModelInputs
-from model_server.sampling.windows.places import Places
+from model_server.sampling.places import Places
 from model_server.speculation.device.drafts import Brought, RowDrafts
 from model_server.speculation.device.history import Histories
 from model_server.speculation.device.queries import RowsAt, single_queries

@@ -25,7 +25,7 @@ from model_server.batch.sequence import NewRequest, Sequence
 from model_server.engine.answers import Answers
 from model_server.engine.engine import Engine
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
-from model_server.sampling.windows.places import Places
+from model_server.sampling.places import Places
 from model_server.speculation.device import state
 from model_server.speculation.device.drafters import draft_model
 from model_server.speculation.device.drafters.layer import LayerDrafts

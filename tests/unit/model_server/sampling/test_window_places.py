@@ -9,9 +9,9 @@ from torch import Tensor
 
 from model_server.sampling.categorical import device_uniforms, uniforms
 from model_server.sampling.parameters import SamplingParameters
+from model_server.sampling.places import Places
 from model_server.sampling.row import SamplingRow
 from model_server.sampling.sampler import Sampler
-from model_server.sampling.windows.places import Places
 
 VOCAB, PROMPT = 50, [3, 4, 5, 3]
 KINDS = {
