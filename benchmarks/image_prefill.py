@@ -31,16 +31,17 @@ from benchmarks.peers.machine import processor
 from model_server.batch.sequence import NewRequest, number_blocks
 from model_server.engine.calls import DecodeCall, PrefillCall
 from model_server.engine.engine import Engine, EngineOptions
+from model_server.features.images.encoder import ImageEncoder
+from model_server.features.images.families import FAMILIES
+from model_server.features.images.feature import Images
+from model_server.features.images.image import AskedImages, Feature, Image, ImagePlace
+from model_server.features.images.tower import load_tower
 from model_server.memory.kv_cache import KvCache
 from model_server.models.hf.loading import quiet
 from model_server.runner.runner import Runner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.encoder import ImageEncoder
-from model_server.vision.families import FAMILIES
-from model_server.vision.image import Feature, Image, ImagePlace
-from model_server.vision.tower import load_tower
 from wire import demo_model
 
 OUT = Path(__file__).parent / "results" / "image_prefill.json"
@@ -101,7 +102,8 @@ class Bench:
     def __init__(self, name: str, runner: Runner, encoder: ImageEncoder | None, dtype: torch.dtype) -> None:
         options = EngineOptions(device=CPU, block_size=BLOCK, prompt_logprobs_allowed=False)
         tokenizer = Tokenizer.load(demo_model.path())
-        self.engine = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options, encoder=encoder)
+        features = () if encoder is None else (Images(encoder, runner.vocab_size),)
+        self.engine = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options, features=features)
         self.engine.set_cache(KvCache(runner.kv_shapes, 256, BLOCK, dtype, CPU))
         *_, self._side, self._rows = MODELS[name]
         self._dtype = str(dtype).removeprefix("torch.")
@@ -118,16 +120,16 @@ class Bench:
     def prefill(self, image: Image | None, rows: int = 1, new_tokens: int = 1) -> None:
         """Prompts of as many tokens, whether an image stands for most of them or text."""
         ids = [7 + i % 200 for i in range(TEXT_TOKENS + (self._rows if rows == 1 else 0))]
-        places: tuple[ImagePlace, ...] = ()
+        asked: tuple[AskedImages, ...] = ()
         if image is not None:
             ids[4 : 4 + self._rows] = [IMAGE_TOKEN] * self._rows
-            places = (ImagePlace(image.key, 4, self._rows, image),)
+            asked = (AskedImages((ImagePlace(image.key, 4, self._rows, image),)),)
         numbered = number_blocks([len(ids) + new_tokens] * rows, BLOCK)
         requests = [
             NewRequest(
                 id=i, input_ids=tuple(ids), sampling=SamplingParameters(),
                 stopping=StoppingParameters(max_new_tokens=new_tokens, ignore_eos_token=True), prefill_logprobs=False,
-                top_n_tokens=0, blocks=blocks, cache_len=0, chunk_len=None, images=places,
+                top_n_tokens=0, blocks=blocks, cache_len=0, chunk_len=None, asked=asked,
             )
             for i, blocks in enumerate(numbered)
         ]  # fmt: skip

@@ -12,6 +12,7 @@ import uvloop
 from model_server.adapters.residents import MOST_RESIDENT, Residents
 from model_server.adapters.sources import adapter_folders
 from model_server.attention.choice import AttentionChoice
+from model_server.batch.feature import ModelFeature
 from model_server.config import ServeConfig, threads_are_set
 from model_server.device import enter, finish_loading, resolve_device, resolve_dtype, tune
 from model_server.distributed.group import ProcessGroup, connect
@@ -24,7 +25,7 @@ from model_server.engine.memory_plan import MemoryPlan, plan_memory
 from model_server.engine.profile import StepProfiler
 from model_server.engine.warm_up import Capacity, WarmupRequest, warm_up
 from model_server.errors import LostPeerError, StartupError, parts_ranks
-from model_server.models.hf.stateful import StatefulRunner
+from model_server.features.images.load import load_images
 from model_server.models.load import load_runner, resident_adapters
 from model_server.models.model import Model, cache_dtype, check_batch_invariance, describe, in_slots, with_adapters
 from model_server.models.stages import layer_counts
@@ -54,12 +55,9 @@ from model_server.speculation.loading import (
 )
 from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.encoder import ImageEncoder
-from model_server.vision.families import vision_family
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.load_progress import LoadProgress
 from wire import phases
-from wire.processes.open_files import raise_open_files
 from wire.speculation.heads import check_length
 from wire.text.counting import counted
 from wire.tracing import Tracing, TracingError
@@ -68,8 +66,6 @@ logger = logging.getLogger(__name__)
 
 # A rank whose peer is gone may never come back from a collective: the end does not wait longer for it.
 STOP_LIMIT_S = 5.0
-# Of a shard that reads images: each large one that is not encoded yet is one.
-_OPEN_FILES = 8192
 # Tokens that recurrent layers compute at once on a GPU.
 _DEVICE_GRID = 64
 
@@ -125,19 +121,21 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             windows = window_sizes(config.num_drafted, config.most_window_rows, config.max_batch_size)
             keeps = runner.retains if isinstance(runner, DraftedRunner) else None
             runner = with_graphs(runner, graphs, CudaGraphCapture(device), windows, keeps=keeps)
-        encoder = _encoder(config, model, runner, tokenizer, placement)
-        finish_loading(device)  # drafter and encoder are loaded, too
-        if encoder is not None and encoder.tower.family.sight == "prompt":
+        images = load_images(config, model, runner, tokenizer, placement)
+        finish_loading(device)  # drafter and tower are loaded, too
+        if images is not None and images.reads_whole_prompts:
             logger.info(
                 "Prompts are computed whole, as their tokens see each other both ways: no chunks, no shared prefixes"
             )
             config = replace(config, prefill_chunking=False, prefix_caching=False)
-        engine = _engine(config, runner, tokenizer, device, ranks, links, speculator, encoder, residents)
+        features = () if images is None else (images,)
+        engine = _engine(config, runner, tokenizer, device, ranks, links, speculator, features, residents)
         states = reserve_states(runner.traits.recurrent, config, device, layout.local.size)
         facts = replace(
             announce(config, runner, device, dtype, layout, stored, model.scheme.method),
             state_slots=states.num_slots,
-            images=encoder is not None,
+            images=images is not None,
+            image_reserve=0 if images is None else images.reserve,
             speculator=None if speculator is None else LOOKUP if found is None else found.kind,
             loads_adapters=residents is not None,
             adapter_slots=config.lora_slots if model.slots is None else model.slots.number,
@@ -232,7 +230,7 @@ def _engine(
     ranks: Ranks,
     links: StageLinks | None,
     speculator: Speculator | None,
-    encoder: ImageEncoder | None,
+    features: tuple[ModelFeature, ...],
     residents: Residents | None,
 ) -> Engine:
     sampler = Sampler(
@@ -245,26 +243,7 @@ def _engine(
         residents=residents,
         peers=ranks.tensor,
     )  # fmt: skip
-    return Engine(runner, tokenizer, sampler, options, links, speculator, encoder)
-
-
-def _encoder(
-    config: ServeConfig, model: Model, runner: Runner, tokenizer: Tokenizer, placement: Placement
-) -> ImageEncoder | None:
-    """Load what reads images, if they are served."""
-    name = model.config.model_type
-    family = vision_family(model.checkpoint.fields)
-    if family is None:
-        if config.encoder_cache_tokens is not None:
-            raise StartupError("--encoder-cache-tokens: images are not served for this model; leave it out")
-        return None
-    from model_server.models.hf.loading import quiet
-    from model_server.vision.loading import load_encoder
-
-    raise_open_files(_OPEN_FILES)
-    quiet()
-    whole = runner.tower(family, tokenizer) if isinstance(runner, StatefulRunner) else None
-    return load_encoder(model.checkpoint, name, family, placement, tower=whole, capacity=config.encoder_cache_tokens)
+    return Engine(runner, tokenizer, sampler, options, links, speculator, features)
 
 
 def _grows(config: ServeConfig, runner: Runner) -> bool:
@@ -297,7 +276,6 @@ def announce(
         quantize=quantize,
         adapters=traits.adapters,
         speculate=config.num_drafted if traits.continues_from_blocks else 0,
-        image_reserve=traits.image_reserve,
         state_bytes=traits.recurrent_bytes,
         # On a GPU chunks of so many tokens are computed at once.
         state_grid=traits.block_size if device.type == "cpu" else max(traits.block_size, _DEVICE_GRID),

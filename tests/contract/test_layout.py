@@ -13,11 +13,11 @@ from pytest import fixture
 
 LIMITS = {
     "files": 948,
-    "files below 50 lines": 253,
-    "folders": 122,
+    "files below 50 lines": 252,
+    "folders": 123,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
-    "files of the spine that name a feature": 88,
+    "files of the spine that name a feature": 85,
     "functions named begin": 0,
     "functions named take": 0,
     "functions named keeps": 0,
@@ -26,14 +26,14 @@ LIMITS = {
     "functions named leave": 0,
     "functions named brought": 0,
     "files that name adapters": 161,
-    "files that name images": 140,
+    "files that name images": 128,
     "files that name drafts": 99,
     "files that name stages": 41,
     "files that name states": 35,
 }
 LINES = {
     "launcher": 14_300,
-    "model_server": 51_170,
+    "model_server": 51_255,
     "router": 35_460,
     "tercet": 63,
     "wire": 7_250,

@@ -12,12 +12,13 @@ from support.engine_shard import EngineShard
 from support.loading import load
 from support.pictures import picture, pixels
 
+from model_server.features.images.encoder import ImageEncoder
+from model_server.features.images.families import FAMILIES
+from model_server.features.images.image import Feature, Image, ImagePlace
+from model_server.features.images.tower import CrossTower
 from model_server.models.hf.loading import quiet
 from model_server.models.hf.stateful import StatefulRunner
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.encoder import ImageEncoder
-from model_server.vision.families import FAMILIES
-from model_server.vision.image import Feature, Image, ImagePlace
 from wire.images import families
 from wire.images.preparing import Preparer
 
@@ -58,7 +59,7 @@ class CrossScene:
 
     def shard(self) -> EngineShard:
         assert isinstance(self.runner, StatefulRunner)
-        tower = self.runner.tower(FAMILIES[self.name], self.tokenizer)
+        tower = CrossTower(self.runner, FAMILIES[self.name], self.tokenizer)
         return EngineShard(self.tokenizer, runner=self.runner, encoder=ImageEncoder(tower, 10_000), num_blocks=256)
 
     def prompt(self, numbers: tuple[int, ...], text: str) -> tuple[list[int], tuple[ImagePlace, ...]]:
@@ -66,7 +67,7 @@ class CrossScene:
         prepared = [self.preparer.prepare(bytes([n]) * 32, picture(*SIZES[n], n), max_pixels=10**6) for n in numbers]
         whole = self.family.arrange(text.format(*(one.expansion for one in prepared)), "<s>")
         ids = self.tokenizer.encode(whole, truncate=0, add_special_tokens=True)
-        tower = self.runner.tower(FAMILIES[self.name], self.tokenizer)
+        tower = CrossTower(self.runner, FAMILIES[self.name], self.tokenizer)
         where = [place for place, token in enumerate(ids) if token == tower.image_token]
         places = []
         for place, one in zip(where, prepared, strict=True):

@@ -16,7 +16,7 @@ from support.thread_ranks import on_ranks
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
-from model_server.vision.image import Feature, Image, ImagePlace
+from model_server.features.images.image import AskedImages, Feature, Image, ImagePlace
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def request(shard: EngineShard, ids: list[int], places: tuple[ImagePlace, ...], **changes: Any) -> NewRequest:
-    return shard.request(ids, NEW_TOKENS, images=places, **changes)
+    return shard.request(ids, NEW_TOKENS, asked=(AskedImages(places),), **changes)
 
 
 def test_tokens_equal_transformers_alone_and_together(scene: CrossScene) -> None:
@@ -50,7 +50,7 @@ def test_tokens_equal_transformers_alone_and_together(scene: CrossScene) -> None
     results += [shard.prefill(number, one, cached=0) for number, one in enumerate(requests[2:], 1)]
     found = tokens_of(*results[:-1], *shard.run_out(results[-1], 0))
     assert [found[one.id] for one in requests] == expected
-    encoder = shard.engine.encoder
+    encoder = shard.encoder
     assert encoder is not None and (encoder.misses, encoder.hits) == (4, 3)
 
 
@@ -92,5 +92,4 @@ def test_several_shards_are_refused(scene: CrossScene) -> None:
 
 def test_an_image_takes_room_among_the_states(scene: CrossScene) -> None:
     """Of Mllama the keys and values of 4 tiles of 17 rows in 2 layers, of Idefics 4 rows, 32 wide, and no keys."""
-    traits = scene.runner.traits
-    assert traits.image_reserve == {"mllama": 4 * 17 + 1, "idefics": 1}[scene.name]
+    assert scene.runner.image_reserve == {"mllama": 4 * 17 + 1, "idefics": 1}[scene.name]

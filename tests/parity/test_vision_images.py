@@ -22,14 +22,14 @@ from support.vision_models import CONFIGS, MODEL_TYPES, write_vision_checkpoint
 from model_server.attention.choice import AttentionChoice
 from model_server.batch.sequence import NewRequest
 from model_server.errors import StartupError
+from model_server.features.images.families import FAMILIES
+from model_server.features.images.image import AskedImages, EncodedImages, Feature
+from model_server.features.images.tower import load_tower
 from model_server.speculation.drafters.draft_model import DraftModel
 from model_server.speculation.drafters.drafter import DraftedRunner
 from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.pace import Pace
 from model_server.speculation.speculator import Speculator
-from model_server.vision.families import FAMILIES
-from model_server.vision.image import Feature
-from model_server.vision.tower import load_tower
 
 SERVED = [name for name in CONFIGS if name in FAMILIES or name in MODEL_TYPES]
 ALWAYS = ("llava", "qwen2_vl")
@@ -102,7 +102,7 @@ def test_chunks_and_other_rows_change_nothing(scene: VisionScene) -> None:
         results += [shard.prefill(number, one, cached=0) for number, one in enumerate(requests[1:], 1)]
         found = tokens_of(*results[:-1], *shard.run_out(results[-1], 0))
         assert [found[one.id] for one in requests] == expected, budget
-        encoder = shard.engine.encoder
+        encoder = shard.encoder
         assert encoder is not None and encoder.misses == 3 and encoder.num_rows > 0
 
 
@@ -155,16 +155,21 @@ def test_preempted_requests_go_on(scene: VisionScene) -> None:
             for p in prompt.places
         )
         shared = dataclasses.replace(
-            first, id=100 + stop, cache_len=cached, images=sent, state_from=saves.get(cached), state_saves=()
+            first,
+            id=100 + stop,
+            cache_len=cached,
+            asked=(AskedImages(sent),),
+            state_from=saves.get(cached),
+            state_saves=(),
         )
         shard.prompts[shared.id] = prompt.ids
         assert alone(shard, shared) == expected, cached
-    encoder = shard.engine.encoder
+    encoder = shard.encoder
     assert encoder is not None and encoder.misses == 2 and encoder.hits > 0
 
     shard.prompts[99] = prompt.ids
     again = shard.prefill(1, dataclasses.replace(first, id=99))  # the blocks are the same, their content too
-    assert again.images is not None and (again.images.hits, again.images.misses) == (2, 0)
+    assert again.reports == (EncodedImages(hits=2),)
 
 
 def test_drafts_change_nothing(scene: VisionScene) -> None:

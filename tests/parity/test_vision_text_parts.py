@@ -22,9 +22,9 @@ from support.tiny_drafters import eagle3, medusa, mlp_speculator, with_mtp
 from torch import Tensor
 
 from model_server.errors import StartupError
+from model_server.features.images.families import FAMILIES
+from model_server.features.images.tower import load_tower
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.families import FAMILIES
-from model_server.vision.tower import load_tower
 
 TEXT_ONLY = r".*(language_model|text_model)\.layers.*\.(q_proj|v_proj|o_proj|down_proj)"
 

@@ -17,12 +17,12 @@ from support.loading import CPU, load
 from support.vision_models import END, IMAGE, START, write_vision_checkpoint
 
 from model_server.batch.sequence import NewRequest
+from model_server.features.images.encoder import ImageEncoder
+from model_server.features.images.families import vision_family
+from model_server.features.images.image import AskedImages, Feature, Image, ImagePlace
+from model_server.features.images.tower import load_tower
 from model_server.models.hf.loading import quiet
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.encoder import ImageEncoder
-from model_server.vision.families import vision_family
-from model_server.vision.image import Feature, Image, ImagePlace
-from model_server.vision.tower import load_tower
 from wire.images.borders import chunk_end
 from wire.images.llama4 import Llama4Processor
 
@@ -172,7 +172,7 @@ class VisionScene:
 
 
 def request(shard: EngineShard, prompt: Prompt, new_tokens: int = NEW_TOKENS, **changes: Any) -> NewRequest:
-    return shard.request(prompt.ids, new_tokens, images=tuple(prompt.places), **changes)
+    return shard.request(prompt.ids, new_tokens, asked=(AskedImages(tuple(prompt.places)),), **changes)
 
 
 __all__ = ["BLOCK", "NEW_TOKENS", "Prompt", "VisionScene", "picture", "request", "slots_of"]

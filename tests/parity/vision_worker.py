@@ -20,10 +20,10 @@ from support.loading import CPU, load
 from model_server.distributed.group import connect
 from model_server.distributed.layout import Layout, Ranks
 from model_server.distributed.stage_links import StageLinks
+from model_server.features.images.encoder import ImageEncoder
+from model_server.features.images.families import vision_family
+from model_server.features.images.tower import load_tower
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.encoder import ImageEncoder
-from model_server.vision.families import vision_family
-from model_server.vision.tower import load_tower
 
 
 def main(rank: int, world_size: int, port: int) -> None:

@@ -20,11 +20,12 @@ from model_server.distributed.layout import Layout
 from model_server.distributed.stage_links import StageLinks
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Collect, Engine, EngineOptions
+from model_server.features.images.encoder import ImageEncoder
+from model_server.features.images.feature import Images
 from model_server.memory.kv_cache import KvCache
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.encoder import ImageEncoder
 
 BLOCK = 4
 NUM_BLOCKS = 64
@@ -58,7 +59,9 @@ class EngineShard:
             chunking=budget is not None, grows=grows,
         )  # fmt: skip
         sampler = Sampler(self.runner.vocab_size, CPU)
-        self.engine = Engine(self.runner, tokenizer, sampler, options, links, encoder=encoder)
+        self.encoder = encoder
+        features = () if encoder is None else (Images(encoder, self.runner.vocab_size),)
+        self.engine = Engine(self.runner, tokenizer, sampler, options, links, features=features)
         self.engine.start(Session() if budget is None else Session(max_prefill_tokens=budget))
         cache = KvCache(self.runner.kv_shapes, num_blocks, BLOCK, torch.float32, CPU)
         for rows in cache.rows:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Set
 
 from model_server.batch.results import CachedBatch
 from model_server.batch.sequence import Sequence
-from wire.images.borders import chunk_end, encoder_end
 
 
 class Batch:
@@ -34,8 +33,8 @@ class Batch:
         """Set how much of each unfinished prompt the next forward computes.
 
         Each sequence advances by at least a token; what is left of `max_prefill_tokens`, up to `chunk_tokens` each,
-        goes to the oldest first. A chunk holds indivisible images whole, and ends before an image that exceeds
-        `max_prefill_tokens` rows to encode, except the first.
+        goes to the oldest first. What features know of a sequence may end its chunk elsewhere: they compute at most
+        `max_prefill_tokens` rows before the forward.
         """
         self.is_prefilling = False
         budget = max_prefill_tokens - (len(self.sequences) - 1)
@@ -47,19 +46,12 @@ class Batch:
                 self.is_prefilling = True
                 rest = sequence.prefill_length - sequence.cache_length
                 sequence.input_length = max(min(rest, budget), 1)
-                if sequence.images is not None:
-                    start = sequence.cache_length
-                    end = chunk_end(start, start + sequence.input_length, sequence.images.whole)
-                    takes_any = rows == max_prefill_tokens
-                    end, taken = encoder_end(start, end, sequence.images.to_encode(), rows, takes_any=takes_any)
+                for attached in sequence.attachments:
+                    start, takes_any = sequence.cache_length, rows == max_prefill_tokens
+                    end, taken = attached.chunk_end(start, start + sequence.input_length, rows, takes_any=takes_any)
                     rows -= taken
                     sequence.input_length = end - start
                 budget -= sequence.input_length
-
-    def note_several(self, rows: list[Sequence], counts: list[int]) -> None:
-        """Note that a step of `rows` gave several tokens each."""
-        for sequence, count in zip(rows, counts, strict=True):
-            sequence.accept(count - 1)
 
     def note_ended(self, number: int) -> None:
         """Drop what ended in the collected step of this number."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from model_server.adapters.rows import BASE, adapter_rows
 from model_server.attention.metadata import AttentionMetadata
-from model_server.batch.images import step_embeddings, step_pictures, step_positions, step_reach
 from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
@@ -55,7 +54,7 @@ def ragged_inputs(
     ids = np.concatenate(
         [np.asarray([0] if s.has_unseen else s.ids[a:b], np.int64) for s, (a, b) in zip(sequences, spans, strict=True)]
     )
-    positions = step_positions(sequences, spans)
+    positions = np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in spans])
     slots = np.concatenate([s.slots[a:b] for s, (a, b) in zip(sequences, spans, strict=True)])
     query_lengths = np.array([b - a for a, b in spans], np.int32)
     kv_lengths = np.array([b for _, b in spans], np.int32)
@@ -72,8 +71,6 @@ def ragged_inputs(
     if newest is not None and unseen:
         to, source = uploaded[len(arrays) + len(picked) :][:2]
         uploaded[0].index_copy_(0, to, newest.ids.index_select(0, source))
-    seen = step_reach(sequences, spans)
-    reach = None if seen is None else staging.upload(*seen)
     adapters = tuple([s.adapter for s in sequences])
     single_prompts = np.array([s.is_prefilling and s.input_length == 1 for s in sequences], np.uint8)
     metadata = AttentionMetadata(
@@ -83,21 +80,15 @@ def ragged_inputs(
         kv_lengths=uploaded[5],
         query_lengths_host=tuple(query_lengths.tolist()),
         kv_lengths_host=tuple(kv_lengths.tolist()),
-        last_keys=None if reach is None else reach[0],
-        first_keys=None if reach is None else reach[1],
         adapters=adapters if any(number != BASE for number in adapters) else None,
         single_prompts=single_prompts if single_prompts.any() else None,
     )
-    embeddings, deep = step_embeddings(sequences, spans)
     inputs = ModelInputs(
         input_ids=uploaded[0],
         positions=uploaded[1],
         attention=metadata,
         logit_rows=uploaded[2],
         states=tuple([s.state for s in sequences]),
-        embeddings=embeddings,
-        deep_embeddings=deep,
-        pictures=step_pictures(sequences, spans),
         adapters=adapter_rows(np.repeat(adapters, query_lengths), logit_rows, tables.device.device),
     )
     return StepInputs(inputs, None if sampled_rows is None else uploaded[6], scored, sampled_rows)

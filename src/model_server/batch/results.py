@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from model_server.vision.image import EncodedImages
 from wire.step_phases import DraftKind
 
 
@@ -123,4 +122,4 @@ class StepResult:
     concat_ns: int | None = None
     phases_ns: tuple[int, ...] = ()  # in the order of `wire.step_phases.PHASES`
     drafted: Drafted | None = None
-    images: EncodedImages | None = None  # None: it needed none
+    reports: tuple[object, ...] = ()  # of features, on what they did before the step

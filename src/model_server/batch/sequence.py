@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,36 @@ from model_server.sampling.logprobs import PromptScores
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.row import SamplingRow
 from model_server.text.detokenizer import Detokenizer
-from model_server.vision.image import ImagePlace
-from model_server.vision.placed import PromptImages
 from wire.decoder_blocks import positions_between
 
 logger = logging.getLogger(__name__)
+
+
+class Asked(Protocol):
+    """What a request asks of a feature (`batch.feature`)."""
+
+    @property
+    def refusal(self) -> str:
+        """Say that a model has no such feature."""
+
+
+class Attachment(Protocol):
+    """What a feature knows of a sequence."""
+
+    @property
+    def offset(self) -> int:
+        """Return a generated token's position minus its place in the cache."""
+
+    def pass_by(self, cache_length: int) -> None:
+        """Forget what cached tokens do not need."""
+
+    def chunk_end(self, start: int, end: int, rows: int, *, takes_any: bool) -> tuple[int, int]:
+        """Return where a chunk from `start` ends, by `end` if it may, and the rows that are computed for it before.
+
+        Args:
+            rows: The most that may be computed.
+            takes_any: The first piece of work may exceed them.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +72,7 @@ class NewRequest:
     adapter_slot: int | None = None  # of the warm-up: computes with a slot, whatever is in it
     adapter: int | None = None  # load id of an adapter that came while the model serves; None: it has none
     prediction_ids: tuple[int, ...] = ()  # what will probably be generated
-    images: tuple[ImagePlace, ...] = ()
+    asked: tuple[Asked, ...] = ()  # of features
     state_slot: int = 0  # of recurrent layers' state, and where the first cache_len tokens' comes from
     state_from: int | None = None
     state_saves: tuple[tuple[int, int], ...] = ()  # (position, slot) of copies
@@ -62,8 +87,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "adapter", "blocks", "cache_length", "detokenizer", "drafts_from", "ended_in", "finished", "id", "ids",
-        "images", "input_length", "max_new_tokens", "num_sampled", "owned", "prediction", "prefill_length",
+        "adapter", "attachments", "blocks", "cache_length", "detokenizer", "drafts_from", "ended_in", "finished", "id",
+        "ids", "input_length", "max_new_tokens", "num_sampled", "owned", "prediction", "prefill_length",
         "prefill_logprobs", "prompt_length", "prompt_scores", "residence", "row", "seed", "slots", "state",
         "stopping", "top_n_tokens",
     )  # fmt: skip
@@ -81,7 +106,7 @@ class Sequence:
         prefill_logprobs: bool,
         adapter: int = BASE,
         residence: Residence | None = None,
-        images: PromptImages | None = None,
+        attachments: tuple[Attachment, ...] = (),
         prefix_length: int = 0,
     ) -> None:
         """Replay `resume_ids`, if any.
@@ -92,7 +117,7 @@ class Sequence:
         self.id = request.id
         self.adapter = adapter  # its number, or slot
         self.residence = residence  # while this refers to it, the number stays that adapter's
-        self.images = images
+        self.attachments = attachments
         self.ids = [*prompt_ids, *request.resume_ids]
         self.prompt_length = len(prompt_ids)
         self.prefill_length = len(self.ids)
@@ -124,7 +149,7 @@ class Sequence:
     @property
     def position_offset(self) -> int:
         """Return a generated token's position minus its place in the cache."""
-        return 0 if self.images is None else self.images.offset
+        return sum([attached.offset for attached in self.attachments]) if self.attachments else 0
 
     @property
     def is_prefilling(self) -> bool:
@@ -155,8 +180,8 @@ class Sequence:
         """Note a submitted forward of `input_length` tokens, and its sampled token."""
         self.cache_length += self.input_length
         self.input_length = 1
-        if self.images is not None:
-            self.images.pass_by(self.cache_length)
+        for attached in self.attachments:
+            attached.pass_by(self.cache_length)
         if self.cache_length >= self.prefill_length:
             self.num_sampled += 1
 

@@ -22,6 +22,7 @@ import torch
 
 from model_server.adapters.residents import Residents
 from model_server.batch.batch import Batch
+from model_server.batch.feature import ModelFeature
 from model_server.batch.growth import will_have_slots
 from model_server.batch.results import CachedBatch, Generation, StepResult
 from model_server.batch.sequence import NewRequest, Sequence
@@ -45,7 +46,6 @@ from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.encoder import ImageEncoder
 
 # Waits for a submitted step and gives its answer.
 Collect = Callable[[], StepResult]
@@ -84,9 +84,9 @@ class Engine:
         options: EngineOptions,
         links: StageLinks | None = None,
         speculator: Speculator | None = None,
-        encoder: ImageEncoder | None = None,
+        features: tuple[ModelFeature, ...] = (),
     ) -> None:
-        """links, speculator, encoder: as in `StepContext`."""
+        """links, speculator, features: as in `StepContext`."""
         self.runner = runner
         self.tokenizer = tokenizer
         self.options = options
@@ -103,12 +103,12 @@ class Engine:
             grows=options.grows,
             links=links,
             speculator=speculator,
-            encoder=encoder,
+            features=features,
         )
         self._factory = SequenceFactory(
             tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, options.layout.owns,
-            runner.traits.decoder_prefix, runner.traits.adapters, None if encoder is None else encoder.tower,
-            options.residents, runner.traits.slots, options.peers,
+            runner.traits.decoder_prefix, runner.traits.adapters, features, options.residents,
+            runner.traits.slots, options.peers,
         )  # fmt: skip
         self._store = BatchStore()
         self._submitted: deque[SubmittedCall] = deque()  # and not collected, the oldest first
@@ -121,10 +121,6 @@ class Engine:
     @property
     def speculator(self) -> Speculator | None:
         return self.steps.speculator
-
-    @property
-    def encoder(self) -> ImageEncoder | None:
-        return self.steps.encoder
 
     def start(self, session: Session) -> None:
         """Begin a router's session."""
@@ -332,7 +328,7 @@ class Engine:
         if running.has_run and running.in_flight is None:
             times.idle_ns = max(0, times.began - self._collected_at)
         with self._losing_on_error(running, times):
-            failures, images = prepare_rows(steps, running, call)
+            failures, reports = prepare_rows(steps, running, call)
             refused += steps.answers.failures(failures)
             step = next_step(steps, running, call, self.session, times)
         if step is not None:
@@ -341,7 +337,7 @@ class Engine:
             running.on_submitted(step)
         number = call.sequence if self._runs_ahead else None
         submitted = SubmittedCall(
-            running=running, step=step, times=times, refused=refused, images=images, number=number
+            running=running, step=step, times=times, refused=refused, reports=reports, number=number
         )
         self._submitted.append(submitted)
         return submitted

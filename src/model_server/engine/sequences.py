@@ -6,11 +6,10 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
-import numpy as np
-
 from model_server.adapters.residents import Residence, Residents
 from model_server.adapters.rows import BASE
 from model_server.adapters.slots.table import SlotTable
+from model_server.batch.feature import Admission, ModelFeature
 from model_server.batch.sequence import NewRequest, Sequence, check_layout, check_state, number_blocks
 from model_server.batch.stopping import StoppingState
 from model_server.distributed.group import ProcessGroup
@@ -19,9 +18,6 @@ from model_server.sampling.grammars.masks import Grammars
 from model_server.sampling.sampler import Sampler
 from model_server.text.detokenizer import Detokenizer
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.image import SeesImages
-from model_server.vision.placed import PromptImages, check_places
-from wire.images.borders import chunk_end
 
 # The id of a request that cannot run, and why.
 Refusal = tuple[int, Exception]
@@ -51,7 +47,7 @@ class SequenceFactory:
         owns: Callable[[int], bool],
         decoder_prefix: tuple[int, ...] | None = None,
         adapters: tuple[str, ...] = (),
-        tower: SeesImages | None = None,
+        features: tuple[ModelFeature, ...] = (),
         residents: Residents | None = None,
         slots: SlotTable | None = None,
         peers: ProcessGroup | None = None,
@@ -62,7 +58,7 @@ class SequenceFactory:
             owns: Whether this rank answers for a request.
             decoder_prefix: Tokens before the first generated one, if not the prompt.
             adapters: Loaded names, by number.
-            tower: None: images are refused.
+            features: Read what requests ask of them; all else is refused.
             residents: Adapters that come while serving, if any may.
             slots: Of the device's adapters; None: rows use numbers.
             peers: Ranks that sample the same rows, if others do.
@@ -75,7 +71,7 @@ class SequenceFactory:
         self._decoder_prefix = decoder_prefix
         self._grammars = Grammars(tokenizer, vocab_size, peers.all_reduce_min if peers and peers.size > 1 else None)
         self._adapters = {name: number for number, name in enumerate(adapters)}
-        self._tower = tower
+        self._features = features
         self._residents = residents
         self._slots = slots
 
@@ -123,7 +119,6 @@ class SequenceFactory:
         Raises:
             RequestError, ValueError: The request cannot be computed; others can.
         """
-        prompt = list(request.input_ids)
         check_layout(
             request, layout.block_size, layout.num_blocks, chunking=layout.chunking, grows=layout.grows,
             prefix_length=layout.prefix_length,
@@ -132,8 +127,8 @@ class SequenceFactory:
         residence = self._residence(request)
         adapter = self._adapter(request) if residence is None else residence.number
         adapter = self._slot(request, adapter, slots_in_use)
-        images = self._images(request, prompt)
-        prompt, known = self._without_image_ids(prompt, images)
+        admission = self._read(request)
+        known = admission.known
         highest = max(*known, *request.resume_ids, *request.prediction_ids, 0)
         if highest >= self._vocab_size:
             raise RequestError(f"request {request.id}: token {highest} is outside the model's {self._vocab_size}")
@@ -145,7 +140,7 @@ class SequenceFactory:
         follows_text = owned or bool(request.stopping.stop_sequences)
         sequence = Sequence(
             request,
-            prompt,
+            admission.prompt,
             row=self._sampler.new_row(
                 request.sampling,
                 [*before, *request.resume_ids],
@@ -163,43 +158,21 @@ class SequenceFactory:
             prefill_logprobs=request.prefill_logprobs and self._prompt_logprobs_allowed,
             adapter=adapter,
             residence=residence,
-            images=images,
+            attachments=tuple(admission.attachments),
             prefix_length=layout.prefix_length,
         )
         if not follows_text:
             sequence.detokenizer = None
         return sequence
 
-    def _without_image_ids(self, prompt: list[int], images: PromptImages | None) -> tuple[list[int], list[int]]:
-        """Return the prompt as the model reads it, and its tokens with logits."""
-        if images is None or self._tower is None or self._tower.image_token < self._vocab_size:
-            return prompt, prompt
-        # There are no logits for image tokens. Of a prompt without another token something must be left.
-        known = np.delete(prompt, images.all_tokens).tolist() or [0]
-        if not images.crosses:  # embeddings are laid over them, and the text model may have none for them
-            prompt = prompt.copy()
-            for place in images.all_tokens.tolist():
-                prompt[place] = 0
-        return prompt, known
-
-    def _images(self, request: NewRequest, prompt: list[int]) -> PromptImages | None:
-        if not request.images and (self._tower is None or self._tower.family.sight != "prompt"):
-            return None
-        if self._tower is None:
-            raise RequestError(f"request {request.id}: this model takes text only, not images")
-        check_places(request.id, request.images, len(prompt), request.cache_len)
-        try:
-            images = PromptImages(self._tower.family, request.images, prompt, self._tower.image_token)
-        except RequestError as error:
-            raise RequestError(f"request {request.id}: {error}") from None
-        if request.chunk_len is not None:
-            end = request.cache_len + request.chunk_len
-            if chunk_end(request.cache_len, end, images.whole) != end:
-                raise RequestError(
-                    f"request {request.id}: its first chunk ends within an image that is read as a whole"
-                )
-        images.pass_by(request.cache_len)
-        return images
+    def _read(self, request: NewRequest) -> Admission:
+        """Have each feature read what the request asks of it."""
+        admission = Admission(request, list(request.input_ids), list(request.input_ids), list(request.asked))
+        for feature in self._features:
+            feature.admit(admission)
+        for asked in admission.unserved:
+            raise RequestError(f"request {request.id}: {asked.refusal}")
+        return admission
 
     def _residence(self, request: NewRequest) -> Residence | None:
         """Find the adapter that came while serving, if asked for."""

@@ -18,13 +18,12 @@ from model_server.distributed.group import ProcessGroup
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine
 from model_server.engine.memory_plan import MemoryPlan, block_bytes, cpu_blocks, measured_blocks
-from model_server.errors import FatalError, OutOfMemoryError, RequestError, StartupError, WarmUpMemoryError
-from model_server.memory.budget import DeviceMemory, Measured
+from model_server.errors import StartupError, WarmUpMemoryError
+from model_server.memory.budget import DeviceMemory, Measured, is_out_of_memory
 from model_server.memory.kv_cache import KvCache
 from model_server.memory.report import MemoryUse
 from model_server.runner.cuda_graphs import GraphCost, GraphedRunner
 from model_server.speculation.drafters.drafter import DraftedRunner
-from model_server.vision.image import Encoded
 from wire.host.machine import free_memory, total_memory
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
@@ -81,10 +80,9 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     started = time.perf_counter()
     _check_limits(engine, request.max_total_tokens, plan.max_batch_total_tokens)
     engine.start(request.session)
-    if engine.encoder is not None:
-        # A step may be limited to less than a prompt, and the longest prompt may be given by the longest sequence.
-        longest = request.max_input_tokens or request.max_total_tokens or 0
-        engine.encoder.start(max(longest, request.max_prefill_tokens))
+    # A step may be limited to less than a prompt, and the longest prompt may be given by the longest sequence.
+    longest = max(request.max_input_tokens or request.max_total_tokens or 0, request.max_prefill_tokens)
+    feature_bytes = sum([feature.start(longest) for feature in engine.steps.features])
     block_size = engine.options.block_size
     graphs = engine.runner if isinstance(engine.runner, GraphedRunner) else None
     if graphs is not None:
@@ -96,7 +94,7 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
         raise StartupError(f"the warm-up failed: {failure or 'see the log of another rank'}")
     measured = None
     if plan.memory is not None:
-        measured = _measure(engine, world, plan, plan.memory, graphs, request)
+        measured = _measure(engine, world, plan, plan.memory, graphs, request, feature_bytes)
         num_blocks = measured_blocks(engine, plan, measured)
     else:
         _drop_cache(engine)
@@ -174,16 +172,6 @@ def _left(plan: MemoryPlan) -> MemoryUse:
     return MemoryUse(weights=plan.weight_bytes, free=free, total=total)
 
 
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Recognize lack of memory on device or host, for which torch has no type."""
-    if isinstance(error, FatalError):  # what the engine makes of it where there are other ranks
-        return is_out_of_memory(error.__cause__)
-    kinds = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
-    # For the driver (a graph, a module that is loaded) torch and Triton also raise plain errors.
-    text = str(error) if isinstance(error, RuntimeError) else ""
-    return isinstance(error, kinds) or "can't allocate memory" in text or "out of memory" in text
-
-
 def _report_memory(
     engine: Engine,
     world: ProcessGroup,
@@ -222,11 +210,10 @@ def _measure(
     memory: DeviceMemory,
     graphs: GraphedRunner | None,
     request: WarmupRequest,
+    feature_bytes: int,
 ) -> Measured:
     """Measure the device's memory after the step, without a cache."""
-    peak = memory.peak()
-    if engine.encoder is not None:
-        peak += engine.encoder.capacity * engine.encoder.tower.row_bytes
+    peak = memory.peak() + feature_bytes
     cost = GraphCost(0, 0)
     lengths = (engine.runner.max_positions, plan.model_max_length, UNKNOWN_LENGTH)
     longest = request.max_total_tokens or min(length for length in lengths if length)
@@ -302,29 +289,16 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
     engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
     if plan.memory is not None:
         plan.memory.start()
-    seen = _try_image(engine, largest=plan.memory is not None)  # beside the step, as in those of requests
+    # Beside the step, as in those of requests.
+    tried = [feature.try_out(largest=plan.memory is not None) for feature in engine.steps.features]
     result = engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), kept)()
     generations = result.generations
     if result.batch is not None:
         generations = generations + engine.submit_decode(DecodeCall(batch_ids=(0,), sequence=1))().generations
     if plan.memory is not None and kept:
         engine.try_sampling(kept[0].sampling, MOST_SAMPLED_ROWS)
-    del seen
+    del tried
     return next((g.error for g in generations if g.error is not None), None)
-
-
-def _try_image(engine: Engine, *, largest: bool) -> Encoded | None:
-    """Encode an image as the router prepares it, if there is a tower."""
-    if engine.encoder is None:
-        return None
-    try:
-        return engine.encoder.try_out(largest=largest)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        if not isinstance(error, RequestError):
-            logger.exception("The vision tower cannot read an image of the warm-up")
-        raise StartupError(f"image processor and vision tower of the model do not fit: {error!s:.200}") from error
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from model_server.errors import FatalError, OutOfMemoryError
+
 # The rest is for what no warm-up shows: steps whose memory is cut differently, growing communication buffers. TGI keeps
 # back a tenth of the whole device (TGI_WIGGLE_ROOM 0.90).
 CACHE_SHARE = 0.97
@@ -68,3 +70,13 @@ class CudaMemory:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._device)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Recognize lack of memory on device or host, for which torch has no type."""
+    if isinstance(error, FatalError):  # what the engine makes of it where there are other ranks
+        return is_out_of_memory(error.__cause__)
+    kinds = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
+    # For the driver (a graph, a module that is loaded) torch and Triton also raise plain errors.
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, kinds) or "can't allocate memory" in text or "out of memory" in text

@@ -12,6 +12,9 @@ from model_server.layers.rotary import Rope
 # No count in a real model comes near; a larger one would be asked for as memory.
 MAX_COUNT = 2**31
 
+# Types whose layers of cross attention read images; transformers computes them (`models.hf.crossing`).
+CROSSING = frozenset(("idefics", "mllama"))
+
 # Kinds of rotation that depend on the length of the texts before they were scaled.
 _WITH_ORIGINAL = ("llama3", "longrope", "su", "yarn")
 

@@ -18,7 +18,7 @@ from model_server.attention.choice import KEEP_MODEL_TYPE
 from model_server.cpp import library as cpp
 from model_server.errors import StartupError
 from model_server.kernels.availability import has_float8, refusal
-from model_server.models.config import ModelConfig
+from model_server.models.config import CROSSING, ModelConfig
 from model_server.models.decoder.adapter_targets import adapter_targets
 from model_server.models.decoder.mixers.gated_delta import GatedDeltaSpec
 from model_server.models.decoder.mixers.kimi_delta import KimiDeltaSpec
@@ -32,11 +32,11 @@ from model_server.models.stated_parts import check_layers_alike, check_stated_pa
 from model_server.models.tying import with_stored_head
 from model_server.quantization.kv_cache import DTYPES
 from model_server.quantization.scheme import Scheme, resolve
-from model_server.vision.families import FAMILIES, vision_family
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.header import Header
 from model_server.weights.leftover import check_leftover
 from wire.adapters import DEFAULT_RANK, DEFAULT_SLOTS, RANKS
+from wire.images.families import family_name
 from wire.quantization.config import wants_float8_cache
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def describe(
         spec = with_linear_rope(spec, rope_factor)
     if config.model_type in TEXT_TYPES or _lies_deeper(spec, checkpoint):
         spec, checkpoint = _text_part(spec, checkpoint, config)
-        if config.model_type in TEXT_TYPES and vision_family(checkpoint.fields) is None:
+        if config.model_type in TEXT_TYPES and family_name(checkpoint.fields) is None:
             warnings.append(f"Only the text model of {config.model_type} is loaded: images are not served")
     spec = _with_stored_experts(spec, checkpoint)
     if scheme.method is None or scheme.quantize is not None:
@@ -284,8 +284,7 @@ def check_family(fields: Mapping[str, Any], num_stages: int = 1) -> None:
 
 def whole_only(model_type: str, num_stages: int) -> StartupError:
     """Return the error for a model that stages cannot divide."""
-    family = FAMILIES.get(model_type)
-    if family is not None and family.crosses:
+    if model_type in CROSSING:
         remedy = "leave it out, also --num-shard: the model is served on one device"
     else:
         remedy = "leave it out; --num-shard divides models that transformers has a tensor-parallel plan for"

@@ -16,8 +16,8 @@ from model_server.batch.sequence import NewRequest
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
+from model_server.features.images.image import AskedImages, EncodedImages, Feature, Image, ImagePlace, LostBytes
 from model_server.sampling.parameters import Grammar, GrammarKind, SamplingParameters, StoppingParameters
-from model_server.vision.image import Feature, Image, ImagePlace, LostBytes
 from wire.processes.shared_memory import SharedBytes, SharedMemory
 from wire.v3 import generate_pb2 as pb
 
@@ -78,6 +78,7 @@ def _array_from(feature: pb.Feature, opened: dict[str, SharedMemory]) -> bytes |
 def _request_from(message: pb.Request, images: Mapping[bytes, Image]) -> NewRequest:
     if message.stopping_parameters.max_new_tokens < 1:
         raise RequestError(f"request {message.id}: max_new_tokens must be at least 1")
+    places = tuple([ImagePlace(p.key, p.start, p.length, images.get(p.key)) for p in message.images])
     return NewRequest(
         id=message.id,
         input_ids=tuple(message.input_ids),
@@ -98,7 +99,7 @@ def _request_from(message: pb.Request, images: Mapping[bytes, Image]) -> NewRequ
         adapter_id=message.adapter_id or None,
         adapter=message.adapter if message.HasField("adapter") else None,
         prediction_ids=tuple(message.prediction_ids),
-        images=tuple([ImagePlace(p.key, p.start, p.length, images.get(p.key)) for p in message.images]),
+        asked=(AskedImages(places),) if places else (),
         state_slot=message.state_slot,
         state_from=message.state_from if message.HasField("state_from") else None,
         state_saves=tuple([(one.position, one.slot) for one in message.state_saves]),
@@ -203,9 +204,10 @@ def _fill(response: R, result: StepResult) -> R:
             response.generations.append(_generation_to(generation))
     if plain:
         response.columns.CopyFrom(_columns_to(plain))
-    if result.images is not None:
-        images = result.images
-        response.images.CopyFrom(pb.EncodedImages(hits=images.hits, misses=images.misses, encode_ns=images.encode_ns))
+    for report in result.reports:
+        if isinstance(report, EncodedImages):
+            counts = pb.EncodedImages(hits=report.hits, misses=report.misses, encode_ns=report.encode_ns)
+            response.images.CopyFrom(counts)
     if result.drafted is not None:
         drafted = result.drafted
         response.speculation.CopyFrom(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import grpc
@@ -60,6 +60,10 @@ class ShardFacts:
     decoder_prefix: int = 0
 
 
+# Those that have the same name in Info.
+_FACTS_BY_NAME = tuple(one.name for one in fields(ShardFacts) if one.name not in ("chunking", "urls"))
+
+
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
     """One shard's answers."""
 
@@ -78,31 +82,13 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
 
     @answering_errors
     async def Info(self, request: pb.InfoRequest, context: grpc.aio.ServicerContext) -> pb.InfoResponse:
+        facts = self._facts
         return pb.InfoResponse(
             protocol=PROTOCOL,
-            dtype=self._facts.dtype,
-            device_type=self._facts.device_type,
-            speculate=self._facts.speculate,
-            speculator=self._facts.speculator,
-            support_chunking=self._facts.chunking,
-            attention_impl=self._facts.attention_impl,
-            block_size=self._facts.block_size,
             pipeline_depth=_PIPELINE_DEPTH,
-            micro_batches=self._facts.micro_batches,
-            kv_cache_dtype=self._facts.kv_cache_dtype,
-            quantize=self._facts.quantize,
-            adapters=self._facts.adapters,
-            adapter_slots=self._facts.adapter_slots,
-            image_reserve=self._facts.image_reserve,
-            process_namespace=process_namespace() if self._facts.images else None,
-            prefix_caching=self._facts.prefix_caching,
-            grows=self._facts.grows,
-            loads_adapters=self._facts.loads_adapters,
-            images=self._facts.images,
-            state_slots=self._facts.state_slots,
-            state_bytes=self._facts.state_bytes,
-            state_grid=self._facts.state_grid,
-            decoder_prefix=self._facts.decoder_prefix,
+            support_chunking=facts.chunking,
+            process_namespace=process_namespace() if facts.images else None,
+            **{name: getattr(facts, name) for name in _FACTS_BY_NAME},
         )
 
     @answering_errors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from model_server.adapters.slots.table import SlotTable
 from model_server.attention.backend import AttentionBackend, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache, KvShape
-from model_server.vision.image import Encoded
 
 # Tokens per block where blocks hold no memory, and are only counted.
 STATE_BLOCK_SIZE = 16
@@ -58,6 +57,15 @@ class Kept:
     inputs: tuple[Tensor, ...] = ()
 
 
+class CrossStates(NamedTuple):
+    """Hidden states for layers of cross attention."""
+
+    # [n, hidden]
+    rows: Tensor
+    # Tiles that hold something; those behind them pad.
+    num_tiles: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
     """One flattened forward."""
@@ -74,8 +82,8 @@ class ModelInputs:
     embeddings: tuple[tuple[int, Tensor], ...] = ()
     # (first row, [layers, n, hidden]), added behind the first layers.
     deep_embeddings: tuple[tuple[int, Tensor], ...] = ()
-    # (row of an image token, its image), for cross attention from there on.
-    pictures: tuple[tuple[int, Encoded], ...] = ()
+    # (row, what cross attention reads from there on).
+    cross_states: tuple[tuple[int, CrossStates], ...] = ()
     # [num_tokens, hidden] of the stage before, which may be overwritten; None on the first.
     hidden: Tensor | None = None
     # Answers attention; None: the runner's backend.
@@ -117,8 +125,6 @@ class RunnerTraits:
     attention: AttentionBackend | None = None
     # Bound of a `RequestState` for each KV block; None: requests live in the paged cache.
     state_bytes: int | None = None
-    # Tokens whose state is as large as an image's part.
-    image_reserve: int = 0
     # Tokens before the first generated one, where not the prompt (encoder-decoder).
     decoder_prefix: tuple[int, ...] | None = None
     # Decode steps may be captured: they ask the device for nothing, and the host's lengths are only bounds.

@@ -3,7 +3,7 @@
 # Formulas as TGI's `utils/logits_process.py` (which takes them from transformers), written as thresholds so that no
 # row needs more than its sorted values. `n` rows, `width` columns in the order of token ids. Every operation stays
 # inside its row, and sums are of integers (see `categorical`), so a row's result does not depend on other rows.
-# Scores have the row's maximum subtracted before the division by the temperature: the same distribution, which cannot
+# Scores have the row's maximum subtracted before the temperature divides them: the same distribution, which cannot
 # overflow.
 
 from __future__ import annotations

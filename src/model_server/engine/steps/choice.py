@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from model_server.batch.growth import Failure, append_blocks, rows_without_slots
-from model_server.batch.images import encode_images
 from model_server.batch.results import NOTHING_DRAFTED, Drafted
 from model_server.engine.calls import PrefillCall, Session, StepCall
 from model_server.engine.steps.context import StepContext, StepTimes
@@ -13,7 +12,6 @@ from model_server.engine.steps.running import Running
 from model_server.engine.steps.step import Step
 from model_server.engine.steps.verify import DeviceVerifyStep, VerifyStep
 from model_server.speculation.device.speculator import DeviceSpeculator
-from model_server.vision.image import EncodedImages
 
 
 def may_follow(context: StepContext, running: Running, call: StepCall) -> bool:
@@ -30,20 +28,23 @@ def may_follow(context: StepContext, running: Running, call: StepCall) -> bool:
     return not running.has_open_window
 
 
-def prepare_rows(context: StepContext, running: Running, call: StepCall) -> tuple[list[Failure], EncodedImages | None]:
-    """Give requests their blocks and encode their images; return those that failed and left, and what was encoded."""
-    failures, images = _append_blocks(context, running, call), None
-    if context.encoder is not None and running.batch.is_prefilling:
+def prepare_rows(context: StepContext, running: Running, call: StepCall) -> tuple[list[Failure], tuple[object, ...]]:
+    """Give requests their blocks, and features their turn; return those that failed and left, and features' reports."""
+    failures, reports = _append_blocks(context, running, call), list[object]()
+    if context.features and running.batch.is_prefilling:
         failed = {sequence.id for sequence, _ in failures}
-        with context.phase("images"):
-            failures += encode_images(context.encoder, [s for s in running.batch.sequences if s.id not in failed])
-        images = context.encoder.take_counts()
+        for feature in context.features:
+            with context.phase(feature.name):
+                found, report = feature.prepare([s for s in running.batch.sequences if s.id not in failed])
+            failures += found
+            failed |= {sequence.id for sequence, _ in found}
+            reports += [] if report is None else [report]
     for sequence, _ in failures:
         sequence.finished = True
     if failures:
         failed = {sequence.id for sequence, _ in failures}
         running.drop(lambda sequence: sequence.id in failed)
-    return failures, images
+    return failures, tuple(reports)
 
 
 def next_step(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from model_server.batch.decode_state import DecodeState
+from model_server.batch.feature import ModelFeature
 from model_server.distributed.stage_links import StageLinks
 from model_server.engine.answers import Answers
 from model_server.engine.profile import NoProfiler, StepProfiler
@@ -20,7 +21,6 @@ from model_server.memory.transfer import Staging
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.speculator import Speculator
-from model_server.vision.encoder import ImageEncoder
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class StepContext:
     # To other stages of a pipeline.
     links: StageLinks | None = None
     speculator: Speculator | None = None
-    encoder: ImageEncoder | None = None
+    features: tuple[ModelFeature, ...] = ()
     profiler: StepProfiler | NoProfiler = field(default_factory=NoProfiler)
     warmed_cache: KvCache | None = None
 

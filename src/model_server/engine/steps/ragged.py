@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,11 @@ class RaggedStep(Step):
         self._chunk_tokens = call.chunk_tokens
 
     def inputs(self) -> StepInputs:
-        return ragged_inputs(self._all_rows, self._tables, self.context.staging, self._newest)
+        staging = self.context.staging
+        inputs = ragged_inputs(self._all_rows, self._tables, staging, self._newest)
+        for feature in self.context.features:
+            inputs = replace(inputs, model=feature.extend(inputs.model, self._all_rows, staging))
+        return inputs
 
     def submit(self, previous: Step | None) -> None:
         speculator = self.context.speculator

@@ -16,7 +16,6 @@ from model_server.engine.steps.context import StepContext, StepTimes
 from model_server.engine.steps.step import Collected, Step
 from model_server.memory.transfer import Staging
 from model_server.speculation.device.speculator import BatchWindows, DeviceSpeculator
-from model_server.vision.image import EncodedImages
 
 
 class Running:
@@ -140,8 +139,8 @@ class SubmittedCall:
     times: StepTimes
     # Answers for requests that took no part.
     refused: list[Generation]
-    # What was encoded for it.
-    images: EncodedImages | None
+    # Of features, on what they did for it.
+    reports: tuple[object, ...]
     # The call's, where the next step may come before this is collected.
     number: int | None
     # Requests that joined after it was submitted.
@@ -186,5 +185,5 @@ class SubmittedCall:
             concat_ns=times.concat_ns,
             phases_ns=times.phases(found.waited_from, found.on_host, found.done),
             drafted=found.drafted,
-            images=self.images,
+            reports=self.reports,
         )

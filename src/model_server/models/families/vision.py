@@ -1,4 +1,4 @@
-"""Which part of a vision model's config and weights is its text model; `model_server.vision` loads towers."""
+"""Which part of a vision model's config and weights is its text model; `features.images` loads towers."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import torch
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
+from model_server.models.config import CROSSING
 from model_server.models.hf.adapters import HookedAdapters
-from model_server.models.hf.crossing import CROSSING
 from model_server.models.hf.encoder_decoder import ATTENTION_NAMES, EncoderDecoderRunner
 from model_server.models.hf.encoder_decoder import register as register_crossing
 from model_server.models.hf.loading import (

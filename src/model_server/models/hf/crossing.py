@@ -12,24 +12,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from model_server.errors import StartupError
-from model_server.text.tokenizer import Tokenizer
-from model_server.vision.families import VisionFamily
-from model_server.vision.image import Encoded, Image
-from wire.images.families import FAMILIES
+from model_server.runner.runner import CrossStates
 
 Arguments = dict[str, Any]
-Pictures = Sequence[tuple[int, Encoded]]
+Pictures = Sequence[tuple[int, CrossStates]]
 """(place of an image token, its image), in order; none for text alone."""
 
 
 class CrossAttention(Protocol):
     """The images of one kind of model."""
 
-    def encode(self, features: dict[str, Tensor]) -> Encoded:
+    def encode(self, features: dict[str, Tensor]) -> CrossStates:
         """One image."""
 
-    def blank(self) -> Encoded:
+    def blank(self) -> CrossStates:
         """Return what the largest image gives, all 0."""
 
     def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
@@ -46,14 +42,14 @@ class MllamaImages:
         self._patches = int(self._model.vision_model.num_patches)  # of a tile
         self._most_tiles = int(model.config.vision_config.max_num_tiles)
 
-    def encode(self, features: dict[str, Tensor]) -> Encoded:
+    def encode(self, features: dict[str, Tensor]) -> CrossStates:
         states = self._model.vision_model(**features).last_hidden_state
         rows = self._model.multi_modal_projector(states).flatten(0, -2)
-        return Encoded(rows, num_tiles=int(features["aspect_ratio_mask"].sum()))
+        return CrossStates(rows, num_tiles=int(features["aspect_ratio_mask"].sum()))
 
-    def blank(self) -> Encoded:
+    def blank(self) -> CrossStates:
         weight = self._model.multi_modal_projector.weight
-        return Encoded(weight.new_zeros(self._most_tiles * self._patches, len(weight)), num_tiles=self._most_tiles)
+        return CrossStates(weight.new_zeros(self._most_tiles * self._patches, len(weight)), num_tiles=self._most_tiles)
 
     def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
         if not pictures:
@@ -86,12 +82,12 @@ class IdeficsImages:
         # transformers before 5.24, which calls the cache otherwise, takes a request's images behind its dimension.
         self._flat = "cache" in inspect.signature(model.forward).parameters
 
-    def encode(self, features: dict[str, Tensor]) -> Encoded:
+    def encode(self, features: dict[str, Tensor]) -> CrossStates:
         states = self._model.vision_model(pixel_values=features["pixel_values"]).last_hidden_state
-        return Encoded((self._model.perceiver_resampler(states) if self._resamples else states)[0])
+        return CrossStates((self._model.perceiver_resampler(states) if self._resamples else states)[0])
 
-    def blank(self) -> Encoded:
-        return Encoded(self._model.embed_tokens.weight.new_zeros(self._shape))
+    def blank(self) -> CrossStates:
+        return CrossStates(self._model.embed_tokens.weight.new_zeros(self._shape))
 
     def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
         """Return arguments; text alone has an unread image of zeros."""
@@ -107,37 +103,10 @@ class IdeficsImages:
         return images | {"image_attention_mask": mask}, images | {"image_attention_mask": mask[:, -1:]}
 
 
-_KINDS: dict[str, type[MllamaImages | IdeficsImages]] = {"idefics": IdeficsImages, "mllama": MllamaImages}
-
-CROSSING = frozenset(_KINDS)
-"""Model types whose layers of cross attention read images."""
+KINDS: dict[str, type[MllamaImages | IdeficsImages]] = {"idefics": IdeficsImages, "mllama": MllamaImages}
 
 
 def cross_attention_of(model: Any) -> CrossAttention | None:
     """Return a model's cross attention, if known here."""
-    kind = _KINDS.get(model.config.model_type)
+    kind = KINDS.get(model.config.model_type)
     return None if kind is None else kind(model)
-
-
-class CrossTower:
-    """The tower within a whole model, an `image.SeesImages`; used inside `torch.inference_mode`."""
-
-    def __init__(self, cross: CrossAttention, model: Any, family: VisionFamily, image_token: int) -> None:
-        self.family = family
-        self.image_token = image_token
-        self.row_bytes = model.config.get_text_config(decoder=True).hidden_size * model.dtype.itemsize
-        self._cross = cross
-        self._device = model.device
-
-    def encode(self, image: Image) -> Encoded:
-        features = {name: feature.tensor().to(self._device) for name, feature in image.features.items()}
-        return self._cross.encode(features)
-
-
-def image_token_of(model_type: str, tokenizer: Tokenizer) -> int:
-    """Return the image token's id, if the tokenizer has it."""
-    text = FAMILIES[model_type].image_token
-    found = tokenizer.encode(text, truncate=0, add_special_tokens=False)
-    if len(found) != 1:
-        raise StartupError(f"the tokenizer of this {model_type} has no token {text}")
-    return found[0]

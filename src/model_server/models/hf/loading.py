@@ -12,8 +12,7 @@ from torch import nn
 
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
-from model_server.models.config import ModelConfig
-from model_server.models.hf.crossing import CROSSING
+from model_server.models.config import CROSSING, ModelConfig
 from model_server.models.hf.merge import merge
 from model_server.models.hf.quantized import Exchange, forget_config
 from model_server.models.hf.translation_plans import count_own_heads, plan_of

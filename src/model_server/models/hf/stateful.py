@@ -15,18 +15,9 @@ from torch import Tensor
 
 from model_server.errors import RequestError, StartupError
 from model_server.memory.kv_cache import KvCache, KvShape
-from model_server.models.hf.crossing import (
-    Arguments,
-    CrossAttention,
-    CrossTower,
-    Pictures,
-    cross_attention_of,
-    image_token_of,
-)
+from model_server.models.hf.crossing import Arguments, CrossAttention, Pictures, cross_attention_of
 from model_server.models.hf.positions import LengthRotary
 from model_server.runner.runner import STATE_BLOCK_SIZE, ModelInputs, RequestState, RunnerTraits
-from model_server.text.tokenizer import Tokenizer
-from model_server.vision.families import VisionFamily
 
 # What models call the object that carries a request from one forward to the next: transformers before 5.24 (and code of
 # repositories), its state spaces, RWKV, and all others since 5.24.
@@ -92,8 +83,9 @@ class StatefulRunner:
         self._takes_all = model.config.model_type in _TAKES_ALL
         self._keeps_prompts = self.one_by_one or _OF_PROMPTS in types
         self._vocab_size, state_bytes = self._measure(STATE_BLOCK_SIZE)
-        reserve = 0 if self.cross is None else self._image_reserve(self.cross, state_bytes)
-        self.traits = RunnerTraits(state_bytes=state_bytes, image_reserve=reserve, decoder_prefix=self._prefix)
+        # Tokens whose state is as large as an image's part.
+        self.image_reserve = 0 if self.cross is None else self._image_reserve(self.cross, state_bytes)
+        self.traits = RunnerTraits(state_bytes=state_bytes, decoder_prefix=self._prefix)
 
     @property
     def vocab_size(self) -> int:
@@ -128,7 +120,7 @@ class StatefulRunner:
             local = (
                 list(range(count)) if wanted is None else sorted({w - row for w in wanted if row <= w < row + count})
             )
-            pictures = [(place - row, encoded) for place, encoded in inputs.pictures if row <= place < row + count]
+            pictures = [(place - row, states) for place, states in inputs.cross_states if row <= place < row + count]
             found = self._advance(state, ids, length - count, local, pictures)
             for place, logits in zip(local, found, strict=True):
                 picked[row + place] = logits
@@ -179,12 +171,6 @@ class StatefulRunner:
             local = [place - first for place in wanted if first <= place < first + len(part)]
             found.append(self._advance(state, part, first, local))
         return torch.cat(found)
-
-    def tower(self, family: VisionFamily, tokenizer: Tokenizer) -> CrossTower:
-        """Return what reads images for layers of cross attention."""
-        assert self.cross is not None, "only types of `crossing.CROSSING` have images"
-        image_token = image_token_of(self.model.config.model_type, tokenizer)
-        return CrossTower(self.cross, self.model, family, image_token)
 
     def of_text(self, ids: Tensor) -> Arguments:
         """Return further arguments of a forward of a whole text `ids` [n]."""

@@ -13,10 +13,10 @@ from unit.model_server.engine.test_engine_images import Tower
 
 from model_server.batch.sequence import NewRequest
 from model_server.engine.engine import Engine
+from model_server.features.images.encoder import ImageEncoder
+from model_server.features.images.image import AskedImages, Feature, Image, ImagePlace
 from model_server.sampling.parameters import SamplingParameters
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.encoder import ImageEncoder
-from model_server.vision.image import Feature, Image, ImagePlace
 
 ROWS = 5
 
@@ -29,7 +29,9 @@ def requests(shard: EngineShard, image_token: int) -> list[NewRequest]:
             do_sample=True, temperature=2.0, seed=number, presence_penalty=3.0, repetition_penalty=1.5
         )
         prompt = [5 + number, *[image_token] * ROWS, 7, 8]
-        found.append(shard.request(prompt, 16, images=(ImagePlace(image.key, 1, ROWS, image),), sampling=sampling))
+        found.append(
+            shard.request(prompt, 16, asked=(AskedImages((ImagePlace(image.key, 1, ROWS, image),)),), sampling=sampling)
+        )
     return found
 
 

@@ -12,12 +12,13 @@ from support.thread_ranks import on_ranks
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
 from model_server.engine.sequences import CacheLayout, SequenceFactory
+from model_server.features.images.encoder import ImageEncoder
+from model_server.features.images.families import FAMILIES
+from model_server.features.images.feature import Images
+from model_server.features.images.image import AskedImages, Encoded, Feature, Image, ImagePlace
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.encoder import ImageEncoder
-from model_server.vision.families import FAMILIES
-from model_server.vision.image import Encoded, Feature, Image, ImagePlace
 
 IMAGE_TOKEN = 9
 ROWS = 3
@@ -50,7 +51,7 @@ def with_images(shard: EngineShard, *numbers: int, **changes: object) -> NewRequ
         image = Image(bytes([number]) * 32, {"pixel_values": pixels}, ROWS)
         places.append(ImagePlace(image.key, len(prompt), ROWS, image))
         prompt += [IMAGE_TOKEN] * ROWS + [3]
-    return shard.request(prompt, 4, images=tuple(places), **changes)
+    return shard.request(prompt, 4, asked=(AskedImages(tuple(places)),) if places else (), **changes)
 
 
 @pytest.mark.parametrize("broken_rank", [0, 1])
@@ -81,6 +82,15 @@ def test_ranks_leave_out_the_same_request_where_one_cannot_encode(tiny_tokenizer
     assert sorted(errors | other_errors) == [1, 3] and not set(errors) & set(other_errors)
     assert all("vision tower cannot read the image" in text for text in (errors | other_errors).values())
     assert sorted(tokens | other_tokens) == [0, 2, 10 + broken_rank]
+
+
+def test_a_model_of_text_refuses_images_and_runs_the_rest(tiny_tokenizer: Tokenizer) -> None:
+    shard = EngineShard(tiny_tokenizer)
+    refused, served = with_images(shard, 5), with_images(shard)
+    first = shard.prefill(0, refused, served)
+    assert errors_of(first) == {refused.id: f"request {refused.id}: this model takes text only, not images"}
+    kept = dataclasses.replace(first, generations=[g for g in first.generations if g.error is None])
+    assert tokens_of(*shard.run_out(kept, 0)) == {served.id: shard.expected(served)}
 
 
 def test_a_step_encodes_no_more_images_than_fit(tiny_tokenizer: Tokenizer) -> None:
@@ -127,14 +137,15 @@ def test_penalties_see_no_token_where_an_image_has_no_logits(tiny_tokenizer: Tok
     tower.family = FAMILIES[family]
     shard = EngineShard(tiny_tokenizer, encoder=ImageEncoder(tower, 100))
     sampler = Sampler(IMAGE_TOKEN, torch.device("cpu"))
-    factory = SequenceFactory(tiny_tokenizer, sampler, IMAGE_TOKEN, False, lambda request_id: True, tower=tower)
+    images = Images(ImageEncoder(tower), IMAGE_TOKEN)
+    factory = SequenceFactory(tiny_tokenizer, sampler, IMAGE_TOKEN, False, lambda request_id: True, features=(images,))
     rows = ROWS if family == "llava" else 1
     pixels = {name: Feature("float32", (1, 1), bytes(4)) for name in tower.family.features}
     for prompt, seen in (([1, *[IMAGE_TOKEN] * rows, 3], [1, 3, 4]), ([IMAGE_TOKEN] * rows, [0, 4])):
         start = prompt.index(IMAGE_TOKEN)
         place = ImagePlace(bytes(32), start, rows, Image(bytes(32), pixels, rows))
         penalised = SamplingParameters(repetition_penalty=1.2)
-        one = shard.request(prompt, 4, images=(place,), sampling=penalised, resume_ids=(4,), tokens=64)
+        one = shard.request(prompt, 4, asked=(AskedImages((place,)),), sampling=penalised, resume_ids=(4,), tokens=64)
         layout = CacheLayout(block_size=BLOCK, num_blocks=64, chunking=False, grows=False)
         (sequence,), refused = factory.sequences([one], layout)
         history = sequence.row.history

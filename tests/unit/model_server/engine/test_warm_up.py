@@ -24,6 +24,10 @@ from model_server.engine.engine import Engine, EngineOptions
 from model_server.engine.memory_plan import MemoryPlan
 from model_server.engine.warm_up import Capacity, WarmupRequest, warm_up
 from model_server.errors import RequestError, StartupError, WarmUpMemoryError
+from model_server.features.images.encoder import ImageEncoder, SampleImages
+from model_server.features.images.families import FAMILIES
+from model_server.features.images.feature import Images
+from model_server.features.images.image import Encoded, Image
 from model_server.memory.budget import CACHE_SHARE, DeviceMemory, Measured, cache_blocks
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.runner.cuda_graphs import GraphedRunner
@@ -34,10 +38,6 @@ from model_server.speculation.device.speculator import DeviceSpeculator
 from model_server.speculation.drafters.drafter import DraftedRunner
 from model_server.speculation.drafters.heads import Heads
 from model_server.text.tokenizer import Tokenizer
-from model_server.vision.encoder import ImageEncoder
-from model_server.vision.families import FAMILIES
-from model_server.vision.image import Encoded, Image, SeesImages
-from model_server.vision.samples import SampleImages
 
 BLOCK = 16
 
@@ -172,10 +172,9 @@ def test_the_longest_request_always_fits_beside_the_reserved_block(tokenizer: To
 )
 def test_two_prompts_of_images_are_kept(tokenizer: Tokenizer, limits: dict[str, int], rows: int) -> None:
     """However little a step may compute."""
-    engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size), chunking=True)
-    engine.steps.encoder = ImageEncoder(cast(SeesImages, None))
+    engine = _with_tower(tokenizer, SampledTower([]), chunking=True)
     _warm_up(tokenizer, engine=engine, **limits)
-    assert engine.encoder.capacity == rows
+    assert _encoder(engine).capacity == rows
 
 
 def test_what_the_user_sets_is_echoed(tokenizer: Tokenizer) -> None:
@@ -539,10 +538,17 @@ class SampledTower:
         return Encoded(torch.zeros(5, 1))
 
 
-def _with_tower(tokenizer: Tokenizer, tower: SampledTower) -> Engine:
-    engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size))
-    engine.steps.encoder = ImageEncoder(tower, samples=cast(SampleImages, tower))
+def _with_tower(tokenizer: Tokenizer, tower: SampledTower, **options: Any) -> Engine:
+    engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size), **options)
+    encoder = ImageEncoder(tower, samples=cast(SampleImages, tower))
+    engine.steps.features = (Images(encoder, engine.runner.vocab_size),)
     return engine
+
+
+def _encoder(engine: Engine) -> ImageEncoder:
+    (images,) = engine.steps.features
+    assert isinstance(images, Images)
+    return images.encoder
 
 
 def test_an_image_is_encoded_while_memory_is_measured(tokenizer: Tokenizer) -> None:
@@ -553,7 +559,7 @@ def test_an_image_is_encoded_while_memory_is_measured(tokenizer: Tokenizer) -> N
     assert memory.asked[:4] == ["begin", "largest of 100", "encode", "peak"]
     block_bytes = BLOCK * 2 * 4
     assert engine.cache.num_blocks == int((550_000 - 200 * 1000) * CACHE_SHARE) // block_bytes
-    assert engine.encoder is not None and engine.encoder.num_rows == 0
+    assert _encoder(engine).num_rows == 0
 
 
 def test_on_a_cpu_a_small_image_is_encoded(tokenizer: Tokenizer) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from model_server.batch.results import CachedBatch, Drafted, FinishReason, GeneratedText, Generation, StepResult, Tokens
 from model_server.errors import RequestError
+from model_server.features.images.image import AskedImages, EncodedImages
 from model_server.rpc import convert
 from model_server.sampling.parameters import Grammar
-from model_server.vision.image import EncodedImages
 from wire.processes.shared_memory import SharedMemory
 from wire.v3 import generate_pb2 as pb
 
@@ -138,11 +138,13 @@ def test_images_come_to_the_requests_that_have_them() -> None:
     places = [pb.ImagePlace(key=b"a" * 32, start=2, length=7), pb.ImagePlace(key=b"b" * 32, start=9, length=1)]
     batch = pb.Batch(requests=[_message(images=places), _message()], images=[sent])
     first, second = convert.requests_from(batch)
-    found = first.images[0].image
+    (asked,) = first.asked
+    assert isinstance(asked, AskedImages)
+    found = asked.places[0].image
     assert found is not None and (found.num_embeds, found.grid) == (6, (1, 2, 3))
     assert found.features["pixel_values"].tensor().shape == (1, 2)
-    assert (first.images[0].start, first.images[0].stop) == (2, 9)
-    assert first.images[1].image is None and second.images == ()
+    assert (asked.places[0].start, asked.places[0].stop) == (2, 9)
+    assert asked.places[1].image is None and second.asked == ()
 
 
 def test_arrays_in_the_routers_memory_are_opened() -> None:
@@ -155,7 +157,9 @@ def test_arrays_in_the_routers_memory_are_opened() -> None:
     place = pb.ImagePlace(key=b"a" * 32, start=2, length=7)
     (request,) = convert.requests_from(pb.Batch(requests=[_message(images=[place])], images=[sent]))
     del memory  # the router has forgotten the image
-    found = request.images[0].image
+    (asked,) = request.asked
+    assert isinstance(asked, AskedImages)
+    found = asked.places[0].image
     assert found is not None
     pixels = found.features["pixel_values"]
     pixels.check("pixel_values")
@@ -167,7 +171,7 @@ def test_arrays_in_the_routers_memory_are_opened() -> None:
 
 
 def test_what_was_encoded_is_told() -> None:
-    result = StepResult([], None, 1, 2, 3, images=EncodedImages(1, 2, 3))
+    result = StepResult([], None, 1, 2, 3, reports=(EncodedImages(1, 2, 3),))
     images = convert.prefill_response(result).images
     assert (images.hits, images.misses, images.encode_ns) == (1, 2, 3)
     assert not convert.decode_response(StepResult([], None, 1, 2, 3)).HasField("images")

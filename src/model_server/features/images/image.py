@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from model_server.errors import RequestError
-from model_server.vision.families import VisionFamily
+from model_server.features.images.families import VisionFamily
 from wire.processes.shared_memory import SharedBytes
 
 DTYPES: dict[str, torch.dtype] = {
@@ -93,6 +93,15 @@ class ImagePlace:
     def stop(self) -> int:
         """Behind its last token."""
         return self.start + self.length
+
+
+@dataclass(frozen=True)
+class AskedImages:
+    """The images of a request, in order."""
+
+    refusal: ClassVar = "this model takes text only, not images"
+
+    places: tuple[ImagePlace, ...]
 
 
 @dataclass(frozen=True, slots=True)

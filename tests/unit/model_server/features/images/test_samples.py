@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.vision_settings import settings_folder
 
-from model_server.vision.samples import SampleImages, sample_images
+from model_server.features.images.encoder import SampleImages, sample_images
 
 
 def samples(folder: Path, name: str) -> SampleImages:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from model_server.errors import RequestError
-from model_server.vision.families import FAMILIES
-from model_server.vision.image import Feature, Image, ImagePlace
-from model_server.vision.placed import PromptImages
+from model_server.features.images.families import FAMILIES
+from model_server.features.images.image import Feature, Image, ImagePlace
+from model_server.features.images.placed import PromptImages
 
 TOKEN = 9
 FAMILY = FAMILIES["qwen2_vl"]

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from model_server.errors import RequestError, StartupError
-from model_server.vision.families import VisionFamily
-from model_server.vision.image import Encoded, Image
+from model_server.features.images.families import VisionFamily
+from model_server.features.images.image import Encoded, Image
+from model_server.models.hf.stateful import StatefulRunner
+from model_server.text.tokenizer import Tokenizer
 from model_server.weights.leftover import check_leftover
 from model_server.weights.library_names import StoredNames
+from wire.images.families import FAMILIES
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +122,33 @@ def load_tower(
         time.perf_counter() - started,
     )
     return loaded
+
+
+class CrossTower:
+    """The tower within a whole model with layers of cross attention, an `image.SeesImages`."""
+
+    def __init__(self, runner: StatefulRunner, family: VisionFamily, tokenizer: Tokenizer) -> None:
+        """Take the model's runner; used inside `torch.inference_mode`."""
+        assert runner.cross is not None, "only types of `models.config.CROSSING` have images"
+        model = runner.model
+        self.family = family
+        self.image_token = _token_of(model.config.model_type, tokenizer)
+        self.row_bytes = model.config.get_text_config(decoder=True).hidden_size * model.dtype.itemsize
+        self._cross = runner.cross
+        self._device = model.device
+
+    def encode(self, image: Image) -> Encoded:
+        found = self._cross.encode({name: one.tensor().to(self._device) for name, one in image.features.items()})
+        return Encoded(found.rows, num_tiles=found.num_tiles)
+
+
+def _token_of(model_type: str, tokenizer: Tokenizer) -> int:
+    """Return the image token's id, if the tokenizer has it."""
+    text = FAMILIES[model_type].image_token
+    found = tokenizer.encode(text, truncate=0, add_special_tokens=False)
+    if len(found) != 1:
+        raise StartupError(f"the tokenizer of this {model_type} has no token {text}")
+    return found[0]
 
 
 def _without_text(config: Any) -> None:

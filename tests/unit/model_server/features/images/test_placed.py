@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from model_server.errors import RequestError
-from model_server.vision.families import FAMILIES
-from model_server.vision.image import Encoded, Feature, Image, ImagePlace
-from model_server.vision.placed import PromptImages, check_places
+from model_server.features.images.families import FAMILIES
+from model_server.features.images.image import Encoded, Feature, Image, ImagePlace
+from model_server.features.images.placed import PromptImages, check_places
 from wire.processes.shared_memory import SharedBytes, SharedMemory
 
 TOKEN = 9

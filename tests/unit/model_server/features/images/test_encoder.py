@@ -6,9 +6,9 @@ import random
 
 import torch
 
-from model_server.vision.encoder import ImageEncoder
-from model_server.vision.families import FAMILIES
-from model_server.vision.image import Encoded, EncodedImages, Image
+from model_server.features.images.encoder import ImageEncoder
+from model_server.features.images.families import FAMILIES
+from model_server.features.images.image import Encoded, EncodedImages, Image
 
 
 class CountingTower:

@@ -1,4 +1,4 @@
-"""One request's images: their tokens, encodings, positions."""
+"""One request's images, an `Attachment` of its sequence: their tokens, encodings, positions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from model_server.errors import RequestError
-from model_server.vision.families import VisionFamily
-from model_server.vision.image import KEY_BYTES, Encoded, Image, ImagePlace
+from model_server.features.images.families import VisionFamily
+from model_server.features.images.image import KEY_BYTES, Encoded, Image, ImagePlace
+from wire.images.borders import chunk_end, encoder_end
 
 Indices = npt.NDArray[np.int64]
 
@@ -99,6 +100,10 @@ class PromptImages:
     def whole(self) -> list[tuple[int, int]]:
         """Return (first token, end) within which chunks must not end: their tokens see each other."""
         return [(int(i.tokens[0]), int(i.tokens[-1]) + 1) for i in self._images] if self.sight == "image" else []
+
+    def chunk_end(self, start: int, end: int, rows: int, *, takes_any: bool) -> tuple[int, int]:
+        """End a chunk outside of indivisible images, and before one that exceeds `rows` to encode."""
+        return encoder_end(start, chunk_end(start, end, self.whole), self.to_encode(), rows, takes_any=takes_any)
 
     def reach(self, start: int, stop: int) -> tuple[Indices, Indices] | None:
         """Return the last and first keys (-1: as the layer) that tokens see; None: causal."""

@@ -1,1 +1,0 @@
-"""Images: facts, tower, and where embeddings go."""
