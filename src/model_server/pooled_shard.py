@@ -157,7 +157,7 @@ async def _serve(
         is_fatal=ends_shard,
     )
     servicer = PoolingServicer(runner, device, lambda: phases.enter(phases.READY), world.rank)
-    server = ShardServer(PooledShard(facts, device, placement.device), path, pooling=servicer)
+    server = ShardServer(PooledShard(facts, device, placement.device), path, more=servicer.add_to)
     world.on_lost(on_lost)
     device.start()
     try:

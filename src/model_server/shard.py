@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import uvloop
 
+from model_server.adapters.folder import adapter_folders
 from model_server.adapters.residents import MOST_RESIDENT, Residents
-from model_server.adapters.sources import adapter_folders
 from model_server.attention.choice import AttentionChoice
 from model_server.batch.feature import ModelFeature
 from model_server.config import ServeConfig, threads_are_set
@@ -346,8 +346,8 @@ async def _serve(
     )
     if links is not None:
         links.on_tokens = device.look
-    adapters = None if residents is None else LoraServicer(residents, device)
-    server = ShardServer(Servicer(engine, device, facts, warm), path, tracing, endpoint, adapters)
+    more = None if residents is None else LoraServicer(residents, device).add_to
+    server = ShardServer(Servicer(engine, device, facts, warm), path, tracing, endpoint, more)
     world.on_lost(on_lost)
     device.start()
     try:

@@ -13,7 +13,6 @@ pytest.importorskip("triton")
 
 from support.triton_interpreter import mend
 
-from model_server.adapters.reader import Product
 from model_server.adapters.rows import BASE, CurrentRows, adapter_rows
 from model_server.adapters.slots.experts import ExpertFactors, ExpertShape, ExpertSlots
 from model_server.adapters.slots.product import SlotSizes
@@ -24,6 +23,7 @@ from model_server.layers.experts.experts import ExpertWeights
 from model_server.layers.experts.triton import TritonExperts
 from model_server.quantization.forms import Plain
 from model_server.quantization.forms.codes import Codes
+from model_server.weights.products import Product
 
 mend()
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -19,9 +19,12 @@ from torch import Tensor
 from model_server.adapters.config import AdapterConfig, read_config
 from model_server.errors import StartupError
 from model_server.weights.header import Header, Stored, parse, read_headers
+from model_server.weights.hub_cache import snapshot
 from model_server.weights.locate import is_blob, stays_inside
+from model_server.weights.products import INNER, ExpertParameter, Products
 from model_server.weights.reader import FLOATING, Range, SafetensorsReader
-from wire.adapters import MAX_NEW_ROWS
+from wire.adapters import MAX_NEW_ROWS, AdapterSource, adapter_sources
+from wire.lora.merged import ADAPTER_CONFIG
 
 _PREFIX = "base_model.model."
 _MOST_NAMED = 8
@@ -37,7 +40,6 @@ _TABLE = {
     ".lora_embedding_A": "a", ".lora_embedding_B": "b", ".base_layer.weight": "copy",
     ".lora_magnitude_vector": "magnitude", ".lora_magnitude_vector.weight": "magnitude",
 }  # fmt: skip
-_INNER = ".base_layer"
 # PEFT saves a module of `modules_to_save` under the names that it has in training, too, in some versions or with
 # `save_embedding_layers`: beside the base model's own, the original, and perhaps the plain name, which it reads itself.
 _ROWS = {
@@ -45,62 +47,6 @@ _ROWS = {
     ".modules_to_save.default.weight": "trained", ".original_module.weight": "original",
     ".token_adapter.base_layer.weight": "original",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertParameter:
-    """The matrices of all experts as one parameter of transformers' module."""
-
-    name: str
-    num_experts: int
-    # Of each expert, as `outputs`.
-    inputs: int
-    outputs: int
-    # It is [experts, inputs, outputs], the opposite of what PEFT expects: its A is B.
-    swapped: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertPlace:
-    """The place of a tensor of the base model's files in an `ExpertParameter`."""
-
-    # Its name behind the module's.
-    parameter: str
-    # Whose matrix the tensor is; None: it holds all.
-    expert: int | None = None
-    # Its first output among the parameter's.
-    first: int = 0
-    # Stored as [.., inputs, outputs].
-    transposed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Targets:
-    """The modules of a model that take adapters, by the model's names; equal by identity."""
-
-    # Inputs and outputs of each, the head included.
-    linear: Mapping[str, tuple[int, int]]
-    head: str = ""
-    embedding: str = ""
-    # (vocabulary, width) of embedding and head; "" where one takes none.
-    table: tuple[int, int] = (0, 0)
-    # By transformers' module, one or two parameters each.
-    experts: Mapping[str, tuple[ExpertParameter, ...]] = field(default_factory=dict)
-    # Names of all that belongs to routed experts: single matrices, and parameters of all.
-    of_experts: frozenset[str] = frozenset()
-    # What transformers calls some modules, by that name.
-    other_names: Mapping[str, str] = field(default_factory=dict)
-    # What names begin with, and files may leave out.
-    base: str = ""
-
-    @cached_property
-    def by_short_name(self) -> Mapping[str, str]:
-        """Map names without `base` to modules."""
-        # Of two parameters of one module, PEFT has one inside the other.
-        inner = (name + _INNER for name, parameters in self.experts.items() if len(parameters) > 1)
-        names = {*self.linear, self.head, self.embedding, *self.experts, *inner} - {""}
-        found = {**{name: name for name in names}, **self.other_names}
-        return {name.removeprefix(self.base): module for name, module in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +138,7 @@ class Adapter:
         return _refusal(self.name, text)
 
 
-def read_adapter(name: str, directory: Path, targets: Targets, base_prefixes: Sequence[str]) -> Adapter:
+def read_adapter(name: str, directory: Path, targets: Products, base_prefixes: Sequence[str]) -> Adapter:
     """Read and check the adapter in `directory`; a tensor is never skipped.
 
     Args:
@@ -251,7 +197,7 @@ _kept = lru_cache(_KEPT)(parse)
 @lru_cache(_KEPT)
 def _found(
     config: AdapterConfig,
-    targets: Targets,
+    targets: Products,
     names: tuple[str, ...],
     headers: tuple[Header, ...],
     base_prefixes: tuple[str, ...],
@@ -274,7 +220,7 @@ class _Found:
     """What the tensors of a folder are, by module; each must be something."""
 
     def __init__(
-        self, config: AdapterConfig, targets: Targets, tensors: Mapping[str, Stored], base_prefixes: Sequence[str]
+        self, config: AdapterConfig, targets: Products, tensors: Mapping[str, Stored], base_prefixes: Sequence[str]
     ) -> None:
         self._config, self._targets, self._tensors = config, targets, tensors
         self.pairs: dict[str, Pair] = {}
@@ -313,7 +259,7 @@ class _Found:
     def _takes(self, target: str, endings: Mapping[str, str], role: str) -> bool:
         is_table = target in (self._targets.head, self._targets.embedding)
         if endings is _LINEAR:
-            if target.removesuffix(_INNER) in self._targets.experts:
+            if target.removesuffix(INNER) in self._targets.experts:
                 return role in ("a", "b")
             return target in self._targets.linear and (role != "copy" or is_table)
         return target == self._targets.embedding if endings is _TABLE else is_table
@@ -333,8 +279,8 @@ class _Found:
             if role not in keys:
                 other = next(iter(keys.values()))
                 raise StartupError(f"tensor {_PREFIX + stem + name:.200} is missing beside {other:.200}")
-        if target.removesuffix(_INNER) in self._targets.experts:
-            self._add_experts(target.removesuffix(_INNER), stem.removesuffix(_INNER), keys["a"], keys["b"])
+        if target.removesuffix(INNER) in self._targets.experts:
+            self._add_experts(target.removesuffix(INNER), stem.removesuffix(INNER), keys["a"], keys["b"])
             return
         rank = self._config.rank_of(stem)
         inputs, outputs = self._targets.table if is_embedding else self._targets.linear[target]
@@ -394,3 +340,20 @@ class _Found:
             raise StartupError(f"tensor {key:.200} has shape {list(stored.shape)}; {list(shape)} is expected")
         if stored.dtype not in FLOATING:
             raise StartupError(f"tensor {key:.200} is stored as {stored.dtype}; floating-point numbers are expected")
+
+
+def adapter_folders(value: str | None) -> dict[str, Path]:
+    """Return the folders of `--lora-adapters` on this machine by name, in order."""
+    return {source.name: _folder(source) for source in adapter_sources(value, StartupError)}
+
+
+def _folder(source: AdapterSource) -> Path:
+    if source.is_folder:
+        return Path(source.place).expanduser()
+    found = snapshot(source.place, source.revision, ADAPTER_CONFIG)
+    if found is None:
+        raise StartupError(
+            f"LoRA adapter `{source.name}`: {source.place} is not in the local hub cache; fetch it there with "
+            f"`hf download {source.place}`, or give a folder"
+        )
+    return found

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from model_server.adapters.folder import Adapter, ExpertPlace, NewRows, Pair
+from model_server.adapters.folder import Adapter, NewRows, Pair
 from model_server.errors import StartupError
 from model_server.weights.gguf.delta_heads import ColumnOrder
+from model_server.weights.products import ExpertPlace
 from model_server.weights.reader import Place, Range, SafetensorsReader, WeightReader, copy_into
 
 _WEIGHT, _BIAS = ".weight", ".bias"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from model_server.adapters.factors import EmbeddingFactors, Factors, HeadRows, T
 from model_server.adapters.folder import Adapter, NewRows, Pair
 from model_server.memory.huge_pages import Arena
 from model_server.weights.matrix import Part
+from model_server.weights.products import ExpertRows, HeadTable, Product, Table
 from model_server.weights.reader import Range, SafetensorsReader
 from wire.adapters import MAX_NEW_ROWS
 
@@ -22,57 +22,6 @@ _KEPT_PARAMETERS = 2
 # What a copy of a table may differ from its quantized numbers, relative to these: those of 4 bits differ by about 0.08,
 # those of another model by more than 1.
 _MOST_ROUNDING = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertRows:
-    """One expert's place in a parameter of all experts."""
-
-    name: str
-    expert: int
-    # Of its outputs on this rank, then in the order `order`.
-    rows: tuple[Range, ...]
-    order: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """A product of the base model."""
-
-    # The rows of stored matrices that it has on this rank, in turn.
-    parts: tuple[Part, ...]
-    # Of this rank, whose partial sums add up over the ranks; None: all.
-    columns: Range | None
-    # Reads its rows, [outputs, all inputs] float32.
-    weight: Callable[[], Tensor]
-    bias: Tensor | None = None
-    # This rank adds what is added once.
-    adds_bias: bool = True
-    # Where the outputs are among those of all experts.
-    expert: ExpertRows | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """The embedding or the head."""
-
-    module: str
-    size: int
-    # Reads the base model's rows of these ids.
-    rows: Callable[[Range], Tensor]
-    # Copies in adapters may hold the numbers before quantization.
-    is_quantized: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadTable:
-    """The head's rows and bias on this rank."""
-
-    table: Table
-    rows: Range
-    bias: Tensor | None
-    # The embedding, if it is the same matrix: new rows are the head's too.
-    tied_to: str | None
 
 
 class AdapterReader:

@@ -47,14 +47,10 @@ class ModelFeature(Protocol):
         """Return what it is called in a trace."""
 
     def start(self, longest: int) -> int:
-        """Begin a router's session with prompts up to so long, forgetting all; return bytes for it beside the cache."""
+        """Begin a router's session, forgetting all; return bytes to leave beside the cache."""
 
     def try_out(self, *, largest: bool) -> object:
-        """Compute once what requests will need, the most or a little; memory is measured while the caller holds it.
-
-        Raises:
-            StartupError: It does not work.
-        """
+        """Compute the most or a little of what requests will need; the caller measures memory while it holds it."""
 
     def admit(self, admission: Admission) -> None:
         """Read what a request asks; add an `Attachment`, if the sequence needs one.
@@ -64,10 +60,7 @@ class ModelFeature(Protocol):
         """
 
     def prepare(self, sequences: Rows[Sequence]) -> tuple[list[Failure], object]:
-        """Compute what the next forward of these reads; return what failed, on all ranks, and a report for the router.
-
-        A report is None where there is nothing to tell.
-        """
+        """Compute what the next forward reads; return what failed, on all ranks, and a report or None."""
 
     def extend(self, inputs: ModelInputs, sequences: Rows[Sequence], staging: Staging) -> ModelInputs:
-        """Return the inputs of the next forward of these with what the feature adds."""
+        """Return the inputs of the next forward with what the feature adds."""

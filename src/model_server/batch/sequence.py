@@ -46,12 +46,7 @@ class Attachment(Protocol):
         """Forget what cached tokens do not need."""
 
     def chunk_end(self, start: int, end: int, rows: int, *, takes_any: bool) -> tuple[int, int]:
-        """Return where a chunk from `start` ends, by `end` if it may, and the rows that are computed for it before.
-
-        Args:
-            rows: The most that may be computed.
-            takes_any: The first piece of work may exceed them.
-        """
+        """Return where a chunk ends, at `end` if it may, and how many of `rows` are computed for it before."""
 
 
 @dataclass(frozen=True, slots=True)

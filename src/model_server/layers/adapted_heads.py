@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from model_server.adapters.factors import Factors
-from model_server.adapters.reader import AdapterReader, Product
+from model_server.adapters.reader import AdapterReader
 from model_server.adapters.rows import AdapterRows, CurrentRows
 from model_server.adapters.slots.product import SlotSizes
 from model_server.layers.adapted import Addition
 from model_server.layers.adapted_slots import pinned_factors
+from model_server.weights.products import Product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

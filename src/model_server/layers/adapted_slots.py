@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model_server.adapters.factors import EmbeddingFactors, Expansion, Factors, HeadRows, TableRows
-from model_server.adapters.reader import AdapterReader, Product
+from model_server.adapters.reader import AdapterReader
 from model_server.adapters.rows import CurrentRows
 from model_server.adapters.slots.experts import ExpertFactors, ExpertSlots
 from model_server.adapters.slots.product import ProductSlots
@@ -17,6 +17,7 @@ from model_server.adapters.slots.rows import EmbeddingSlots, HeadSlots
 from model_server.layers.adapted import AdaptedEmbedding, Addition
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear, wide_into
+from model_server.weights.products import Product
 
 
 class SlottedLinear:

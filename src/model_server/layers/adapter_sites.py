@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from model_server.adapters.factors import EmbeddingFactors
-from model_server.adapters.folder import Adapter, Targets
-from model_server.adapters.reader import AdapterReader, HeadTable, Product, Table
+from model_server.adapters.folder import Adapter
+from model_server.adapters.reader import AdapterReader
 from model_server.adapters.rows import BASE, AdapterRows, CurrentRows
 from model_server.adapters.slots.experts import ExpertShape, ExpertSlots
 from model_server.adapters.slots.product import ProductSlots, SlotSizes
@@ -21,6 +21,7 @@ from model_server.layers.adapted_heads import AdaptedHeads, HeadSizes
 from model_server.layers.adapted_slots import SlottedEmbedding, SlottedExperts, SlottedLinear, pinned_embedding
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear
+from model_server.weights.products import HeadTable, Product, Products, Table
 from model_server.weights.reader import Range
 from wire.adapters import MAX_NEW_ROWS
 
@@ -73,7 +74,7 @@ class AdapterSites:
 
     def __init__(
         self,
-        targets: Targets,
+        targets: Products,
         adapters: Sequence[Adapter],
         dtype: torch.dtype,
         device: torch.device,

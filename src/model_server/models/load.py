@@ -19,10 +19,10 @@ from model_server.distributed.layout import Layout
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.layers.adapter_sites import AdapterSites
-from model_server.models.decoder.adapter_targets import expert_places
 from model_server.models.decoder.attention.layers import attention_layers
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
+from model_server.models.decoder.products import expert_places
 from model_server.models.decoder.spec import Spec
 from model_server.models.model import Model, adapter_of
 from model_server.runner.cuda_graphs import GraphedRunner

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from model_server.adapters.folder import Adapter, Targets, read_adapter
+from model_server.adapters.folder import Adapter, read_adapter
 from model_server.adapters.merge import with_tied_rows
 from model_server.adapters.slots.product import SlotSizes
 from model_server.attention.choice import KEEP_MODEL_TYPE
@@ -19,11 +19,11 @@ from model_server.cpp import library as cpp
 from model_server.errors import StartupError
 from model_server.kernels.availability import has_float8, refusal
 from model_server.models.config import CROSSING, ModelConfig
-from model_server.models.decoder.adapter_targets import adapter_targets
 from model_server.models.decoder.mixers.gated_delta import GatedDeltaSpec
 from model_server.models.decoder.mixers.kimi_delta import KimiDeltaSpec
 from model_server.models.decoder.mixers.short_conv import ShortConvSpec
 from model_server.models.decoder.moe import Moe, SeparateExperts, StackedExperts
+from model_server.models.decoder.products import model_products
 from model_server.models.decoder.spec import MlpSpec, Spec
 from model_server.models.families import pooled_spec_of, spec_of
 from model_server.models.families.base import UnknownFamilyError
@@ -35,6 +35,7 @@ from model_server.quantization.scheme import Scheme, resolve
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.header import Header
 from model_server.weights.leftover import check_leftover
+from model_server.weights.products import Products
 from wire.adapters import DEFAULT_RANK, DEFAULT_SLOTS, RANKS
 from wire.images.families import family_name
 from wire.quantization.config import wants_float8_cache
@@ -69,7 +70,7 @@ class Model:
     # By name, for a model without a spec.
     adapter_folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     # What of `spec` takes adapters; None: nothing.
-    targets: Targets | None = None
+    targets: Products | None = None
     # On the files, for the operator.
     warnings: tuple[str, ...] = ()
 
@@ -137,7 +138,7 @@ def describe_pooled(checkpoint: Checkpoint, *, quantize: str | None = None, name
 
 def _merging(model: Model, spec: Spec, folder: Path) -> Model:
     """Add a merged adapter; changed embedding or head are no longer tied."""
-    adapter = read_adapter(model.name, folder, adapter_targets(spec), _bases(model, spec))
+    adapter = read_adapter(model.name, folder, model_products(spec), _bases(model, spec))
     tables = (spec.names.embedding, spec.names.head)
     if spec.tied_head:
         adapter = with_tied_rows(adapter, *tables)
@@ -222,7 +223,7 @@ def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0, m
                 "loaded with the model: name them in --lora-adapters"
             )
         return dataclasses.replace(model, adapter_folders=folders, max_adapter_rank=max_rank)
-    targets = adapter_targets(model.spec)
+    targets = model_products(model.spec)
     model = dataclasses.replace(model, adapter_room=room, max_adapter_rank=max_rank, targets=targets)
     return dataclasses.replace(model, adapters=tuple(adapter_of(model, *one) for one in folders.items()))
 

@@ -23,6 +23,9 @@ class LoraServicer(pb_grpc.AdaptersServicer):  # type: ignore[misc]  # generated
         self._residents = residents
         self._device = device
 
+    def add_to(self, server: grpc.aio.Server) -> None:
+        pb_grpc.add_AdaptersServicer_to_server(self, server)
+
     @answering_errors
     async def Load(self, request: pb.LoadRequest, context: grpc.aio.ServicerContext) -> pb.LoadResponse:
         return await asyncio.to_thread(self._load, request)

@@ -46,6 +46,9 @@ class PoolingServicer(pb_grpc.PoolingServicer):  # type: ignore[misc]  # generat
         self._on_ready = on_ready
         self._is_first = rank == 0
 
+    def add_to(self, server: grpc.aio.Server) -> None:
+        pb_grpc.add_PoolingServicer_to_server(self, server)
+
     @answering_errors
     async def WarmUp(self, request: pb.WarmUpRequest, context: grpc.aio.ServicerContext) -> pb.WarmUpResponse:
         asked = request.max_input_tokens if request.HasField("max_input_tokens") else None

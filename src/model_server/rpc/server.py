@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 from grpc_reflection.v1alpha import reflection
 
 from model_server.rpc.endpoint import Endpoint, EndpointPlan
-from model_server.rpc.lora import LoraServicer
-from model_server.rpc.pooling import PoolingServicer
 from model_server.rpc.sockets import claim_socket
 from model_server.rpc.tracing import TracingInterceptor
 from wire import phases
-from wire.lora.v1 import lora_pb2_grpc as lora_grpc
-from wire.pooling.v1 import pooling_pb2_grpc as pooling_grpc
 from wire.rpc.local_grpc import CHANNEL_OPTIONS
 from wire.tracing import Tracing
 from wire.v3 import generate_pb2 as pb
@@ -39,19 +36,18 @@ class ShardServer:
         path: Path,
         tracing: Tracing | None = None,
         endpoint: EndpointPlan | None = None,
-        adapters: LoraServicer | None = None,
-        pooling: PoolingServicer | None = None,
+        more: Callable[[grpc.aio.Server], None] | None = None,
     ) -> None:
-        """Take the servicers; absent ones are not offered.
+        """Take what answers.
 
         Args:
             endpoint: For all shards of a node in a group.
+            more: Adds another service, if there is one.
         """
         self._servicer = servicer
         self._path = path
         self._endpoint = endpoint
-        self._adapters = adapters
-        self._pooling = pooling
+        self._more = more
         self._interceptors = [] if tracing is None else [TracingInterceptor(tracing)]
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -82,10 +78,8 @@ class ShardServer:
             ],
         )
         pb_grpc.add_TextGenerationServiceServicer_to_server(self._servicer, server)
-        if self._adapters is not None:
-            lora_grpc.add_AdaptersServicer_to_server(self._adapters, server)
-        if self._pooling is not None:
-            pooling_grpc.add_PoolingServicer_to_server(self._pooling, server)
+        if self._more is not None:
+            self._more(server)
         names = (pb.DESCRIPTOR.services_by_name["TextGenerationService"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         claim_socket(self._path)

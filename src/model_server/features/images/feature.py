@@ -42,14 +42,10 @@ class Images:
     name = "images"
 
     def __init__(self, encoder: ImageEncoder, vocab_size: int, *, reserve: int = 0) -> None:
-        """Take an encoder.
-
-        Args:
-            vocab_size: Of the logits, which may lack the image token.
-            reserve: Tokens whose state is as large as an image's part of it.
-        """
         self.encoder = encoder
+        # Tokens whose state is as large as an image's part of it.
         self.reserve = reserve
+        # Of the logits, which may lack the image token.
         self._vocab_size = vocab_size
 
     @property

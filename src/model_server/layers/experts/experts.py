@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_server.adapters.reader import Product
 from model_server.layers.adapted_slots import SlottedExperts
 from model_server.layers.adapter_sites import AdapterSites
 from model_server.quantization.forms import Form
+from model_server.weights.products import Product
 
 
 class Experts(Protocol):

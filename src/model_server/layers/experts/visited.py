@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from model_server.adapters.reader import Product
 from model_server.layers.activation import Activation
 from model_server.layers.adapter_sites import AdapterSites
 from model_server.layers.experts.experts import ExpertWeights, combine, slotted, weighted_sums
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear
 from model_server.quantization.forms import Form
+from model_server.weights.products import Product
 
 
 class VisitedExperts:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from model_server.adapters.folder import ExpertPlace, Targets
 from model_server.layers.experts.experts import Experts
 from model_server.layers.norm import Norm
 from model_server.layers.routing import Router
@@ -17,6 +16,7 @@ from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.moe import Moe, RoutedMlp
 from model_server.models.decoder.parts import Mlp, Step
 from model_server.models.decoder.spec import Spec
+from model_server.weights.products import ExpertPlace, Products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class ExpertsBeside:
     router_scale: str
     expert_scale: str
 
-    def targets(self, spec: Spec) -> Targets:
-        found = self.experts.targets(spec)
+    def products(self, spec: Spec) -> Products:
+        found = self.experts.products(spec)
         outer, inner = spec.hidden_size, spec.intermediate_size
         dense = dict.fromkeys(spec.names.up, (outer, inner))
         return replace(found, linear={**found.linear, **dense, spec.names.down: (inner, outer)})

@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from model_server.adapters.reader import HeadTable, Product
 from model_server.attention.backend import Alibi
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
@@ -26,6 +25,7 @@ from model_server.quantization.forms import Form
 from model_server.quantization.kv_cache import CacheScales
 from model_server.quantization.scheme import Scheme
 from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.products import HeadTable, Product
 from model_server.weights.reader import Range, WeightReader
 
 NormKind = Literal["rms", "layer"]

@@ -13,8 +13,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_server.adapters.folder import ExpertParameter, ExpertPlace, Targets
-from model_server.adapters.reader import ExpertRows, Product
 from model_server.errors import StartupError
 from model_server.layers.activation import Activation, activation, sigmoid
 from model_server.layers.experts.choice import make_experts
@@ -26,6 +24,7 @@ from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.parts import Mlp, Step
 from model_server.models.decoder.spec import Spec
 from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.products import ExpertParameter, ExpertPlace, ExpertRows, Product, Products
 from model_server.weights.reader import Range
 
 # What transformers calls the parameters of all experts.
@@ -38,8 +37,8 @@ class ExpertStore(Protocol):
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
         """Read this rank's part of one expert."""
 
-    def targets(self, moe: Moe, hidden_size: int) -> Targets:
-        """List what takes adapters, relative to the layer."""
+    def products(self, moe: Moe, hidden_size: int) -> Products:
+        """List the products, relative to the layer."""
 
     def places(self, moe: Moe) -> Mapping[str, ExpertPlace]:
         """See `MlpSpec`."""
@@ -71,8 +70,8 @@ class Moe:
     # Alpha and limit of GPT-OSS's activation; None: the model's.
     swiglu: tuple[float, float] | None = None
 
-    def targets(self, spec: Spec) -> Targets:
-        found = self.store.targets(self, spec.hidden_size if self.latent is None else self.latent.size)
+    def products(self, spec: Spec) -> Products:
+        found = self.store.products(self, spec.hidden_size if self.latent is None else self.latent.size)
         parameters = (f"{name}.{one.name}" for name, some in found.experts.items() for one in some)
         found = replace(
             found,
@@ -220,7 +219,7 @@ class SeparateExperts:
     # The module that transformers makes of them.
     fused: str = "mlp.experts"
 
-    def targets(self, moe: Moe, hidden_size: int) -> Targets:
+    def products(self, moe: Moe, hidden_size: int) -> Products:
         size = moe.intermediate_size
         found: dict[str, tuple[int, int]] = {}
         for expert in range(moe.routing.num_experts):
@@ -228,7 +227,7 @@ class SeparateExperts:
             found.update((name + one, (hidden_size, size)) for one in self._ups)
             found[name + self.down] = size, hidden_size
         experts = {} if self.gate is None else {self.fused: _fused(moe, hidden_size)}
-        return Targets(linear=found, experts=experts)
+        return Products(linear=found, experts=experts)
 
     @property
     def _ups(self) -> tuple[str, ...]:
@@ -283,8 +282,8 @@ class FlatExperts:
     up: str
     down: str
 
-    def targets(self, moe: Moe, hidden_size: int) -> Targets:
-        return Targets(linear={})
+    def products(self, moe: Moe, hidden_size: int) -> Products:
+        return Products(linear={})
 
     def places(self, moe: Moe) -> Mapping[str, ExpertPlace]:
         return {}
@@ -323,8 +322,8 @@ class StackedExperts:
     # See `ExpertParameter`.
     swapped: bool = False
 
-    def targets(self, moe: Moe, hidden_size: int) -> Targets:
-        return Targets(linear={}, experts={self._module: _fused(moe, hidden_size, swapped=self.swapped)})
+    def products(self, moe: Moe, hidden_size: int) -> Products:
+        return Products(linear={}, experts={self._module: _fused(moe, hidden_size, swapped=self.swapped)})
 
     def places(self, moe: Moe) -> Mapping[str, ExpertPlace]:
         return {

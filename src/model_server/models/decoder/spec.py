@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from model_server.adapters.folder import ExpertPlace, Targets
 from model_server.layers.rotary import Rope
 from model_server.layers.temperature import QueryTemperature
 from model_server.models.decoder.loader import Loader, NormKind
 from model_server.models.decoder.parts import AttentionPart, MixerPart, Mlp
+from model_server.weights.products import ExpertPlace, Products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,8 @@ class AttentionSpec(Protocol):
     def load(self, loader: Loader, spec: Spec, index: int) -> AttentionPart:
         """Load this rank's part of layer `index`."""
 
-    def targets(self, spec: Spec) -> Targets:
-        """List what takes adapters, relative to the layer."""
+    def products(self, spec: Spec) -> Products:
+        """List the products, relative to the layer."""
 
     def cached(self, spec: Spec) -> tuple[int, int, int]:
         """Return what is cached over all ranks: KV heads, width of a key, of a value."""
@@ -78,8 +78,8 @@ class MixerSpec(Protocol):
     def load(self, loader: Loader, spec: Spec, index: int) -> MixerPart:
         """This rank's part of layer `index`."""
 
-    def targets(self, spec: Spec) -> Targets:
-        """List what takes adapters, relative to the layer."""
+    def products(self, spec: Spec) -> Products:
+        """List the products, relative to the layer."""
 
 
 class MlpSpec(Protocol):
@@ -88,8 +88,8 @@ class MlpSpec(Protocol):
     def load(self, loader: Loader, spec: Spec, index: int) -> Mlp:
         """Load this rank's part of layer `index`."""
 
-    def targets(self, spec: Spec) -> Targets:
-        """List what takes adapters, relative to the layer."""
+    def products(self, spec: Spec) -> Products:
+        """List the products, relative to the layer."""
 
     def places(self) -> Mapping[str, ExpertPlace]:
         """Place the tensors and parameters that hold experts, relative to the layer."""

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.adapters.reader import HeadTable, Product, Table
 from model_server.errors import StartupError
 from model_server.layers.adapted import AdaptedEmbedding
 from model_server.layers.embedding import Embedding, Head, InputEmbedding, vocab_range
@@ -21,6 +20,7 @@ from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.spec import Spec
 from model_server.quantization.forms import Form, Plain
 from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.products import HeadTable, Product, Table
 from model_server.weights.reader import Range
 
 

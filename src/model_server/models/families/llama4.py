@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from model_server.adapters.folder import Targets
 from model_server.errors import StartupError
 from model_server.layers.routing import Routing
 from model_server.layers.temperature import QueryTemperature
 from model_server.models.config import ModelConfig
-from model_server.models.decoder.adapter_targets import heads_targets
 from model_server.models.decoder.attention.multi_head import Attention, load_attention
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.moe import Moe, StackedExperts
+from model_server.models.decoder.products import heads_products
 from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base, layer_kinds
 from model_server.models.families.moe import indices, top_k
+from model_server.weights.products import Products
 
 NAMES = Names(up=("feed_forward.gate_proj", "feed_forward.up_proj"), down="feed_forward.down_proj")
 
@@ -31,8 +31,8 @@ class Llama4Attention:
     # On queries of layers that do not.
     temperature: QueryTemperature | None
 
-    def targets(self, spec: Spec) -> Targets:
-        return heads_targets(spec)
+    def products(self, spec: Spec) -> Products:
+        return heads_products(spec)
 
     def cached(self, spec: Spec) -> tuple[int, int, int]:
         return spec.num_kv_heads, spec.head_dim, spec.head_dim

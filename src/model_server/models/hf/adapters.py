@@ -13,14 +13,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from model_server.adapters.folder import Targets, read_adapter
-from model_server.adapters.reader import HeadTable, Product, Table
+from model_server.adapters.folder import read_adapter
 from model_server.layers.adapted import AdaptedEmbedding, AdaptedLinear
 from model_server.layers.adapter_sites import AdapterSites
 from model_server.weights.matrix import Part
+from model_server.weights.products import HeadTable, Product, Products, Table
 
 
-def module_targets(model: Any) -> tuple[Targets, dict[str, Any]]:
+def module_targets(model: Any) -> tuple[Products, dict[str, Any]]:
     """Return what takes adapters, and the linear modules by path."""
     from transformers.pytorch_utils import Conv1D
 
@@ -32,7 +32,7 @@ def module_targets(model: Any) -> tuple[Targets, dict[str, Any]]:
         rows, columns = one.weight.shape
         linear[path] = (rows, columns) if isinstance(one, Conv1D) else (columns, rows)
     size, width = table.weight.shape
-    found = Targets(linear=linear, head=paths.get(head, ""), embedding=paths.get(table, ""), table=(size, width))
+    found = Products(linear=linear, head=paths.get(head, ""), embedding=paths.get(table, ""), table=(size, width))
     return found, modules
 
 
@@ -53,7 +53,7 @@ class HookedAdapters:
         # Some embeddings multiply what they give, and some layers have another type than the model.
         plain = type(table) is nn.Embedding and table.weight.dtype == dtype
         modules = {path: one for path, one in modules.items() if one.weight.dtype == dtype}
-        targets = Targets(
+        targets = Products(
             linear={path: targets.linear[path] for path in modules},
             head=targets.head if targets.head in modules else "",
             embedding=targets.embedding if plain else "",

@@ -16,14 +16,15 @@ import pytest
 import torch
 from support.adapters import write_adapter
 
-from model_server.adapters.folder import Adapter, Targets, read_adapter
-from model_server.adapters.reader import AdapterReader, Product
+from model_server.adapters.folder import Adapter, read_adapter
+from model_server.adapters.reader import AdapterReader
 from model_server.errors import StartupError
 from model_server.weights.matrix import Part
+from model_server.weights.products import Product, Products
 
 Q, HEAD = "model.layers.0.self_attn.q_proj", "lm_head"
 TABLE = "model.embed_tokens"
-TARGETS = Targets(
+TARGETS = Products(
     linear={Q: (16, 32), "model.layers.1.self_attn.q_proj": (16, 32), HEAD: (16, 100)},
     head=HEAD,
     embedding=TABLE,

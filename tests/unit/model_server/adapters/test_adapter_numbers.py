@@ -10,9 +10,10 @@ import torch
 from support.adapters import write_adapter
 
 from model_server.adapters.factors import EmbeddingFactors, HeadRows
-from model_server.adapters.folder import Targets, read_adapter
-from model_server.adapters.reader import AdapterReader, Product
+from model_server.adapters.folder import read_adapter
+from model_server.adapters.reader import AdapterReader
 from model_server.weights.matrix import Part
+from model_server.weights.products import Product, Products
 
 LAYER = "layers.0.down"
 OUTER = f"base_model.model.{LAYER}."
@@ -38,7 +39,7 @@ def test_two_outputs(
     if magnitude is not None:
         tensors[OUTER + "lora_magnitude_vector"] = torch.tensor(magnitude)
     folder = write_adapter(tmp_path, {}, rank=rank, tensors=tensors, **config)
-    adapter = read_adapter("a", folder, Targets(linear={LAYER: (2, 2)}), ("",))
+    adapter = read_adapter("a", folder, Products(linear={LAYER: (2, 2)}), ("",))
     product = Product(parts=(Part(LAYER, ((0, 2),), 2),), columns=None, weight=lambda: torch.eye(2))
     with adapter.open() as opened:
         factors = AdapterReader(adapter, opened, torch.float32, torch.device("cpu")).product(product)
@@ -59,7 +60,7 @@ def test_what_is_kept_of_an_embedding_and_a_head(tmp_path: Path) -> None:
         outer + "head.base_layer.weight": torch.ones(5000, 4),
     }
     folder = write_adapter(tmp_path, {}, rank=2, tensors=tensors)
-    targets = Targets(linear={"head": (4, 5000)}, head="head", embedding="embed", table=(5000, 4))
+    targets = Products(linear={"head": (4, 5000)}, head="head", embedding="embed", table=(5000, 4))
     assert read_adapter("a", folder, targets, ("",)).num_kept == 1024 * 4 + 2 * 4 + 5000 * 2
 
 

@@ -17,13 +17,14 @@ from support.loading import load
 from support.peft_adapters import peft_adapter, peft_logits
 from support.tiny_models import tiny_checkpoint
 
-from model_server.adapters.folder import Targets, read_adapter
+from model_server.adapters.folder import read_adapter
 from model_server.adapters.reader import AdapterReader
 from model_server.adapters.residents import Residence, Residents
 from model_server.adapters.rows import BASE
 from model_server.errors import StartupError
 from model_server.models.model import adapter_of, describe, with_adapters
 from model_server.weights.checkpoint import examine
+from model_server.weights.products import Products
 from wire.lora.merged import ADAPTER_CONFIG
 
 SEQUENCES = prompts(512)
@@ -135,7 +136,7 @@ def test_adapters_with_the_same_shapes_have_digests_of_their_own(tmp_path: Path)
     def digests(name: str, **fields: Any) -> tuple[bytes, bytes]:
         folder = write_adapter(tmp_path / name / "a", HEAD, **fields)
         (folder / "adapter_model.safetensors").rename(folder / f"{name}.safetensors")
-        targets = Targets(linear={"lm_head": (64, 512)}, head="lm_head", table=(512, 64))
+        targets = Products(linear={"lm_head": (64, 512)}, head="lm_head", table=(512, 64))
         read = partial(read_adapter, targets=targets, base_prefixes=("model.",))
         residents = Residents(FakeSites(), range(1), tmp_path / name, read, 4, digests=True)
         return residents.check("a", "a").digest, residents.load(1, "a", "a").digest

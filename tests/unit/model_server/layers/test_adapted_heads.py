@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from model_server.adapters.factors import joined
-from model_server.adapters.reader import Product
 from model_server.adapters.rows import BASE, AdapterRows, CurrentRows
 from model_server.adapters.slots.product import SlotSizes
 from model_server.layers.adapted import Addition
 from model_server.layers.adapted_heads import AdaptedHeads, HeadSizes
 from model_server.weights.matrix import Part
+from model_server.weights.products import Product
 
 CPU = torch.device("cpu")
 SIZES = HeadSizes(heads=3, plain=5, value=4, latent=6)

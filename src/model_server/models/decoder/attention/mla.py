@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.adapters.folder import Targets
-from model_server.adapters.reader import Product
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.latent import LatentHeads, LatentLayer
 from model_server.cpp.library import usable
@@ -31,6 +29,7 @@ from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.spec import Spec
 from model_server.weights.matrix import HeadOrder, MatrixSlice, Part
+from model_server.weights.products import Product, Products
 from model_server.weights.reader import Range
 
 # Of the norms of both latents, whatever the config says of the others.
@@ -47,7 +46,7 @@ class Mla:
     plain_dim: int  # what of a query or key does not rotate
     value_dim: int
 
-    def targets(self, spec: Spec) -> Targets:
+    def products(self, spec: Spec) -> Products:
         queries, latent = spec.num_heads * (self.plain_dim + self.rotated_dim), self.latent_rank + self.rotated_dim
         found = {"kv_a_proj_with_mqa": (spec.hidden_size, latent)}
         if self.query_rank is None:
@@ -56,7 +55,7 @@ class Mla:
             found |= {"q_a_proj": (spec.hidden_size, self.query_rank), "q_b_proj": (self.query_rank, queries)}
         found["kv_b_proj"] = self.latent_rank, spec.num_heads * (self.plain_dim + self.value_dim)
         found["o_proj"] = spec.num_heads * self.value_dim, spec.hidden_size
-        return Targets(linear={f"self_attn.{name}": shape for name, shape in found.items()})
+        return Products(linear={f"self_attn.{name}": shape for name, shape in found.items()})
 
     def cached(self, spec: Spec) -> tuple[int, int, int]:
         """Return one key for all heads, which begins with the value."""

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.adapters.folder import ExpertPlace, Targets
 from model_server.memory.kv_cache import KvShape
-from model_server.models.decoder.adapter_targets import heads_targets
 from model_server.models.decoder.attention.multi_head import load_attention
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mixers.mamba2 import Mamba2, Mamba2Spec
 from model_server.models.decoder.mlp import DenseMlp, load_mlp
 from model_server.models.decoder.parts import AttentionPart, Step
+from model_server.models.decoder.products import heads_products
 from model_server.models.decoder.spec import Spec
 from model_server.recurrence.states import StateShape
+from model_server.weights.products import ExpertPlace, Products
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class BesideSpec:
     def load(self, loader: Loader, spec: Spec, index: int) -> Beside:
         return Beside(load_attention(loader, spec, index), self.mixer.load(loader, spec, index), self)
 
-    def targets(self, spec: Spec) -> Targets:
-        return Targets(linear={**heads_targets(spec).linear, **self.mixer.targets(spec).linear})
+    def products(self, spec: Spec) -> Products:
+        return Products(linear={**heads_products(spec).linear, **self.mixer.products(spec).linear})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ class ScaledMlpSpec:
     def load(self, loader: Loader, spec: Spec, index: int) -> ScaledMlp:
         return ScaledMlp(load_mlp(loader, spec, index), self.gate, self.output)
 
-    def targets(self, spec: Spec) -> Targets:
+    def products(self, spec: Spec) -> Products:
         outer, inner = spec.hidden_size, spec.intermediate_size
-        return Targets(linear={**dict.fromkeys(spec.names.up, (outer, inner)), spec.names.down: (inner, outer)})
+        return Products(linear={**dict.fromkeys(spec.names.up, (outer, inner)), spec.names.down: (inner, outer)})
 
     def places(self) -> Mapping[str, ExpertPlace]:
         return {}

@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from model_server.adapters.folder import Targets
 from model_server.errors import StartupError
 from model_server.layers.linear.linear import Linear
 from model_server.memory.kv_cache import KvShape
@@ -20,6 +19,7 @@ from model_server.recurrence.choice import DeltaNet, delta_net
 from model_server.recurrence.delta_net import DeltaWeights
 from model_server.recurrence.states import StateShape
 from model_server.weights.matrix import Part
+from model_server.weights.products import Products
 from model_server.weights.reader import Range
 
 # "kinds": a matrix each of queries, keys and values, of gates, of strengths, of decays; "heads": one with each key
@@ -162,15 +162,15 @@ class GatedDeltaSpec:
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         return {"q": keys, "k": keys, "v": values, "g": values, "b": self.value_heads, "a": self.value_heads}
 
-    def targets(self, spec: Spec) -> Targets:
+    def products(self, spec: Spec) -> Products:
         values, size = self.value_heads * self.value_dim, spec.hidden_size
         if self.packing == "apart":
             apart = {f"{self.prefix}{one}_proj": (size, rows) for one, rows in self._rows.items()}
-            return Targets(linear={**apart, f"{self.prefix}o_proj": (values, size)})
+            return Products(linear={**apart, f"{self.prefix}o_proj": (values, size)})
         if self.packing == "heads":
             outputs = {"qkvz": self._num_channels + values}
         else:
             outputs = {"qkv": self._num_channels, "z": values}
         outputs |= dict.fromkeys("ba", self.value_heads) if self.packing == "kinds" else {"ba": 2 * self.value_heads}
         found = {f"{self.prefix}in_proj_{name}": (size, rows) for name, rows in outputs.items()}
-        return Targets(linear={**found, f"{self.prefix}out_proj": (values, size)})
+        return Products(linear={**found, f"{self.prefix}out_proj": (values, size)})

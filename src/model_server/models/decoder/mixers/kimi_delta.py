@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.adapters.folder import Targets
 from model_server.layers.linear.linear import Linear
 from model_server.memory.kv_cache import KvShape
 from model_server.models.decoder.loader import Loader
@@ -17,6 +16,7 @@ from model_server.recurrence.choice import DeltaNet, delta_net
 from model_server.recurrence.delta_net import DeltaWeights
 from model_server.recurrence.states import StateShape
 from model_server.weights.matrix import Part
+from model_server.weights.products import Products
 from model_server.weights.reader import Range
 
 _PREFIX = "self_attn."
@@ -111,7 +111,7 @@ class KimiDeltaSpec:
             *(Part(f"{prefix}{name}_a_proj", ((0, self.head_dim),), self.head_dim) for name in "fg"),
         ]
 
-    def targets(self, spec: Spec) -> Targets:
+    def products(self, spec: Spec) -> Products:
         size, dim, values = spec.hidden_size, self.head_dim, self.values
         shapes = dict.fromkeys(("q_proj", "k_proj", "v_proj"), (size, values))
         shapes |= {"b_proj": (size, self.heads), "o_proj": (values, size)}
@@ -119,4 +119,4 @@ class KimiDeltaSpec:
             ("f_b_proj", "g_b_proj"), (dim, values)
         )
         linear = {_PREFIX + name: shape for name, shape in shapes.items()}
-        return Targets(linear=linear, other_names=_OTHER_NAMES)
+        return Products(linear=linear, other_names=_OTHER_NAMES)

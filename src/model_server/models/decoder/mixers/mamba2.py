@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.adapters.folder import Targets
 from model_server.distributed.group import ProcessGroup
 from model_server.layers.linear.linear import Linear
 from model_server.memory.kv_cache import KvShape
@@ -19,6 +18,7 @@ from model_server.recurrence.choice import Mamba2Net, mamba2
 from model_server.recurrence.mamba2 import Gating, Mamba2Weights, NormPlace
 from model_server.recurrence.states import StateShape
 from model_server.weights.matrix import Part
+from model_server.weights.products import Products
 from model_server.weights.reader import Range
 
 
@@ -173,9 +173,9 @@ class Mamba2Spec:
         whole = self.groups * self.state_size
         return [values, *_behind([(first, stop), (whole + first, whole + stop)], self.values)]
 
-    def targets(self, spec: Spec) -> Targets:
+    def products(self, spec: Spec) -> Products:
         outputs = self.values + self.channels + self.heads
-        return Targets(
+        return Products(
             linear={
                 f"{self.prefix}in_proj": (spec.hidden_size, outputs),
                 f"{self.prefix}out_proj": (self.values, spec.hidden_size),

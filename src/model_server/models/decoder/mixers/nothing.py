@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from model_server.adapters.folder import ExpertPlace, Targets
 from model_server.memory.kv_cache import KvShape
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.spec import Spec
+from model_server.weights.products import ExpertPlace, Products
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Nothing:
     def load(self, loader: Loader, spec: Spec, index: int) -> Nothing:
         return self
 
-    def targets(self, spec: Spec) -> Targets:
-        return Targets(linear={})
+    def products(self, spec: Spec) -> Products:
+        return Products(linear={})
 
     def places(self) -> Mapping[str, ExpertPlace]:
         return {}

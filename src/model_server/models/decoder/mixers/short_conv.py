@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from model_server.adapters.folder import Targets
 from model_server.layers.linear.linear import Linear
 from model_server.memory.kv_cache import KvShape
 from model_server.models.decoder.loader import Loader
@@ -18,6 +17,7 @@ from model_server.models.decoder.parts import Step
 from model_server.models.decoder.spec import Spec
 from model_server.recurrence.choice import ShortConvolution, short_convolution
 from model_server.weights.matrix import Part
+from model_server.weights.products import Products
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class ShortConvSpec:
             kv_shape=KvShape(1, stop - start, 0, newest=kept_inputs(self.width, drafted), dtype=loader.reader.dtype),
         )
 
-    def targets(self, spec: Spec) -> Targets:
+    def products(self, spec: Spec) -> Products:
         size = spec.hidden_size
-        return Targets(linear={self.project: (size, 3 * size), self.output: (size, size)})
+        return Products(linear={self.project: (size, 3 * size), self.output: (size, size)})
 
 
 def kept_inputs(width: int, num_drafted: int) -> int:

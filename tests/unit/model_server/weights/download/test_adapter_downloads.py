@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 from support.adapters import write_adapter
 
-from model_server.adapters.folder import Targets, read_adapter
-from model_server.adapters.sources import adapter_folders
+from model_server.adapters.folder import adapter_folders, read_adapter
 from model_server.errors import StartupError
 from model_server.weights.download.adapters import download_adapters
 from model_server.weights.download.hub import Meter, Repository
 from model_server.weights.hub_cache import snapshot_of
 from model_server.weights.hub_errors import Unreachable
+from model_server.weights.products import Products
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 EMPTY = b"\x02\0\0\0\0\0\0\0{}"
@@ -74,7 +74,7 @@ def test_a_pickled_folder_is_converted_where_that_is_asked_for(tmp_path: Path) -
     download_adapters(f"{folder}")
     assert not file.exists()
     download_adapters(f"{folder}", auto_convert=True)
-    adapter = read_adapter("a", folder, Targets(linear={"down": (3, 2)}), ("",))
+    adapter = read_adapter("a", folder, Products(linear={"down": (3, 2)}), ("",))
     with adapter.open() as opened:
         for key, tensor in tensors.items():
             assert torch.equal(opened.rows(key, [(0, len(tensor))]), tensor)

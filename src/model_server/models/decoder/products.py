@@ -1,16 +1,16 @@
-"""Which layers take LoRA adapters, by the Spec alone."""
+"""The products of a model, by the Spec alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from model_server.adapters.folder import ExpertParameter, ExpertPlace, Targets
 from model_server.models.decoder.layer_inputs import GATE, OUTPUT
 from model_server.models.decoder.spec import Spec
+from model_server.weights.products import ExpertParameter, ExpertPlace, Products
 
 
-def adapter_targets(spec: Spec) -> Targets:
+def model_products(spec: Spec) -> Products:
     """List linear layers of attention and MLP, experts, routers, embedding and head, except a head of unit rows."""
     found: dict[str, tuple[int, int]] = {}
     experts: dict[str, tuple[ExpertParameter, ...]] = {}
@@ -20,7 +20,7 @@ def adapter_targets(spec: Spec) -> Targets:
         layer = spec.of_layer(index)
         prefix = f"{layer.names.layers}.{index}."
         mixer = layer.mixer(index) or layer.attention
-        attention = heads_targets(layer, index) if mixer is None else mixer.targets(layer)
+        attention = heads_products(layer, index) if mixer is None else mixer.products(layer)
         found.update((prefix + name, shape) for name, shape in _extended(layer))
         found.update((prefix + name, shape) for name, shape in attention.linear.items())
         other_names.update((prefix + other, prefix + name) for other, name in attention.other_names.items())
@@ -28,7 +28,7 @@ def adapter_targets(spec: Spec) -> Targets:
         if mlp is None:
             found.update((prefix + name, shape) for name, shape in _mlp(layer))
             continue
-        targets = mlp.targets(layer)
+        targets = mlp.products(layer)
         found.update((prefix + name, shape) for name, shape in targets.linear.items())
         experts.update((prefix + name, parameters) for name, parameters in targets.experts.items())
         of_experts.update(prefix + name for name in targets.of_experts)
@@ -38,7 +38,7 @@ def adapter_targets(spec: Spec) -> Targets:
     width = spec.embedding_size or spec.hidden_size
     if not spec.normalized_head:
         found[spec.names.head] = width, spec.vocab_size
-    return Targets(
+    return Products(
         linear=found,
         head="" if spec.normalized_head else spec.names.head,
         embedding=spec.names.embedding,
@@ -60,7 +60,7 @@ def expert_places(spec: Spec) -> dict[str, ExpertPlace]:
     return found
 
 
-def heads_targets(spec: Spec, index: int | None = None) -> Targets:
+def heads_products(spec: Spec, index: int | None = None) -> Products:
     """List attention layers with keys and values per head, by names relative to the layer.
 
     Args:
@@ -69,7 +69,7 @@ def heads_targets(spec: Spec, index: int | None = None) -> Targets:
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     gates = queries if spec.gated_attention else 0
     if index is not None and spec.owner(index) != index:
-        return Targets(
+        return Products(
             linear={
                 spec.names.qkv[0]: (spec.hidden_size, queries),
                 spec.names.output: (queries, spec.hidden_size),
@@ -79,7 +79,7 @@ def heads_targets(spec: Spec, index: int | None = None) -> Targets:
     found = {
         name: (spec.hidden_size, size) for name, size in zip(spec.names.qkv, outputs[len(spec.names.qkv)], strict=True)
     }
-    return Targets(linear={**found, spec.names.output: (queries, spec.hidden_size)})
+    return Products(linear={**found, spec.names.output: (queries, spec.hidden_size)})
 
 
 def _mlp(spec: Spec) -> Iterator[tuple[str, tuple[int, int]]]:
