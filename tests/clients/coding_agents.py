@@ -15,12 +15,18 @@ LIMIT_S = 400
 Program = Callable[[Sequence[str], Path, Mapping[str, str]], "subprocess.CompletedProcess[str]"]
 
 
-def program(name: str) -> Program:
-    """What runs the program with arguments, in a folder, with these variables."""
+def path_of(name: str) -> str:
+    """The program's file."""
     if shutil.which("node") is None:
         pytest.skip("no Node.js: apt-get install nodejs npm")
     path = shutil.which(name, path=str(Path(sys.prefix, "node_modules", ".bin")))
     assert path is not None
+    return path
+
+
+def program(name: str) -> Program:
+    """What runs the program with arguments, in a folder, with these variables."""
+    path = path_of(name)
 
     # opencode works where PWD says, whatever folder it is started in.
     def run(words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -35,7 +41,11 @@ def program(name: str) -> Program:
 def quiet_home(home: Path) -> dict[str, str]:
     """The variables of a user with this home, whose programs reach no other machine."""
     home.mkdir()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "CODEX_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("XDG_", "CODEX_", "CLAUDE", "ANTHROPIC_"))
+    }
     nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
     return kept | nowhere | {"HOME": str(home)}
 

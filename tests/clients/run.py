@@ -57,6 +57,7 @@ GROUPS = (
     Group("browser", "the page at / in Chromium", is_long=True),
     Group("instructor_client", "instructor", is_long=True),
     Group("codex", "Codex", is_long=True, needs_agent_model=True),
+    Group("claude_code", "Claude Code", is_long=True, needs_agent_model=True),
     Group("opencode", "opencode", is_long=True, needs_agent_model=True),
     Group("ai_sdk", "the AI SDK for JavaScript", is_long=True),
     Group("envoy", "two servers behind Envoy", is_long=True),

@@ -16,6 +16,7 @@ DONE = "It is done."
 _CALLS: dict[str, dict[str, Any]] = {
     "bash": {"command": COMMAND},
     "exec_command": {"cmd": COMMAND},
+    "Read": {"file_path": "notes.txt"},
     "exec": {"input": f"text(await tools.exec_command({{cmd: '{COMMAND}'}}));"},
 }
 _CONVERSATION = (

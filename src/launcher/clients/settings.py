@@ -20,6 +20,7 @@ _TABLE = re.compile(r"^[ \t]*\[", re.M)
 _OWN_TABLE = re.compile(rf"^\[ *model_providers *\. *([\"']?){NAME}\1 *\][^\n]*\n(?:(?![ \t]*\[).*\n?)*", re.M)
 _OF_ANOTHER_SERVER = ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY")
 """Claude Code asks these before any address."""
+_CONTEXT = "CLAUDE_CODE_MAX_CONTEXT_TOKENS"
 _OF_ANOTHER_MODEL = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL")
 _REPLACED = ("model", "model_provider", "model_context_window", "profile")
 """Of Codex's file; the profile that it names may choose another model."""
@@ -68,6 +69,12 @@ def _claude(text: str, server: Server) -> str:
     env |= {name: server.model for name in _OF_ANOTHER_MODEL if name in env}
     env |= {"ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_AUTH_TOKEN": server.api_key or _NO_KEY}
     env |= {f"ANTHROPIC_DEFAULT_{size}_MODEL": server.model for size in ("OPUS", "SONNET", "HAIKU")}
+    # Without these it takes a context of a million tokens for granted, shortens no conversation before the server
+    # refuses it, and asks its maker for news.
+    env |= {"CLAUDE_CODE_DISABLE_1M_CONTEXT": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    env.pop(_CONTEXT, None)
+    if server.context is not None:
+        env[_CONTEXT] = str(server.context)
     return _json(settings)
 
 

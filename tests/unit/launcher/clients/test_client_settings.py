@@ -77,6 +77,14 @@ def test_claude_asks_no_other_server_or_model() -> None:
     after = json.loads(PROGRAMS["claude"].extended(json.dumps({"env": env}), SERVER))["env"]
     assert "CLAUDE_CODE_USE_BEDROCK" not in after and "ANTHROPIC_SMALL_FAST_MODEL" not in after
     assert after["ANTHROPIC_MODEL"] == SERVER.model and after["X"] == "1"
+    assert after["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"
+
+
+def test_claude_knows_the_context_of_the_server() -> None:
+    text = PROGRAMS["claude"].extended("", SERVER)
+    env = json.loads(text)["env"]
+    assert env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "4096" and env["CLAUDE_CODE_DISABLE_1M_CONTEXT"] == "1"
+    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" not in json.loads(PROGRAMS["claude"].extended(text, WITH_KEY))["env"]
 
 
 def test_codex_uses_no_profile_of_another_model() -> None:
