@@ -12,6 +12,7 @@ from pathlib import Path
 import openai
 import psutil
 import pytest
+from support.encoder_models import write_model, write_sentence_files
 from support.running_server import RunningServer, running_models, running_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -87,3 +88,26 @@ def test_each_of_several_models_has_its_own(tmp_path: Path) -> None:
         assert_whole(client, ended(client, begin(client)))
         assert other.batches.list().data == [] and other.files.list().data == []
         assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == ["one", "two"]
+
+
+def test_vectors_are_answered_too(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    write_model(model, "bert")
+    write_sentence_files(model)
+    row = {"method": "POST", "url": "/v1/embeddings"}
+    rows = [row | {"custom_id": str(number), "body": {"input": f"text {number}"}} for number in range(9)]
+    rows.append(row | {"custom_id": "wrong", "body": {"input": 3.5}})
+    with running_server(model, "--batch-dir", str(tmp_path / "batches")) as server:
+        client = client_of(server)
+        lines = "".join(json.dumps(one) + "\n" for one in rows).encode()
+        file = client.files.create(file=("in.jsonl", lines), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        batch = ended(client, batch.id)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (9, 1)
+        answers = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+        assert all(answer["response"]["body"]["data"][0]["embedding"] for answer in answers)
+        with pytest.raises(openai.NotFoundError) as refused:
+            client.files.retrieve("file-none")
+        assert refused.value.code == "not_found"
+        assert client.files.delete(batch.output_file_id).deleted
