@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 import tomllib
@@ -18,6 +19,9 @@ _NO_KEY = "none"
 """For programs that refuse to start without a key."""
 _TABLE = re.compile(r"^[ \t]*\[", re.M)
 _OWN_TABLE = re.compile(rf"^\[ *model_providers *\. *([\"']?){NAME}\1 *\][^\n]*\n(?:(?![ \t]*\[).*\n?)*", re.M)
+_TEXT = r'("(?:[^"\\]|\\.)*")'
+_COMMENT = re.compile(_TEXT + r"|//[^\n]*|/\*.*?\*/", re.S)
+_LAST_COMMA = re.compile(_TEXT + r"|,(?=\s*[}\]])", re.S)
 _OF_ANOTHER_SERVER = ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY")
 """Claude Code asks these before any address."""
 _CONTEXT = "CLAUDE_CODE_MAX_CONTEXT_TOKENS"
@@ -113,7 +117,8 @@ def _opencode_place(environ: Mapping[str, str]) -> Path:
 
 
 def _opencode(text: str, server: Server) -> str:
-    settings = _object(text)
+    settings = _object(_without_comments(text))
+    before = copy.deepcopy(settings)
     model: dict[str, Any] = {"name": server.model}
     if server.context is not None:
         # What is reserved for an answer counts against the conversation, which is summarized sooner.
@@ -126,7 +131,7 @@ def _opencode(text: str, server: Server) -> str:
         "options": {"baseURL": server.openai_url, "apiKey": key}, "models": {server.model: model},
     }  # fmt: skip
     settings["model"] = f"{NAME}/{server.model}"
-    return _json(settings)
+    return text if settings == before else _json(settings)
 
 
 PROGRAMS: Mapping[str, Program] = {
@@ -147,6 +152,12 @@ def open_webui(server: Server) -> str:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _without_comments(text: str) -> str:
+    """Return the JSON of a file that may have comments and commas before closing brackets, as opencode reads it."""
+    text = _COMMENT.sub(lambda found: found[1] or " ", text)
+    return _LAST_COMMA.sub(lambda found: found[1] or "", text)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -46,6 +46,15 @@ def test_opencode_keeps_other_providers() -> None:
     assert with_key["provider"]["tercet"]["options"]["apiKey"] == "{env:TERCET_API_KEY}"
 
 
+def test_opencode_may_have_comments() -> None:
+    text = '{ // mine\n "theme": "a // b, }", /* two\nlines */ "list": [1, 2,], "url": "http://x/\\"/*",\n}\n'
+    after = json.loads(PROGRAMS["opencode"].extended(text, SERVER))
+    assert (after["theme"], after["list"], after["url"]) == ("a // b, }", [1, 2], 'http://x/"/*')
+    assert after["model"] == 'tercet/org/a "b"'
+    commented = "// mine\n" + json.dumps(after)
+    assert PROGRAMS["opencode"].extended(commented, SERVER) == commented  # it has these settings already
+
+
 CODEX = """# mine
 model = "gpt"
 approval_policy = "never" # asked for
