@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 948,
+    "files": 949,
     "files below 50 lines": 251,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
@@ -34,7 +34,7 @@ LIMITS = {
 LINES = {
     "launcher": 14_313,
     "model_server": 51_260,
-    "router": 35_460,
+    "router": 35_590,
     "tercet": 63,
     "wire": 7_250,
 }

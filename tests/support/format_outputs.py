@@ -163,6 +163,14 @@ def _minimax_m3(name: str, **values: str) -> str:
     return f'{M3}<invoke name="{name}">{inner}{M3}</invoke>\n'
 
 
+def _muse(name: str, **values: str) -> str:
+    inner = "".join(f'<atem:parameter name="{key}">{value}</atem:parameter>\n' for key, value in values.items())
+    return (
+        f' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n{inner}</atem:invoke>\n'
+        "</atem:function_calls>"
+    )
+
+
 def _minimax(name: str, **values: str) -> str:
     inner = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
     return f'<invoke name="{name}">\n{inner}</invoke>\n'
@@ -307,6 +315,30 @@ OUTPUTS: dict[str, list[Output]] = {
         Output(
             "<|channel|>commentary to=functions.get_weather json" + JSON_ALL + "<|call|>", calls=[ALL], is_usual=False
         ),
+    ],
+    "muse_glimmer": [
+        Output(_muse("get_weather", **TYPED_WEATHER), calls=[WEATHER]),
+        Output(_muse("get_weather", **TYPED_ALL) + "<|eom|><|start|>assistant" + _muse("get_time"), calls=[ALL, TIME]),
+        Output(
+            " to=self<|message|>Hm. <atem:function_calls>?<|eom|><|start|>assistant" + _muse("get_time") + "<|eot|>",
+            reasoning="Hm. <atem:function_calls>?",
+            calls=[TIME],
+        ),
+        Output(
+            " to=user<|message|>I ask.<|eom|><|start|>assistant" + _muse("get_time"), content="I ask.", calls=[TIME]
+        ),
+        Output(
+            " to=self<|message|>2+2<|eom|><|start|>assistant to=user<|message|> It is 4.\n<|eot|>",
+            reasoning="2+2",
+            content=" It is 4.\n",
+        ),
+        Output("to=user<|message|>Yes.", content="Yes.", is_usual=False),
+        Output("Just text", content="Just text"),
+        Output(" to=me and you", content=" to=me and you"),
+        Output(" to=sel"),
+        Output(" to=self<|message|>Hm.<|eom|><|start|>assist", reasoning="Hm."),
+        Output(_muse("get_time.get_time").replace("to=get_time.get_time", "to=get_time"), calls=[TIME], is_usual=False),
+        Output(" to=user<|message|>A <atem:function_calls> is one.", content="A <atem:function_calls> is one."),
     ],
     "deepseek_v3": forms(
         _v3("get_weather", JSON_WEATHER),

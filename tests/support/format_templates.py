@@ -168,6 +168,14 @@ STYLES: dict[str, Style] = {
         end="<|close|>tools<|sep|>",
         wrong=("<|open|>argument", "<|open|>parameter"),
     ),
+    "muse_glimmer": Style(
+        call=f' to={_NAME}<|message|><atem:function_calls>\n<atem:invoke name="{_NAME}">\n'
+        + _each('<atem:parameter name="{{ k }}">' + _VALUE + "</atem:parameter>\n")
+        + "</atem:invoke>\n</atem:function_calls>",
+        between="<|eom|><|start|>assistant",
+        end="<|eom|>",
+        wrong=("</atem:parameter>", "</atem:param>"),
+    ),
     "minimax_m3": _tagged(
         f'{_M3}<invoke name="{_NAME}">',
         f"{_M3}<{{{{ k }}}}>{_VALUE}{_M3}</{{{{ k }}}}>",

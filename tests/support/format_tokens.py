@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _SPECIAL = (
     "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>",
+    "<|eom|>", "<|eot|>",
     "<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>",
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
     "<|tool_call_argument_begin|>", "<|tool_call_end|>",
@@ -36,5 +37,5 @@ _PLAIN = (
 
 TOKENS = dict.fromkeys(_SPECIAL, True) | dict.fromkeys(_PLAIN, False)
 """Whether each is special."""
-ENDS = ("<|return|>", "<|call|>")
+ENDS = ("<|return|>", "<|call|>", "<|eot|>")
 """Those that end an answer."""

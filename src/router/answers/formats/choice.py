@@ -28,7 +28,7 @@ from router.answers.formats.schema_types import ArgumentTypes
 from router.errors import GrammarError, StartupError, ValidationError
 from router.grammar.checker import AskedGrammar, read_grammar
 from router.template.template import ChatTemplate
-from wire.text.chat_options import AUTO, HARMONY, NONE, REASONING_PARSERS, TGI, TOOL_CALL_PARSERS, unknown_name
+from wire.text.chat_options import AUTO, NONE, REASONING_PARSERS, TGI, TOOL_CALL_PARSERS, unknown_name
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +230,9 @@ def _format(source: str, asked: str) -> Format | None:
 def _style(source: str, asked: str) -> ReasoningStyle | None:
     if asked == AUTO:
         return reasoning.style_in(source)
-    if asked in (NONE, HARMONY, *table.FORMATS[HARMONY].aliases):
+    if asked == NONE or any(
+        asked in (row.name, *row.aliases) for row in table.FORMATS.values() if row.turn is not None
+    ):
         return None
     style = reasoning.named(asked)
     if style is None:

@@ -148,7 +148,8 @@ class CallForm:
     """How a grammar forces calls.
 
     INDEX: a number; SPACE: optional white space; LINE_END: an optional one; SEPARATOR: semicolon or line end; OWN_ID:
-    Mistral's optional id; KIND, NAME: the type of a value, and its key.
+    Mistral's optional id; KIND, NAME: the type of a value, and its key; SAME_NAME: the function's name
+    once more.
     """
 
     before_name: str
@@ -170,6 +171,7 @@ SEPARATOR = "\ue003"
 OWN_ID = "\ue004"
 KIND = "\ue005"
 NAME = "\ue006"
+SAME_NAME = "\ue007"
 
 Read = Callable[[CallReader, str], Steps[None]]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.answers.formats.format import SEPARATOR, SPACE, CallForm, Format
+from router.answers.formats.format import SAME_NAME, SEPARATOR, SPACE, CallForm, Format
 from router.answers.formats.markers import Markers
 from router.answers.formats.pieces.argument_rules import PLACES, ArgumentRules, UnsuitableError, symbols
 from router.grammar.listed import listed
@@ -125,7 +125,10 @@ def _behind_text(format: Format, markers: Markers, schemas: Mapping[str, Any], i
     trigger: dict[str, Any] = {"texts": texts}
     if format.turn is None and not texts[0].startswith(format.openers):
         trigger["behind"] = ["", *format.openers]  # calls are at the beginning of an answer only
-    rest, rules = _rest(form, markers, _END)
+    between = markers.pieces(form.between)[:1]
+    # The token that would begin another call.
+    stops_at = f"{between[0]},{_END}" if is_one and between and isinstance(between[0], int) else _END
+    rest, rules = _rest(form, markers, stops_at)
     if is_one and not form.begin and form.before_name.startswith(format.openers):
         # No token opens another call: it would be text.
         openers = "|".join(map(_literal, format.openers))
@@ -135,7 +138,7 @@ def _behind_text(format: Format, markers: Markers, schemas: Mapping[str, Any], i
 
 def _space_behind(format: Format) -> str:
     """Allow white space where no token ends calls."""
-    return "" if format.turn is not None else PLACES[SPACE]
+    return "" if format.turn is not None and format.is_one else PLACES[SPACE]
 
 
 def _rest(form: CallForm, markers: Markers, stops_at: int | str) -> tuple[str, str]:
@@ -148,13 +151,14 @@ def _rest(form: CallForm, markers: Markers, stops_at: int | str) -> tuple[str, s
 
 
 def _opening(form: CallForm, name: str) -> str:
-    return (form.begin + form.before_name + name + _behind_name(form)[0]).rstrip()
+    return (form.begin + form.before_name + name + _behind_name(form, name)[0]).rstrip()
 
 
-def _behind_name(form: CallForm) -> tuple[str, str]:
+def _behind_name(form: CallForm, name: str) -> tuple[str, str]:
     """Split the text at its first place, which may hold several texts."""
-    text = re.split(f"[{''.join(PLACES)}]", form.behind_name)[0]
-    return text, form.behind_name[len(text) :]
+    whole = form.behind_name.replace(SAME_NAME, name)
+    text = re.split(f"[{''.join(PLACES)}]", whole)[0]
+    return text, whole[len(text) :]
 
 
 def limited_thinking(
@@ -221,13 +225,15 @@ def _calls(
         name: f"@tool_{number}" if rules is None else rules.of(name, schema)
         for number, (name, schema) in enumerate(schemas.items())
     }
-    named = [f"{of(name + form.behind_name)} {fitting}" for name, fitting in arguments.items()]
+    named = [f"{of(name + ''.join(_behind_name(form, name)))} {fitting}" for name, fitting in arguments.items()]
     more = "" if is_one else f" ({of(form.between)} call)*"
     call = f"{of(form.before_name)} ({' | '.join(named)}) {of(form.behind_arguments)}"
     first, heads = f"{_from(begins_at, of(form.begin))} call", ""
     if is_begun:
-        rest = of(_behind_name(form)[1])
-        begun = [f"head_{number} {rest} {of(SPACE)} {fitting}" for number, fitting in enumerate(arguments.values())]
+        begun = [
+            f"head_{number} {of(_behind_name(form, name)[1])} {of(SPACE)} {fitting}"
+            for number, (name, fitting) in enumerate(arguments.items())
+        ]
         first = f"({' | '.join(begun)}) {of(form.behind_arguments)}"
         heads = "".join(_head(number, _opening(form, name), markers) for number, name in enumerate(arguments))
     text = f"calls: {first}{more} {of(form.end)}\ncall: {call}\n{heads}"

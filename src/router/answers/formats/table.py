@@ -27,6 +27,7 @@ from router.answers.formats.rows import (
     minimax_m3,
     mistral_args,
     mistral_json,
+    muse_glimmer,
     phi4_mini,
     plamo3,
     pythonic,
@@ -39,7 +40,7 @@ from router.answers.formats.rows import (
 FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
-        harmony.FORMAT, gemma4.FORMAT, kimi_k2.FORMAT, kimi_k3.FORMAT, minimax_m3.FORMAT,
+        harmony.FORMAT, muse_glimmer.FORMAT, gemma4.FORMAT, kimi_k2.FORMAT, kimi_k3.FORMAT, minimax_m3.FORMAT,
         deepseek_dsml.V4, deepseek_dsml.FORMAT, step3.FORMAT,
         deepseek_v3.FORMAT, deepseek_v31.FORMAT, plamo3.FORMAT, minimax_m2.FORMAT, listed.TOOLCALL, hy_v3.OPEN,
         hy_v3.FORMAT, listed.TOOL_CALLS, pythonic.LFM2, pythonic.OLMO3, glm.LONGCAT, glm.FORMAT, hermes.LONGCAT,

@@ -30,6 +30,7 @@ class Tags:
     ends: tuple[str, ...] = ()  # behind the last call
     has_lines: bool = False  # a line end at each end of a value is no part of it
     has_cdata: bool = False  # values may be between the marks of XML for text as it is
+    may_double: bool = False  # a name may come twice, with a dot between
 
     @property
     def behind_calls(self) -> tuple[str, ...]:
@@ -93,6 +94,8 @@ def _call(reader: CallReader, tags: Tags, opening: tuple[str, ...]) -> Steps[boo
     name, mark = yield from name_before(reader, *tags.behind_name, tags.key, tags.call_end)
     if not name:
         return False
+    if tags.may_double and name not in reader.types and name == f"{(once := name.partition('.')[0])}.{once}":
+        name = once
     reader.start(name)
     writer, given = ObjectWriter(reader), set[str]()
     if mark not in (tags.key, tags.call_end):

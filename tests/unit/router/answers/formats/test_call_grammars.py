@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from model_server.text.watch import TextWatch
 from router.answers.formats.events import Content, Reasoning
-from router.answers.formats.format import INDEX, Format
+from router.answers.formats.format import INDEX, SAME_NAME, Format
 from router.answers.formats.grammar import (
     Thinking,
     answer_behind,
@@ -40,6 +40,7 @@ from wire.grammar import TextTrigger, trigger_of
 
 OPENED_BY_TEXT = (
     "llama_json", "phi4_mini", "harmony", "pythonic", "hunyuan_a13b", "hy_v3", "minicpm5", "plamo3", "xlam", "kimi_k3",
+    "muse_glimmer",
 )  # fmt: skip
 SAMPLES = pytest.mark.parametrize("num_samples", [10, pytest.param(100, marks=pytest.mark.weekly)])
 FEW_SAMPLES = pytest.mark.parametrize(
@@ -118,7 +119,8 @@ def test_a_text_opens_calls_that_fit_their_schemas(name: str, num_samples: int) 
     for seed in range(num_samples):
         function, more = list(SCHEMAS)[seed % 3], "{" if form.arguments is None and seed % 2 else ""
         before = "" if trigger.behind else "Well. "
-        opening = before + form.begin + form.before_name + function + form.behind_name.replace(INDEX, "1") + more
+        behind = form.behind_name.replace(INDEX, "1").replace(SAME_NAME, function)
+        opening = before + form.begin + form.before_name + function + behind + more
         ids = tokenizer.encode(opening, add_special_tokens=False).ids
         watch = TextWatch(trigger, vocabulary)
         found = [watch.add(one) for one in ids]

@@ -165,6 +165,8 @@ def accepted(name: str, grammar: str, text: str) -> bool:
 
 WRITTEN = {
     "harmony": "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}<|call|>",
+    "muse_glimmer": ' to=get_time<|message|><atem:function_calls>\n<atem:invoke name="get_time">\n</atem:invoke>\n'
+    "</atem:function_calls>",
     "mistral_json": '[TOOL_CALLS] [{"name": "get_time", "arguments": {}}]',
     "cohere": '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "get_time", "parameters": {}}\n]<|END_ACTION|>',
     "pythonic": "[get_time()]",
