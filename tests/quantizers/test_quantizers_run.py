@@ -85,6 +85,13 @@ def test_an_environment_is_made_once_and_anew_where_its_list_or_what_it_shares_c
     assert {path.name.partition("-")[0] for path in work.iterdir()} == {"lists", "torch", "torchao"}
 
 
+def test_each_list_names_what_transformers_needs_and_torch_does_not_bring() -> None:
+    """The lists are installed as they are, and torch comes without numpy."""
+    for name in FLOORS:
+        listed = environments.of_library(name).packages.read_text()
+        assert re.search(r"^numpy==", listed, re.M), name
+
+
 def test_an_environment_that_was_not_finished_is_made_again(library: Environment) -> None:
     with pytest.raises(BrokenError):
         made(library, Commands(NOT_BUILT))
