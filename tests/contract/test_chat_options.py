@@ -8,12 +8,16 @@ from router.answers.formats import reasoning, table
 from wire.text.chat_options import AUTO, HARMONY, NONE, REASONING_PARSERS, TGI, TOOL_CALL_PARSERS, check_chat_options
 
 CALLS = {name for row in table.FORMATS.values() for name in row.aliases}
-STYLES = {name for style in reasoning.STYLES for name in style.aliases} | set(table.FORMATS[HARMONY].aliases)
+WHOLE = [row for row in table.FORMATS.values() if row.turn is not None]
+"""Formats that read a whole answer read its reasoning, too."""
+STYLES = {name for style in (*reasoning.STYLES, *WHOLE) for name in style.aliases}
 
 
 def test_the_names_that_are_shown() -> None:
     assert (AUTO, TGI, *sorted(table.FORMATS)) == TOOL_CALL_PARSERS
-    assert (AUTO, NONE, HARMONY, *sorted(style.name for style in reasoning.STYLES)) == REASONING_PARSERS
+    styles = [style.name for style in reasoning.STYLES]
+    styles += [row.name for row in WHOLE if row.name != HARMONY]
+    assert (AUTO, NONE, HARMONY, *sorted(styles)) == REASONING_PARSERS
 
 
 def test_every_name_is_accepted() -> None:
