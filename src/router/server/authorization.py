@@ -67,9 +67,8 @@ class KeysMiddleware:
         scope[ACCOUNT] = account
         send = _with_limits(account, scope, send)
         is_limited = scope["method"] == "POST" and wanted == "inference"
-        is_counted = (
-            BATCH_OWNER not in scope
-        )  # among those that run at the same time: batches have a bound of their own
+        # Among those that run at the same time: batches have a bound of their own.
+        is_counted = BATCH_OWNER not in scope
         try:
             account.check_scope(wanted)
             if is_limited:

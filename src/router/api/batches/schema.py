@@ -18,8 +18,8 @@ _MOST_METADATA, _LONGEST_NAME, _LONGEST_TEXT = 16, 64, 512
 class ExpiresAfter(Body):
     """When a file is removed."""
 
-    anchor: Literal["created_at"]
-    seconds: int = Field(ge=_SHORTEST_S, le=LONGEST_S)
+    anchor: Literal["created_at"] = Field(description="What the seconds are counted from.", examples=["created_at"])
+    seconds: int = Field(ge=_SHORTEST_S, le=LONGEST_S, description="From one hour to 30 days.", examples=[86400])
 
 
 class BatchBody(Body):
@@ -30,9 +30,13 @@ class BatchBody(Body):
     completion_window: str = Field(
         description="Time for all requests, in hours or days, 30 days at most; OpenAI's is `24h`.", examples=["24h"]
     )
-    metadata: dict[str, str] = Field(default_factory=dict, description="Texts that the batch shows.")
+    metadata: dict[str, str] = Field(
+        default_factory=dict, description="Texts that the batch shows.", examples=[{"job": "nightly"}]
+    )
     output_expires_after: ExpiresAfter | None = Field(
-        default=None, description="When the files of answers are removed. Default: 30 days after they are there."
+        default=None,
+        description="When the files of answers are removed. Default: 30 days after they are there.",
+        examples=[{"anchor": "created_at", "seconds": 86400}],
     )
 
     @model_validator(mode="after")

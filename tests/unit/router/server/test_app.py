@@ -55,7 +55,7 @@ async def test_no_route_that_takes_a_body_is_open(make_router: MakeRouter) -> No
             if method not in ("GET", "HEAD"):
                 checked += 1
                 answer = await router.request(method, path, json={"inputs": "x"})
-                needs_key = method == "POST" or path.startswith("/v1/responses/")
+                needs_key = method == "POST" or path.startswith(("/v1/responses/", "/v1/files", "/v1/batches"))
                 assert answer.status_code == (401 if needs_key else 404), (method, path)
     assert checked > 10
     for path in ("/debug", "/debug/pprof", "/profile", "/start_profile", "/shutdown", "/v1/load_lora_adapter"):
