@@ -12,8 +12,8 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 949,
-    "files below 50 lines": 251,
+    "files": 950,
+    "files below 50 lines": 252,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from support.triton_interpreter import mend
 
-from model_server.batch.decode_state import advance, advance_on
+from model_server.batch.advance import advance_on, plain
 from model_server.kernels.advance import advance_rows
 
 mend()
@@ -24,7 +24,7 @@ def test_as_plain_torch(device: torch.device, rows: int, block_size: int) -> Non
     positions = torch.randint(-1, 7 * block_size - 4, (rows,), generator=seeds)
     positions[:3] = torch.tensor([block_size - 2, block_size - 1, -1])[:rows]
     found = []
-    for function in (advance, advance_rows):
+    for function in (plain, advance_rows):
         moved = positions.clone().to(device)
         kv_lengths = torch.zeros(rows, dtype=torch.int32, device=device)
         slots = torch.zeros(rows, dtype=torch.int64, device=device)

@@ -6,8 +6,6 @@ are the last sampled. Changes come in one upload (`batch.tables`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,16 +13,14 @@ from torch import Tensor
 
 from model_server.adapters.rows import AdapterRows, adapter_rows
 from model_server.attention.metadata import AttentionMetadata
+from model_server.batch.advance import advance_on
 from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
-from model_server.kernels.availability import usable
 from model_server.memory.transfer import Staging
 from model_server.runner.runner import ModelInputs, RequestState
 
 Indices = npt.NDArray[np.int64]
-# (positions [rows] int64, tables [rows, width] int32, block size, kv_lengths [rows] int32, slots [rows] int64).
-Advance = Callable[[Tensor, Tensor, int, Tensor, Tensor], None]
 
 
 class DecodeState:
@@ -177,20 +173,3 @@ class DecodeState:
             return newest.ids.index_select(0, self._staging.upload(where)[0])
         ids, places, picked = self._staging.upload(known, np.array(unseen, np.int64), where)
         return ids.index_copy_(0, places, newest.ids.index_select(0, picked))
-
-
-def advance_on(device: torch.device) -> Advance:
-    """Return the kernel, or plain torch without kernels."""
-    if not usable(device):
-        return advance
-    from model_server.kernels.advance import advance_rows
-
-    return advance_rows
-
-
-def advance(positions: Tensor, tables: Tensor, block_size: int, kv_lengths: Tensor, slots: Tensor) -> None:
-    """Count positions up, and write each row's length and newest slot."""
-    positions.add_(1)
-    torch.add(positions, 1, out=kv_lengths)
-    blocks = tables.gather(1, (positions // block_size).unsqueeze(1)).squeeze(1)
-    torch.add(positions % block_size, blocks, alpha=block_size, out=slots)

@@ -1,4 +1,4 @@
-"""Moves the rows of a decoding batch on by a token, as `batch.decode_state.advance`, in one launch."""
+"""Moves the rows of a decoding batch on by a token, as `batch.advance`, in one launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def advance(positions, tables, kv_lengths, slots, count, stride, BLOCK: tl.const
 
 
 def advance_rows(positions: Tensor, tables: Tensor, block_size: int, kv_lengths: Tensor, slots: Tensor) -> None:
-    """Compute `batch.decode_state.advance`."""
+    """Compute `batch.advance.plain`."""
     count = positions.shape[0]
     if count:
         advance[(triton.cdiv(count, _ROWS),)](
