@@ -114,7 +114,8 @@ def describe(
     if scheme.method is None or scheme.quantize is not None:
         stored = [name for one in checkpoint.headers.values() for name in one.tensors]
         check_stated_parts(text_config(config), stored)
-        check_layers_alike((spec.names.layers, spec.names.layers.removeprefix(spec.names.base)), stored)
+        layers = spec.names.layers
+        check_layers_alike((layers, layers.removeprefix(spec.names.base)), stored, [type(one) for one in spec.mixers])
     spec, warning = with_stored_head(spec, checkpoint, config)
     warnings += [] if warning is None else [warning]
     model = Model(checkpoint=checkpoint, name=name, config=config, spec=spec, scheme=scheme, warnings=tuple(warnings))

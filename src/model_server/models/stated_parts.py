@@ -56,20 +56,22 @@ def check_stated_parts(config: ModelConfig, tensors: Iterable[str]) -> None:
             )
 
 
-def check_layers_alike(layers: Sequence[str], tensors: Iterable[str]) -> None:
-    """Refuse plain weights where a layer's module lacks the bias that the same module of other layers has.
+def check_layers_alike(layers: Sequence[str], tensors: Iterable[str], kinds: Sequence[object] = ()) -> None:
+    """Refuse plain weights where a layer's module lacks the bias that it has in other layers of its kind.
 
     Args:
         layers: How the names of the layers' tensors begin.
+        kinds: Of each layer; empty: all are of one.
     """
     stored = frozenset(tensors)
-    found: dict[str, dict[bool, str]] = {}
+    found: dict[tuple[object, str], dict[bool, str]] = {}
     for name in sorted(stored, key=natural_order):
         module, _, end = name.rpartition(".")
         index = layer_of(name, layers) if end == "weight" else None
         if index is not None:
-            kind = module.partition(f".{index}.")[2]
-            found.setdefault(kind, {}).setdefault(f"{module}.bias" in stored, f"{module}.bias")
+            kind = kinds[index] if index < len(kinds) else None
+            own_name = module.partition(f".{index}.")[2]
+            found.setdefault((kind, own_name), {}).setdefault(f"{module}.bias" in stored, f"{module}.bias")
     for biases in found.values():
         if len(biases) == 2:
             raise StartupError(

@@ -68,3 +68,13 @@ def test_a_bias_that_other_layers_have() -> None:
         match=r"^weight model\.layers\.10\.mlp\.up\.bias does not exist, but model\.layers\.0\.mlp\.up\.bias does",
     ):
         check_layers_alike(layers, alike)
+
+
+def test_layers_of_another_kind_may_have_other_biases() -> None:
+    """As Kimi Linear's, whose attention has them and whose delta nets have not, under one name."""
+    kinds = (None, "attention", None, "attention")
+    names = [f"model.layers.{layer}.self_attn.o_proj.weight" for layer in range(4)]
+    names += [f"model.layers.{layer}.self_attn.o_proj.bias" for layer in (1, 3)]
+    check_layers_alike(("model.layers",), names, kinds)
+    with pytest.raises(StartupError, match=r"^weight model\.layers\.1\.self_attn\.o_proj\.bias does not exist"):
+        check_layers_alike(("model.layers",), names[:4] + names[5:], kinds)
