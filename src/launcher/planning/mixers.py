@@ -97,11 +97,8 @@ def _kimi(config: Mapping[str, Any]) -> Mixers:
     names |= {"short_conv_kernel_size": "linear_conv_kernel_dim"}
     linear = {ours: config.get(theirs) for ours, theirs in names.items()}
     linear |= block if isinstance(block, dict) else {}
-    kinds, full, num_layers = (
-        config.get("layer_types"),
-        linear.get("full_attn_layers"),
-        _count(config, "num_hidden_layers", 0),
-    )
+    kinds, full = config.get("layer_types"), linear.get("full_attn_layers")
+    num_layers = _count(config, "num_hidden_layers", 0)
     if isinstance(kinds, list):
         layers = kinds.count("linear_attention")
     else:

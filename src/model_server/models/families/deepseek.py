@@ -49,7 +49,7 @@ def deepseek_v2(config: ModelConfig) -> Spec:
         scaling=config.number("routed_scaling_factor", 1.0),
         wide=True,
     )
-    mixture = experts(config, routing, size=1407, shared=2)
+    mixture = _experts(config, routing, size=1407, shared=2)
     return latent_decoder(config, mixture, default_positions=2048, first_dense=0, adjacent=True)
 
 
@@ -87,7 +87,7 @@ def mistral4(config: ModelConfig) -> Spec:
         norm=1.0 if config.flag("norm_topk_prob", True) else None,
         scaling=config.number("routed_scaling_factor", 1.0),
     )
-    mixture = experts(config, routing, size=2048, shared=1)
+    mixture = _experts(config, routing, size=2048, shared=1)
     adjacent = config.flag("rope_interleave", True)
     plain = latent_decoder(config, mixture, default_positions=1048576, first_dense=0, adjacent=adjacent)
     return replace(plain, temperature=sharpening(config))
@@ -120,7 +120,7 @@ def corrected(
         scaling=config.number("routed_scaling_factor", scaling),
         wide=True,
     )
-    return replace(experts(config, routing, size=size, shared=1), correction=_CORRECTION)
+    return replace(_experts(config, routing, size=size, shared=1), correction=_CORRECTION)
 
 
 def expect(config: ModelConfig, name: str, served: object) -> None:
@@ -130,7 +130,7 @@ def expect(config: ModelConfig, name: str, served: object) -> None:
         raise StartupError(f"config.json: `{name}` is served for {config.model_type} as {served!r} only, got {value!r}")
 
 
-def experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -> Moe:
+def _experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -> Moe:
     """Describe experts; defaults of size and shared count; shared ones are stored as one MLP."""
     expect(config, "moe_layer_freq", 1)
     if routing.num_experts % routing.num_groups != 0:
