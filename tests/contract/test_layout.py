@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 950,
+    "files": 951,
     "files below 50 lines": 252,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
@@ -32,9 +32,9 @@ LIMITS = {
     "files that name states": 35,
 }
 LINES = {
-    "launcher": 14_313,
+    "launcher": 14_310,
     "model_server": 51_260,
-    "router": 35_590,
+    "router": 35_620,
     "tercet": 63,
     "wire": 7_250,
 }

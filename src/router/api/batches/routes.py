@@ -32,6 +32,7 @@ from router.api.batches.upload import Form, boundary_of, read_form
 from router.api.errors import BodyError, NotServedError
 from router.api.http.body import LARGE_BODY, LargeBodies, read_body
 from router.api.json_out import JsonResponse
+from router.api.openai.pages import page_of
 from router.api.routes import Routes
 from router.errors import ValidationError
 from router.generation.parsed_bodies import ParsedBodies
@@ -289,17 +290,8 @@ def _conflict(text: str) -> BodyError:
 
 
 def _page(request: Request, records: Iterable[Record], *, usual: int, most: int) -> Response:
-    query = request.query_params
-    text = query.get("limit", str(usual))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
-        raise ValidationError(f"`limit` must be in 1..={most}", param="limit", limit=most)
-    limit = int(text[:9])
     found = sorted(records, key=lambda one: one.created_at)
-    if query.get("order", "desc") == "desc":
-        found.reverse()
-    if (after := query.get("after")) is not None:
-        found = found[next((place for place, one in enumerate(found, 1) if one.id == after), len(found)) :]
-    page = found[:limit]
-    ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
-    shown = [one.shown() for one in page]
-    return JsonResponse({"object": "list", "data": shown, **ends, "has_more": len(found) > limit})
+    page = page_of(
+        request.query_params, found, lambda one, given: one.id == given, lambda one: one.shown(), usual=usual, most=most
+    )
+    return JsonResponse(page)

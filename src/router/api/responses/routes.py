@@ -17,6 +17,7 @@ from router.api.chat.schema import ChatBody
 from router.api.errors import RENAMED, NotServedError
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.json_out import JsonResponse
+from router.api.openai.pages import page_of
 from router.api.response_store import OwnResponses, StoredResponse, has_id
 from router.api.responses.conversation import chat_of
 from router.api.responses.history import Conversation, History
@@ -96,26 +97,9 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @routes.get(_ONE + "/input_items", response_model=InputItems, responses=_REFUSALS)
 async def input_items(request: Request, response_id: str) -> Response:
     """The conversation before a stored response, the last item first; query: `limit`, `after`, `order`."""
-    query = request.query_params
-    try:
-        limit = int(query.get("limit", _PAGE))
-    except ValueError:
-        limit = 0
-    if not 1 <= limit <= _LARGEST_PAGE:
-        raise ValidationError(f"`limit` must be in 1..={_LARGEST_PAGE}", param="limit", limit=_LARGEST_PAGE)
-    items = _stored(request, response_id).asked
-    if (order := query.get("order", "desc")) not in ("asc", "desc"):
-        raise ValidationError("`order` must be `asc` or `desc`", param="order")
-    if order == "desc":
-        items = items[::-1]
-    if (after := query.get("after")) is not None:
-        place = next((place for place, item in enumerate(items, 1) if has_id(item, after)), None)
-        if place is None:
-            raise ValidationError("`after` must be the id of one of these items", param="after")
-        items = items[place:]
-    page = [orjson.loads(item) for item in items[:limit]]
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return JsonResponse({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
+    asked = _stored(request, response_id).asked
+    page = page_of(request.query_params, asked, has_id, orjson.loads, usual=_PAGE, most=_LARGEST_PAGE)
+    return JsonResponse(page)
 
 
 async def _refuse(request: Request) -> Response:

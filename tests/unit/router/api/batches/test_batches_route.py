@@ -385,6 +385,9 @@ async def test_pages_are_bounded(serving: Callable[..., Any]) -> None:
         for path in ("/v1/files?limit=0", "/v1/batches?limit=101", "/v1/batches?limit=x"):
             answer = await server.router.get(path)
             assert answer.status_code == 400 and answer.json()["error"]["param"] == "limit"
+        for query in ("order=x", "order=", "after=file-of-another"):
+            answer = await server.router.get(f"/v1/files?{query}")
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == query.partition("=")[0]
 
 
 async def test_a_folder_has_one_server(serving: Callable[..., Any], make_router: MakeRouter, tmp_path: Path) -> None:
