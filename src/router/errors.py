@@ -29,11 +29,11 @@ from typing import Literal
 from wire.text.escape import quoted
 
 Reason = Literal[
-    "body_too_large", "cache_too_small", "conflict", "content_type", "draining", "forbidden", "invalid_grammar",
-    "invalid_image", "invalid_type", "invalid_value", "malformed_json", "missing_field", "overloaded",
-    "model_unavailable", "prompt_empty", "prompt_too_long", "rate_limit", "template", "too_many_generations", "tools",
-    "unauthorized", "unknown_adapter", "unknown_field", "unknown_model", "unknown_response", "unknown_route",
-    "unsupported", "wrong_method",
+    "body_too_large", "cache_too_small", "conflict", "content_type", "disk_full", "draining", "forbidden",
+    "invalid_grammar", "invalid_image", "invalid_type", "invalid_value", "malformed_json", "missing_field",
+    "overloaded", "model_unavailable", "prompt_empty", "prompt_too_long", "rate_limit", "template",
+    "too_many_generations", "tools", "unauthorized", "unknown_adapter", "unknown_field", "unknown_model",
+    "unknown_response", "unknown_route", "unsupported", "wrong_method",
 ]  # fmt: skip
 """Why a request is refused, in the log and in `tgi_request_refused`."""
 

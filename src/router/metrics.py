@@ -10,6 +10,7 @@ import itertools
 import math
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -73,6 +74,23 @@ OF_KEYS: dict[str, Declared] = {
 }
 """Of the first hundred keys of a file; the others are counted together."""
 
+_OF_BATCHES: dict[str, Declared] = {
+    "tgi_batch_api_batches": _gauge(
+        "Batches of the Batch API that are kept, by status",
+        "batches",
+        ("status", (
+            "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled",
+        )),
+    ),
+    "tgi_batch_api_requests": _counter(
+        "Tries to answer requests of the Batch API, and requests that came too late",
+        "requests",
+        ("outcome", ("completed", "failed", "expired", "retried", "limited")),
+    ),
+    "tgi_batch_api_requests_waiting": _gauge("Requests of running batches without an answer", "requests"),
+    "tgi_batch_api_stored_bytes": _gauge("Files of the Batch API", "bytes"),
+    "tgi_batch_api_disk_errors": _counter("Failed writes of the Batch API", "writes"),
+}  # fmt: skip
 _OF_LOG: dict[str, Declared] = {
     "tgi_request_log_dropped": _counter("Lines that the request log has lost", "lines"),
 }
@@ -156,6 +174,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_request_max_new_tokens": _histogram("Token budget that a request asked for, at most 1024", "tokens"),
     "tgi_request_skipped_tokens": _histogram("Speculated tokens accepted in one step of a request", "tokens"),
     **_OF_LOG,
+    **_OF_BATCHES,
     **OF_KEYS,
     "tgi_key_queue_size": _gauge("Requests of an API key that wait for a batch", "requests", _KEY),
 }
@@ -192,6 +211,7 @@ POOLING: dict[str, Declared] = {
         "Part of a step on the shard in seconds", "seconds", ("phase", POOLING_PHASES)
     ),
     **_OF_LOG,
+    **_OF_BATCHES,
     **OF_KEYS,
 }
 """Of a server whose task is embed, rerank or classify."""
@@ -259,7 +279,7 @@ class Metrics:
         self._values = {name: _ValueFamily(one) for name, one in declared.items() if one.kind in ("counter", "gauge")}
         self._infos: dict[str, str] = {}
         self._followed: dict[str, Callable[[], Mapping[str, str | int] | None]] = {}
-        self._of_keys: dict[str, Callable[[], Mapping[str, int]]] = {}
+        self._followed_gauges: dict[str, Callable[[], Mapping[tuple[str, ...], float]]] = {}
         self._histograms: dict[str, _HistogramFamily] = {}
 
     def set_limits(self, *, max_input_tokens: int, max_total_tokens: int, speculate: int) -> None:
@@ -306,15 +326,25 @@ class Metrics:
 
     def follow_keys(self, name: str, read: Callable[[], Mapping[str, int]]) -> None:
         """Read a gauge of each API key when the text is made."""
-        self._of_keys[name] = read
 
-    def _read_keys(self) -> None:
-        for name, read in self._of_keys.items():
-            series = self._values[name].series
-            series.update(dict.fromkeys(series, 0))
+        def by_label() -> Mapping[tuple[str, ...], float]:
+            found: Counter[tuple[str, ...]] = Counter()
             for key, value in read().items():
                 if key:
-                    series[self.key_label(key),] += value
+                    found[self.key_label(key),] += value
+            return found
+
+        self.follow_gauge(name, by_label)
+
+    def follow_gauge(self, name: str, read: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
+        """Read a gauge's series, by their label values, when the text is made; absent ones are zero."""
+        self._followed_gauges[name] = read
+
+    def _read_gauges(self) -> None:
+        for name, read in self._followed_gauges.items():
+            series = self._values[name].series
+            series.update(dict.fromkeys(series, 0))
+            series.update(read())
 
     def count(self, name: str, value: float = 1, **labels: str) -> None:
         """Adds to a counter."""
@@ -352,7 +382,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The Prometheus text format."""
-        self._read_keys()
+        self._read_gauges()
         lines: list[str] = []
         for name, declared in self._declared.items():
             kind = "gauge" if declared.kind == "info" else declared.kind

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,17 +17,27 @@ import orjson
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank")
 _FIELDS = ("custom_id", "method", "url", "body")
 _OK = 200
+MOST_FAULTS = 100
+"""That are said of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a file, or with a line of it."""
+
+    text: str
+    line: int | None = None
+    code: str = "invalid_request"  # as OpenAI's batches say it
+    param: str | None = None
 
 
 class FileError(Exception):
-    """A file that cannot be used; the text names it, and the line."""
+    """A file that cannot be used; a line of the text for each fault, which names the file and its line."""
 
-    def __init__(self, path: Path, fault: str, *, line: int | None = None) -> None:
-        place = "" if line is None else f", line {line}"
-        super().__init__(f"{path}{place}: {fault}")
-        self.fault = fault
-        """What is wrong, without the place."""
-        self.line = line
+    def __init__(self, path: Path, *faults: Fault) -> None:
+        places = (str(path) if fault.line is None else f"{path}, line {fault.line}" for fault in faults)
+        super().__init__("\n".join(f"{place}: {fault.text}" for place, fault in zip(places, faults, strict=True)))
+        self.faults = faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +57,29 @@ def read_requests(path: Path, *, url: str | None = None, most: int | None = None
         most: How many there may be.
 
     Raises:
-        FileError: For the first that is wrong.
+        FileError: For the first hundred faults, if there are any.
     """
     lines: list[Line] = []
+    faults: list[Fault] = []
     numbers: dict[str, int] = {}
     start = 0
     for number, text in enumerate(_lines_of(path), 1):
         if text.strip():
-            try:
-                custom_id = _checked(text, url)
-                if custom_id in numbers:
-                    raise ValueError(f"its custom_id is that of line {numbers[custom_id]} too")
-                if len(lines) == most:
-                    raise ValueError(f"a batch has at most {most} requests")
-            except ValueError as error:
-                raise FileError(path, str(error), line=number) from None
-            numbers[custom_id] = number
+            if len(lines) == most:
+                faults.append(Fault(f"a batch has at most {most} requests", number, "too_many_tasks"))
+                break
+            custom_id, found = _checked(text, number, url, numbers)
+            faults += found
+            if len(faults) >= MOST_FAULTS:
+                break
+            if custom_id:
+                numbers.setdefault(custom_id, number)
             lines.append(Line(custom_id, start, len(text)))
         start += len(text)
-    if not lines:
-        raise FileError(path, "the file has no requests")
+    if not lines and not faults:
+        faults.append(Fault("the file has no requests", code="empty_batch"))
+    if faults:
+        raise FileError(path, *faults[:MOST_FAULTS])
     return lines
 
 
@@ -75,31 +88,42 @@ def _lines_of(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             yield from file
     except OSError as error:
-        raise FileError(path, str(error.strerror)) from None
+        raise FileError(path, Fault(str(error.strerror))) from None
 
 
-def _checked(text: bytes, url: str | None) -> str:
-    """Return a request's id. Raises ValueError."""
-    row = _object(text)
-    for name in _FIELDS:
-        if name not in row:
-            raise ValueError(f"it has no `{name}`")
+def _checked(text: bytes, number: int, url: str | None, numbers: Mapping[str, int]) -> tuple[str, list[Fault]]:
+    """Return a request's id, which is empty where it has none, and what is wrong with its line.
+
+    Args:
+        numbers: Lines of the ids before it.
+    """
+    try:
+        row = _object(text)
+    except ValueError as error:
+        return "", [Fault(str(error), number, "invalid_json_line")]
+    custom_id = row.get("custom_id", "")
+    is_id = isinstance(custom_id, str) and custom_id != ""
+    faults = [Fault(f"it has no `{name}`", number, param=name) for name in _FIELDS if name not in row]
     if others := row.keys() - set(_FIELDS):
-        raise ValueError(f"unknown field `{min(others)[:80]}`; there are {', '.join(_FIELDS)}")
-    custom_id, body = row["custom_id"], row["body"]
-    if not isinstance(custom_id, str) or not custom_id:
-        raise ValueError("`custom_id` must be a text")
-    if row["method"] != "POST":
-        raise ValueError("`method` must be POST")
-    if row["url"] not in URLS:
-        raise ValueError(f"`url` must be one of {', '.join(URLS)}")
-    if url not in (None, row["url"]):
-        raise ValueError(f"`url` must be the batch's `endpoint`, {url}")
+        name = min(others)[:80]
+        faults.append(Fault(f"unknown field `{name}`; there are {', '.join(_FIELDS)}", number, param=name))
+    if "custom_id" in row and not is_id:
+        faults.append(Fault("`custom_id` must be a text", number, param="custom_id"))
+    elif is_id and custom_id in numbers:
+        said = f"its custom_id is that of line {numbers[custom_id]} too"
+        faults.append(Fault(said, number, "duplicate_custom_id", "custom_id"))
+    if row.get("method", "POST") != "POST":
+        faults.append(Fault("`method` must be POST", number, param="method"))
+    if "url" in row and row["url"] not in URLS:
+        faults.append(Fault(f"`url` must be one of {', '.join(URLS)}", number, "url_mismatch", "url"))
+    elif "url" in row and url not in (None, row["url"]):
+        faults.append(Fault(f"`url` must be the batch's `endpoint`, {url}", number, "url_mismatch", "url"))
+    body = row.get("body", {})
     if not isinstance(body, dict):
-        raise ValueError("`body` must be an object")
-    if body.get("stream"):
-        raise ValueError("`stream` must be false: answers are lines of a file")
-    return custom_id
+        faults.append(Fault("`body` must be an object", number, param="body"))
+    elif body.get("stream"):
+        faults.append(Fault("`stream` must be false: answers are lines of a file", number, param="body.stream"))
+    return custom_id if is_id else "", faults
 
 
 def _object(text: bytes) -> dict[str, Any]:
@@ -140,7 +164,7 @@ class Answers:
                 kept = (text for _, text in _kept(path, known, keeps_failures))
                 descriptor = _rewritten(path, descriptor, kept)
         except OSError as error:
-            raise FileError(path, str(error.strerror)) from None
+            raise FileError(path, Fault(str(error.strerror))) from None
         return cls(descriptor, frozenset(done))
 
     def add(self, row: dict[str, Any]) -> None:
@@ -156,8 +180,11 @@ class Answers:
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        self.sync()
-        os.close(self._descriptor)
+        """Raises OSError, but is closed all the same."""
+        try:
+            self.sync()
+        finally:
+            os.close(self._descriptor)
 
 
 def _locked(path: Path) -> int:
@@ -166,7 +193,7 @@ def _locked(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise FileError(path, "another batch is writing it") from None
+        raise FileError(path, Fault("another batch is writing it")) from None
     return descriptor
 
 
@@ -178,10 +205,10 @@ def _kept(path: Path, known: Container[str], keeps_failures: bool) -> Iterator[t
         try:
             row = _object(text)
         except ValueError as error:
-            raise FileError(path, str(error), line=number) from None
+            raise FileError(path, Fault(str(error), number)) from None
         custom_id, response = row.get("custom_id"), row.get("response")
         if not isinstance(custom_id, str) or custom_id not in known:
-            raise FileError(path, "no answer to a request of this batch; name another file", line=number)
+            raise FileError(path, Fault("no answer to a request of this batch; name another file", number))
         if keeps_failures or (isinstance(response, dict) and response.get("status_code") == _OK):
             yield custom_id, text
 

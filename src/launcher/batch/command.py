@@ -34,7 +34,9 @@ def run_batch(config: BatchConfig, environ: Mapping[str, str]) -> int:
         lines = read_requests(config.requests)
         answers = Answers.open(config.answers, frozenset(line.custom_id for line in lines))
     except (FileError, _OptionError) as error:
-        return _refuse(str(error), 2)
+        for text in str(error).splitlines():
+            _refuse(text, 2)
+        return 2
     with contextlib.closing(answers):
         left = [line for line in lines if line.custom_id not in answers.done]
         _say(f"{counted(len(lines), 'request')}, {len(answers.done)} of them answered already")

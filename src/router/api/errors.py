@@ -111,6 +111,7 @@ _OPENAI_CODES: dict[Reason, str | None] = {
     "body_too_large": "request_too_large",
     "cache_too_small": "context_length_exceeded",
     "content_type": "unsupported_content_type",
+    "disk_full": "insufficient_storage",
     "draining": None,
     "invalid_type": "invalid_type",
     "malformed_json": None,

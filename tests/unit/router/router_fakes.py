@@ -237,7 +237,7 @@ class Router:
         )
         self._server: uvicorn.Server | None = None
         self.resources = contextlib.ExitStack()
-        self.batches = Batches.open(config, limits.max_concurrent_requests)
+        self.batches = Batches.open(config, limits.max_concurrent_requests, self.metrics)
         self.app: FastAPI = create_app(
             state,
             api_key=config.api_key,

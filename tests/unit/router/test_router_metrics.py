@@ -68,6 +68,32 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
     ("tgi_request_preempted", "counter", {}, ""),
     ("tgi_replicas", "gauge", {"state": {"ready", "failed"}}, ""),
     ("tgi_replica_queue_size", "gauge", {"replica": {"0"}}, ""),
+    (
+        "tgi_batch_api_batches",
+        "gauge",
+        {
+            "status": {
+                "validating",
+                "failed",
+                "in_progress",
+                "finalizing",
+                "completed",
+                "expired",
+                "cancelling",
+                "cancelled",
+            },
+        },
+        "",
+    ),
+    (
+        "tgi_batch_api_requests",
+        "counter",
+        {"outcome": {"completed", "failed", "expired", "retried", "limited"}},
+        "",
+    ),
+    ("tgi_batch_api_requests_waiting", "gauge", {}, ""),
+    ("tgi_batch_api_stored_bytes", "gauge", {}, ""),
+    ("tgi_batch_api_disk_errors", "counter", {}, ""),
     ("tgi_prefix_cache_query_tokens", "counter", {}, ""),
     ("tgi_prefix_cache_hit_tokens", "counter", {}, ""),
     (

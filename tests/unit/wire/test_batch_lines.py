@@ -49,10 +49,38 @@ def test_requests_are_found_again_by_their_places(tmp_path: Path) -> None:
         (request("b", priority=1), "unknown field `priority`"),
     ],
 )
-def test_the_first_wrong_line_is_named(tmp_path: Path, row: Any, says: str) -> None:
+def test_every_wrong_line_is_named(tmp_path: Path, row: Any, says: str) -> None:
     with pytest.raises(FileError) as refused:
-        read_requests(written(tmp_path / "in", request("a"), row, "{"))
-    assert f"{tmp_path / 'in'}, line 2: " in str(refused.value) and says in str(refused.value)
+        read_requests(written(tmp_path / "in", request("a"), row, request("c"), "{"))
+    *first, last = str(refused.value).splitlines()
+    assert all(text.startswith(f"{tmp_path / 'in'}, line 2: ") for text in first) and says in "\n".join(first)
+    assert last.startswith(f"{tmp_path / 'in'}, line 4: not JSON")
+    assert [fault.line for fault in refused.value.faults] == [2] * len(first) + [4]
+
+
+def test_a_line_may_have_several_faults(tmp_path: Path) -> None:
+    rows = {"method": "GET", "url": "/v1/rerank", "body": {"stream": True}}, {}, request("a", url=3, more=1)
+    with pytest.raises(FileError) as refused:
+        read_requests(written(tmp_path / "in", *rows), url="/v1/completions")
+    assert [(fault.line, fault.code, fault.param) for fault in refused.value.faults] == [
+        (1, "invalid_request", "custom_id"), (1, "invalid_request", "method"), (1, "url_mismatch", "url"),
+        (1, "invalid_request", "body.stream"),
+        *((2, "invalid_request", name) for name in ("custom_id", "method", "url", "body")),
+        (3, "invalid_request", "more"), (3, "url_mismatch", "url"),
+    ]  # fmt: skip
+
+
+def test_faults_are_bounded(tmp_path: Path) -> None:
+    with pytest.raises(FileError) as refused:
+        read_requests(written(tmp_path / "in", *["{"] * 1000))
+    assert [fault.line for fault in refused.value.faults] == list(range(1, 101))
+    assert {fault.code for fault in refused.value.faults} == {"invalid_json_line"}
+    rows = [request("a"), "{", request("b"), request("c"), "{"]
+    with pytest.raises(FileError) as refused:
+        read_requests(written(tmp_path / "in", *rows), most=3)
+    assert [(fault.line, fault.code) for fault in refused.value.faults] == [
+        (2, "invalid_json_line"), (4, "too_many_tasks"),
+    ]  # fmt: skip
 
 
 def test_there_must_be_requests(tmp_path: Path) -> None:

@@ -70,17 +70,29 @@ class BatchFolder:
 
     def owned_bytes(self, owner: str) -> int:
         """Return the bytes of an owner's files, and of the answers that batches have by now."""
-        held = sum(file.num_bytes for file in self.files.values() if file.owner == owner)
-        unended = (one for one in self.batches.values() if one.owner == owner and one.status not in ENDED)
-        paths = (self.data(file_id) for one in unended for file_id in one.written_ids if file_id not in self.files)
-        return held + sum(path.stat().st_size for path in paths if path.exists())
+        return self._num_bytes(lambda record: record.owner == owner)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of everyone's files, and of the answers that batches have by now."""
+        return self._num_bytes(lambda record: True)
+
+    def _num_bytes(self, counts: Callable[[FileRecord | BatchRecord], bool]) -> int:
+        held = sum(file.num_bytes for file in self.files.values() if counts(file))
+        unended = (one for one in self.batches.values() if one.status not in ENDED and counts(one))
+        ids = (file_id for one in unended for file_id in one.written_ids if file_id not in self.files)
+        return held + sum(_size(self.data(file_id)) for file_id in ids)
 
     def accept(self, file: FileRecord) -> None:
-        """Take over what has come in. Raises OSError."""
+        """Take over what has come in, or leave nothing of it. Raises OSError."""
         path = self.incoming(file.id)
         _sync(path)
-        os.replace(path, self.data(file.id))
-        self.write_file(file)
+        try:
+            os.replace(path, self.data(file.id))
+            self.write_file(file)
+        except OSError:
+            self.unlink_file(file.id)
+            raise
 
     def write_file(self, file: FileRecord) -> None:
         """Raises OSError."""
@@ -122,10 +134,21 @@ def _read(folder: Path, made: Callable[[dict[str, Any]], Record]) -> Iterable[Re
 def _write(path: Path, record: dict[str, Any]) -> None:
     """Replace a record whole, so that it is there after a loss of power."""
     new = path.with_suffix(".new")
-    new.write_bytes(orjson.dumps(record))
-    _sync(new)
-    os.replace(new, path)
-    _sync(path.parent)
+    try:
+        new.write_bytes(orjson.dumps(record))
+        _sync(new)
+        os.replace(new, path)
+        _sync(path.parent)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _sync(path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -98,7 +99,7 @@ class Job:
         self._failures.sync()
 
     def expire(self) -> None:
-        """Write that what is left came too late. Raises OSError."""
+        """Write that what is left came too late; may be called again. Raises OSError."""
         while self.left:
             self.failed(self.left[0].line, "batch_expired", "This request was not answered in the completion window.")
             self.left.popleft()
@@ -109,4 +110,5 @@ class Job:
         self._is_closed = True
         os.close(self._requests)
         for file in (self._answers, self._failures):
-            file.close()
+            with suppress(OSError):  # `sync` has said it
+                file.close()

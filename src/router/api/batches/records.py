@@ -69,6 +69,8 @@ class BatchRecord:
     """When it came to a status."""
     faults: list[dict[str, Any]] = field(default_factory=list)
     """Of its file."""
+    blocked: str = ""
+    """Why it cannot continue now."""
     num_requests: int = 0
     num_answered: int = 0
     num_failed: int = 0
@@ -86,11 +88,12 @@ class BatchRecord:
     def shown(self) -> dict[str, Any]:
         """Return OpenAI's object."""
         moments = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+        faults = self.faults or ([fault("insufficient_storage", self.blocked)] if self.blocked else [])
         return {
             "id": self.id,
             "object": "batch",
             "endpoint": self.endpoint,
-            "errors": {"object": "list", "data": self.faults} if self.faults else None,
+            "errors": {"object": "list", "data": faults} if faults else None,
             "input_file_id": self.input_file_id,
             "completion_window": self.completion_window,
             "status": self.status,
@@ -106,6 +109,11 @@ class BatchRecord:
             },
             "metadata": self.metadata or None,
         }
+
+
+def fault(code: str, message: str, param: str | None = None, line: int | None = None) -> dict[str, Any]:
+    """Return OpenAI's object for what is wrong with a batch."""
+    return {"code": code, "message": message, "param": param, "line": line}
 
 
 def new_file_id() -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -40,6 +42,8 @@ from router.schemas.errors import OpenAIError
 from router.tracing import entered
 from router.worker.lane import Lane
 
+logger = logging.getLogger(__name__)
+
 routes = Routes("Batches")
 routes.models += [ExpiresAfter]
 
@@ -60,6 +64,7 @@ _REFUSED_FORM: dict[int | str, dict[str, Any]] = {
     401: {"model": OpenAIError, "description": "The request lacks the server's API key"},
     413: {"model": OpenAIError, "description": "The file is too large, or no room is left"},
     415: {"model": OpenAIError, "description": "The body is no form"},
+    507: {"model": OpenAIError, "description": "The disk is full"},
 }
 _FORM_SCHEMA = {
     "type": "object",
@@ -91,7 +96,7 @@ async def upload(request: Request) -> Response:
     boundary = boundary_of(request.headers.get("content-type", ""))
     path = batches.folder.incoming(file_id)
     try:
-        with path.open("xb") as file:
+        with _writing(batches), path.open("xb") as file:
             form = await read_form(_bounded(request, batches), boundary, file.write)
             size = file.tell()
         life_s = _life_s(form)
@@ -110,10 +115,24 @@ async def upload(request: Request) -> Response:
             created_at=now,
             expires_at=now + life_s,
         )
-        await batches.add_file(record)
+        with _writing(batches):
+            await batches.add_file(record)
     finally:
         path.unlink(missing_ok=True)
     return JsonResponse(record.shown())
+
+
+@contextmanager
+def _writing(batches: Batches) -> Iterator[None]:
+    """Say that the disk is full. Raises BodyError; OSError for any other fault of the disk."""
+    try:
+        yield
+    except OSError as error:
+        logger.error("--batch-dir: %s", error.strerror)
+        if not batches.count_error(error):
+            raise
+        text = "the server's disk for batches is full: nothing of this is kept"
+        raise BodyError(507, "insufficient_storage", text, reason="disk_full") from None
 
 
 async def _bounded(request: Request, batches: Batches) -> AsyncIterator[bytes]:
@@ -225,7 +244,8 @@ async def create_batch(request: Request) -> Response:
         answers_id=new_file_id(),
         failures_id=new_file_id(),
     )
-    await batches.add_batch(batch)
+    with _writing(batches):
+        await batches.add_batch(batch)
     return JsonResponse(batch.shown())
 
 

@@ -7,10 +7,11 @@ same. Batches take turns, request by request, and together never take more than 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -24,10 +25,12 @@ from starlette.types import ASGIApp
 from router.api.batches.dispatch import Answer, ask
 from router.api.batches.folder import BatchFolder, FolderError
 from router.api.batches.job import Job, Pending
-from router.api.batches.records import ENDED, LONGEST_S, BatchRecord, Ended, FileRecord
+from router.api.batches.records import ENDED, LONGEST_S, BatchRecord, Ended, FileRecord, fault
 from router.errors import StartupError
-from wire.batch_lines import FileError
+from router.metrics import Metrics
+from wire.batch_lines import Fault, FileError
 from wire.cli.batch_options import DEFAULT_FILE_SIZE, DEFAULT_STORAGE, BatchOptions
+from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +41,8 @@ MOST_UNENDED = 100
 _RETRIES = 3
 _LONGEST_PAUSE_S = 30.0
 _TICK_S = 1.0
-_LIMITED, _FAILED, _UNAVAILABLE = 429, 500, 503
+_OK, _LIMITED, _FAILED, _UNAVAILABLE = 200, 429, 500, 503
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ class BatchLimits:
 class Batches:
     """All batches; used on one event loop."""
 
-    def __init__(self, folder: BatchFolder, limits: BatchLimits, *, concurrency: int) -> None:
+    def __init__(self, folder: BatchFolder, limits: BatchLimits, metrics: Metrics, *, concurrency: int) -> None:
         """Take over a folder.
 
         Args:
@@ -68,9 +72,13 @@ class Batches:
         self._jobs: deque[Job] = deque()
         self._has_changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._metrics = metrics
+        metrics.follow_gauge("tgi_batch_api_batches", self._by_status)
+        metrics.follow_gauge("tgi_batch_api_requests_waiting", self._num_waiting)
+        metrics.follow_gauge("tgi_batch_api_stored_bytes", lambda: {(): folder.num_bytes})
 
     @classmethod
-    def open(cls, options: BatchOptions, num_permits: int) -> Self | None:
+    def open(cls, options: BatchOptions, num_permits: int, metrics: Metrics) -> Self | None:
         """Return what `--batch-dir` asks for, if anything. Raises StartupError."""
         if options.batch_dir is None:
             return None
@@ -81,7 +89,13 @@ class Batches:
         limits = BatchLimits(
             file_size=options.batch_file_size or DEFAULT_FILE_SIZE, storage=options.batch_storage or DEFAULT_STORAGE
         )
-        return cls(folder, limits, concurrency=max(1, num_permits // 2))
+        return cls(folder, limits, metrics, concurrency=max(1, num_permits // 2))
+
+    def _by_status(self) -> Mapping[tuple[str, ...], int]:
+        return Counter((batch.status,) for batch in self.folder.batches.values())
+
+    def _num_waiting(self) -> Mapping[tuple[str, ...], int]:
+        return {(): sum(len(job.left) + len(job.running) for job in self._jobs)}
 
     # What clients ask for
 
@@ -113,13 +127,15 @@ class Batches:
             await self._save(batch)
         except BaseException:
             del self.folder.batches[batch.id]
+            with suppress(OSError):
+                self.folder.unlink_batch(batch.id)
             raise
         self._spawn(self._start(batch))
 
     async def cancel(self, batch: BatchRecord) -> None:
-        """End a batch that has not ended. Raises OSError."""
+        """End a batch that has not ended."""
         batch.enter("cancelling")
-        await self._save(batch)
+        await self._try_to_save(batch)
         for job in [one for one in self._jobs if one.record is batch]:
             self._end(job, "cancelled")
 
@@ -159,7 +175,37 @@ class Batches:
             logger.error("work on batches has failed: %s", error, exc_info=error)
 
     async def _save(self, batch: BatchRecord) -> None:
-        await self._on_disk(self.folder.write_batch, batch.id, asdict(batch))
+        """Raises OSError."""
+        await self._on_disk(self.folder.write_batch, batch.id, asdict(batch) | {"blocked": ""})
+
+    async def _try_to_save(self, batch: BatchRecord) -> None:
+        """Save a status that a later one follows, and without which the batch is continued all the same."""
+        try:
+            await self._save(batch)
+        except OSError as error:
+            self._block(batch, error)
+
+    async def _until_written(self, batch: BatchRecord, write: Callable[[], Awaitable[None]]) -> None:
+        """Write, and again while that fails: a disk that is full may have room later."""
+        while True:
+            try:
+                await write()
+            except OSError as error:
+                self._block(batch, error)
+                await asyncio.sleep(_LONGEST_PAUSE_S)
+            else:
+                batch.blocked = ""
+                return
+
+    def _block(self, batch: BatchRecord, error: OSError) -> None:
+        self.count_error(error)
+        batch.blocked = f"the server cannot write its files ({error.strerror}): the batch continues when it can"
+        logger.error("%s waits: its files cannot be used: %s", batch.id, error.strerror)
+
+    def count_error(self, error: OSError) -> bool:
+        """Count a write that failed; return whether the disk is full."""
+        self._metrics.count("tgi_batch_api_disk_errors")
+        return error.errno in _FULL
 
     async def _on_disk(self, work: Callable[..., None], *arguments: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
@@ -168,7 +214,7 @@ class Batches:
         source = self.folder.files.get(batch.input_file_id)
         try:
             if source is None:
-                raise FileError(Path(batch.input_file_id), "the file is not there any more")
+                raise FileError(Path(batch.input_file_id), Fault("the file is not there any more"))
             path = self.folder.data(source.id)
             job = await asyncio.to_thread(Job.of, batch, self.folder, path, self.limits.num_requests)
         except (FileError, OSError) as error:
@@ -180,15 +226,15 @@ class Batches:
             return
         if batch.status == "validating":
             batch.enter("in_progress")
-            await self._save(batch)
+            await self._try_to_save(batch)
         self._advance(job)
 
     async def _refuse(self, batch: BatchRecord, error: FileError | OSError) -> None:
-        fault, line = (error.fault, error.line) if isinstance(error, FileError) else (str(error.strerror), None)
-        batch.faults = [{"code": "invalid_request", "message": fault, "param": None, "line": line}]
+        faults = error.faults if isinstance(error, FileError) else [Fault(str(error.strerror))]
+        batch.faults = [fault(one.code, one.text, one.param, one.line) for one in faults]
         batch.enter("failed")
-        logger.info("%s is refused: %s", batch.id, fault)
-        await self._save(batch)
+        logger.info("%s is refused: %s", batch.id, counted(len(faults), "fault"))
+        await self._until_written(batch, partial(self._save, batch))
 
     async def _send_all(self, app: ASGIApp) -> None:
         while True:
@@ -245,13 +291,20 @@ class Batches:
                 body = _json(answer.body)
                 response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
                 job.answered(pending.line, response)
+                job.record.blocked = ""
+                self._count("completed" if answer.status == _OK else "failed")
                 return None
-            num_failures += answer.status not in (_LIMITED, _UNAVAILABLE)
+            has_failed = answer.status not in (_LIMITED, _UNAVAILABLE)
+            self._count("retried" if has_failed else "limited")
+            num_failures += has_failed
         except OSError as error:
-            logger.error("%s waits: its files cannot be used: %s", job.record.id, error.strerror)
+            self._block(job.record, error)
             pause_s = _LONGEST_PAUSE_S
         job.not_before = asyncio.get_running_loop().time() + pause_s
         return Pending(pending.line, num_failures)
+
+    def _count(self, outcome: str, number: int = 1) -> None:
+        self._metrics.count("tgi_batch_api_requests", number, outcome=outcome)
 
     async def _asked(self, app: ASGIApp, job: Job, pending: Pending) -> Answer:
         """Raises OSError of the batch's file."""
@@ -274,13 +327,14 @@ class Batches:
                 if job.record.expires_at <= now:
                     self._end(job, "expired")
                 else:
-                    await self._on_disk(self._synced, job)
+                    await self._sync(job)
             await self._remove_old(now)
 
-    def _synced(self, job: Job) -> None:
+    async def _sync(self, job: Job) -> None:
         try:
-            job.sync()
+            await self._on_disk(job.sync)
         except OSError as error:
+            self.count_error(error)
             logger.error("%s: %s", job.record.id, error.strerror)
 
     async def _remove_old(self, now: float) -> None:
@@ -305,15 +359,18 @@ class Batches:
         await asyncio.gather(*running, return_exceptions=True)
         if how != "cancelled":
             batch.enter("finalizing")
-            await self._save(batch)
+            await self._try_to_save(batch)
         if how == "expired":
-            await self._on_disk(job.expire)
+            num_left = len(job.left)
+            await self._until_written(batch, partial(self._on_disk, job.expire))
+            self._count("expired", num_left)
+        await self._until_written(batch, partial(self._on_disk, job.sync))
         await self._on_disk(job.close)
         self._jobs.remove(job)
         batch.output_file_id = await self._publish(batch, batch.answers_id, "output")
         batch.error_file_id = await self._publish(batch, batch.failures_id, "error")
         batch.enter(how)
-        await self._save(batch)
+        await self._until_written(batch, partial(self._save, batch))
         logger.info("%s is %s: %d answered, %d failed", batch.id, how, batch.num_answered, batch.num_failed)
 
     async def _publish(self, batch: BatchRecord, file_id: str, name: str) -> str | None:
@@ -332,7 +389,7 @@ class Batches:
             created_at=now,
             expires_at=now + batch.output_life_s,
         )
-        await self._on_disk(self.folder.write_file, file)
+        await self._until_written(batch, partial(self._on_disk, self.folder.write_file, file))
         self.folder.files[file_id] = file
         return file_id
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,11 +16,12 @@ import pytest
 from openai.types import Batch
 from router_fakes import Router, failing, says, until
 
-from router.api.batches import service
+from router.api.batches import folder, service
 from router.config import RouterConfig
 from router.errors import GenerationError
 from router.events import Event
 from router.request import ValidRequest
+from wire import batch_lines
 from wire.keys import Key, digest_of
 
 MakeRouter = Callable[..., Router]
@@ -36,6 +39,10 @@ class Server:
         transport = httpx.ASGITransport(app=self.router.app, raise_app_exceptions=False)
         http = httpx.AsyncClient(transport=transport)
         return openai.AsyncOpenAI(base_url="http://router/v1", api_key=api_key, http_client=http, max_retries=0)
+
+    @property
+    def metrics(self) -> list[str]:
+        return self.router.metrics.render().decode().splitlines()
 
     async def upload(self, content: bytes, **options: Any) -> str:
         options = {"purpose": "batch"} | options
@@ -166,6 +173,125 @@ async def test_a_wrong_file_fails_as_a_whole(
         assert server.router.scheduler.submitted == []
 
 
+async def test_all_faults_of_a_file_are_said(serving: Callable[..., Any]) -> None:
+    async with serving() as server:
+        wrong = row("b", method="GET", url="/v1/embeddings")
+        ended = await server.ended(await server.begin(row("a"), wrong, "{", row("a")))
+        assert [(one.line, one.code, one.param) for one in ended.errors.data] == [
+            (2, "invalid_request", "method"), (2, "url_mismatch", "url"), (3, "invalid_json_line", None),
+            (4, "duplicate_custom_id", "custom_id"),
+        ]  # fmt: skip
+        ended = await server.ended(await server.begin(*["{"] * 1000))
+        assert [one.line for one in ended.errors.data] == list(range(1, 101))
+
+
+class FullDisk:
+    """Has no room while `is_full`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_full = True
+        self.num_refused = 0
+        monkeypatch.setattr(folder, "_sync", self.guarding(folder._sync))
+        monkeypatch.setattr(batch_lines, "_write", self.guarding(batch_lines._write))
+
+    def guarding(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any) -> Any:
+            if not self.is_full:
+                return write(*arguments)
+            if write.__name__ == "_write":
+                os.write(arguments[0], arguments[1][:5])  # the beginning of a line still finds room
+            self.num_refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        return guarded
+
+
+def stored(path: Path) -> set[str]:
+    return {str(one.relative_to(path)) for one in path.rglob("*") if one.is_file()} - {"lock"}
+
+
+async def test_a_full_disk_keeps_nothing(
+    serving: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as server:
+        file_id = await server.upload(lines(row("a")))
+        before = stored(tmp_path / "batches")
+        disk = FullDisk(monkeypatch)
+        for ask in (
+            lambda: server.upload(lines(row("b"))),
+            lambda: server.client.batches.create(input_file_id=file_id, endpoint=URL, completion_window="24h"),
+        ):
+            with pytest.raises(openai.InternalServerError, match="disk for batches is full") as refused:
+                await ask()
+            assert refused.value.status_code == 507
+            assert (refused.value.code, refused.value.type) == ("insufficient_storage", "server_error")
+            assert stored(tmp_path / "batches") == before
+        assert [one.id for one in (await server.client.files.list()).data] == [file_id]
+        assert (await server.client.batches.list()).data == []
+        assert 'tgi_request_refused{reason="disk_full"} 2' in server.metrics
+        disk.is_full = False
+        await server.ended(await server.begin(row("a")))
+
+
+async def test_a_batch_waits_for_room(serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as server:
+        file_id = await server.upload(lines(*(row(str(number)) for number in range(3))))
+        batch = await server.client.batches.create(input_file_id=file_id, endpoint=URL, completion_window="24h")
+        disk = FullDisk(monkeypatch)
+        await until(lambda: disk.num_refused > 5)
+        shown = await server.client.batches.retrieve(batch.id)
+        assert shown.status in ("in_progress", "finalizing")
+        [error] = shown.errors.data
+        assert error.code == "insufficient_storage" and "No space left on device" in error.message
+        assert shown.request_counts.completed < 3
+        disk.is_full = False
+        ended = await server.ended(batch)
+        assert ended.status == "completed" and ended.errors is None
+        assert (await server.rows(ended.output_file_id)).keys() == {"0", "1", "2"}
+        assert "tgi_batch_api_disk_errors 0" not in server.metrics
+
+
+async def test_a_batch_ends_once_there_is_room(serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(hanging("wait")) as server:
+        batches = [await server.begin(row("a"), row("b", "wait")) for _ in range(2)]
+        records = [server.router.batches.folder.batches[batch.id] for batch in batches]
+        await until(lambda: all(record.num_answered for record in records))
+        disk = FullDisk(monkeypatch)
+        assert (await server.client.batches.cancel(batches[0].id)).status == "cancelling"
+        records[1].expires_at = 0
+        await until(lambda: disk.num_refused > 5)
+        disk.is_full = False
+        first, second = [await server.ended(batch) for batch in batches]
+        assert first.status == "cancelled" and second.status == "expired"
+        assert (await server.rows(second.error_file_id)).keys() == {"b"}
+        failed = await server.begin("{")
+    async with serving() as server:  # the ends are on the disk
+        assert (await server.client.batches.retrieve(first.id)) == first
+        assert (await server.client.batches.retrieve(second.id)) == second
+        assert (await server.ended(failed)).status == "failed"
+
+
+async def test_metrics_tell_how_far_batches_are(serving: Callable[..., Any]) -> None:
+    async with serving(hanging("wait")) as server:
+        assert 'tgi_batch_api_batches{status="in_progress"} 0' in server.metrics
+        ended = await server.ended(await server.begin(row("a"), row("bad", body={"prompt": 1})))
+        batch = await server.begin(row("a"), row("b", "wait"), row("c", "wait"), row("d", "wait"))
+        await until(lambda: len(server.router.scheduler.open) == 2)
+        sizes = [file.bytes for file in (await server.client.files.list()).data]
+        half = server.router.batches.folder.batches[batch.id].answers_id
+        stored = sum(sizes) + len(server.router.batches.folder.data(half).read_bytes())
+        for line in (
+            'batches{status="in_progress"} 1', 'batches{status="completed"} 1', 'batches{status="failed"} 0',
+            'requests{outcome="completed"} 2', 'requests{outcome="failed"} 1', "requests_waiting 3",
+            f"stored_bytes {stored}", "disk_errors 0",
+        ):  # fmt: skip
+            assert f"tgi_batch_api_{line}" in server.metrics
+        server.router.batches.folder.batches[batch.id].expires_at = 0
+        await server.ended(batch)
+        assert 'tgi_batch_api_requests{outcome="expired"} 3' in server.metrics
+        assert "tgi_batch_api_requests_waiting 0" in server.metrics and ended.status == "completed"
+
+
 async def test_a_batch_is_cancelled(serving: Callable[..., Any]) -> None:
     async with serving(hanging("wait")) as server:
         batch = await server.begin(row("a"), row("b", "wait"), row("c", "wait"), row("d"))
@@ -221,8 +347,8 @@ async def test_a_stop_while_a_batch_ends_loses_nothing(
     saved = []
 
     async with serving() as server:
-        folder = server.router.batches.folder
-        write = folder.write_batch
+        kept = server.router.batches.folder
+        write = kept.write_batch
 
         def stops(batch_id: str, fields: dict[str, Any]) -> None:
             saved.append(fields["status"])
@@ -230,7 +356,7 @@ async def test_a_stop_while_a_batch_ends_loses_nothing(
                 raise OSError(5, "the server is gone")
             write(batch_id, fields)
 
-        monkeypatch.setattr(folder, "write_batch", stops)
+        monkeypatch.setattr(kept, "write_batch", stops)
         batch = await server.begin(row("a"), row("b"))
         await until(lambda: "completed" in saved)
     async with serving() as server:
@@ -252,6 +378,7 @@ async def test_a_failure_is_tried_again(serving: Callable[..., Any]) -> None:
         assert (await server.rows(ended.output_file_id)).keys() == {"a"}
         failures = await server.rows(ended.error_file_id)
         assert failures["b"]["response"]["status_code"] == 500 and asked.count("always") == 4
+        assert 'tgi_batch_api_requests{outcome="retried"} 5' in server.metrics
 
 
 async def test_a_busy_server_is_waited_for(serving: Callable[..., Any]) -> None:
@@ -261,7 +388,7 @@ async def test_a_busy_server_is_waited_for(serving: Callable[..., Any]) -> None:
         batch = await server.begin(row("a"))
         record = server.router.batches.folder.batches[batch.id]
         await until(lambda: record.status == "in_progress")
-        await until(lambda: server.router.metrics.render().decode().count('reason="overloaded"') > 0)
+        await until(lambda: 'tgi_batch_api_requests{outcome="limited"} 0' not in server.metrics)
         assert record.num_failed == 0
         permits.give_back(4)
         ended = await server.ended(batch)
@@ -336,9 +463,9 @@ async def test_files_do_not_stay_for_ever(serving: Callable[..., Any]) -> None:
         file_id = await server.upload(b"x", expires_after={"anchor": "created_at", "seconds": 3600})
         file = await server.client.files.retrieve(file_id)
         assert file.expires_at == file.created_at + 3600
-        folder = server.router.batches.folder
-        object.__setattr__(folder.files[file_id], "expires_at", 0)
-        await until(lambda: file_id not in folder.files)
+        kept = server.router.batches.folder
+        object.__setattr__(kept.files[file_id], "expires_at", 0)
+        await until(lambda: file_id not in kept.files)
         with pytest.raises(openai.NotFoundError):
             await server.client.files.content(file_id)
         batch = await server.begin(
@@ -346,8 +473,8 @@ async def test_files_do_not_stay_for_ever(serving: Callable[..., Any]) -> None:
         )
         output = await server.client.files.retrieve((await server.ended(batch)).output_file_id)
         assert output.expires_at == output.created_at + 7200
-        folder.batches[batch.id].moments = {"completed": 0}
-        await until(lambda: batch.id not in folder.batches)
+        kept.batches[batch.id].moments = {"completed": 0}
+        await until(lambda: batch.id not in kept.batches)
 
 
 @pytest.mark.parametrize(
