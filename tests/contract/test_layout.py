@@ -12,8 +12,8 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 951,
-    "files below 50 lines": 252,
+    "files": 953,
+    "files below 50 lines": 253,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
@@ -34,7 +34,7 @@ LIMITS = {
 LINES = {
     "launcher": 14_312,
     "model_server": 51_260,
-    "router": 35_752,
+    "router": 35_950,
     "tercet": 63,
     "wire": 7_275,
 }

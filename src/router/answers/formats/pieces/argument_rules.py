@@ -12,7 +12,7 @@ from typing import Any
 
 from router.answers.formats.format import INDEX, KIND, LINE_END, NAME, OWN_ID, SEPARATOR, SPACE, ArgumentsForm, Values
 from router.answers.formats.markers import Markers
-from router.answers.formats.schema_types import JSON_TYPES, ArgumentTypes, resolved, types_in
+from router.answers.formats.schema_types import JSON_TYPES, ArgumentTypes, exclude_each_other, resolved, types_in
 
 PLACES = {
     INDEX: "/[0-9]{1,6}/",
@@ -23,10 +23,11 @@ PLACES = {
 }
 _CALL_ID = "[CALL_ID]"
 _ITEM = "item"
-_NOTES = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
-_OF_TEXT = _NOTES | {"enum", "const", "minLength", "maxLength"}
-_OF_ARRAYS = _NOTES | {"items", "minItems", "maxItems"}
-_OF_OBJECTS = _NOTES | {"properties", "required", "additionalProperties"}
+_NOTES = frozenset({"title", "description", "default", "examples", "deprecated"})
+_TYPED = _NOTES | {"type"}
+_OF_TEXT = _TYPED | {"enum", "const", "minLength", "maxLength"}
+_OF_ARRAYS = _TYPED | {"items", "minItems", "maxItems"}
+_OF_OBJECTS = _TYPED | {"properties", "required", "additionalProperties"}
 _OF_FUNCTIONS = _OF_OBJECTS | {"$defs", "definitions", "$schema", "strict"}
 _SCALARS = frozenset({"string", "null", "boolean", "number", "integer"})
 _PYTHON_WORDS = {"boolean": '("True" | "False" | "true" | "false")', "null": '("None" | "null")'}
@@ -98,10 +99,8 @@ class ArgumentRules:
     def _by_type(self, schema: Any, depth: int) -> list[tuple[str, dict[str, Any]]]:
         """Split a schema into one for each type."""
         schema = self._local(schema)
-        for keyword in ("anyOf", "oneOf"):
-            parts = schema.get(keyword)
-            if depth < _MAX_DEPTH and parts and isinstance(parts, list) and not schema.keys() - _NOTES - {keyword}:
-                return [pair for one in parts for pair in self._by_type(one, depth + 1)]
+        if depth < _MAX_DEPTH and (branches := self._branches(schema)) is not None:
+            return [pair for one in branches for pair in self._by_type(one, depth + 1)]
         given = schema.get("type", sorted(JSON_TYPES))
         types = [given] if isinstance(given, str) else given
         if not isinstance(types, list) or not all(isinstance(one, str) and one in JSON_TYPES for one in types):
@@ -233,7 +232,7 @@ class ArgumentRules:
         if (choices := _choices(schema)) is not None and not schema.keys() - _OF_TEXT:
             return self._rule(" | ".join(_literal(text) for one in choices for text in _spelled(one)))
         given = _type(schema)
-        if given in _PYTHON_WORDS and not schema.keys() - _NOTES:
+        if given in _PYTHON_WORDS and not schema.keys() - _TYPED:
             return _PYTHON_WORDS[given]
         if given == "string" and not schema.keys() - _OF_TEXT:
             bounds = _bounds(schema)
@@ -253,13 +252,20 @@ class ArgumentRules:
         """Write one of several schemas or types, if it has them."""
         if depth > _MAX_DEPTH:
             raise UnsuitableError("depth")
-        for keyword in ("anyOf", "oneOf"):
-            if schema.get(keyword) and isinstance(schema[keyword], list) and not schema.keys() - _NOTES - {keyword}:
-                return self._rule(" | ".join(value(one, depth + 1) for one in schema[keyword]))
+        if (branches := self._branches(schema)) is not None:
+            return self._rule(" | ".join(value(one, depth + 1) for one in branches))
         given = schema.get("type")
         if given and isinstance(given, list) and _choices(schema) is None:
             return self._rule(" | ".join(value({**schema, "type": one}, depth + 1) for one in given))
         return None
+
+    def _branches(self, schema: dict[str, Any]) -> list[Any] | None:
+        """Return branches, if a schema has only them."""
+        keyword = next((one for one in ("anyOf", "oneOf") if one in schema), "")
+        branches = schema.get(keyword)
+        if not branches or not isinstance(branches, list) or schema.keys() - _NOTES - {keyword}:
+            return None
+        return branches if keyword == "anyOf" or exclude_each_other(branches, self._root) else None
 
     def _choice(self, value: Any) -> str:
         if isinstance(value, str) and value and self._form.quote not in value:
@@ -294,7 +300,7 @@ class ArgumentRules:
             return all(self._is_plain(one) for one in kinds)
         given = schema.get("type")
         types = [given] if isinstance(given, str) else given
-        if schema.keys() - _NOTES or not isinstance(types, list):
+        if schema.keys() - _TYPED or not isinstance(types, list):
             return False
         return all(isinstance(one, str) and one in _SCALARS for one in types)
 
@@ -317,13 +323,24 @@ _EMPTY = '""'
 
 
 def _choices(schema: dict[str, Any]) -> Sequence[Any] | None:
-    """Raises UnsuitableError where there are none."""
-    if "const" in schema:
-        return [schema["const"]]
-    choices = schema.get("enum")
-    if choices == []:
+    """Return listed values that fit. Raises UnsuitableError without any."""
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(choices, list):
+        return None
+    if not (fitting := [one for one in choices if _fits(one, schema)]):
         raise UnsuitableError("choices")
-    return choices if isinstance(choices, list) else None
+    return fitting
+
+
+def _fits(choice: Any, schema: dict[str, Any]) -> bool:
+    given = schema.get("type")
+    types, kinds = [given] if isinstance(given, str) else given, list(types_in({"const": choice}, {}))
+    if isinstance(types, list) and not any(one in kinds for one in types):
+        return False
+    if "const" in schema and isinstance(schema.get("enum"), list) and choice not in schema["enum"]:
+        return False
+    least, most = _count(schema, "minLength") or 0, _count(schema, "maxLength")
+    return not isinstance(choice, str) or (least <= len(choice) and (most is None or len(choice) <= most))
 
 
 def _type(schema: dict[str, Any]) -> str:

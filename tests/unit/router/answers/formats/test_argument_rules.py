@@ -148,6 +148,77 @@ def test_schemas_that_these_rules_cannot_hold(name: str, schema: dict[str, Any])
     assert has_rules(FORMATS[name], tokenizer_of(name)[2], {"f": schema}) == has_json_texts
 
 
+KIND_A = {"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"], "additionalProperties": False}
+KIND_B = {"type": "object", "properties": {"k": {"const": "b"}, "n": {"type": "integer"}}, "required": ["k"],
+          "additionalProperties": False}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "taken", "refused"),
+    [
+        # A type beside branches, and values that are listed, bind together.
+        ("pythonic", {"type": "integer", "anyOf": [{"minimum": 5}, {"maximum": -5}]}, ["7", "-5"], ["'a'", "3", "[]"]),
+        ("pythonic", {"type": "string", "enum": ["a", 1, None]}, ["'a'"], ["1", "None"]),
+        ("pythonic", {"const": "ab", "maxLength": 2, "enum": ["ab", "c"]}, ["'ab'"], ["'c'"]),
+        ("pythonic", {"enum": ["ab", "c"], "minLength": 2}, ["'ab'"], ["'c'"]),
+        ("gemma4", {"type": "integer", "enum": ["a", 1]}, ["1"], [f"{Q}a{Q}"]),
+        ("gemma4", {"type": ["string", "null"], "enum": ["a", 1, None]}, [f"{Q}a{Q}", "null"], ["1"]),
+        ("glm", {"enum": ["ab", "c"], "type": "string", "maxLength": 1}, ["c"], ["ab"]),
+        # Of overlapping branches none is chosen.
+        ("pythonic", {"oneOf": [{"type": "integer"}, {"type": "string"}]}, ["1", "'a'"], ["None"]),
+        ("pythonic", {"oneOf": [KIND_A, KIND_B]}, ["{'k': 'a'}", "{'k': 'b', 'n': 1}"], ["{'k': 'c'}", "{}"]),
+        ("gemma4", {"oneOf": [KIND_A, KIND_B]}, [f"{{k:{Q}a{Q}}}", f"{{k:{Q}b{Q},n:1}}"], [f"{{k:{Q}a{Q},n:1}}"]),
+        # What has no type binds what it is about.
+        ("qwen_xml", {"items": {"type": "integer"}}, ["[1]", '"a"', "true"], ['["a"]', "a"]),
+        ("pythonic", {"minimum": 5}, ["5", '"a"', "[1]"], ["4"]),
+    ],
+)
+def test_all_that_a_schema_says_binds(name: str, schema: Any, taken: list[str], refused: list[str]) -> None:
+    text = {
+        "pythonic": "[f(v={})]",
+        "gemma4": "<|tool_call>call:f{{v:{}}}<tool_call|>",
+        "glm": "<tool_call>f<arg_key>v</arg_key><arg_value>{}</arg_value></tool_call>",
+        "qwen_xml": QWEN.format("<parameter=v>\n{}\n</parameter>\n"),
+    }[name]
+    whole = {"type": "object", "properties": {"v": schema}, "required": ["v"]}
+    assert [one for one in (*taken, *refused) if takes(name, text.format(one), whole)] == taken
+
+
+@pytest.mark.parametrize("name", ["gemma4", "functiongemma"])
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"type": "integer"}, {"type": "number"}],
+        [{"type": "string"}, {"enum": ["a"]}],
+        [KIND_A, {"type": "object", "properties": {"n": {"type": "integer"}}}],
+        [KIND_A, KIND_A],
+    ],
+)
+def test_branches_of_one_of_that_overlap_are_no_rules(name: str, branches: list[Any]) -> None:
+    schema = {"type": "object", "properties": {"v": {"oneOf": branches}}}
+    assert not has_rules(FORMATS[name], tokenizer_of(name)[2], {"f": schema})
+    assert has_rules(
+        FORMATS[name], tokenizer_of(name)[2], {"f": json.loads(json.dumps(schema).replace("oneOf", "anyOf"))}
+    )
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"required": ["a"]},
+        {"minProperties": 1},
+        {"anyOf": [{"required": ["a"]}]},
+        {"type": ["object", "null"]},
+        {"$ref": "#/$defs/x", "$defs": {"x": {}}},
+    ],
+)
+def test_arguments_are_an_object_whatever_their_schema_leaves_open(schema: dict[str, Any]) -> None:
+    call = '<tool_call>\n{{"name": "f", "arguments": {}}}\n</tool_call>'
+    values = ['{"a": 1}', "3", '"a"', "[]", "null"]
+    assert [one for one in values if takes("hermes", call.format(one), schema)] == ['{"a": 1}']
+
+
 def test_names_that_python_cannot_have() -> None:
     markers = tokenizer_of("pythonic")[2]
     for name, is_possible in (("a.b_c", True), ("a-b", False), ("a.call", False)):
