@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 import uvloop
 
-from model_server.adapters.folder import adapter_folders
-from model_server.adapters.residents import MOST_RESIDENT, Residents
 from model_server.attention.choice import AttentionChoice
 from model_server.batch.feature import ModelFeature
 from model_server.config import ServeConfig, threads_are_set
@@ -25,9 +23,11 @@ from model_server.engine.memory_plan import MemoryPlan, plan_memory
 from model_server.engine.profile import StepProfiler
 from model_server.engine.warm_up import Capacity, WarmupRequest, warm_up
 from model_server.errors import LostPeerError, StartupError, parts_ranks
+from model_server.features.adapters.load import describe_adapters, load_adapters
+from model_server.features.adapters.residents import Residents
 from model_server.features.images.load import load_images
-from model_server.models.load import load_runner, resident_adapters
-from model_server.models.model import Model, cache_dtype, check_batch_invariance, describe, in_slots, with_adapters
+from model_server.models.load import load_runner
+from model_server.models.model import Model, cache_dtype, check_batch_invariance, describe
 from model_server.models.stages import layer_counts
 from model_server.recurrence.states import reserve_states
 from model_server.rpc.endpoint import EndpointPlan, endpoint_of
@@ -87,8 +87,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     layout = replace(layout, layer_counts=layer_counts(model, config.num_stage, config.stage_layers))
     device = resolve_device(layout.local.rank, layout.local.size)
     check_window_rows(config.speculate_max_rows, config.num_drafted, device)
-    if device.type != "cpu" and (model.adapters or config.lora_root is not None):
-        model = in_slots(model, config.lora_slots)
+    model = describe_adapters(config, model, device)
     dtype = resolve_dtype(
         config.dtype,
         device,
@@ -112,7 +111,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     try:
         placement = Placement(device, dtype, ranks, stored, config.batch_invariant, config.num_drafted)
         runner = _load(config, model, placement, attention, captures=bool(graphs))
-        residents = resident_adapters(model, runner, config.lora_root, dtype, layout)
+        adapters = load_adapters(config, model, runner, dtype, layout)
+        residents = None if adapters is None else adapters.residents
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
         speculator: Speculator | None = None
         if can_draft(runner.traits, *asked, config.speculate_max_rows):
@@ -128,8 +128,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
                 "Prompts are computed whole, as their tokens see each other both ways: no chunks, no shared prefixes"
             )
             config = replace(config, prefill_chunking=False, prefix_caching=False)
-        features = () if images is None else (images,)
-        engine = _engine(config, runner, tokenizer, device, ranks, links, speculator, features, residents)
+        features = tuple([one for one in (adapters, images) if one is not None])
+        engine = _engine(config, runner, tokenizer, device, ranks, links, speculator, features)
         states = reserve_states(runner.traits.recurrent, config, device, layout.local.size)
         facts = replace(
             announce(config, runner, device, dtype, layout, stored, model.scheme.method),
@@ -154,14 +154,13 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
 
 
 def _describe(config: ServeConfig, checkpoint: Checkpoint, layout: Layout) -> Model:
-    """Describe the model and its adapters by their files."""
+    """Describe the model by its files."""
     model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
     if model.scheme.method == "exl2" and layout.tensor.size > 1:
         raise StartupError("Sharding is currently not supported with `exl2` quantization")  # TGI's words
     for warning in model.warnings if layout.world.rank == 0 else ():
         logger.warning("%s", warning)
-    room = 0 if config.lora_root is None else MOST_RESIDENT
-    return with_adapters(model, adapter_folders(config.lora_adapters), room=room, max_rank=config.lora_max_rank)
+    return model
 
 
 def _connect(config: ServeConfig, world: Axis, device: torch.device) -> ProcessGroup:
@@ -231,7 +230,6 @@ def _engine(
     links: StageLinks | None,
     speculator: Speculator | None,
     features: tuple[ModelFeature, ...],
-    residents: Residents | None,
 ) -> Engine:
     sampler = Sampler(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
@@ -240,7 +238,6 @@ def _engine(
         device=device, layout=ranks.layout, block_size=runner.traits.block_size,
         prompt_logprobs_allowed=config.request_logprobs,
         chunking=config.prefill_chunking and not runner.traits.keeps_state, grows=_grows(config, runner),
-        residents=residents,
         peers=ranks.tensor,
     )  # fmt: skip
     return Engine(runner, tokenizer, sampler, options, links, speculator, features)

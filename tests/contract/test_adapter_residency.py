@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from model_server.adapters.residents import Residence, Residents
-from model_server.adapters.slots.table import SlotTable
+from model_server.adapters.slot_table import SlotTable
 from model_server.errors import StartupError
+from model_server.features.adapters.residents import Residence, Residents
 from router.errors import GenerationError, ValidationError
 from router.lora.registry import AdapterLost, AdapterRefused, AdapterRegistry, AdapterSize
 from router.metrics import Metrics

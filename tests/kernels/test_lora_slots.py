@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 from support.triton_interpreter import mend
 
 from model_server.adapters.factors import Expansion, Factors, joined
+from model_server.adapters.product_slots import ProductSlots, SlotSizes
 from model_server.adapters.rows import BASE, adapter_rows
-from model_server.adapters.slots.product import ProductSlots, SlotSizes
 from model_server.weights.matrix import Part
 
 mend()

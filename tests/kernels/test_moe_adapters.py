@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 
 from support.triton_interpreter import mend
 
+from model_server.adapters.expert_slots import ExpertFactors, ExpertShape, ExpertSlots
+from model_server.adapters.product_slots import SlotSizes
 from model_server.adapters.rows import BASE, CurrentRows, adapter_rows
-from model_server.adapters.slots.experts import ExpertFactors, ExpertShape, ExpertSlots
-from model_server.adapters.slots.product import SlotSizes
 from model_server.kernels.moe import placement
 from model_server.layers.activation import clamped_swiglu, gated
 from model_server.layers.adapted_slots import SlottedExperts

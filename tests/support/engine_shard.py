@@ -13,13 +13,15 @@ import torch
 from support.fake_model import FakeRunner, FakeStateRunner, greedy
 from support.logprobs import logprobs_of
 
+from model_server.batch.feature import ModelFeature
 from model_server.batch.growth import BlockGrowth
 from model_server.batch.results import Generation, StepResult
-from model_server.batch.sequence import NewRequest
+from model_server.batch.sequence import Asked, NewRequest
 from model_server.distributed.layout import Layout
 from model_server.distributed.stage_links import StageLinks
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Collect, Engine, EngineOptions
+from model_server.features.adapters.feature import Adapters, AskedAdapter
 from model_server.features.images.encoder import ImageEncoder
 from model_server.features.images.feature import Images
 from model_server.memory.kv_cache import KvCache
@@ -60,8 +62,10 @@ class EngineShard:
         )  # fmt: skip
         sampler = Sampler(self.runner.vocab_size, CPU)
         self.encoder = encoder
-        features = () if encoder is None else (Images(encoder, self.runner.vocab_size),)
-        self.engine = Engine(self.runner, tokenizer, sampler, options, links, features=features)
+        traits = self.runner.traits
+        features: list[ModelFeature] = [Adapters(traits.adapters, traits.slots)] if traits.adapters else []
+        features += [] if encoder is None else [Images(encoder, self.runner.vocab_size)]
+        self.engine = Engine(self.runner, tokenizer, sampler, options, links, features=tuple(features))
         self.engine.start(Session() if budget is None else Session(max_prefill_tokens=budget))
         cache = KvCache(self.runner.kv_shapes, num_blocks, BLOCK, torch.float32, CPU)
         for rows in cache.rows:
@@ -76,7 +80,14 @@ class EngineShard:
         return [self._free.pop(0 if i % 2 else -1) for i in range(-(-tokens // BLOCK))]
 
     def request(
-        self, prompt: list[int], new_tokens: int, *, tokens: int | None = None, **changes: object
+        self,
+        prompt: list[int],
+        new_tokens: int,
+        *,
+        tokens: int | None = None,
+        adapter_id: str | int | None = None,
+        asked: tuple[Asked, ...] = (),
+        **changes: object,
     ) -> NewRequest:
         """A request that will not end on its own.
 
@@ -99,6 +110,7 @@ class EngineShard:
             cache_len=0,
             chunk_len=None,
             state_slot=0 if states is None else request_id,
+            asked=asked if adapter_id is None else (*asked, AskedAdapter(adapter_id)),
         )
         return dataclasses.replace(request, **changes)  # type: ignore[arg-type]
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.adapters.rows import AdapterRows, adapter_rows
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.advance import advance_on
+from model_server.batch.feature import Extension, ModelFeature
 from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
@@ -29,8 +29,12 @@ class DecodeState:
     The host counts positions along, and for how many steps all rows have slots and tokens.
     """
 
-    def __init__(self, device: torch.device, block_size: int, staging: Staging) -> None:
+    def __init__(
+        self, device: torch.device, block_size: int, staging: Staging, features: tuple[ModelFeature, ...] = ()
+    ) -> None:
         self.tables = BlockTables(device, shares_memory=staging.shares_memory)
+        # Of all steps of the batch.
+        self.extension = Extension(features)
         self._device = device
         self._block_size = block_size
         self._staging = staging
@@ -49,7 +53,6 @@ class DecodeState:
         self._kv_lengths = self._cu_seqlens = torch.zeros(0, dtype=torch.int32, device=device)
         self._query_lengths: tuple[int, ...] = ()
         self._states: tuple[RequestState, ...] = ()
-        self._adapters: AdapterRows | None = None
 
     @property
     def has_run(self) -> bool:
@@ -72,6 +75,7 @@ class DecodeState:
     def release(self, kept: list[Sequence]) -> None:
         """Forget the rows that leave, and keep what is known of `kept`."""
         self.tables.release(kept)
+        self.extension.release()
         self._rows = []
         self._states = ()
 
@@ -94,7 +98,8 @@ class DecodeState:
             kv_lengths_host=tuple(self._host_kv_lengths.tolist()),
         )
         positions = self._positions if self._offset_positions is None else self._offset_positions
-        return ModelInputs(self._ids(rows, newest), positions, metadata, None, self._states, adapters=self._adapters)
+        inputs = ModelInputs(self._ids(rows, newest), positions, metadata, None, self._states)
+        return self.extension.of_rows(inputs, rows, 1, self._staging)
 
     def _advance(self, rows: list[Sequence]) -> None:
         self._host_positions += 1
@@ -119,8 +124,6 @@ class DecodeState:
             self._rows = rows
             self._query_lengths = (1,) * count
             self._states = tuple([s.state for s in rows])
-            adapters = np.fromiter((s.adapter for s in rows), np.int64, count)
-            self._adapters = adapter_rows(adapters, None, self._device)
             self._cu_seqlens = torch.arange(count + 1, dtype=torch.int32, device=self._device)
         self._is_stale = False
         self._steps_left = 0

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from model_server.adapters.rows import BASE, adapter_rows
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
@@ -71,7 +70,6 @@ def ragged_inputs(
     if newest is not None and unseen:
         to, source = uploaded[len(arrays) + len(picked) :][:2]
         uploaded[0].index_copy_(0, to, newest.ids.index_select(0, source))
-    adapters = tuple([s.adapter for s in sequences])
     single_prompts = np.array([s.is_prefilling and s.input_length == 1 for s in sequences], np.uint8)
     metadata = AttentionMetadata(
         slots=uploaded[3],
@@ -80,7 +78,6 @@ def ragged_inputs(
         kv_lengths=uploaded[5],
         query_lengths_host=tuple(query_lengths.tolist()),
         kv_lengths_host=tuple(kv_lengths.tolist()),
-        adapters=adapters if any(number != BASE for number in adapters) else None,
         single_prompts=single_prompts if single_prompts.any() else None,
     )
     inputs = ModelInputs(
@@ -88,8 +85,8 @@ def ragged_inputs(
         positions=uploaded[1],
         attention=metadata,
         logit_rows=uploaded[2],
+        logit_rows_host=logit_rows,
         states=tuple([s.state for s in sequences]),
-        adapters=adapter_rows(np.repeat(adapters, query_lengths), logit_rows, tables.device.device),
     )
     return StepInputs(inputs, None if sampled_rows is None else uploaded[6], scored, sampled_rows)
 

@@ -12,8 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from model_server.adapters.residents import Residence
-from model_server.adapters.rows import BASE
 from model_server.batch.results import FinishReason, GeneratedText
 from model_server.batch.stopping import StoppingState
 from model_server.errors import RequestError, public_text
@@ -35,18 +33,19 @@ class Asked(Protocol):
         """Say that a model has no such feature."""
 
 
-class Attachment(Protocol):
+class Attachment:
     """What a feature knows of a sequence."""
 
-    @property
-    def offset(self) -> int:
-        """Return a generated token's position minus its place in the cache."""
+    __slots__ = ()
+    # A generated token's position minus its place in the cache.
+    offset = 0
 
     def pass_by(self, cache_length: int) -> None:
         """Forget what cached tokens do not need."""
 
     def chunk_end(self, start: int, end: int, rows: int, *, takes_any: bool) -> tuple[int, int]:
         """Return where a chunk ends, at `end` if it may, and how many of `rows` are computed for it before."""
+        return end, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +62,9 @@ class NewRequest:
     cache_len: int  # leading tokens whose KV is in the cache; resume_ids are part of what is counted
     chunk_len: int | None  # tokens of the first forward; None: all that are not in the cache
     resume_ids: tuple[int, ...] = ()  # tokens generated before the request was preempted
-    adapter_id: str | None = None  # None: the base model
-    adapter_slot: int | None = None  # of the warm-up: computes with a slot, whatever is in it
-    adapter: int | None = None  # load id of an adapter that came while the model serves; None: it has none
     prediction_ids: tuple[int, ...] = ()  # what will probably be generated
     asked: tuple[Asked, ...] = ()  # of features
+    is_trial: bool = False  # of a warm-up: features let it compute what requests will
     state_slot: int = 0  # of recurrent layers' state, and where the first cache_len tokens' comes from
     state_from: int | None = None
     state_saves: tuple[tuple[int, int], ...] = ()  # (position, slot) of copies
@@ -82,9 +79,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "adapter", "attachments", "blocks", "cache_length", "detokenizer", "drafts_from", "ended_in", "finished", "id",
+        "attachments", "blocks", "cache_length", "detokenizer", "drafts_from", "ended_in", "finished", "id",
         "ids", "input_length", "max_new_tokens", "num_sampled", "owned", "prediction", "prefill_length",
-        "prefill_logprobs", "prompt_length", "prompt_scores", "residence", "row", "seed", "slots", "state",
+        "prefill_logprobs", "prompt_length", "prompt_scores", "row", "seed", "slots", "state",
         "stopping", "top_n_tokens",
     )  # fmt: skip
 
@@ -99,8 +96,6 @@ class Sequence:
         detokenizer: Detokenizer | None,
         owned: bool,
         prefill_logprobs: bool,
-        adapter: int = BASE,
-        residence: Residence | None = None,
         attachments: tuple[Attachment, ...] = (),
         prefix_length: int = 0,
     ) -> None:
@@ -110,8 +105,6 @@ class Sequence:
             RequestError: They cannot be replayed.
         """
         self.id = request.id
-        self.adapter = adapter  # its number, or slot
-        self.residence = residence  # while this refers to it, the number stays that adapter's
         self.attachments = attachments
         self.ids = [*prompt_ids, *request.resume_ids]
         self.prompt_length = len(prompt_ids)

@@ -20,7 +20,6 @@ from functools import partial
 
 import torch
 
-from model_server.adapters.residents import Residents
 from model_server.batch.batch import Batch
 from model_server.batch.feature import ModelFeature
 from model_server.batch.growth import will_have_slots
@@ -63,8 +62,6 @@ class EngineOptions:
     chunking: bool = False
     # Running requests may get more blocks.
     grows: bool = False
-    # Adapters that come while it serves, if any may.
-    residents: Residents | None = None
     # The ranks that sample the same rows, this one included.
     peers: ProcessGroup = field(default_factory=ProcessGroup)
 
@@ -107,8 +104,7 @@ class Engine:
         )
         self._factory = SequenceFactory(
             tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, options.layout.owns,
-            runner.traits.decoder_prefix, runner.traits.adapters, features, options.residents,
-            runner.traits.slots, options.peers,
+            runner.traits.decoder_prefix, features, options.peers,
         )  # fmt: skip
         self._store = BatchStore()
         self._submitted: deque[SubmittedCall] = deque()  # and not collected, the oldest first
@@ -280,8 +276,7 @@ class Engine:
             grows=options.grows, num_states=0 if states is None else states.num_slots,
             prefix_length=self.runner.traits.prefix_length,
         )  # fmt: skip
-        in_use = partial(self._store.adapters_in_use, call)
-        sequences, refusals = self._factory.sequences(requests, layout, in_use)
+        sequences, refusals = self._factory.sequences(requests, layout, partial(self._store.sequences, call))
         answers = [
             Generation(request_id, error=str(error), grammar_at_fault=isinstance(error, GrammarError))
             for request_id, error in refusals

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from model_server.adapters.residents import Residence, Residents
-from model_server.adapters.rows import BASE
-from model_server.adapters.slots.table import SlotTable
 from model_server.batch.feature import Admission, ModelFeature
 from model_server.batch.sequence import NewRequest, Sequence, check_layout, check_state, number_blocks
 from model_server.batch.stopping import StoppingState
@@ -46,10 +43,7 @@ class SequenceFactory:
         prompt_logprobs_allowed: bool,
         owns: Callable[[int], bool],
         decoder_prefix: tuple[int, ...] | None = None,
-        adapters: tuple[str, ...] = (),
         features: tuple[ModelFeature, ...] = (),
-        residents: Residents | None = None,
-        slots: SlotTable | None = None,
         peers: ProcessGroup | None = None,
     ) -> None:
         """Take what sequences are made with.
@@ -57,10 +51,7 @@ class SequenceFactory:
         Args:
             owns: Whether this rank answers for a request.
             decoder_prefix: Tokens before the first generated one, if not the prompt.
-            adapters: Loaded names, by number.
             features: Read what requests ask of them; all else is refused.
-            residents: Adapters that come while serving, if any may.
-            slots: Of the device's adapters; None: rows use numbers.
             peers: Ranks that sample the same rows, if others do.
         """
         self._tokenizer = tokenizer
@@ -70,10 +61,7 @@ class SequenceFactory:
         self._owns = owns
         self._decoder_prefix = decoder_prefix
         self._grammars = Grammars(tokenizer, vocab_size, peers.all_reduce_min if peers and peers.size > 1 else None)
-        self._adapters = {name: number for number, name in enumerate(adapters)}
         self._features = features
-        self._residents = residents
-        self._slots = slots
 
     def compile_grammars(self, requests: list[NewRequest]) -> None:
         """Compile the requests' grammars on any thread, while earlier steps run."""
@@ -86,33 +74,30 @@ class SequenceFactory:
         self,
         requests: list[NewRequest],
         layout: CacheLayout,
-        slots_in_use: Callable[[], set[int]] = set,
+        running: Callable[[], Iterable[Sequence]] = tuple,
     ) -> tuple[list[Sequence], list[Refusal]]:
         """Return sequences, and refusals that are the same on all ranks.
 
         Args:
-            slots_in_use: By running rows.
+            running: Return sequences that have further steps.
         """
         if not requests:
             raise RequestError("Batch must have at least one request")
         sequences: list[Sequence] = []
         refusals: list[Refusal] = []
 
-        def in_use() -> set[int]:
-            return slots_in_use() | {sequence.adapter for sequence in sequences}
+        def with_earlier() -> list[Sequence]:
+            return [*running(), *sequences]
 
         for request in with_blocks(requests, layout):
             try:
-                sequences.append(self._sequence(request, layout, in_use))
+                sequences.append(self._sequence(request, layout, with_earlier))
             except (RequestError, ValueError) as error:
                 refusals.append((request.id, error))
         return sequences, refusals
 
     def _sequence(
-        self,
-        request: NewRequest,
-        layout: CacheLayout,
-        slots_in_use: Callable[[], set[int]],
+        self, request: NewRequest, layout: CacheLayout, running: Callable[[], Iterable[Sequence]]
     ) -> Sequence:
         """Return a request's sequence.
 
@@ -124,10 +109,7 @@ class SequenceFactory:
             prefix_length=layout.prefix_length,
         )  # fmt: skip
         check_state(request, layout.num_states)
-        residence = self._residence(request)
-        adapter = self._adapter(request) if residence is None else residence.number
-        adapter = self._slot(request, adapter, slots_in_use)
-        admission = self._read(request)
+        admission = self._read(request, running)
         known = admission.known
         highest = max(*known, *request.resume_ids, *request.prediction_ids, 0)
         if highest >= self._vocab_size:
@@ -156,8 +138,6 @@ class SequenceFactory:
             block_size=layout.block_size,
             owned=owned,
             prefill_logprobs=request.prefill_logprobs and self._prompt_logprobs_allowed,
-            adapter=adapter,
-            residence=residence,
             attachments=tuple(admission.attachments),
             prefix_length=layout.prefix_length,
         )
@@ -165,45 +145,15 @@ class SequenceFactory:
             sequence.detokenizer = None
         return sequence
 
-    def _read(self, request: NewRequest) -> Admission:
+    def _read(self, request: NewRequest, running: Callable[[], Iterable[Sequence]]) -> Admission:
         """Have each feature read what the request asks of it."""
-        admission = Admission(request, list(request.input_ids), list(request.input_ids), list(request.asked))
+        ids = request.input_ids
+        admission = Admission(request, list(ids), list(ids), list(request.asked), running)
         for feature in self._features:
             feature.admit(admission)
         for asked in admission.unserved:
             raise RequestError(f"request {request.id}: {asked.refusal}")
         return admission
-
-    def _residence(self, request: NewRequest) -> Residence | None:
-        """Find the adapter that came while serving, if asked for."""
-        if request.adapter is None:
-            return None
-        found = None if self._residents is None else self._residents.find(request.adapter)
-        if found is None:
-            raise RequestError(f"request {request.id}: no adapter is loaded under {request.adapter}")
-        return found
-
-    def _slot(self, request: NewRequest, number: int, in_use: Callable[[], set[int]]) -> int:
-        """Return where rows find the adapter, copied there if need be."""
-        if request.adapter_slot is not None:
-            return request.adapter_slot
-        if self._slots is None or number == BASE:
-            return number
-        slot = self._slots.acquire(number, in_use)
-        if slot is None:
-            raise RequestError(
-                f"request {request.id}: rows that run have other adapters in all {self._slots.num_slots} slots; raise "
-                "--lora-slots"
-            )
-        return slot
-
-    def _adapter(self, request: NewRequest) -> int:
-        """Return the number of its adapter."""
-        if request.adapter_id is None:
-            return BASE
-        if request.adapter_id not in self._adapters:
-            raise RequestError(f"request {request.id}: no adapter {request.adapter_id[:100]!r} is loaded")
-        return self._adapters[request.adapter_id]
 
 
 def with_blocks(requests: list[NewRequest], layout: CacheLayout) -> list[NewRequest]:

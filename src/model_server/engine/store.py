@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
+from model_server.batch.sequence import Sequence
 from model_server.engine.calls import StepCall
 from model_server.engine.steps.running import Running
 from model_server.errors import BatchGoneError
@@ -46,14 +48,12 @@ class BatchStore:
         for running in [one for one in self._batches.values() if one.has_ended(call)]:
             self.remove(running)
 
-    def adapters_in_use(self, call: StepCall) -> set[int]:
-        """Return adapters of rows with further steps: the same on every rank."""
-        return {
-            sequence.adapter
-            for running in self._batches.values()
-            for sequence in running.batch.sequences
-            if sequence.ended_in is None or not call.follows_answer_of(sequence.ended_in)
-        }
+    def sequences(self, call: StepCall) -> Iterator[Sequence]:
+        """Yield sequences with further steps: the same on every rank."""
+        for running in self._batches.values():
+            for sequence in running.batch.sequences:
+                if sequence.ended_in is None or not call.follows_answer_of(sequence.ended_in):
+                    yield sequence
 
     def lose(self, batch_id: int) -> None:
         """The batch failed."""

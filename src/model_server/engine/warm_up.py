@@ -150,7 +150,7 @@ def _agreed_step(
     logger.warning(text, tokens, short, use.table())
     raise WarmUpMemoryError(
         f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens`"
-        f"{_or_total_tokens(request)}{_or_slots(engine)} ({use.line()})"
+        f"{_or_total_tokens(request)}{_or_remedies(engine)} ({use.line()})"
     ) from short
 
 
@@ -160,10 +160,9 @@ def _or_total_tokens(request: WarmupRequest) -> str:
     return "" if longest is None or longest <= request.max_prefill_tokens else f", or `--max-total-tokens` ({longest})"
 
 
-def _or_slots(engine: Engine) -> str:
-    """Name what may be lowered for adapters' slots."""
-    slots = engine.runner.traits.slots
-    return "" if slots is None else f", or `--lora-slots` (there are {slots.num_slots}) or `--lora-max-rank`"
+def _or_remedies(engine: Engine) -> str:
+    """Name what may be lowered for features."""
+    return "".join([f", or {feature.remedy}" for feature in engine.steps.features if feature.remedy])
 
 
 def _left(plan: MemoryPlan) -> MemoryUse:
@@ -253,7 +252,7 @@ def _allocate(
         num_blocks = int(num_blocks * SMALLER)
     raise WarmUpMemoryError(
         f"{NOT_ENOUGH_MEMORY} a KV cache in addition to {request.max_prefill_tokens} prefill tokens; "
-        f"lower --max-batch-prefill-tokens or raise --cuda-memory-fraction{_or_slots(engine)} ({_left(plan).line()})"
+        f"lower --max-batch-prefill-tokens or raise --cuda-memory-fraction{_or_remedies(engine)} ({_left(plan).line()})"
     )
 
 
@@ -279,10 +278,8 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
         kept.append(request)
     prefix_length = engine.runner.traits.prefix_length
     numbered = number_blocks(kept, engine.options.block_size, prefix_length, keep_last=True)
-    # With adapters its products are computed too, and their kernels compiled.
-    slot = None if engine.runner.traits.slots is None else 0
     kept = [
-        dataclasses.replace(r, blocks=b, adapter_slot=slot, state_slot=number)
+        dataclasses.replace(r, blocks=b, is_trial=True, state_slot=number)
         for number, (r, b) in enumerate(zip(kept, numbered, strict=True))
     ]
     used_blocks = sum(map(len, numbered))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model_server.adapters.expert_slots import ExpertFactors
 from model_server.adapters.factors import EmbeddingFactors, Factors, HeadRows
 from model_server.adapters.panels import AdapterPanels, PackedFactors, packed
 from model_server.adapters.rows import CurrentRows, RowIndex
-from model_server.adapters.slots.experts import ExpertFactors
 from model_server.cpp.library import usable
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear, wide_into

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.adapters.factors import Factors
+from model_server.adapters.factors import Factors, pinned
+from model_server.adapters.product_slots import SlotSizes
 from model_server.adapters.reader import AdapterReader
 from model_server.adapters.rows import AdapterRows, CurrentRows
-from model_server.adapters.slots.product import SlotSizes
 from model_server.layers.adapted import Addition
-from model_server.layers.adapted_slots import pinned_factors
 from model_server.weights.products import Product
 
 
@@ -86,7 +85,7 @@ class AdaptedHeads:
         factors = reader.product(self._product)
         if factors is None:
             return None
-        return Addition(factors if self._slots is None else pinned_factors(factors))
+        return Addition(factors if self._slots is None else pinned(factors))
 
     def put(self, number: int, addition: Addition) -> None:
         """Set a number's adapter, or offer it to slots."""

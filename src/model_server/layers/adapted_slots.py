@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from model_server.adapters.factors import EmbeddingFactors, Expansion, Factors, HeadRows, TableRows
+from model_server.adapters.expert_slots import ExpertFactors, ExpertSlots
+from model_server.adapters.factors import EmbeddingFactors, Factors, HeadRows, pinned
+from model_server.adapters.product_slots import ProductSlots
 from model_server.adapters.reader import AdapterReader
+from model_server.adapters.row_slots import EmbeddingSlots, HeadSlots
 from model_server.adapters.rows import CurrentRows
-from model_server.adapters.slots.experts import ExpertFactors, ExpertSlots
-from model_server.adapters.slots.product import ProductSlots
-from model_server.adapters.slots.rows import EmbeddingSlots, HeadSlots
 from model_server.layers.adapted import AdaptedEmbedding, Addition
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear, wide_into
 from model_server.weights.products import Product
 
 
-class SlottedLinear:
+class OnHost:
+    """What adapters add, by number, in host memory until it is copied into a slot."""
+
+    __slots__ = ("_on_host",)
+
+    def __init__(self) -> None:
+        self._on_host: dict[int, Any] = {}
+
+    def put(self, number: int, added: Any) -> None:
+        """Offer a number's adapter to slots."""
+        self._on_host[number] = added
+
+    def remove(self, number: int) -> None:
+        """Withdraw a number's adapter, which no running step may have."""
+        self._on_host.pop(number, None)
+
+
+class SlottedLinear(OnHost):
     """A `Linear` with adapters in slots; rows without one are `base`'s, bit for bit."""
 
-    __slots__ = ("_current", "_head", "_head_rows", "_on_host", "_slots", "base")
+    __slots__ = ("_current", "_head", "_head_rows", "_slots", "base")
 
     def __init__(
         self, base: Linear, current: CurrentRows, slots: ProductSlots | None, head: HeadSlots | None = None
@@ -35,32 +52,22 @@ class SlottedLinear:
             slots: None: adapters have no matrices for it.
             head: Where they replace rows of the head.
         """
+        super().__init__()
         self.base = base
         self._current = current
         self._slots = slots
         self._head = head
         self._head_rows: dict[int, HeadRows] = {}
-        self._on_host: dict[int, Addition] = {}
 
     def addition(self, factors: Factors | None, rows: HeadRows | None = None) -> Addition | None:
         """Pin what `put` takes; None: no change."""
         if factors is None and rows is None:
             return None
-        return Addition(
-            None if factors is None else pinned_factors(factors), None if rows is None else _pinned_rows(rows)
-        )
-
-    def put(self, number: int, addition: Addition) -> None:
-        """Offer a number's adapter to slots."""
-        self._on_host[number] = addition
-
-    def remove(self, number: int) -> None:
-        """Withdraw a number's adapter, which no running step may have."""
-        self._on_host.pop(number, None)
+        return Addition(pinned(factors), pinned(rows))
 
     def fill(self, slot: int, number: int) -> bool:
         """Copy an adapter into a slot, in the device's order; return whether it has rows of a head."""
-        addition = self._on_host.get(number)
+        addition: Addition | None = self._on_host.get(number)
         if self._slots is not None:
             factors = None if addition is None else addition.factors
             assert factors is None or isinstance(factors, Factors)
@@ -94,15 +101,15 @@ class SlottedLinear:
         return out
 
 
-class SlottedExperts:
+class SlottedExperts(OnHost):
     """Adapters in slots for a product of all experts of a layer."""
 
-    __slots__ = ("_on_host", "_products", "slots")
+    __slots__ = ("_products", "slots")
 
     def __init__(self, products: Sequence[Product], slots: ExpertSlots) -> None:
         """products: of each expert."""
+        super().__init__()
         self._products = tuple(products)
-        self._on_host: dict[int, ExpertFactors] = {}
         self.slots = slots
 
     def read(self, reader: AdapterReader) -> Addition | None:
@@ -110,21 +117,14 @@ class SlottedExperts:
         found = self.slots.shape.factors([reader.product(product) for product in self._products])
         if found is None:
             return None
-        tensors = (None if t is None else _pinned(t) for t in (found.a, found.b, found.gain, found.shift))
-        return Addition(ExpertFactors(*tensors))  # type: ignore[arg-type]
-
-    def put(self, number: int, addition: Addition) -> None:
-        """Offer a number's adapter to slots."""
-        assert isinstance(addition.factors, ExpertFactors)
-        self._on_host[number] = addition.factors
-
-    def remove(self, number: int) -> None:
-        """Withdraw a number's adapter, which no running step may have."""
-        self._on_host.pop(number, None)
+        return Addition(pinned(found))
 
     def fill(self, slot: int, number: int) -> bool:
         """Copy an adapter into a slot, in the device's order; its steps do not need the host."""
-        self.slots.write(slot, self._on_host.get(number))
+        addition: Addition | None = self._on_host.get(number)
+        factors = None if addition is None else addition.factors
+        assert factors is None or isinstance(factors, ExpertFactors)
+        self.slots.write(slot, factors)
         return False
 
     def linear(self, base: Linear, current: CurrentRows, expert: int) -> SlottedExpert:
@@ -153,57 +153,24 @@ class SlottedExpert:
         return out
 
 
-class SlottedEmbedding(AdaptedEmbedding):
+class SlottedEmbedding(OnHost):
     """An embedding whose rows adapters in slots change."""
 
-    __slots__ = ("_on_host", "_slots")
+    __slots__ = ("_adapted", "_slots")
 
     def __init__(self, base: Embedding, current: CurrentRows, slots: EmbeddingSlots) -> None:
-        super().__init__(base, current)
+        super().__init__()
+        self._adapted = AdaptedEmbedding(base, current)
         self._slots = slots
-        self._on_host: dict[int, EmbeddingFactors] = {}
 
-    def put(self, number: int, factors: EmbeddingFactors) -> None:
-        """Offer a number's adapter to slots."""
-        self._on_host[number] = factors
-
-    def remove(self, number: int) -> None:
-        """Withdraw a number's adapter, which no running step may have."""
-        self._on_host.pop(number, None)
+    def __call__(self, ids: Tensor) -> Tensor:
+        return self._adapted(ids)
 
     def fill(self, slot: int, number: int) -> bool:
         """Copy an adapter into a slot, in the device's order; return whether it changes anything."""
-        super().remove(slot)
-        factors = self._on_host.get(number)
+        self._adapted.remove(slot)
+        factors: EmbeddingFactors | None = self._on_host.get(number)
         if factors is None:
             return False
-        super().put(slot, self._slots.write(slot, factors))
+        self._adapted.put(slot, self._slots.write(slot, factors))
         return True
-
-
-def pinned_embedding(factors: EmbeddingFactors) -> EmbeddingFactors:
-    """Pin memory, so that a device copies without the host."""
-    rows = factors.rows
-    return EmbeddingFactors(
-        rows=None if rows is None else TableRows(_pinned(rows.ids), _pinned(rows.weight)),
-        **{name: None if t is None else _pinned(t) for name in ("a", "b", "gain") for t in (getattr(factors, name),)},
-    )
-
-
-def pinned_factors(factors: Factors) -> Factors:
-    """Pin memory, so that a device copies without the host."""
-    return replace(
-        factors,
-        a=_pinned(factors.a),
-        expansions=tuple(Expansion(e.start, e.stop, e.first, _pinned(e.b)) for e in factors.expansions),
-        gain=None if factors.gain is None else _pinned(factors.gain),
-        shift=None if factors.shift is None else _pinned(factors.shift),
-    )
-
-
-def _pinned_rows(rows: HeadRows) -> HeadRows:
-    return HeadRows(_pinned(rows.places), _pinned(rows.weight), None if rows.bias is None else _pinned(rows.bias))
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    return tensor.pin_memory() if torch.cuda.is_available() else tensor

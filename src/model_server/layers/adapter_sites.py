@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.adapters.factors import EmbeddingFactors
+from model_server.adapters.expert_slots import ExpertShape, ExpertSlots
+from model_server.adapters.factors import EmbeddingFactors, pinned
 from model_server.adapters.folder import Adapter
+from model_server.adapters.product_slots import ProductSlots, SlotSizes
 from model_server.adapters.reader import AdapterReader
+from model_server.adapters.row_slots import EmbeddingSlots, HeadSlots, RowSizes
 from model_server.adapters.rows import BASE, AdapterRows, CurrentRows
-from model_server.adapters.slots.experts import ExpertShape, ExpertSlots
-from model_server.adapters.slots.product import ProductSlots, SlotSizes
-from model_server.adapters.slots.rows import EmbeddingSlots, HeadSlots, RowSizes
-from model_server.adapters.slots.table import SlotTable
+from model_server.adapters.slot_table import SlotTable
 from model_server.layers.adapted import AdaptedEmbedding, AdaptedLinear, Addition
 from model_server.layers.adapted_heads import AdaptedHeads, HeadSizes
-from model_server.layers.adapted_slots import SlottedEmbedding, SlottedExperts, SlottedLinear, pinned_embedding
-from model_server.layers.embedding import Embedding
+from model_server.layers.adapted_slots import SlottedEmbedding, SlottedExperts, SlottedLinear
+from model_server.layers.embedding import Embedding, TokenEmbedding
 from model_server.layers.linear.linear import Linear
 from model_server.weights.products import HeadTable, Product, Products, Table
 from model_server.weights.reader import Range
@@ -101,7 +101,7 @@ class AdapterSites:
         self._sites: list[_Site | _OtherSite] = []
         of_experts = set(targets.of_experts)
         self._room_for_experts = any(of_experts & a.pairs.keys() for a in self._adapters) and room > 0
-        self._table: tuple[AdaptedEmbedding, Table] | None = None
+        self._table: tuple[AdaptedEmbedding | SlottedEmbedding, Table] | None = None
         self._sizes = slots
         self.slots = None if slots is None else SlotTable(slots.number, self._fill)
 
@@ -165,10 +165,10 @@ class AdapterSites:
         self._sites.append(_OtherSite(heads))
         return heads
 
-    def embedding(self, base: Embedding, table: Table) -> Embedding | AdaptedEmbedding:
+    def embedding(self, base: Embedding, table: Table) -> TokenEmbedding:
         if not self._room and not any(table.module in {*a.pairs, *a.rows} for a in self._adapters):
             return base
-        embedding = AdaptedEmbedding(base, self.current)
+        embedding: AdaptedEmbedding | SlottedEmbedding = AdaptedEmbedding(base, self.current)
         if self._sizes is not None:
             vocabulary, width = self._targets.table
             rows = RowSizes(num_rows=self._new_rows(table.module), rank=self._embedding_rank(table.module))
@@ -226,8 +226,8 @@ class AdapterSites:
                 if addition is not None:
                     additions[number] = addition
             embedding = None if self._table is None else reader.embedding(self._table[1])
-            if embedding is not None and self.slots is not None:
-                embedding = pinned_embedding(embedding)
+            if self.slots is not None:
+                embedding = pinned(embedding)
             return LoadedAdapter(additions, embedding, reader.memory.spare_bytes)
 
     def put(self, number: int, loaded: LoadedAdapter) -> None:

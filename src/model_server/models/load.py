@@ -7,13 +7,10 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from pathlib import Path
 
 import torch
 
 from model_server.adapters.merge import MergedReader
-from model_server.adapters.residents import Residents
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.layout import Layout
 from model_server.distributed.placement import Placement
@@ -24,8 +21,7 @@ from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.products import expert_places
 from model_server.models.decoder.spec import Spec
-from model_server.models.model import Model, adapter_of
-from model_server.runner.cuda_graphs import GraphedRunner
+from model_server.models.model import Model
 from model_server.runner.runner import Runner
 from model_server.weights.leftover import check_leftover, layer_of
 from model_server.weights.reader import SafetensorsReader, WeightReader
@@ -87,26 +83,6 @@ def _load(
     found = loading.find_classes(model, trust_remote_code=trust_remote_code)
     with torch.inference_mode():
         return choice.load_runner(found, placement, attention, captures=captures)
-
-
-def resident_adapters(
-    model: Model, runner: Runner, root: str | None, dtype: torch.dtype, layout: Layout
-) -> Residents | None:
-    """Return adapters that come while serving, from folders in `root`, if any may."""
-    if root is None:
-        return None
-    inner = runner.inner if isinstance(runner, GraphedRunner) else runner
-    assert isinstance(inner, Decoder) and inner.adapters is not None, "room was made for them"
-    first = len(model.adapters)
-    numbers = range(first, first + model.adapter_room)
-    return Residents(
-        inner.adapters,
-        numbers,
-        Path(root).expanduser(),
-        partial(adapter_of, model),
-        dtype.itemsize,
-        digests=layout.node.size > 1 and layout.local.rank == 0,
-    )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 
 from model_server.adapters.folder import Adapter, read_adapter
 from model_server.adapters.merge import with_tied_rows
-from model_server.adapters.slots.product import SlotSizes
+from model_server.adapters.product_slots import SlotSizes
 from model_server.attention.choice import KEEP_MODEL_TYPE
 from model_server.cpp import library as cpp
 from model_server.errors import StartupError

@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from model_server.batch.growth import BlockGrowth
 from model_server.batch.results import CachedBatch, FinishReason, Generation, StepResult, Tokens
-from model_server.batch.sequence import NewRequest
+from model_server.batch.sequence import Asked, NewRequest
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
+from model_server.features.adapters.feature import AskedAdapter, SlotUse
 from model_server.features.images.image import AskedImages, EncodedImages, Feature, Image, ImagePlace, LostBytes
 from model_server.sampling.parameters import Grammar, GrammarKind, SamplingParameters, StoppingParameters
 from wire.processes.shared_memory import SharedBytes, SharedMemory
@@ -79,6 +80,9 @@ def _request_from(message: pb.Request, images: Mapping[bytes, Image]) -> NewRequ
     if message.stopping_parameters.max_new_tokens < 1:
         raise RequestError(f"request {message.id}: max_new_tokens must be at least 1")
     places = tuple([ImagePlace(p.key, p.start, p.length, images.get(p.key)) for p in message.images])
+    asked: list[Asked] = [AskedImages(places)] if places else []
+    if message.HasField("adapter") or message.adapter_id:
+        asked.append(AskedAdapter(message.adapter if message.HasField("adapter") else message.adapter_id))
     return NewRequest(
         id=message.id,
         input_ids=tuple(message.input_ids),
@@ -96,10 +100,8 @@ def _request_from(message: pb.Request, images: Mapping[bytes, Image]) -> NewRequ
         cache_len=message.cache_len,
         chunk_len=message.chunk_len if message.HasField("chunk_len") else None,
         resume_ids=tuple(message.resume_ids),
-        adapter_id=message.adapter_id or None,
-        adapter=message.adapter if message.HasField("adapter") else None,
         prediction_ids=tuple(message.prediction_ids),
-        asked=(AskedImages(places),) if places else (),
+        asked=tuple(asked),
         state_slot=message.state_slot,
         state_from=message.state_from if message.HasField("state_from") else None,
         state_saves=tuple([(one.position, one.slot) for one in message.state_saves]),
@@ -208,6 +210,8 @@ def _fill(response: R, result: StepResult) -> R:
         if isinstance(report, EncodedImages):
             counts = pb.EncodedImages(hits=report.hits, misses=report.misses, encode_ns=report.encode_ns)
             response.images.CopyFrom(counts)
+        elif isinstance(report, SlotUse) and isinstance(response, pb.PrefillResponse):
+            response.adapter_slots.CopyFrom(pb.AdapterSlots(loads=report.loads, held=report.held))
     if result.drafted is not None:
         drafted = result.drafted
         response.speculation.CopyFrom(

@@ -7,9 +7,9 @@ import asyncio
 import grpc
 import torch
 
-from model_server.adapters.residents import Residents
 from model_server.engine.device_thread import DeviceThread, whole
 from model_server.errors import StartupError
+from model_server.features.adapters.residents import Residents
 from model_server.rpc.interceptor import answering_errors
 from wire.lora.v1 import lora_pb2 as pb
 from wire.lora.v1 import lora_pb2_grpc as pb_grpc

@@ -110,7 +110,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         batch_id = request.id if request.HasField("id") else None
         if batch_id is None:
             self._device.reset(request.sequence)
-        await self._run(whole(lambda: self._clear(batch_id)), request.sequence)
+        await self._run(whole(lambda: self._engine.clear(batch_id)), request.sequence)
         return pb.ClearCacheResponse()
 
     @answering_errors
@@ -149,11 +149,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
 
         job = Job(submit, overlaps=overlaps, is_over=self._engine.is_over)
         result = await self._run(job, call.sequence)
-        response = convert.prefill_response(result)
-        slots = self._engine.runner.traits.slots
-        if slots is not None:
-            response.adapter_slots.CopyFrom(pb.AdapterSlots(loads=slots.num_loads, held=slots.num_held))
-        return response
+        return convert.prefill_response(result)
 
     @answering_errors
     async def Decode(self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext) -> pb.DecodeResponse:
@@ -165,12 +161,6 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         )
         result = await self._run(job, call.sequence)
         return convert.decode_response(result)
-
-    def _clear(self, batch_id: int | None) -> None:
-        self._engine.clear(batch_id)
-        residents = self._engine.options.residents
-        if batch_id is None and residents is not None:
-            residents.clear()  # another router, which begins with load ids of its own
 
     async def _run(self, job: Job[T], sequence: int) -> T:
         # Shielded: a router that gives up on a call must not cancel the work, other ranks run it too.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from model_server.adapters.rows import AdapterBuffers, captured_rows
 from model_server.attention.metadata import AttentionMetadata
-from model_server.runner.adapter_buffers import AdapterBuffers, captured_rows
 from model_server.runner.runner import Kept, ModelInputs, TokenRow
 
 

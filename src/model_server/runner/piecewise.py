@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model_server.adapters.rows import AdapterBuffers, captured_rows
 from model_server.attention.backend import AttentionLayer, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
-from model_server.runner.adapter_buffers import AdapterBuffers, captured_rows
 from model_server.runner.graph_capture import CapturedGraph
 from model_server.runner.runner import ModelInputs
 

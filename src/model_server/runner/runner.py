@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from model_server.adapters.rows import AdapterRows
-from model_server.adapters.slots.table import SlotTable
+from model_server.adapters.slot_table import SlotTable
 from model_server.attention.backend import AttentionBackend, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache, KvShape
@@ -88,6 +90,8 @@ class ModelInputs:
     hidden: Tensor | None = None
     # Answers attention; None: the runner's backend.
     attention_step: AttentionStep | None = None
+    # The same, as the host knows them.
+    logit_rows_host: npt.NDArray[np.int64] | None = None
     # Which rows get which LoRA adapter; None: base model.
     adapters: AdapterRows | None = None
     # Takes hidden states, of the native decoder alone.

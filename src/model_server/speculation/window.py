@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_server.adapters.rows import adapter_rows
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
@@ -55,10 +54,7 @@ class Window:
             query_lengths_host=(1,) * len(of_row),
             kv_lengths_host=tuple((positions + 1).tolist()),
         )
-        adapters = np.array([s.adapter for s in self.rows], np.int64)[of_row]
-        return ModelInputs(
-            uploaded[0], uploaded[1], metadata, None, adapters=adapter_rows(adapters, None, tables.device.device)
-        )
+        return ModelInputs(uploaded[0], uploaded[1], metadata, None)
 
     def check(self, logits: Tensor, sampler: Sampler) -> CheckedTokens:
         """Choose tokens from logits [num_places, vocab_size] float32, perhaps overwritten."""

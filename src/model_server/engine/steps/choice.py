@@ -51,7 +51,7 @@ def next_step(
     context: StepContext, running: Running, call: StepCall, session: Session, times: StepTimes
 ) -> Step | None:
     """Return the step of all rows with tokens left; None if there are none."""
-    rows, batch, tables, newest = running.rows, running.batch, running.decode.tables, running.newest
+    rows, batch, newest = running.rows, running.batch, running.newest
     if not rows:
         return None
     passage = None
@@ -59,19 +59,19 @@ def next_step(
         passage = context.links.start(call.sequence, len(rows) if batch.is_uniform else sum([s.samples for s in rows]))
     if not batch.is_uniform:
         running.note_other_step()
-        return RaggedStep(context, rows, passage, times, batch, tables, newest, session, call)
+        return RaggedStep(context, rows, passage, times, batch, running.decode, newest, session, call)
     speculator = context.speculator
     if isinstance(speculator, DeviceSpeculator) and speculator.on_device(running.windows, rows):
         running.decode.note_other_step()
         windows = running.device_windows(speculator, context.staging)
-        return DeviceVerifyStep(context, rows, passage, times, speculator, windows, tables, newest)
+        return DeviceVerifyStep(context, rows, passage, times, speculator, windows, running.decode, newest)
     drafted: Drafted | None = None
     if speculator is not None and not any(s.has_unseen for s in rows):
         with context.phase("drafting"), times.drafting():
             window = speculator.window(rows)
         if window is not None:
             running.note_other_step()
-            return VerifyStep(context, passage, times, speculator, window, tables)
+            return VerifyStep(context, passage, times, speculator, window, running.decode)
         drafted = NOTHING_DRAFTED
     running.leave_windows()
     if running.windows is not None:

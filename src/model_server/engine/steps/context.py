@@ -59,7 +59,7 @@ class StepContext:
 
     def decode_state(self) -> DecodeState:
         """Return the tensors of a batch that has taken no step."""
-        return DecodeState(self.device, self.block_size, self.staging)
+        return DecodeState(self.device, self.block_size, self.staging, self.features)
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from model_server.batch.batch import Batch
+from model_server.batch.decode_state import DecodeState
 from model_server.batch.inputs import StepInputs, ragged_inputs
 from model_server.batch.newest import NewestTokens
 from model_server.batch.sequence import Sequence
-from model_server.batch.tables import BlockTables
 from model_server.distributed.stage_links import Passage
 from model_server.engine.calls import Session, StepCall
 from model_server.engine.steps.context import StepContext, StepTimes
@@ -25,23 +25,22 @@ class RaggedStep(Step):
 
     def __init__(
         self, context: StepContext, rows: list[Sequence], passage: Passage | None, times: StepTimes,
-        batch: Batch, tables: BlockTables, newest: NewestTokens | None, session: Session, call: StepCall,
+        batch: Batch, state: DecodeState, newest: NewestTokens | None, session: Session, call: StepCall,
     ) -> None:  # fmt: skip
         """Take the batch of `rows`; `newest`: its last sampled tokens, which the host may not have seen."""
         super().__init__(context, [s for s in rows if s.samples], passage, times)
         self._all_rows = rows
         self._batch = batch
-        self._tables = tables
+        self._state = state
         self._newest = newest
         self._prefill_tokens = session.max_prefill_tokens
         self._chunk_tokens = call.chunk_tokens
 
     def inputs(self) -> StepInputs:
-        staging = self.context.staging
-        inputs = ragged_inputs(self._all_rows, self._tables, staging, self._newest)
-        for feature in self.context.features:
-            inputs = replace(inputs, model=feature.extend(inputs.model, self._all_rows, staging))
-        return inputs
+        rows, staging = self._all_rows, self.context.staging
+        inputs = ragged_inputs(rows, self._state.tables, staging, self._newest)
+        counts = inputs.model.attention.query_lengths_host
+        return replace(inputs, model=self._state.extension.of(inputs.model, rows, counts, staging))
 
     def submit(self, previous: Step | None) -> None:
         speculator = self.context.speculator

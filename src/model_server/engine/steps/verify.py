@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
+from model_server.batch.decode_state import DecodeState
 from model_server.batch.newest import NewestTokens
 from model_server.batch.results import Drafted
 from model_server.batch.sequence import Sequence
-from model_server.batch.tables import BlockTables
 from model_server.distributed.stage_links import Passage
 from model_server.engine.steps.context import StepContext, StepTimes
 from model_server.engine.steps.step import Step
@@ -26,16 +26,18 @@ class VerifyStep(Step):
 
     def __init__(
         self, context: StepContext, passage: Passage | None, times: StepTimes,
-        speculator: Speculator, window: Window, tables: BlockTables,
+        speculator: Speculator, window: Window, state: DecodeState,
     ) -> None:  # fmt: skip
         super().__init__(context, window.rows, passage, times)
         self._speculator = speculator
         self._window = window
-        self._tables = tables
+        self._state = state
         self._drafted: Drafted | None = None
 
     def inputs(self) -> ModelInputs:
-        return self._window.inputs(self._tables, self.context.staging)
+        window, staging = self._window, self.context.staging
+        counts = [1 + len(draft) for draft in window.drafts]
+        return self._state.extension.of(window.inputs(self._state.tables, staging), window.rows, counts, staging)
 
     def submit(self, previous: Step | None) -> None:
         with self.context.phase("inputs"):
@@ -59,20 +61,21 @@ class DeviceVerifyStep(Step):
 
     def __init__(
         self, context: StepContext, rows: list[Sequence], passage: Passage | None, times: StepTimes,
-        speculator: DeviceSpeculator, windows: BatchWindows, tables: BlockTables, newest: NewestTokens | None,
+        speculator: DeviceSpeculator, windows: BatchWindows, state: DecodeState, newest: NewestTokens | None,
     ) -> None:  # fmt: skip
         """Take a batch's drafts, and its last sampled tokens, which the host may not have seen."""
         super().__init__(context, rows, passage, times)
         self._speculator = speculator
         self._windows = windows
-        self._tables = tables
+        self._state = state
         self._newest = newest
         self._length = speculator.length(windows, rows)
 
     def inputs(self) -> ModelInputs:
-        state = self._windows.state
-        state.start(self.rows, self._tables, self._newest, self._windows.unseen)
-        return state.inputs(self._length, self._tables)
+        windows, tables = self._windows.state, self._state.tables
+        windows.start(self.rows, tables, self._newest, self._windows.unseen)
+        inputs = windows.inputs(self._length, tables)
+        return self._state.extension.of_rows(inputs, self.rows, self._length + 1, self.context.staging)
 
     def submit(self, previous: Step | None) -> None:
         speculator, windows, length = self._speculator, self._windows, self._length

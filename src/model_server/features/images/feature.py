@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.batch.feature import Admission
+from model_server.batch.feature import Admission, ModelFeature
 from model_server.batch.growth import Failure
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.errors import RequestError, StartupError
@@ -36,7 +36,7 @@ Span = tuple[PromptImages | None, int, int]
 Embeddings = tuple[tuple[int, Tensor], ...]
 
 
-class Images:
+class Images(ModelFeature):
     """What reads the images of one model."""
 
     name = "images"
@@ -101,10 +101,12 @@ class Images:
                 failures.append((sequence, f"request {sequence.id}: {reason or CANNOT_READ}"))
         return failures, self.encoder.take_counts()
 
-    def extend(self, inputs: ModelInputs, sequences: Rows[Sequence], staging: Staging) -> ModelInputs:
-        """Add positions, embeddings, what cross attention reads, and which keys are seen."""
+    def extend(
+        self, inputs: ModelInputs, sequences: Rows[Sequence], counts: Rows[int], staging: Staging
+    ) -> ModelInputs:
+        """Add positions, embeddings, what cross attention reads, and which keys are seen, to a step with prompts."""
         spans = [(_images_of(s), s.cache_length, s.cache_length + s.input_length) for s in sequences]
-        if all(images is None for images, _, _ in spans):
+        if inputs.logit_rows is None or all(images is None for images, _, _ in spans):
             return inputs
         attention = inputs.attention
         positions, *reach = staging.upload(_positions(spans), *(_reach(spans) or ()))

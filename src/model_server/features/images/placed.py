@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from model_server.batch.sequence import Attachment
 from model_server.errors import RequestError
 from model_server.features.images.families import VisionFamily
 from model_server.features.images.image import KEY_BYTES, Encoded, Image, ImagePlace
@@ -44,7 +45,7 @@ class PlacedImage:
         self.image = None
 
 
-class PromptImages:
+class PromptImages(Attachment):
     """A sequence's images; `offset` from a token's place in the cache to its position."""
 
     def __init__(self, family: VisionFamily, places: Rows[ImagePlace], ids: Rows[int], image_token: int) -> None:

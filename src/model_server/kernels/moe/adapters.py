@@ -24,7 +24,7 @@ _INNER = 64
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
-    """The matrices of all slots for a product (`adapters.slots.experts.ExpertSlots`)."""
+    """The matrices of all slots for a product (`adapters.expert_slots.ExpertSlots`)."""
 
     a: Tensor
     b: Tensor

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.layers.adapted import AdaptedEmbedding
-from model_server.layers.embedding import Embedding, Head, InputEmbedding, vocab_range
+from model_server.layers.embedding import Embedding, Head, InputEmbedding, TokenEmbedding, vocab_range
 from model_server.layers.linear.linear import Linear
 from model_server.layers.linear.onednn import OneDnnLinear
 from model_server.layers.linear.packed import PackedLinear
@@ -128,7 +127,7 @@ def _input(loader: Loader, spec: Spec, rows: Form, stored: str) -> InputEmbeddin
     )
 
 
-def _adapted(loader: Loader, spec: Spec, embedding: Embedding, stored: str, form: Form) -> Embedding | AdaptedEmbedding:
+def _adapted(loader: Loader, spec: Spec, embedding: Embedding, stored: str, form: Form) -> TokenEmbedding:
     """`embedding` with what adapters change of it."""
     if loader.adapters is None:
         return embedding

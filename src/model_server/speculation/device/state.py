@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_server.adapters.rows import AdapterRows, adapter_rows
 from model_server.batch.newest import NewestTokens
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
@@ -76,7 +75,6 @@ class WindowState:
         self._tensors: _Rows | None = None
         self._place: dict[Sequence, int] = {}
         self._checked = torch.zeros(0)  # how many drafted tokens of each row the step checks, -1: the row is idle
-        self._adapters: dict[int, AdapterRows | None] = {}  # by number of places
 
     def note_other_step(self) -> None:
         """Note a step made elsewhere, with known lengths."""
@@ -150,7 +148,6 @@ class WindowState:
             self.is_stale = False
         self.rows = rows
         self._place = {s: i for i, s in enumerate(rows)}
-        self._adapters = {}
 
     def inputs(self, length: int, tables: BlockTables) -> ModelInputs:
         """Return inputs with length + 1 places for each row."""
@@ -170,13 +167,7 @@ class WindowState:
         at = rows.start[:, None] + number
         self._stored, self._attention = single_queries(before, at, inside, 0, joined=True)
         positions = (self._stored + rows.offset[:, None]).masked_fill(~inside, 0)
-        return ModelInputs(
-            ids.masked_fill(~inside, 0).view(-1),
-            positions.view(-1),
-            self._attention,
-            None,
-            adapters=self._adapters_of(num_places),
-        )
+        return ModelInputs(ids.masked_fill(~inside, 0).view(-1), positions.view(-1), self._attention, None)
 
     def places(self, length: int) -> Places:
         """Return what comes before each place of the last inputs."""
@@ -221,9 +212,3 @@ class WindowState:
         by_place = packed.view(3, num_rows, num_places).transpose(0, 1).reshape(num_rows, -1)
         numbers = torch.stack((got, checked.clamp(min=0), rows.valid, first), 1)
         return Checked(newest, torch.cat((by_place, numbers.double()), 1))
-
-    def _adapters_of(self, num_places: int) -> AdapterRows | None:
-        if num_places not in self._adapters:
-            numbers = np.fromiter((s.adapter for s in self.rows), np.int64, len(self.rows))
-            self._adapters[num_places] = adapter_rows(np.repeat(numbers, num_places), None, self._device)
-        return self._adapters[num_places]

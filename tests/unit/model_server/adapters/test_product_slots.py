@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from model_server.adapters.factors import joined
+from model_server.adapters.product_slots import ProductSlots, SlotSizes
 from model_server.adapters.rows import UniformRows
-from model_server.adapters.slots.product import ProductSlots, SlotSizes
 from model_server.weights.matrix import Part
 
 CPU = torch.device("cpu")

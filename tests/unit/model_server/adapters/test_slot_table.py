@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_server.adapters.slots.table import SlotTable
+from model_server.adapters.slot_table import SlotTable
 from model_server.adapters.tiles import NARROW_ROWS, TILE_ROWS, most_tiles, row_tiles
 
 

@@ -318,7 +318,7 @@ def test_a_request_with_a_wrong_layout_is_refused_alone(shard: Shard, changes: d
 
 @pytest.mark.parametrize(
     ("asked", "message"),
-    [({"adapter_id": "poems"}, "no adapter 'poems' is loaded"), ({"adapter": 7}, "no adapter is loaded under 7")],
+    [({"adapter_id": "poems"}, "no adapter 'poems' is loaded"), ({"adapter_id": 7}, "no adapter is loaded under 7")],
 )
 def test_a_request_that_names_an_adapter_is_refused_alone(shard: Shard, asked: dict[str, object], message: str) -> None:
     bad, good = shard.request([1, 2, 3], 4, **asked), shard.request([4, 5], 3)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
+import torch
+from support.device_windows import Dice, guessing, on_a_gpu
 from support.engine_shard import EngineShard, errors_of
 from support.fake_model import FakeRunner
+from support.graph_doubles import CapturableRunner
 from support.tiny_models import write_tokenizer
 
 from model_server.adapters.rows import BASE
-from model_server.adapters.slots.table import SlotTable
-from model_server.batch.sequence import NewRequest
+from model_server.adapters.slot_table import SlotTable
+from model_server.batch.sequence import NewRequest, Sequence
+from model_server.engine.engine import Engine
 from model_server.runner.runner import RunnerTraits
+from model_server.speculation.device.speculator import BatchWindows
+from model_server.speculation.speculator import Speculator
+from model_server.speculation.window import Window
 from model_server.text.tokenizer import Tokenizer
 
 
@@ -91,5 +99,50 @@ def test_requests_that_were_filtered_away_free_their_slots(slots: Slots) -> None
 def test_a_row_of_the_warm_up_computes_with_a_slot_that_has_no_adapter(slots: Slots) -> None:
     slots.held[0] = -7
     shard = slots.shard
-    shard.prefill(0, shard.request([1, 2], 2, adapter_slot=0))
+    shard.prefill(0, shard.request([1, 2], 2, is_trial=True))
     assert slots.adapters == [-7, -7] and slots.table.num_loads == 0
+
+
+def test_an_adapter_that_the_model_does_not_have_is_refused_alone(slots: Slots) -> None:
+    bad, good = slots.request("d", 9), slots.request("a", 9)
+    assert errors_of(slots.shard.prefill(0, bad, good)) == {bad.id: f"request {bad.id}: no adapter 'd' is loaded"}
+    assert slots.adapters == [0, 0]
+
+
+class Drafts(Speculator):
+    """One more token for each row than for the one before."""
+
+    def window(self, rows: list[Sequence]) -> Window:
+        return Window(rows, [[5] * number for number, _ in enumerate(rows)])
+
+
+def test_each_place_of_a_draft_has_the_adapter_of_its_row(slots: Slots) -> None:
+    shard = slots.shard
+    shard.prefill(0, slots.request("b", 9), slots.request(None, 9), slots.request("a", 9))
+    shard.engine.steps.speculator = Drafts(3)
+    shard.decode(0)
+    assert slots.adapters == [1, BASE, BASE, 0, 0, 0]
+
+
+class AlwaysTwo(Dice):
+    def length(self, windows: BatchWindows, rows: list[Sequence]) -> int:
+        return 2
+
+
+def test_drafts_of_the_device_keep_the_adapters_of_their_rows(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "_runs_ahead", True)
+    vocab_size, dice = tokenizer.vocab_size, random.Random(0)
+    table = SlotTable(2, lambda slot, number: False)
+    runner = CapturableRunner(vocab_size=vocab_size, traits=RunnerTraits(adapters=("a", "b"), slots=table))
+    found = []
+    with torch.inference_mode():
+        shard = on_a_gpu(tokenizer, AlwaysTwo(2, dice, guessing(vocab_size, dice, 0.0)), runner=runner)
+        shard.prefill(0, *(shard.request([1, 2], 20, adapter_id=name) for name in ("b", None, "a")))
+        for _ in range(3):
+            shard.decode(0)
+            assert runner.last_inputs is not None
+            found.append(runner.last_inputs.adapters)
+    assert found[0] is not None and found[0].numbers.tolist() == [0, 0, 0, BASE, BASE, BASE, 1, 1, 1]
+    assert found[1] is found[0] and found[2] is found[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import weakref
 from pathlib import Path
@@ -15,7 +14,7 @@ from support.fake_model import FakeRunner, FakeStateRunner
 from support.graph_doubles import CapturableRunner, PlainGraphCapture
 from support.tiny_models import write_tokenizer
 
-from model_server.adapters.slots.table import SlotTable
+from model_server.adapters.slot_table import SlotTable
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
 from model_server.engine import warm_up as memory_module
@@ -24,6 +23,7 @@ from model_server.engine.engine import Engine, EngineOptions
 from model_server.engine.memory_plan import MemoryPlan
 from model_server.engine.warm_up import Capacity, WarmupRequest, warm_up
 from model_server.errors import RequestError, StartupError, WarmUpMemoryError
+from model_server.features.adapters.feature import Adapters
 from model_server.features.images.encoder import ImageEncoder, SampleImages
 from model_server.features.images.families import FAMILIES
 from model_server.features.images.feature import Images
@@ -262,11 +262,11 @@ def test_after_a_warm_up_that_did_not_fit_a_smaller_one_may_be_asked_for(
     assert "Memory in MiB" in caplog.text
     with pytest.raises(WarmUpMemoryError, match=r"\(MiB: weights 12\.0, free 100\.0 of 200\.0\)$"):
         _warm_up(tokenizer, engine=engine, memory=FakeMemory(free=100 << 20, total=200 << 20), max_prefill_tokens=2048)
-    runner.traits = dataclasses.replace(runner.traits, slots=SlotTable(3, lambda slot, number: False))
+    engine.steps.features = (Adapters((), SlotTable(3, lambda slot, number: False)),)
     runner.fail_on = {runner.num_forwards + 1: error}
     with pytest.raises(WarmUpMemoryError, match=r"-tokens`, or `--lora-slots` \(there are 3\) or `--lora-max-rank` "):
         _warm_up(tokenizer, engine=engine, max_prefill_tokens=2048)
-    runner.traits = dataclasses.replace(runner.traits, slots=None)
+    engine.steps.features = ()
     _, capacity = _warm_up(tokenizer, engine=engine, max_prefill_tokens=1024)
     assert (capacity.max_total_tokens, engine.session.max_prefill_tokens) == (1024, 1024)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from model_server.adapters.factors import joined
+from model_server.adapters.product_slots import SlotSizes
 from model_server.adapters.rows import BASE, AdapterRows, CurrentRows
-from model_server.adapters.slots.product import SlotSizes
 from model_server.layers.adapted import Addition
 from model_server.layers.adapted_heads import AdaptedHeads, HeadSizes
 from model_server.weights.matrix import Part

@@ -8,6 +8,7 @@ import pytest
 
 from model_server.batch.results import CachedBatch, Drafted, FinishReason, GeneratedText, Generation, StepResult, Tokens
 from model_server.errors import RequestError
+from model_server.features.adapters.feature import AskedAdapter, SlotUse
 from model_server.features.images.image import AskedImages, EncodedImages
 from model_server.rpc import convert
 from model_server.sampling.parameters import Grammar
@@ -61,8 +62,9 @@ def test_ids_resumption_and_new_blocks_are_read() -> None:
     assert (request.input_ids, request.resume_ids) == ((5, 6), (7,))
     assert (request.cache_len, request.chunk_len) == (1, 0)
     assert _read(_message()).chunk_len is None
-    assert _read(_message(adapter_id="poems")).adapter_id == "poems"
-    assert _read(_message()).adapter_id is None and _read(_message(adapter_id="")).adapter_id is None
+    assert _read(_message(adapter_id="poems")).asked == (AskedAdapter("poems"),)
+    assert _read(_message(adapter=0, adapter_id="poems")).asked == (AskedAdapter(0),)
+    assert _read(_message()).asked == () and _read(_message(adapter_id="")).asked == ()
     more = pb.BlockGrowth(request_id=4, blocks=[2**32 - 1, 3])
     for call in (
         convert.prefill_from(pb.PrefillRequest(new_blocks=[more])),
@@ -175,6 +177,13 @@ def test_what_was_encoded_is_told() -> None:
     images = convert.prefill_response(result).images
     assert (images.hits, images.misses, images.encode_ns) == (1, 2, 3)
     assert not convert.decode_response(StepResult([], None, 1, 2, 3)).HasField("images")
+
+
+def test_slots_of_adapters_are_told_where_requests_come() -> None:
+    result = StepResult([], None, 1, 2, 3, reports=(SlotUse(4, 2),))
+    slots = convert.prefill_response(result).adapter_slots
+    assert (slots.loads, slots.held) == (4, 2)
+    assert convert.decode_response(result) == convert.decode_response(StepResult([], None, 1, 2, 3))
 
 
 def test_what_became_of_predictions_is_told() -> None:

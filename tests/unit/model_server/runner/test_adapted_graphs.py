@@ -14,7 +14,7 @@ from support.graph_doubles import CapturableRunner, PlainGraphCapture
 from torch import Tensor
 
 from model_server.adapters.rows import BASE, AdapterRows
-from model_server.adapters.slots.table import SlotTable
+from model_server.adapters.slot_table import SlotTable
 from model_server.adapters.tiles import row_tiles
 from model_server.attention.metadata import AttentionMetadata
 from model_server.distributed.group import ProcessGroup

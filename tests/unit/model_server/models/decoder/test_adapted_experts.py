@@ -16,11 +16,11 @@ from support.thread_ranks import on_ranks
 from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 
-from model_server.adapters.residents import Residents
 from model_server.adapters.rows import BASE
 from model_server.cpp.library import usable
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
+from model_server.features.adapters.residents import Residents
 from model_server.models.model import describe, with_adapters
 from model_server.quantization.forms import Plain
 from model_server.weights.checkpoint import examine

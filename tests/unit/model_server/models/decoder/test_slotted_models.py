@@ -159,7 +159,7 @@ def test_slots_that_do_not_fit_the_device_are_named(tmp_path: Path, monkeypatch:
     def short(*sizes: Any, **options: Any) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr("model_server.adapters.slots.product.torch.zeros", short)
+    monkeypatch.setattr("model_server.adapters.product_slots.torch.zeros", short)
     said = (
         r"^\S+ does not fit the memory of cpu: lower `--lora-slots` \(there are 3 slots for adapters\) or "
         r"`--lora-max-rank` \(64\), or use more devices \(`--num-shard`\) or `--quantize`$"

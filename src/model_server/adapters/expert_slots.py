@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.adapters.factors import Factors, held_bytes
+from model_server.adapters.product_slots import SlotSizes
 from model_server.adapters.rows import AdapterRows
-from model_server.adapters.slots.product import SlotSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from support.tiny_models import tiny_checkpoint
 
 from model_server.adapters.folder import read_adapter
 from model_server.adapters.reader import AdapterReader
-from model_server.adapters.residents import Residence, Residents
 from model_server.adapters.rows import BASE
 from model_server.errors import StartupError
+from model_server.features.adapters.residents import Residence, Residents
 from model_server.models.model import adapter_of, describe, with_adapters
 from model_server.weights.checkpoint import examine
 from model_server.weights.products import Products

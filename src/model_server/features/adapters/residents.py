@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from model_server.adapters.digest import content_digest
 from model_server.adapters.folder import Adapter
 from model_server.errors import StartupError
+from wire.lora.merged import ADAPTER_CONFIG
+from wire.model_files import open_regular
 
 logger = logging.getLogger(__name__)
 
+_CHUNK = 2**20
 MOST_RESIDENT = 256
 """Adapters of one model at once; a place costs little more than a pointer for each of its matrices."""
 
@@ -152,10 +155,34 @@ class Residents:
             raise StartupError(f"LoRA adapter `{name}`: its files cannot be read: {error.strerror}") from None
 
     def _digest(self, adapter: Adapter, *, whole: bool) -> bytes:
-        return content_digest(adapter, whole=whole) if self._digests else b""
+        return _content_digest(adapter, whole=whole) if self._digests else b""
 
     def _remove(self, number: int, name: str) -> None:
         # On the thread that let go of it last, without the lock: that thread may hold it.
         self._sites.remove(number)
         self._free.append(number)
         logger.debug("LoRA adapter `%s` has left", name)
+
+
+def _content_digest(adapter: Adapter, *, whole: bool) -> bytes:
+    """Hash config and headers, and the numbers too if `whole`."""
+    found = hashlib.sha256()
+    for file, header in sorted(adapter.headers.items()):
+        found.update(_digest(file.parent / ADAPTER_CONFIG, None))
+        found.update(_digest(file, None if whole else min((t.begin for t in header.tensors.values()), default=None)))
+    return found.digest()
+
+
+def _digest(file: Path, length: int | None) -> bytes:
+    """Hash the first bytes, or all."""
+    found = hashlib.sha256()
+    for chunk in _chunks(file, length):
+        found.update(chunk)
+    return found.digest()
+
+
+def _chunks(file: Path, length: int | None) -> Iterator[bytes]:
+    with open_regular(file, StartupError) as opened:
+        while chunk := opened.read(_CHUNK if length is None else min(_CHUNK, length)):
+            yield chunk
+            length = None if length is None else length - len(chunk)

@@ -1,0 +1,1 @@
+"""LoRA adapters of requests: those loaded with the model, and those that come while it serves."""
