@@ -29,7 +29,11 @@ Items = Annotated[list[T], Field(fail_fast=True)]
 and a gigabyte."""
 TextOrItems = Annotated[
     Annotated[str, Tag("text")] | Annotated[Items[T], Tag("items")],
-    Discriminator(lambda value: "text" if isinstance(value, str) else "items"),
+    Discriminator(
+        lambda value: {str: "text", list: "items"}.get(type(value)),
+        custom_error_type="text_or_items_type",
+        custom_error_message="Input should be a string or a list",
+    ),
 ]
 """A text or a list; an error names what is wrong in the list."""
 FLOAT32_MAX = 3.4028234663852886e38

@@ -36,6 +36,8 @@ def page_of(
         limit = 0
     if not 1 <= limit <= most:
         raise ValidationError(f"`limit` must be in 1..={most}", param="limit", limit=most)
+    if "before" in query:
+        raise ValidationError("`before` is not served: use `after`, and `order`", param="before", reason="unsupported")
     if (order := query.get("order", "desc")) not in ("asc", "desc"):
         raise ValidationError("`order` must be `asc` or `desc`", param="order")
     if order == "desc":

@@ -62,6 +62,13 @@ def encrypted(text: str) -> str:
     return _PREFIX + base64.b64encode(text.encode()).decode()
 
 
+def with_encrypted(item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item that is stored with its reasoning in both forms."""
+    if item["type"] != "reasoning" or "encrypted_content" in item:
+        return item
+    return item | {"encrypted_content": encrypted("".join(part["text"] for part in item.get("content", ())))}
+
+
 def _turns(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> list[dict[str, Any]]:
     turns = _of_items(_with_its_reasoning(items, body.reasoning.context), tools)
     if body.instructions:

@@ -218,6 +218,7 @@ Item = Annotated[
     Discriminator(_kind),
 ]
 
+ENCRYPTED: Final = "reasoning.encrypted_content"
 LOGPROBS: Final = "message.output_text.logprobs"
 Included = Literal[
     "reasoning.encrypted_content",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 from fastapi import Request
@@ -16,11 +17,13 @@ from router.api.chat.routes import prompt_tokens
 from router.api.chat.schema import ChatBody
 from router.api.errors import RENAMED, NotServedError
 from router.api.http.disconnect import cancel_on_disconnect
+from router.api.http.faults import clean
 from router.api.json_out import JsonResponse
 from router.api.openai.pages import page_of
 from router.api.response_store import OwnResponses, StoredResponse, has_id
-from router.api.responses.conversation import chat_of
+from router.api.responses.conversation import chat_of, with_encrypted
 from router.api.responses.history import Conversation, History
+from router.api.responses.input_items import ENCRYPTED, LOGPROBS, Included
 from router.api.responses.schema import (
     DeletedResponse,
     InputItems,
@@ -40,6 +43,7 @@ from router.tracing import entered
 routes = Routes("Responses", is_fast=True)
 
 _ONE = "/v1/responses/{response_id}"
+_INCLUDE = re.compile(r"include(\[\d*\])?")
 _PAGE, _LARGEST_PAGE = 20, 100
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"model": OpenAIError, "description": "The request lacks the server's API key"},
@@ -76,12 +80,21 @@ async def input_tokens(request: Request) -> Response:
 
 @routes.get(_ONE, response_model=ResponseObject, responses=_REFUSALS)
 async def stored_response(request: Request, response_id: str) -> Response:
-    """A response that is stored."""
-    if request.query_params.get("stream", "").lower() == "true":
-        raise ValidationError(
-            "a stored response is not streamed: leave `stream` out", param="stream", reason="unsupported"
-        )
-    return Response(_stored(request, response_id).response, media_type="application/json")
+    """A response that is stored; query: `include`."""
+    for name in ("stream", "starting_after"):
+        if request.query_params.get(name, "false").lower() != "false":
+            text = f"a stored response is not streamed: leave `{name}` out"
+            raise ValidationError(text, param=name, reason="unsupported")
+    included, response = _included(request), _stored(request, response_id).response
+    if included.isdisjoint((ENCRYPTED, LOGPROBS)):
+        return Response(response, media_type="application/json")
+    whole = orjson.loads(response)
+    if LOGPROBS in included and any(_lacks_logprobs(item) for item in whole["output"]):
+        text = f"`{LOGPROBS}` is kept if the request for the response includes it, and this one did not"
+        raise ValidationError(text, param="include", reason="unsupported")
+    if ENCRYPTED not in included:
+        return Response(response, media_type="application/json")
+    return JsonResponse(whole | {"output": [with_encrypted(item) for item in whole["output"]]})
 
 
 @routes.delete(_ONE, response_model=DeletedResponse, responses=_REFUSALS)
@@ -96,9 +109,14 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 @routes.get(_ONE + "/input_items", response_model=InputItems, responses=_REFUSALS)
 async def input_items(request: Request, response_id: str) -> Response:
-    """The conversation before a stored response, the last item first; query: `limit`, `after`, `order`."""
-    asked = _stored(request, response_id).asked
-    page = page_of(request.query_params, asked, has_id, orjson.loads, usual=_PAGE, most=_LARGEST_PAGE)
+    """The conversation before a stored response, the last item first; query: `limit`, `after`, `order`, `include`."""
+    is_encrypted, asked = ENCRYPTED in _included(request), _stored(request, response_id).asked
+
+    def shown(item: bytes) -> dict[str, Any]:
+        fields: dict[str, Any] = orjson.loads(item)
+        return with_encrypted(fields) if is_encrypted else fields
+
+    page = page_of(request.query_params, asked, has_id, shown, usual=_PAGE, most=_LARGEST_PAGE)
     return JsonResponse(page)
 
 
@@ -107,6 +125,20 @@ async def _refuse(request: Request) -> Response:
 
 
 routes.add_api_route("/v1/responses/{rest:path}", _refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+
+
+def _included(request: Request) -> set[str]:
+    """Return what the query includes, in the spellings of OpenAI's clients."""
+    asked = {text for name, text in request.query_params.multi_items() if _INCLUDE.fullmatch(name)}
+    if unknown := asked - set(get_args(Included)):
+        known = ", ".join(get_args(Included))
+        text = f"`include` must be of {known}, not {clean(min(unknown))!r}"
+        raise ValidationError(text, param="include", reason="invalid_value")
+    return asked
+
+
+def _lacks_logprobs(item: dict[str, Any]) -> bool:
+    return item["type"] == "message" and any(part["text"] and not part["logprobs"] for part in item["content"])
 
 
 def _own(state: AppState) -> OwnResponses | None:

@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 
 from router.answers.stops import Ending
+from router.api.responses.input_items import ENCRYPTED
 from router.api.responses.items import CallOutput, CustomCallOutput, Event, OutputItem, SearchOutput, TextItem
 from router.api.responses.schema import ResponsesBody
 from router.api.responses.tools import ServedTools
 
 Keep = Callable[[dict[str, Any]], None]
 _NONE: Mapping[str, float] = {}
-_ENCRYPTED = "reasoning.encrypted_content"
 
 
 class ResponseWriter:
@@ -40,7 +40,7 @@ class ResponseWriter:
         """
         self._tools = tools
         self._keep = keep
-        self._is_encrypted = _ENCRYPTED in body.include
+        self._is_encrypted = ENCRYPTED in body.include
         self._fields = _fields(body, model, defaults, is_stored=keep is not None) | _echoed(body, tools)
         self._output: list[dict[str, Any]] = []
         self._open: OutputItem | None = None

@@ -345,6 +345,10 @@ async def test_logprobs_of_texts(make_native: MakeRouter, stream: bool) -> None:
         assert [one for event in events for one in event["logprobs"]] == part["logprobs"]
     refused = await router.post(PATH, body(top_logprobs=2))
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "top_logprobs"
+    for wrong in (5, {"role": "user", "content": "Hi"}):
+        refused = await router.post(PATH, body(input=wrong))
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "input"
+        assert message_of(refused) == "input: Input should be a string or a list"
     unknown = await router.post(PATH, body(include=["everything"]))
     assert unknown.status_code == 400 and "file_search_call.results" in message_of(unknown)
 

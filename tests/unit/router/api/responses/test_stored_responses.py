@@ -133,6 +133,51 @@ async def test_items_are_listed_as_they_were_sent(make_storing: MakeRouter) -> N
     router.assert_idle()
 
 
+@pytest.mark.parametrize("name", ["include", "include[]", "include[0]"])
+async def test_reading_includes_what_the_query_names(make_storing: MakeRouter, name: str) -> None:
+    thinks = ["<think>", "Hm.", "</think>", "One."]
+    router = make_storing(thinks, thinks, thinks)
+    first = (await router.post(PATH, body())).json()
+    second = (await router.post(PATH, body(include=["reasoning.encrypted_content"]))).json()
+    third = (await router.post(PATH, body(input="?", previous_response_id=first["id"]))).json()
+
+    async def get(path: str) -> Any:
+        return await router.request("GET", f"{PATH}/{path}")
+
+    asked = f"?{name}=message.input_image.image_url&{name}=reasoning.encrypted_content"
+    written = second["output"][0]["encrypted_content"]
+    assert "encrypted_content" not in first["output"][0] and (await get(first["id"])).json() == first
+    whole = (await get(first["id"] + asked)).json()
+    assert whole["output"] == [first["output"][0] | {"encrypted_content": written}, first["output"][1]]
+    assert (await get(second["id"] + asked)).json() == second
+    for query, shown in (("", None), (asked, written)):
+        items = (await get(f"{third['id']}/input_items{query}")).json()["data"]
+        assert [item["type"] for item in items] == ["message", "message", "reasoning", "message"]
+        assert items[2].get("encrypted_content") == shown
+
+    for path in (first["id"], f"{first['id']}/input_items"):
+        refused = await get(f"{path}?{name}=everything")
+        error = refused.json()["error"]
+        assert refused.status_code == 400 and error["param"] == "include"
+        assert "reasoning.encrypted_content" in error["message"] and "'everything'" in error["message"]
+    refused = await get(f"{first['id']}?{name}=message.output_text.logprobs")
+    assert refused.status_code == 400 and "is kept if the request" in refused.json()["error"]["message"]
+    router.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("stream=true", "stream"), ("starting_after=3", "starting_after"), ("before=msg_1", "before")],
+)
+async def test_queries_that_are_not_served_are_refused(make_storing: MakeRouter, query: str, param: str) -> None:
+    router = make_storing(["One."])
+    response_id = (await router.post(PATH, body())).json()["id"]
+    place = f"{response_id}/input_items" if param == "before" else response_id
+    refused = await router.request("GET", f"{PATH}/{place}?{query}")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+    assert (await router.request("GET", f"{PATH}/{response_id}?stream=false")).status_code == 200
+
+
 async def test_logprobs_are_stored(make_storing: MakeRouter) -> None:
     """They are numbers of 32 bits, and may be infinite."""
     router = make_storing()
@@ -143,6 +188,8 @@ async def test_logprobs_are_stored(make_storing: MakeRouter) -> None:
     router.scheduler.script = lambda request: [TokenGenerated(tokens[0]), last]
     whole = (await router.post(PATH, body(include=["message.output_text.logprobs"]))).json()
     assert (await router.request("GET", f"{PATH}/{whole['id']}")).json() == whole
+    again = f"{PATH}/{whole['id']}?include[]=message.output_text.logprobs"
+    assert (await router.request("GET", again)).json() == whole
     written = whole["output"][0]["content"][0]["logprobs"]
     assert [one["logprob"] for one in written] == [-0.1, None]
     asked = body(previous_response_id=whole["id"], store=False)
