@@ -61,7 +61,7 @@ def test_slots_that_are_filled_again(device: torch.device, wide: bool) -> None:
     slots = ProductSlots(PARTS, {"q", "v"}, INPUTS, SlotSizes(number=2, rank=16), torch.float32, device, affine=True)
     numbers = np.array([1, BASE, 0, 1, 1, 0, BASE] * (74 if wide else 1), np.int64)
     rows = adapter_rows(numbers, None, device)
-    assert rows is not None and rows.tiles is not None and rows.tiles.shape[1] == (65 if wide else 17)
+    assert rows is not None and rows.all.tiles is not None and rows.all.tiles.shape[1] == (65 if wide else 17)
     x = noise(len(numbers), INPUTS, seed=1)
     base = noise(len(numbers), OUTPUTS, seed=2)
     held: dict[int, Factors | None] = {0: None, 1: None}

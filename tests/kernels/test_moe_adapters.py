@@ -70,7 +70,7 @@ class Sites:
         return SlottedExperts((), slots)
 
     def slots_of(self, num_rows: int) -> Tensor | None:
-        return None if self.current.rows is None else self.current.rows.slots_among(num_rows)
+        return None if self.current.rows is None else self.current.rows.among(num_rows).slots
 
 
 def changed(given: ExpertFactors | None, expert: int, x: Tensor, out: Tensor) -> Tensor:

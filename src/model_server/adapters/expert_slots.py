@@ -107,7 +107,7 @@ class ExpertSlots:
     def add(self, rows: AdapterRows, expert: int, x: Tensor, out: Tensor) -> None:
         """Change out [n, outputs] of one expert for x [n, in]."""
         height = self.shape.outputs // self.shape.modules
-        for slot, index in rows.groups:
+        for slot, index in rows.all.groups:
             given, part = x[index], out[index]
             for module in range(self.shape.modules):
                 own = slice(module * height, (module + 1) * height)

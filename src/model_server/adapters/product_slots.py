@@ -105,11 +105,11 @@ class ProductSlots:
 
     def add(self, rows: AdapterRows, x: Tensor, out: Tensor) -> None:
         """Change out [n, outputs], float32 or of x's type, for x [n, in]."""
-        tiles = rows.tiles_among(x.shape[0])
-        if tiles is not None:
-            _kernels().add(self._matrices, tiles, x, out, self._num_processors)
+        own = rows.among(x.shape[0])
+        if own.tiles is not None:
+            _kernels().add(self._matrices, own.tiles, x, out, self._num_processors)
             return
-        for slot, index in rows.among(x.shape[0]):
+        for slot, index in own.groups:
             if isinstance(index, slice):
                 self._add(slot, x[index], out[index])
                 continue

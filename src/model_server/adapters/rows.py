@@ -21,90 +21,54 @@ BASE = -1
 """In place of an adapter's number: the base model."""
 
 
-class AdapterRows:
-    """The adapter of each token's row, and (`kept_…`) of the rows that continue after the last attention."""
+class RowAdapters:
+    """The adapter of each of some rows, as products read it."""
 
-    __slots__ = (
-        "_device", "_groups", "_kept", "kept_numbers", "kept_slots", "kept_tiles", "numbers", "slots", "tiles",
-    )  # fmt: skip
+    __slots__ = ("_device", "_groups", "numbers", "slots", "tiles")
 
     def __init__(
-        self,
-        numbers: Tensor,
-        kept_numbers: Tensor,
-        device: torch.device,
-        tiles: Tensor | None = None,
-        kept_tiles: Tensor | None = None,
-        slots: Tensor | None = None,
-        kept_slots: Tensor | None = None,
+        self, numbers: Tensor, device: torch.device, tiles: Tensor | None = None, slots: Tensor | None = None
     ) -> None:
         # int64 on the host; BASE: none.
         self.numbers = numbers
-        self.kept_numbers = kept_numbers
         # As `kernels/lora` reads the rows, on the device; None without kernels.
         self.tiles = tiles
-        self.kept_tiles = kept_tiles
         # int32 on the device.
         self.slots = slots
-        self.kept_slots = kept_slots
         self._device = device
         self._groups: Groups | None = None
-        self._kept: Groups | None = None
-
-    @property
-    def has_narrow_tiles(self) -> bool:
-        """Whether tiles have the size of captured steps."""
-        return self.tiles is not None and self.tiles.shape[1] == 1 + TILE_ROWS
 
     @property
     def groups(self) -> Groups:
-        """Return the rows of each adapter among all tokens."""
+        """Return the rows of each adapter."""
         if self._groups is None:
             self._groups = _groups(self.numbers.numpy(), self._device)
         return self._groups
 
-    @property
-    def kept(self) -> Groups:
-        """Return the rows of each among those that continue."""
-        if self._kept is None:
-            is_same = self.kept_numbers is self.numbers
-            self._kept = self.groups if is_same else _groups(self.kept_numbers.numpy(), self._device)
-        return self._kept
 
-    def among(self, num_rows: int) -> Groups:
-        """Return the groups of all tokens or of kept rows, by their count: equal counts mean equal rows."""
-        return self.kept if num_rows == len(self.kept_numbers) else self.groups
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """The adapter of each token's row, and of the rows that continue after the last attention."""
 
-    def numbers_among(self, num_rows: int) -> Tensor:
-        """Return each row's adapter number."""
-        return self.kept_numbers if num_rows == len(self.kept_numbers) else self.numbers
+    all: RowAdapters
+    kept: RowAdapters
 
-    def tiles_among(self, num_rows: int) -> Tensor | None:
-        return self.kept_tiles if num_rows == len(self.kept_numbers) else self.tiles
-
-    def slots_among(self, num_rows: int) -> Tensor | None:
-        """Return each row's slot, on the device."""
-        return self.kept_slots if num_rows == len(self.kept_numbers) else self.slots
+    def among(self, num_rows: int) -> RowAdapters:
+        """Return those of all tokens or of kept rows, by their count: equal counts mean equal rows."""
+        return self.kept if num_rows == len(self.kept.numbers) else self.all
 
 
 class UniformRows(AdapterRows):
     """Any number of rows with one adapter."""
 
-    __slots__ = ("_number",)
-
     def __init__(self, number: int, device: torch.device) -> None:
-        super().__init__(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), device)
-        self._number = number
+        whole = RowAdapters(torch.empty(0, dtype=torch.int64), device)
+        whole._groups = ((number, slice(None)),)
+        super().__init__(whole, whole)
 
-    @property
-    def groups(self) -> Groups:
-        return ((self._number, slice(None)),)
-
-    def among(self, num_rows: int) -> Groups:
-        return self.groups
-
-    def numbers_among(self, num_rows: int) -> Tensor:
-        return torch.full((num_rows,), self._number)
+    def among(self, num_rows: int) -> RowAdapters:
+        (number, _), *_ = self.all.groups
+        return RowAdapters(torch.full((num_rows,), number), self.all._device)
 
 
 @dataclass(slots=True)
@@ -123,31 +87,20 @@ class AdapterBuffers:
         self._tiles = torch.full(shape, UNUSED, dtype=torch.int32, device=device)
         self._slots = torch.full((max_rows if num_slots else 0,), BASE, dtype=torch.int32, device=device)
 
-    def of(self, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Return the first rows' tiles and slots."""
-        return self._tiles[: most_tiles(num_rows, self._num_slots)], self._slots[:num_rows]
+    def of(self, num_rows: int) -> RowAdapters:
+        """Return what a captured step reads: which rows have which adapter is on the device alone."""
+        tiles, slots = self._tiles[: most_tiles(num_rows, self._num_slots)], self._slots[:num_rows]
+        return RowAdapters(torch.full((num_rows,), BASE), tiles.device, tiles, slots)
 
-    def fill(self, tiles: Tensor | None, slots: Tensor | None, num_rows: int) -> None:
+    def fill(self, rows: RowAdapters, num_rows: int) -> None:
         """Copy a step's tiles and slots, with padding up to `num_rows`."""
+        tiles, slots = rows.tiles, rows.slots
         assert tiles is not None and slots is not None, "such steps alone are replayed"
         used = tiles.shape[0]
         self._tiles[:used].copy_(tiles)
         self._tiles[used : most_tiles(num_rows, self._num_slots), 0].fill_(UNUSED)
         self._slots[: slots.shape[0]].copy_(slots)
         self._slots[slots.shape[0] : num_rows].fill_(BASE)
-
-
-def captured_rows(
-    buffers: AdapterBuffers, num_rows: int, kept: tuple[AdapterBuffers, int] | None = None
-) -> AdapterRows:
-    """Return what a captured step reads; `kept`: of rows that continue, if fewer."""
-    # Which rows have which adapter is on the device alone.
-    numbers = torch.full((num_rows,), BASE)
-    tiles, slots = buffers.of(num_rows)
-    if kept is None:
-        return AdapterRows(numbers, numbers, tiles.device, tiles, tiles, slots, slots)
-    kept_tiles, kept_slots = kept[0].of(kept[1])
-    return AdapterRows(numbers, numbers[: kept[1]], tiles.device, tiles, kept_tiles, slots, kept_slots)
 
 
 def adapter_rows(
@@ -161,17 +114,16 @@ def adapter_rows(
     """
     if (numbers == BASE).all():
         return None
-    of_tokens = torch.from_numpy(numbers.astype(np.int64))
-    of_kept = of_tokens if kept is None else of_tokens[torch.from_numpy(kept)]
+    all_rows = _row_adapters(numbers, device)
+    return AdapterRows(all_rows, all_rows if kept is None else _row_adapters(numbers[kept], device))
+
+
+def _row_adapters(numbers: npt.NDArray[np.int64], device: torch.device) -> RowAdapters:
+    of_rows = torch.from_numpy(numbers.astype(np.int64))
     if not usable(device):
-        return AdapterRows(of_tokens, of_kept, device)
-    tiles, slots = _on_device(of_tokens, device)
-    kept_tiles, kept_slots = (tiles, slots) if kept is None else _on_device(of_kept, device)
-    return AdapterRows(of_tokens, of_kept, device, tiles, kept_tiles, slots, kept_slots)
-
-
-def _on_device(numbers: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    return upload(torch.from_numpy(row_tiles(numbers.numpy())), device), upload(numbers.int(), device)
+        return RowAdapters(of_rows, device)
+    tiles = upload(torch.from_numpy(row_tiles(numbers)), device)
+    return RowAdapters(of_rows, device, tiles, upload(of_rows.int(), device))
 
 
 def _groups(numbers: npt.NDArray[np.int64], device: torch.device) -> Groups:

@@ -89,13 +89,13 @@ class AdaptedLinear:
         if rows is None:
             return out
         if self._rows:
-            for number, index in rows.among(x.shape[0]):
+            for number, index in rows.among(x.shape[0]).groups:
                 if number in self._rows:
                     self._rows[number].replace(x, out, index)
         if self.panels is not None:
-            self.panels.add(rows.numbers_among(out.numel() // out.shape[-1]), x, out)
+            self.panels.add(rows.among(out.numel() // out.shape[-1]).numbers, x, out)
             return out
-        for number, index in rows.among(x.shape[0]):
+        for number, index in rows.among(x.shape[0]).groups:
             factors = self._factors.get(number)
             if factors is not None:
                 _add(factors, x, out, index)
@@ -126,7 +126,7 @@ class AdaptedEmbedding:
     def adapt(self, ids: Tensor, out: Tensor) -> Tensor:
         """Change out [n, width], the base model's rows of ids [n]."""
         rows = self._current.rows
-        for number, index in () if rows is None else rows.groups:
+        for number, index in () if rows is None else rows.all.groups:
             if number in self._factors:
                 out[index] = self._factors[number].of(ids[index], out[index])
         return out

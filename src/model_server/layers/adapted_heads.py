@@ -131,7 +131,7 @@ class AdaptedHeads:
         keys = slice(0, self._sizes.plain)
         if slots is not None:
             return plain if self._affine is None else (plain * self._affine[0, slots, :, keys]).to(plain.dtype)
-        given = [(index, self._found[n].gain) for n, index in rows.among(len(plain)) if n in self._found]
+        given = [(index, self._found[n].gain) for n, index in rows.among(len(plain)).groups if n in self._found]
         if all(gain is None for _, gain in given):
             return plain
         plain = plain.clone()
@@ -148,7 +148,7 @@ class AdaptedHeads:
             inner = torch.bmm(plain.transpose(0, 1), self._b[:, keys].flatten(2))
             absorbed += torch.matmul(self._own(inner, slots), self._a.flatten(0, 1)).transpose(0, 1)
             return
-        for number, index in rows.among(len(plain)):
+        for number, index in rows.among(len(plain)).groups:
             found = self._found.get(number)
             if found is not None:
                 inner = torch.bmm(plain[index].transpose(0, 1), found.b[:, keys])
@@ -165,7 +165,7 @@ class AdaptedHeads:
                 gain, shift = self._affine[:, slots, :, own]
                 values = (values * gain + shift).to(attended.dtype)
             return values
-        for number, index in rows.among(len(values)):
+        for number, index in rows.among(len(values)).groups:
             found = self._found.get(number)
             if found is not None:
                 inner = attended[index].transpose(0, 1) @ found.a.t()
@@ -198,7 +198,7 @@ class AdaptedHeads:
 
     def _slots_among(self, rows: AdapterRows, num_rows: int) -> Tensor | None:
         """Return slots known on the device alone; -1: none."""
-        return None if self._slots is None else rows.slots_among(num_rows)
+        return None if self._slots is None else rows.among(num_rows).slots
 
     def _own(self, inner: Tensor, slots: Tensor) -> Tensor:
         """Zero inner [heads, n, slots * rank] outside of each row's slot."""

@@ -93,7 +93,7 @@ class SlottedLinear(OnHost):
         if rows is None:
             return out
         if self._head_rows:
-            for slot, index in rows.among(x.shape[0]):
+            for slot, index in rows.among(x.shape[0]).groups:
                 if slot in self._head_rows:
                     self._head_rows[slot].replace(x, out, index)
         if self._slots is not None:

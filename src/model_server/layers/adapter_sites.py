@@ -14,7 +14,7 @@ from model_server.adapters.folder import Adapter
 from model_server.adapters.product_slots import ProductSlots, SlotSizes
 from model_server.adapters.reader import AdapterReader
 from model_server.adapters.row_slots import EmbeddingSlots, HeadSlots, RowSizes
-from model_server.adapters.rows import BASE, AdapterRows, CurrentRows
+from model_server.adapters.rows import BASE, AdapterRows, CurrentRows, RowAdapters
 from model_server.adapters.slot_table import SlotTable
 from model_server.layers.adapted import AdaptedEmbedding, AdaptedLinear, Addition
 from model_server.layers.adapted_heads import AdaptedHeads, HeadSizes
@@ -184,12 +184,13 @@ class AdapterSites:
 
     def numbers_of(self, num_rows: int) -> Tensor | None:
         """Return each row's adapter in the running layer, [num_rows] int64 on the host; None without any."""
-        return None if self.current.rows is None else self.current.rows.numbers_among(num_rows)
+        return None if self.current.rows is None else self.current.rows.among(num_rows).numbers
 
     def narrow(self, numbers: Tensor | None) -> None:
         """Set the rows of the expert that runs, as `numbers_of` has them."""
         has_any = numbers is not None and bool((numbers != BASE).any())
-        self._of_expert.rows = AdapterRows(numbers, numbers, self._device) if has_any and numbers is not None else None
+        rows = RowAdapters(numbers, self._device) if has_any and numbers is not None else None
+        self._of_expert.rows = None if rows is None else AdapterRows(rows, rows)
 
     @property
     def of_expert(self) -> CurrentRows:
@@ -198,7 +199,7 @@ class AdapterSites:
 
     def slots_of(self, num_rows: int) -> Tensor | None:
         """Return each row's slot in the running layer, [num_rows] int32 on the device; None without any."""
-        return None if self.current.rows is None else self.current.rows.slots_among(num_rows)
+        return None if self.current.rows is None else self.current.rows.among(num_rows).slots
 
     def load_given(self) -> int:
         """Load the model's own adapters, and return their bytes."""

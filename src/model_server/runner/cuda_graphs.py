@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from model_server.adapters.rows import AdapterRows
+from model_server.adapters.tiles import TILE_ROWS
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import FatalError
 from model_server.kernels.availability import usable
@@ -235,8 +236,9 @@ class GraphedRunner:
         return True
 
     def _may_adapt(self, rows: AdapterRows) -> bool:
-        slots = self.traits.slots
-        return slots is not None and rows.has_narrow_tiles and slots.is_capturable(rows.numbers)
+        slots, tiles = self.traits.slots, rows.all.tiles
+        is_narrow = tiles is not None and tiles.shape[1] == 1 + TILE_ROWS
+        return slots is not None and is_narrow and slots.is_capturable(rows.all.numbers)
 
     def _captured(self, places: int) -> tuple[int, ...]:
         return tuple(sorted(size for each, size in self._graphs if each == places))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_server.adapters.rows import AdapterBuffers, captured_rows
+from model_server.adapters.rows import AdapterBuffers, AdapterRows
 from model_server.attention.metadata import AttentionMetadata
 from model_server.runner.runner import Kept, ModelInputs, TokenRow
 
@@ -71,7 +71,7 @@ class DecodeBuffers:
             metadata,
             None,
             hidden=hidden,
-            adapters=captured_rows(self._adapters, num_rows) if adapted else None,
+            adapters=AdapterRows(*[self._adapters.of(num_rows)] * 2) if adapted else None,
         )
 
     def hold(self, kept: Kept) -> None:
@@ -117,6 +117,6 @@ class DecodeBuffers:
             self._hidden[:rows].copy_(inputs.hidden)
             self._hidden[rows:num_rows].zero_()  # a step may write into what it gets
         if inputs.adapters is not None:
-            self._adapters.fill(inputs.adapters.tiles, inputs.adapters.slots, num_rows)
+            self._adapters.fill(inputs.adapters.all, num_rows)
         self._kv_lengths[:rows].copy_(metadata.kv_lengths)
         self._tables[:rows, :width].copy_(tables)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.adapters.rows import AdapterBuffers, captured_rows
+from model_server.adapters.rows import AdapterBuffers, AdapterRows
 from model_server.attention.backend import AttentionLayer, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
 from model_server.runner.graph_capture import CapturedGraph
@@ -68,14 +68,14 @@ class PiecewiseBuffers:
             kv_lengths_host=(self.max_length,),
         )
         rows = self._logit_rows[: self.rows(num_tokens)]
-        adapters = captured_rows(self._adapters, num_tokens, (self._kept_adapters, len(rows))) if adapted else None
+        of_rows = self._adapters.of(num_tokens), self._kept_adapters.of(len(rows))
         return ModelInputs(
             self._ids[:num_tokens],
             self._positions[:num_tokens],
             metadata,
             rows,
             attention_step=attention,
-            adapters=adapters,
+            adapters=AdapterRows(*of_rows) if adapted else None,
         )
 
     def fill(self, inputs: ModelInputs, num_tokens: int) -> None:
@@ -91,9 +91,8 @@ class PiecewiseBuffers:
             [inputs.input_ids, inputs.positions, inputs.attention.slots, inputs.logit_rows],
         )
         if inputs.adapters is not None:
-            self._adapters.fill(inputs.adapters.tiles, inputs.adapters.slots, num_tokens)
-            kept = inputs.adapters.kept_tiles, inputs.adapters.kept_slots
-            self._kept_adapters.fill(*kept, self.rows(num_tokens))
+            self._adapters.fill(inputs.adapters.all, num_tokens)
+            self._kept_adapters.fill(inputs.adapters.kept, self.rows(num_tokens))
         # Rows beyond are computed too, of tokens that this size has.
         self._logit_rows[rows:].zero_()
 

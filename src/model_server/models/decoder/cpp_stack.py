@@ -119,7 +119,7 @@ class CppStack:
             kept=None if kept_rows is None else kept_rows.data_ptr(),
             caches=self._caches,
             out=out.data_ptr(),
-            adapters=None if adapters is None else adapters.numbers.data_ptr(),
+            adapters=None if adapters is None else adapters.all.numbers.data_ptr(),
             paging=step.attention.paging,
         )
         operators.cpp_stack(TYPES[hidden.dtype], self._config, struct)

@@ -48,7 +48,7 @@ class Slots:
         assert inputs is not None
         if inputs.adapters is None:
             return []
-        return [BASE if slot == BASE else self.held[slot] for slot in inputs.adapters.numbers.tolist()]
+        return [BASE if slot == BASE else self.held[slot] for slot in inputs.adapters.all.numbers.tolist()]
 
 
 @pytest.fixture
@@ -144,5 +144,5 @@ def test_drafts_of_the_device_keep_the_adapters_of_their_rows(
             shard.decode(0)
             assert runner.last_inputs is not None
             found.append(runner.last_inputs.adapters)
-    assert found[0] is not None and found[0].numbers.tolist() == [0, 0, 0, BASE, BASE, BASE, 1, 1, 1]
+    assert found[0] is not None and found[0].all.numbers.tolist() == [0, 0, 0, BASE, BASE, BASE, 1, 1, 1]
     assert found[1] is found[0] and found[2] is found[0]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model_server.adapters.factors import joined
 from model_server.adapters.product_slots import SlotSizes
-from model_server.adapters.rows import BASE, AdapterRows, CurrentRows
+from model_server.adapters.rows import BASE, AdapterRows, CurrentRows, RowAdapters
 from model_server.layers.adapted import Addition
 from model_server.layers.adapted_heads import AdaptedHeads, HeadSizes
 from model_server.weights.matrix import Part
@@ -42,9 +42,9 @@ def test_rows_by_the_device_are_those_by_the_host(affine: bool) -> None:
     subject = heads_with_three(affine=affine)
     numbers = torch.tensor([1, BASE, 0, 1, 2, BASE, 0])
     count = len(numbers)
-    by_host = AdapterRows(numbers, numbers, CPU)
+    by_host = AdapterRows(*[RowAdapters(numbers, CPU)] * 2)
     nothing = torch.full((count,), BASE)  # as a captured step has it
-    by_device = AdapterRows(nothing, nothing, CPU, None, None, numbers.int(), numbers.int())
+    by_device = AdapterRows(*[RowAdapters(nothing, CPU, slots=numbers.int())] * 2)
     plain, attended = noise(count, SIZES.heads, SIZES.plain), noise(count, SIZES.heads, SIZES.latent)
     found = []
     for rows in (by_host, by_device):

@@ -13,7 +13,7 @@ from support.engine_shard import BLOCK, CPU, slots_of
 from support.graph_doubles import CapturableRunner, PlainGraphCapture
 from torch import Tensor
 
-from model_server.adapters.rows import BASE, AdapterRows
+from model_server.adapters.rows import BASE, AdapterRows, RowAdapters
 from model_server.adapters.slot_table import SlotTable
 from model_server.adapters.tiles import row_tiles
 from model_server.attention.metadata import AttentionMetadata
@@ -36,7 +36,7 @@ class AdaptedRunner(CapturableRunner):
         logits = super().forward(inputs, cache)
         if inputs.adapters is not None:
             self.num_adapted += 1
-            tiles = inputs.adapters.tiles_among(len(logits))
+            tiles = inputs.adapters.among(len(logits)).tiles
             assert tiles is not None
             rows = [(row, slot) for slot, *of_tile in tiles.tolist() if slot >= 0 for row in of_tile if row >= 0]
             assert len({row for row, _ in rows}) == len(rows)
@@ -84,7 +84,7 @@ def step(slots: list[int]) -> ModelInputs:
     )
     numbers = torch.tensor(slots)
     tiles = torch.from_numpy(row_tiles(np.array(slots, np.int64)))
-    rows = AdapterRows(numbers, numbers, CPU, tiles, tiles, numbers.int(), numbers.int())
+    rows = AdapterRows(*[RowAdapters(numbers, CPU, tiles, numbers.int())] * 2)
     adapters = rows if any(s != BASE for s in slots) else None
     return ModelInputs(torch.arange(count) + 11, torch.full((count,), 2), metadata, None, adapters=adapters)
 

@@ -11,7 +11,7 @@ from parity.protocol import CPU, attention_metadata
 from support.graph_doubles import PlainGraphCapture
 from torch import Tensor
 
-from model_server.adapters.rows import BASE, AdapterRows
+from model_server.adapters.rows import BASE, AdapterRows, RowAdapters
 from model_server.adapters.slot_table import SlotTable
 from model_server.adapters.tiles import row_tiles
 from model_server.attention.backend import AttentionLayer
@@ -95,7 +95,8 @@ class AdaptedLayers(TwoLayers):
     def adapt(self, hidden: Tensor, inputs: ModelInputs) -> None:
         if inputs.adapters is None:
             return
-        tiles, slots = (of(len(hidden)) for of in (inputs.adapters.tiles_among, inputs.adapters.slots_among))
+        own = inputs.adapters.among(len(hidden))
+        tiles, slots = own.tiles, own.slots
         assert tiles is not None and slots is not None and len(slots) == len(hidden)
         rows = {row: slot for slot, *of_tile in tiles.tolist() if slot >= 0 for row in of_tile if row >= 0}
         assert rows == {row: slot for row, slot in enumerate(slots.tolist()) if slot >= 0}
@@ -204,9 +205,11 @@ def with_adapters(inputs: ModelInputs, slots: list[int]) -> ModelInputs:
     """slots: of each sequence."""
     numbers = torch.tensor(slots).repeat_interleave(torch.tensor(inputs.attention.query_lengths_host))
     assert inputs.logit_rows is not None
-    kept = numbers[inputs.logit_rows]
-    tiles, kept_tiles = (torch.from_numpy(row_tiles(rows.numpy())) for rows in (numbers, kept))
-    return replace(inputs, adapters=AdapterRows(numbers, kept, CPU, tiles, kept_tiles, numbers.int(), kept.int()))
+    all_rows, kept = (
+        RowAdapters(rows, CPU, torch.from_numpy(row_tiles(rows.numpy())), rows.int())
+        for rows in (numbers, numbers[inputs.logit_rows])
+    )
+    return replace(inputs, adapters=AdapterRows(all_rows, kept))
 
 
 def test_prompts_with_adapters_have_pieces_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
