@@ -19,11 +19,16 @@ CROSSING = frozenset(("idefics", "mllama"))
 _WITH_ORIGINAL = ("llama3", "longrope", "su", "yarn")
 
 
-class ModelConfig:
-    """Fields of a config.json; errors name the field."""
+_SAME: Mapping[str, str] = {}
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
+
+class ModelConfig:
+    """Fields of a config.json; errors name the field, as the file has it."""
+
+    def __init__(self, fields: Mapping[str, Any], names: Mapping[str, str] = _SAME) -> None:
+        """Take the fields, and the file's `names` of those that are called otherwise here."""
         self._fields = fields
+        self._names = names
 
     @property
     def model_type(self) -> str:
@@ -31,6 +36,10 @@ class ModelConfig:
         if not isinstance(value, str):
             raise StartupError("config.json names no `model_type`")
         return value
+
+    def named(self, name: str) -> str:
+        """Return the file's name of a field."""
+        return self._names.get(name, name)
 
     def has(self, name: str) -> bool:
         """Whether the file has `name`, even as null."""
@@ -44,7 +53,7 @@ class ModelConfig:
         value = self._fields.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < MAX_COUNT:
-            raise StartupError(f"config.json: `{name}` must be a positive integer, got {value!r}")
+            raise StartupError(f"config.json: `{self.named(name)}` must be a positive integer, got {value!r}")
         return value
 
     def number(self, name: str, default: float) -> float:
@@ -52,21 +61,21 @@ class ModelConfig:
         value = self._fields.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise StartupError(f"config.json: `{name}` must be a positive number, got {value!r}")
+            raise StartupError(f"config.json: `{self.named(name)}` must be a positive number, got {value!r}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._fields.get(name)
         value = default if value is None else value
         if not isinstance(value, bool):
-            raise StartupError(f"config.json: `{name}` must be true or false, got {value!r}")
+            raise StartupError(f"config.json: `{self.named(name)}` must be true or false, got {value!r}")
         return value
 
     def text(self, name: str, default: str) -> str:
         value = self._fields.get(name)
         value = default if value is None else value
         if not isinstance(value, str):
-            raise StartupError(f"config.json: `{name}` must be a string, got {value!r}")
+            raise StartupError(f"config.json: `{self.named(name)}` must be a string, got {value!r}")
         return value
 
     def optional_number(self, name: str, default: float | None = None) -> float | None:
@@ -77,22 +86,25 @@ class ModelConfig:
 
     def renamed(self, names: Mapping[str, str | tuple[str, ...]], **added: Any) -> ModelConfig:
         """Rename fields {ours: theirs, or several, the first wins}; `added` fill in for null or absent ones."""
-        fields = dict(self._fields)
+        fields, files = dict(self._fields), dict(self._names)
         fields |= {name: value for name, value in added.items() if fields.get(name) is None}
         for ours, theirs in names.items():
-            for name in (theirs,) if isinstance(theirs, str) else theirs:
-                if self._fields.get(name) is not None:
-                    fields[ours] = self._fields[name]
-                    break
-        return ModelConfig(fields)
+            choices = (theirs,) if isinstance(theirs, str) else theirs
+            given = next((name for name in choices if self._fields.get(name) is not None), None)
+            if given is not None:
+                fields[ours] = self._fields[given]
+            if given is not None or fields.get(ours) is None:
+                files[ours] = self.named(given or choices[0])
+        return ModelConfig(fields, files)
 
     def replaced(self, **fields: Any) -> ModelConfig:
         """Replace fields, whatever the file says."""
-        return ModelConfig({**self._fields, **fields})
+        names = {ours: name for ours, name in self._names.items() if ours not in fields}
+        return ModelConfig({**self._fields, **fields}, names)
 
     def without(self, *names: str) -> ModelConfig:
         """Drop fields that transformers does not read for this type."""
-        return ModelConfig({name: value for name, value in self._fields.items() if name not in names})
+        return ModelConfig({name: value for name, value in self._fields.items() if name not in names}, self._names)
 
     def rope_block(self) -> Mapping[str, Any]:
         """Return `rope_scaling`, which people add to `rope_parameters` (transformers 5), or those."""
@@ -112,7 +124,8 @@ class ModelConfig:
         """
         block = self.rope_block() if block is None else block
         kind = block.get("rope_type") or block.get("type") or "default"
-        found = ModelConfig({"rope_theta": block.get("rope_theta") or self._fields.get("rope_theta")})
+        own = block.get("rope_theta")
+        found = ModelConfig({"rope_theta": own or self._fields.get("rope_theta")}, _SAME if own else self._names)
         parameters = dict(block)
         original = self._fields.get("original_max_position_embeddings")
         if original is not None and kind in _WITH_ORIGINAL:  # Phi 3 keeps it outside, where it counts first

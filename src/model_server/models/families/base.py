@@ -44,8 +44,8 @@ def base(
     max_positions = config.count("max_position_embeddings", default_positions)
     if num_heads % num_kv_heads != 0:
         raise StartupError(
-            f"config.json: `num_attention_heads` ({num_heads}) is not a multiple of "
-            f"`num_key_value_heads` ({num_kv_heads})"
+            f"config.json: `{config.named('num_attention_heads')}` ({num_heads}) is not a multiple of "
+            f"`{config.named('num_key_value_heads')}` ({num_kv_heads})"
         )
     fields: dict[str, Any] = {
         "hidden_size": hidden_size,
@@ -98,7 +98,8 @@ def layer_kinds(config: ModelConfig, default: list[str], served: tuple[str, ...]
     types = default if types is None else types
     num_layers = config.count("num_hidden_layers")
     if not isinstance(types, list) or len(types) != num_layers or any(t not in kinds for t in types):
-        raise StartupError(f"config.json: `layer_types` must name {num_layers} times one of {', '.join(kinds)}")
+        name = config.named("layer_types")
+        raise StartupError(f"config.json: `{name}` must name {num_layers} times one of {', '.join(kinds)}")
     return types
 
 

@@ -127,26 +127,28 @@ def expect(config: ModelConfig, name: str, served: object) -> None:
     """Check a field with one served value."""
     value = config.get(name)
     if value is not None and value != served:
+        name = config.named(name)
         raise StartupError(f"config.json: `{name}` is served for {config.model_type} as {served!r} only, got {value!r}")
 
 
 def _experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -> Moe:
     """Describe experts; defaults of size and shared count; shared ones are stored as one MLP."""
+    named = config.named
     expect(config, "moe_layer_freq", 1)
     if routing.num_experts % routing.num_groups != 0:
         raise StartupError(
-            f"config.json: `n_routed_experts` ({routing.num_experts}) is not a multiple of `n_group` "
-            f"({routing.num_groups})"
+            f"config.json: `{named('n_routed_experts')}` ({routing.num_experts}) is not a multiple of "
+            f"`{named('n_group')}` ({routing.num_groups})"
         )
     if routing.top_groups > routing.num_groups:
         raise StartupError(
-            f"config.json: `topk_group` is {routing.top_groups}, but there are {routing.num_groups} groups"
+            f"config.json: `{named('topk_group')}` is {routing.top_groups}, but there are {routing.num_groups} groups"
         )
     eligible = routing.num_experts // routing.num_groups * routing.top_groups
     if eligible < routing.top_k:
         raise StartupError(
-            f"config.json: `num_experts_per_tok` is {routing.top_k}, but `topk_group` ({routing.top_groups}) groups "
-            f"have {eligible} experts"
+            f"config.json: `{named('num_experts_per_tok')}` is {routing.top_k}, but `{named('topk_group')}` "
+            f"({routing.top_groups}) groups have {eligible} experts"
         )
     intermediate_size = config.count("moe_intermediate_size", size)
     return Moe(
@@ -206,7 +208,9 @@ def behind_dense(config: ModelConfig, mixture: Moe, first_dense: int) -> tuple[M
     dense = config.get("first_k_dense_replace")
     dense = first_dense if dense is None else dense
     if type(dense) is not int or dense < 0:
-        raise StartupError(f"config.json: `first_k_dense_replace` must be a number of layers, got {dense!r}")
+        raise StartupError(
+            f"config.json: `{config.named('first_k_dense_replace')}` must be a number of layers, got {dense!r}"
+        )
     return tuple(None if i < dense else mixture for i in range(config.count("num_hidden_layers")))
 
 

@@ -47,8 +47,9 @@ _SIZES = ("head_dim", "num_key_value_heads")
 
 def gemma(config: ModelConfig) -> Spec:
     """Describe Gemma, whose early files say `gelu` for the approximation."""
-    given = config.get("hidden_act")
-    return _gemma(config.replaced(hidden_activation="gelu_pytorch_tanh" if given == "gelu" else given))
+    config = config.without("hidden_activation").renamed({"hidden_activation": "hidden_act"})
+    is_old = config.get("hidden_act") == "gelu"
+    return _gemma(config.replaced(hidden_activation="gelu_pytorch_tanh") if is_old else config)
 
 
 def gemma2(config: ModelConfig) -> Spec:

@@ -236,7 +236,8 @@ def top_k(config: ModelConfig, num_experts: int, default: int | None) -> int:
     """Return `num_experts_per_tok`, which there must be experts for."""
     count = config.count("num_experts_per_tok", default)
     if count > num_experts:
-        raise StartupError(f"config.json: `num_experts_per_tok` is {count}, but there are {num_experts} experts")
+        name = config.named("num_experts_per_tok")
+        raise StartupError(f"config.json: `{name}` is {count}, but there are {num_experts} experts")
     return count
 
 
@@ -246,5 +247,5 @@ def indices(config: ModelConfig, name: str) -> tuple[int, ...] | None:
     if value is None:
         return None
     if not isinstance(value, list) or any(type(i) is not int for i in value):
-        raise StartupError(f"config.json: `{name}` must be a list of layer numbers, got {value!r}")
+        raise StartupError(f"config.json: `{config.named(name)}` must be a list of layer numbers, got {value!r}")
     return tuple(value)

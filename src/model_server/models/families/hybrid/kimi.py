@@ -24,6 +24,11 @@ _NAMES: dict[str, str | tuple[str, ...]] = {
     "norm_topk_prob": ("moe_renormalize", "norm_topk_prob"),
     "scoring_func": "moe_router_activation_func",
 }
+_MADE = {
+    "num_heads": "linear_num_heads",
+    "head_dim": "linear_head_dim",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
 _STORED = "block_sparse_moe"
 
 
@@ -46,7 +51,8 @@ def kimi_linear(config: ModelConfig) -> Spec:
         width=linear.count("short_conv_kernel_size", 4),
     )
     if mixer.width < 2:
-        raise StartupError("config.json: `short_conv_kernel_size` must be at least 2, got 1")
+        name = linear.named("short_conv_kernel_size")
+        raise StartupError(f"config.json: `{name}` must be at least 2, got 1")
     expect(config, "hidden_act", "silu")
     kinds = _kinds(config, linear)
     plain = latent_decoder(
@@ -66,14 +72,13 @@ def kimi_linear(config: ModelConfig) -> Spec:
 
 def _linear_config(config: ModelConfig) -> ModelConfig:
     """Return the fields of `linear_attn_config`, or those that transformers makes of them."""
-    names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
-    names["short_conv_kernel_size"] = "linear_conv_kernel_dim"
     block = config.get("linear_attn_config")
     if block is None:
         block = {}
     if not isinstance(block, dict):
         raise StartupError(f"config.json: `linear_attn_config` must be an object, got {block!r}")
-    return ModelConfig({ours: config.get(theirs) for ours, theirs in names.items()} | block)
+    made = {name: config.get(name) for name in _MADE.values()}
+    return ModelConfig(made | block).renamed({ours: (ours, theirs) for ours, theirs in _MADE.items()})
 
 
 def _kinds(config: ModelConfig, linear: ModelConfig) -> list[str]:

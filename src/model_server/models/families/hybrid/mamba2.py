@@ -35,7 +35,8 @@ def granitemoehybrid(config: ModelConfig) -> Spec:
     if kinds is None:
         kinds = ["linear_attention"] * num_layers
     if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in _KINDS for kind in kinds):
-        raise StartupError(f"config.json: `layer_types` must name {num_layers} times one of {', '.join(_KINDS)}")
+        name = config.named("layer_types")
+        raise StartupError(f"config.json: `{name}` must name {num_layers} times one of {', '.join(_KINDS)}")
     kind = config.get("position_embedding_type")
     if kind not in (None, "rope", "nope"):
         raise StartupError(f"config.json: `position_embedding_type` must be null or 'rope', got {kind!r}")
@@ -170,7 +171,9 @@ def time_limits(config: ModelConfig) -> tuple[float, float]:
     found = [_number(one) for one in value] if isinstance(value, list | tuple) else []
     least, most = found if len(found) == 2 else (None, None)
     if least is None or most is None or not 0 <= least <= most:
-        raise StartupError(f"config.json: `time_step_limit` must be two ascending numbers, got {value!r:.200}")
+        raise StartupError(
+            f"config.json: `{config.named('time_step_limit')}` must be two ascending numbers, got {value!r:.200}"
+        )
     return least, most
 
 

@@ -91,10 +91,12 @@ def _kinds(config: ModelConfig) -> list[str]:
 def _mixer(config: ModelConfig) -> Mamba2Spec:
     heads, groups = config.count("mamba_num_heads", 128), config.count("n_groups", 8)
     if heads % groups != 0:
-        raise StartupError(f"config.json: `mamba_num_heads` ({heads}) is not a multiple of `n_groups` ({groups})")
+        raise StartupError(
+            f"config.json: `mamba_num_heads` ({heads}) is not a multiple of `{config.named('n_groups')}` ({groups})"
+        )
     width = config.count("conv_kernel", 4)
     if width < 2:
-        raise StartupError("config.json: `conv_kernel` must be at least 2, got 1")
+        raise StartupError(f"config.json: `{config.named('conv_kernel')}` must be at least 2, got 1")
     if config.text("mamba_hidden_act", "silu") not in ("silu", "swish"):
         raise StartupError("config.json: `mamba_hidden_act` is served for nemotron_h as 'silu' only")
     return Mamba2Spec(

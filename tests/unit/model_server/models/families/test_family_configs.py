@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from typing import Any
 
@@ -62,6 +63,17 @@ def test_a_silent_file_means_what_it_means_to_transformers(model_type: str) -> N
                 spec(model_type, without=(name,))
         else:
             assert numbers(spec(model_type, without=(name,))) == whole, name
+
+
+@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - set(OWN)))
+def test_a_refusal_names_the_field_that_the_file_has(model_type: str) -> None:
+    """Whatever the field is called here, where it has another family's name."""
+    for name in defaults(model_type).keys() - {"model_type"}:
+        try:
+            spec(model_type, **{name: -7})
+        except StartupError as error:
+            named = re.search(r"config\.json: `(\w+)`", str(error))
+            assert named is None or named[1] == name, str(error)
 
 
 def test_unknown_types_are_told_from_unusable_ones() -> None:
@@ -231,7 +243,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"rope_parameters": {"partial_rotary_factor": 0.33}},
         "the rotated part of `head_dim` must be even, got 21",
     ),
-    ("gptj", {"n_head": 0}, "`num_attention_heads` must be a positive integer"),
+    ("gptj", {"n_head": 0}, "`n_head` must be a positive integer"),
     ("gemma4_text", {"num_kv_shared_layers": 26}, "leaves no layer of some kind"),
     ("gemma4_text", {"vocab_size_per_layer_input": 8}, "must be at least `vocab_size`"),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "tokens of this model see those behind them"),

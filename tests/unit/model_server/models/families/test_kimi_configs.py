@@ -31,10 +31,18 @@ def spec(**fields: Any) -> Spec:
             "name the layers 1 to 4, each once",
         ),
         ({"layer_types": None, "linear_attn_config": {**LAYERS, "kda_layers": "all"}}, "`kda_layers` must be a list"),
-        ({"linear_conv_kernel_dim": 1}, "`short_conv_kernel_size` must be at least 2"),
+        ({"linear_conv_kernel_dim": 1}, "`linear_conv_kernel_dim` must be at least 2"),
+        ({"linear_attn_config": {**LAYERS, "short_conv_kernel_size": 1}}, "`short_conv_kernel_size` must be at least"),
         ({"hidden_act": "gelu"}, "`hidden_act` is served for kimi_linear as 'silu' only"),
         ({"mla_use_nope": False}, "`mla_use_nope` is served for kimi_linear as True only"),
-        ({"moe_router_activation_func": "softmax"}, "`scoring_func` is served for kimi_linear as 'sigmoid' only"),
+        (
+            {"num_experts": 4, "num_expert_group": 3},
+            r"`num_experts` \(4\) is not a multiple of `num_expert_group` \(3\)",
+        ),
+        (
+            {"moe_router_activation_func": "softmax"},
+            "`moe_router_activation_func` is served for kimi_linear as 'sigmoid' only",
+        ),
     ],
 )
 def test_configs_that_are_refused(fields: dict[str, Any], message: str) -> None:
