@@ -12,8 +12,8 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 953,
-    "files below 50 lines": 252,
+    "files": 956,
+    "files below 50 lines": 253,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
@@ -25,18 +25,18 @@ LIMITS = {
     "functions named settle": 0,
     "functions named leave": 0,
     "functions named brought": 0,
-    "files that name adapters": 141,
+    "files that name adapters": 142,
     "files that name images": 128,
     "files that name drafts": 99,
     "files that name stages": 41,
     "files that name states": 35,
 }
 LINES = {
-    "launcher": 14_312,
-    "model_server": 51_315,
+    "launcher": 14_340,
+    "model_server": 51_724,
     "router": 35_996,
     "tercet": 63,
-    "wire": 7_275,
+    "wire": 7_304,
 }
 LONG_FILE = 400
 

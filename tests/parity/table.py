@@ -69,6 +69,9 @@ a slot, prompts are computed in chunks, and later prompts continue from saved st
 types with such layers (Mamba, Jamba, Zamba, MiniMax 01, ...) are stateful, and models of these without any layer of
 attention.
 
+Sparse attention is native in `deepseek_v32` and `glm_moe_dsa`: the keys of their indexers are cached beside the
+latents ([kv-cache.md](kv-cache.md)).
+
 {vision}
 
 {counts}
@@ -81,8 +84,9 @@ gloo give the same logits. "no" is refused at the start. 4 ranks are tried with 
 divide them.
 
 Each type was tried with a tiny random checkpoint (64 wide, 4 layers, 4 heads, 2 key heads, 256 tokens, 4 experts,
-windows and chunks of 8). Three sequences went through the batch protocol of the parity tests: several prompts flattened
-into one forward, chunks together with decode rows, decode; interleaved cache blocks, NaN in unwritten places.
+windows, chunks and choices of an indexer of 8). Three sequences went through the batch protocol of the parity tests:
+several prompts flattened into one forward, chunks together with decode rows, decode; interleaved cache blocks, NaN in
+unwritten places.
 
 | Model type | Runner | Error | TP=2 | TP=4 | Note |
 |---|---|---|---|---|---|

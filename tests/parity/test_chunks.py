@@ -27,7 +27,14 @@ Said = dict[int, dict[str, Any]]
 
 @pytest.fixture(
     scope="module",
-    params=["llama", "lfm2", "qwen3_next", "bamba", pytest.param("kimi_linear", marks=pytest.mark.parity)],
+    params=[
+        "llama",
+        "lfm2",
+        "qwen3_next",
+        "bamba",
+        "deepseek_v32",
+        pytest.param("kimi_linear", marks=pytest.mark.parity),
+    ],
 )
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(request.param, tmp_path_factory.mktemp("model"))

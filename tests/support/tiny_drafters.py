@@ -134,8 +134,8 @@ def with_mtp(path: Path, *, copies_head: bool = True) -> Path:
     config = whole.get("text_config", whole)
     layer = config["num_hidden_layers"] = config["num_hidden_layers"] - 1
     config["num_nextn_predict_layers"] = 1
-    if "layer_types" in config:
-        config["layer_types"] = config["layer_types"][:layer]
+    for kinds in {"layer_types", "mlp_layer_types"} & config.keys():
+        config[kinds] = config[kinds][:layer]
     (path / "config.json").write_text(json.dumps(whole))
     tensors = load_file(path / "model.safetensors")
     name = next(name for name in tensors if name.endswith("embed_tokens.weight"))

@@ -52,6 +52,14 @@ _MLA = {
     "first_k_dense_replace": 1,
 }
 
+_SPARSE = _MLA | {
+    "q_lora_rank": 24,
+    "num_experts_per_tok": 3,
+    "index_topk": 6,
+    "index_head_dim": 16,
+    "index_n_heads": 8,
+}
+
 _GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW}
 
 _DELTA = {
@@ -335,6 +343,24 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("glm4_moe_lite", "plain"): {name: value for name, value in _MLA.items() if name != "first_k_dense_replace"}
     | {"q_lora_rank": 24, "num_experts_per_tok": 3, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+    ("deepseek_v32", "plain"): _SPARSE
+    | {
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        "max_position_embeddings": 128,
+    },
+    ("deepseek_v32", "biases"): _SPARSE
+    | {
+        "n_group": 1,
+        "topk_group": 1,
+        "attention_bias": True,
+        "index_n_heads": 7,
+        "index_head_dim": 24,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+    },
+    ("glm_moe_dsa", "plain"): _SPARSE,
+    ("glm_moe_dsa", "shared"): _SPARSE | {"indexer_types": ["full", "shared", "full", "shared"]},
     ("hy_v3", "plain"): {
         "head_dim": 32,
         "num_experts": 8,

@@ -75,6 +75,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": None},
     },
     "cosmos3_edge_text": _sections(2, 3, 3),
+    **{name: {"index_topk": WINDOW, "index_head_dim": 16} for name in ("deepseek_v32", "glm_moe_dsa")},
     "deepseek_ocr2_text": {"mlp_layer_types": _SPARSE},
     "ernie4_5_vl_moe_text": {"moe_intermediate_size": [48, 32], **_sections(3, 3, 2)},
     "glm4v_text": _sections(2, 3, 3, partial_rotary_factor=1.0),

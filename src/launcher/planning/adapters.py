@@ -175,4 +175,7 @@ def _of_attention(info: ModelInfo, num_shard: int, hidden: int) -> tuple[int, in
     outputs = latent.keys + latent.rotated + heads * (latent.plain + latent.value) + hidden + query
     if latent.queries:
         inputs, outputs = inputs + latent.queries, outputs + latent.queries
+    if latent.indexers and latent.indexers == info.num_layers:  # whole on every rank
+        inputs += latent.queries + 2 * hidden
+        outputs += latent.index_heads * latent.index_dim + latent.index_dim + latent.index_heads
     return inputs, outputs

@@ -228,7 +228,7 @@ def token_bytes(info: ModelInfo, num_shard: int, width: int) -> int | None:
         return None
     layers = info.num_layers - (0 if info.mixers is None else info.mixers.without_keys)
     if info.latent is not None:
-        return layers * info.latent.cached * width
+        return info.latent.cached(layers) * width
     if not info.num_kv_heads or not info.head_dim:
         return None
     return 2 * layers * max(1, info.num_kv_heads // num_shard) * info.head_dim * width

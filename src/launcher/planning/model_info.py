@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.errors import ArgumentValidation
-from launcher.planning.key_layers import key_layers_in
+from launcher.planning.key_layers import LatentAttention, key_layers_in, latent_in
 from launcher.planning.mixers import Mixers, mixers_in
 from launcher.planning.weight_files import pretended, tensors_of_codes, type_in, weight_bytes
 from wire.cli.spelling import closest
@@ -30,24 +30,6 @@ DEMO = "demo"
 _TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _LETTERS_PER_EDIT = 4
 """Of a misspelt model id."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentAttention:
-    """Sizes of DeepSeek's attention."""
-
-    # Of the latent of a token's keys and values; `queries`: of its query's, 0 without one. `rotated` is shared by all
-    # heads' keys, `plain` and `value` are each head's.
-    keys: int
-    queries: int
-    rotated: int
-    plain: int
-    value: int
-
-    @property
-    def cached(self) -> int:
-        """Count the numbers cached for a token in each layer."""
-        return self.keys + self.rotated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,7 +320,7 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         stored_type=_TYPES.get(str(_stored_type(config)).removeprefix("torch.")),
         stored_itemsize=4 if _stored_type(config) == "float32" else 2,
         has_tied_head=config.get("tie_word_embeddings") is True,
-        latent=_latent(config),
+        latent=latent_in(config),
         mixers=mixers_in(config),
         key_layers=key_layers_in(config),
         num_routed=_count(config, "num_local_experts", "num_experts", "n_routed_experts") or 0,
@@ -363,19 +345,6 @@ def _itemsize(stored_type: str) -> int:
 
 def _stored_type(config: Mapping[str, Any]) -> Any:
     return config.get("torch_dtype") or config.get("dtype")
-
-
-def _latent(config: Mapping[str, Any]) -> LatentAttention | None:
-    keys, rotated = _count(config, "kv_lora_rank"), _count(config, "qk_rope_head_dim")
-    if not keys or rotated is None:
-        return None
-    return LatentAttention(
-        keys=keys,
-        queries=_count(config, "q_lora_rank") or (0 if "q_lora_rank" in config else 1536),
-        rotated=rotated,
-        plain=_count(config, "qk_nope_head_dim") or 128,
-        value=_count(config, "v_head_dim") or 128,
-    )
 
 
 def _num_dense(config: Mapping[str, Any]) -> int:

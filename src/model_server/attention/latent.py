@@ -21,6 +21,7 @@ from torch import Tensor
 from model_server.adapters.rows import BASE, AdapterRows, adapter_rows
 from model_server.attention.backend import AttentionBackend, AttentionLayer, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
+from model_server.attention.sparse import SparseStep
 from model_server.memory.kv_cache import KvCache, KvShape
 
 # Most bytes of expanded keys and values at once: longer steps are expanded some sequences after others, and longer
@@ -140,8 +141,9 @@ def is_expanded(layer: LatentLayer, queries: int, keys: int) -> bool:
 class LatentBackend:
     """Wraps a backend to serve `LatentLayer` too."""
 
-    def __init__(self, backend: AttentionBackend) -> None:
+    def __init__(self, backend: AttentionBackend, *, is_sparse: bool = False) -> None:
         self._backend = backend
+        self.is_sparse = is_sparse  # queries attend to the keys that an indexer chooses
 
     @property
     def name(self) -> str:
@@ -157,7 +159,7 @@ class LatentBackend:
 
     @property
     def capturable(self) -> bool:
-        return self._backend.capturable
+        return self._backend.capturable and not self.is_sparse
 
     @property
     def sees_ahead(self) -> bool:
@@ -205,6 +207,13 @@ class LatentStep:
         self._cache = cache
         self._device = metadata.slots.device
         self._plan: _Plan | None = None
+        self._sparse: SparseStep | None = None
+
+    def sparse(self, top_k: int) -> SparseStep | None:
+        """Return what serves queries of more than `top_k` keys; None: there is none."""
+        if self._sparse is None and self._metadata.max_kv_length > top_k:
+            self._sparse = SparseStep(self._backend, self._metadata, self._cache, top_k)
+        return self._sparse
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend as the backend; a `LatentLayer` gives [num_tokens, num_heads * value_dim]."""
@@ -235,9 +244,9 @@ class LatentStep:
 
     def _expanded(self, layer: LatentLayer, piece: _Piece, query: Tensor, output: Tensor) -> None:
         """Write the piece's rows of `output`."""
-        rank, rotated, size = layer.rank, layer.rotated_dim, self._cache.block_size
+        rank, rotated = layer.rank, layer.rotated_dim
         run, expanded = piece.run, piece.expanded
-        rows = self._cache.rows[layer.index].view(-1, size, rank + rotated).index_select(0, piece.blocks).flatten(0, 1)
+        rows = self._cache.keys[layer.index].index_select(0, piece.blocks).flatten(0, 2)
         keys, values = (t[0].flatten(0, 1)[: len(rows)] for t in (expanded.keys, expanded.values))
         queries = query[run.tokens]
         at_once = expanded.shapes[0].num_kv_heads

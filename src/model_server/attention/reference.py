@@ -222,7 +222,7 @@ class ReferenceStep:
         key = rows[:, :key_width].view(num_rows, -1, shape.num_kv_heads, shape.key_dim).transpose(1, 2)
         if shape.value_in_key:
             return key, key
-        value = rows[:, key_width:].view(num_rows, -1, shape.num_kv_heads, shape.value_dim)
+        value = rows[:, key_width : shape.attended_width].view(num_rows, -1, shape.num_kv_heads, shape.value_dim)
         return key, value.transpose(1, 2)
 
     def _plan(self, reach: _Reach, dtype: torch.dtype) -> _Plan:

@@ -48,14 +48,14 @@ Choice = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class RouterLinear:
-    """A `Linear` of router logits."""
+    """A `Linear` of few outputs that choose: router logits, weights of an indexer."""
 
     __slots__ = ("_bias", "_is_wide", "_packed", "_weight")
 
-    def __init__(self, routing: Routing, weight: Tensor, bias: Tensor | None) -> None:
-        self._is_wide = routing.wide
-        self._weight = weight.float() if routing.wide else weight
-        self._bias = bias.float() if routing.wide and bias is not None else bias
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, is_wide: bool) -> None:
+        self._is_wide = is_wide  # in float32
+        self._weight = weight.float() if is_wide else weight
+        self._bias = bias.float() if is_wide and bias is not None else bias
         # torch's own product gives a row other bits alone than beside others, and an expert may hang on them.
         packs = cpp.usable(weight.device, self._weight.dtype) and weight.shape[1] % 2 == 0
         self._packed = PackedLinear(self._weight, self._bias) if packs else None

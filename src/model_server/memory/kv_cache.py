@@ -31,13 +31,19 @@ class KvShape:
     newest: int | None = None
     # Of the rows; None: the cache's.
     dtype: torch.dtype | None = None
+    # Numbers behind keys and values: what an indexer compares queries with.
+    index_dim: int = 0
 
     @property
-    def row_width(self) -> int:
-        """Return numbers per token: key heads, then value heads."""
+    def attended_width(self) -> int:
+        """Return numbers per token that attention reads: key heads, then value heads."""
         if self.value_in_key:
             return self.num_kv_heads * self.key_dim
         return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+    @property
+    def row_width(self) -> int:
+        return self.attended_width + self.index_dim
 
     def rows_per_block(self, block_size: int) -> int:
         return block_size if self.newest is None else min(self.newest, block_size)
@@ -72,7 +78,8 @@ class KvCache:
             if shape.value_in_key:
                 values = keys[..., : shape.value_dim]
             else:
-                values = blocks[..., key_width:].view(num_blocks, in_block, shape.num_kv_heads, shape.value_dim)
+                values = blocks[..., key_width : shape.attended_width]
+                values = values.view(num_blocks, in_block, shape.num_kv_heads, shape.value_dim)
             self.rows.append(rows)
             self.keys.append(keys)
             self.values.append(values)
@@ -99,6 +106,13 @@ class KvCache:
         part.shapes, part.rows = self.shapes[chosen], self.rows[chosen]
         part.keys, part.values = self.keys[chosen], self.values[chosen]
         return part
+
+    def by_token(self) -> KvCache:
+        """View it with a block for each slot."""
+        view = self.layers(0, len(self.shapes))
+        view.num_blocks, view.block_size = self.num_blocks * self.block_size, 1
+        view.keys, view.values = ([t.flatten(0, 1).unsqueeze(1) for t in of] for of in (view.keys, view.values))
+        return view
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [num_tokens, num_kv_heads, dim] at `slots` [num_tokens] int64; not with

@@ -12,10 +12,10 @@ from model_server.weights.leftover import layer_of, natural_order
 _ATTENTION = r"\.(self_attn|self_attention|attention|attn)\.(?!\w*norm)\w+\.bias$"
 _HEAD_NORMS = r"\.(q|k)_(layer)?norm(\.norms\.\d+)?\.weight$"
 _BIASED = (
-    "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "gemma4_text",
-    "gemma4_unified_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_neox", "granite", "granitemoe", "hy_v3",
-    "kimi_linear", "llama", "llama4_text", "mistral4", "olmo2", "phimoe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text",
-    "qwen3_moe", "qwen3_next", "smollm3",
+    "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "gemma", "gemma2", "gemma3_text", "gemma4_text",
+    "gemma4_unified_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_neox", "granite",
+    "granitemoe", "hy_v3", "kimi_linear", "llama", "llama4_text", "mistral4", "olmo2", "phimoe", "qwen3",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "smollm3",
 )  # fmt: skip
 _PARTS: dict[str, tuple[tuple[str, ...], str]] = {
     "attention_bias": (_BIASED, _ATTENTION),

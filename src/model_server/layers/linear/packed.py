@@ -14,7 +14,9 @@ class PackedLinear:
 
     __slots__ = ("_address", "_bias_address", "_function", "_type", "bias", "inputs", "outputs", "panels")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, arena: huge_pages.Arena = huge_pages.WEIGHTS) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, arena: huge_pages.Arena | None = huge_pages.WEIGHTS
+    ) -> None:
         self.outputs, self.inputs = weight.shape
         self._type = TYPES[weight.dtype]
         operators = prepared()
@@ -88,12 +90,13 @@ class HeadPanels:
         )
 
 
-def _packed(matrices: Tensor, arena: huge_pages.Arena) -> Tensor:
-    """Pack matrices [n, outputs, inputs] into panels [n, outputs filled up, inputs]."""
+def _packed(matrices: Tensor, arena: huge_pages.Arena | None) -> Tensor:
+    """Pack matrices [n, outputs, inputs] into panels [n, outputs filled up, inputs]; without an arena, for a while."""
     operators = prepared()
     number, outputs, inputs = matrices.shape
     panel = operators.cpp_panel()
-    panels = arena.zeros(number, (outputs + panel - 1) // panel * panel, inputs, dtype=matrices.dtype)
+    zeros = torch.zeros if arena is None else arena.zeros
+    panels = zeros(number, (outputs + panel - 1) // panel * panel, inputs, dtype=matrices.dtype)
     for source, packed in zip(matrices.contiguous(), panels, strict=True):
         operators.cpp_pack(TYPES[matrices.dtype], source.data_ptr(), packed.data_ptr(), outputs, inputs)
     return panels

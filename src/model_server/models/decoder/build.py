@@ -17,6 +17,7 @@ from model_server.layers.fused.fused import Fused
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
+from model_server.models.decoder.attention.mla import Mla, is_sparse
 from model_server.models.decoder.attention.multi_head import load_attention, load_shared_attention
 from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock, SingleBlock
 from model_server.models.decoder.cpp_encoder_stack import CppEncoderStack, cpp_encoder_stack
@@ -104,7 +105,7 @@ def build(
         blocks=blocks,
         output=output,
         rotaries=tuple(Rotary(rope, device) for rope in loader.ropes),
-        attention=attention if spec.attention is None else LatentBackend(attention),
+        attention=attention if spec.attention is None else LatentBackend(attention, is_sparse=is_sparse(spec)),
         vocab_size=spec.vocab_size,
         max_positions=spec.max_positions,
         weight_bytes=loader.held_bytes,
@@ -128,6 +129,12 @@ def _stack(spec: Spec, blocks: Sequence[Block], world_size: int) -> CppStack | C
 
 def _check_stage(spec: Spec, layers: range, num_stages: int) -> None:
     """Refuse stages whose layers read what another stage has."""
+    indexer = spec.attention.indexer if isinstance(spec.attention, Mla) else None
+    if indexer is not None and not indexer.is_full(layers.start):
+        raise StartupError(
+            f"layer {layers.start} of this model reads keys that a layer before it chose, which another stage has: "
+            "choose other --stage-layers, or leave out --num-stage"
+        )
     if num_stages > 1 and spec.layer_input_width is not None:
         raise StartupError(
             "the layers of this model cannot be divided into stages: each reads vectors of the tokens; leave out "

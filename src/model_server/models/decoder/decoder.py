@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model_server.adapters.rows import CurrentRows
 from model_server.attention.backend import AttentionBackend, AttentionStep
+from model_server.attention.latent import LatentBackend
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend
 from model_server.layers.adapter_sites import AdapterSites
@@ -85,7 +86,7 @@ class Decoder:
             attention=attention,
             capturable=attention.capturable and all(block.mlp.capturable for block in blocks) and states is None,
             recurrent=states,
-            in_pieces=not has_mixers,
+            in_pieces=not has_mixers and not (isinstance(attention, LatentBackend) and attention.is_sparse),
             position_rows=None if embedding is None else embedding.position_rows,
             weight_bytes=weight_bytes,
             adapters=() if adapters is None else adapters.names,

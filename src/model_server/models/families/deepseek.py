@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention; fine-grained and shared experts after dense layers."""
+"""DeepSeek V2, V3, V3.2, GLM 5: latent attention, sparse or not; fine-grained and shared experts after dense layers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from model_server.errors import StartupError
 from model_server.layers.rotary import Rope
 from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.attention.indexer import IndexerSpec
 from model_server.models.decoder.attention.mla import Mla
 from model_server.models.decoder.moe import Moe, SeparateExperts
 from model_server.models.decoder.spec import Spec
-from model_server.models.families.base import base, sharpening
+from model_server.models.families.base import base, layer_kinds, sharpening
 from model_server.models.families.moe import top_k
+from wire.indexers import full_indexers
 
 _CORRECTION = "mlp.gate.e_score_correction_bias"
 # What transformers takes a silent Mistral 4 config to mean.
@@ -69,6 +71,54 @@ def glm4_moe_lite(config: ModelConfig) -> Spec:
         config, mixture, default_positions=202752, first_dense=1, adjacent=adjacent, default_eps=1e-5
     )
     return replace(plain, mlps=by_layer_types(config, mixture) or plain.mlps)
+
+
+def deepseek_v32(config: ModelConfig) -> Spec:
+    """Describe V3.2: V3 with an indexer in every layer."""
+    mixture = corrected(config, num_experts=256, size=2048, chosen=8, groups=(8, 4), scaling=2.5)
+    plain = latent_decoder(config, mixture, default_positions=163840, first_dense=3, adjacent=True)
+    layers = (True,) * plain.num_layers
+    return _with_indexer(config, mixture, plain, heads=64, adjacent=False, full=layers)
+
+
+def glm_moe_dsa(config: ModelConfig) -> Spec:
+    """Describe GLM 5: V3.2 of other sizes; layers may read what an indexer of a layer before them chose."""
+    mixture = corrected(config, num_experts=256, size=2048, chosen=8, groups=(1, 1), scaling=2.5)
+    config = _with_sizes(config, q_lora_rank=2048, v_head_dim=256, qk_nope_head_dim=192)
+    plain = latent_decoder(config, mixture, default_positions=202752, first_dense=3, adjacent=True, default_eps=1e-5)
+    full = full_indexers(config.get, plain.num_layers)
+    if full is None:
+        raise StartupError(
+            f"config.json: `indexer_types` must name {plain.num_layers} times full or shared, full in the first layer"
+        )
+    return _with_indexer(config, mixture, plain, heads=32, adjacent=True, full=full)
+
+
+def _with_indexer(
+    config: ModelConfig, mixture: Moe, plain: Spec, *, heads: int, adjacent: bool, full: tuple[bool, ...]
+) -> Spec:
+    """Add an indexer, with a family's own number of heads."""
+    expect(config, "rope_interleave", True)
+    expect(config, "indexer_rope_interleave", adjacent)
+    layer_kinds(config, ["indexed_attention"] * plain.num_layers, ("indexed_attention",))
+    mla = plain.attention
+    assert isinstance(mla, Mla)
+    if mla.query_rank is None:
+        raise StartupError("config.json: `q_lora_rank` is null, but an indexer reads the latents of queries")
+    indexer = IndexerSpec(
+        heads=config.count("index_n_heads", heads),
+        head_dim=config.count("index_head_dim", 128),
+        top_k=config.count("index_topk", 2048),
+        adjacent=adjacent,
+        full=full,
+    )
+    if indexer.head_dim < mla.rotated_dim:
+        raise StartupError(
+            f"config.json: `index_head_dim` is {indexer.head_dim}, but `qk_rope_head_dim` ({mla.rotated_dim}) numbers "
+            "of a head rotate"
+        )
+    mlps = by_layer_types(config, mixture) or plain.mlps
+    return replace(plain, mlps=mlps, attention=replace(mla, indexer=indexer))
 
 
 def mistral4(config: ModelConfig) -> Spec:

@@ -114,6 +114,38 @@ def test_layers_of_several_sizes_take_what_was_estimated(tmp_path: Path, variant
         assert [_token_bytes(runner) for runner in on_ranks(world_size, load)] == [expected.token] * world_size
 
 
+@pytest.mark.parametrize(
+    ("model_type", "variant"), [("deepseek_v32", "plain"), ("glm_moe_dsa", "plain"), ("glm_moe_dsa", "shared")]
+)
+def test_keys_of_indexers_take_what_was_estimated(tmp_path: Path, model_type: str, variant: str) -> None:
+    """Every shard has all of them, beside the latents."""
+    folder = tiny_checkpoint(model_type, tmp_path, variant=variant, with_tokenizer=False)
+    for world_size in (1, 2):
+        expected = estimate(LauncherConfig(dtype="float32"), Hardware(), read(folder), world_size)
+
+        def load(group: ProcessGroup) -> Runner:
+            placement = Placement(CPU, torch.float32, Ranks.of(group))
+            return load_runner(describe(examine(folder)), placement, AttentionChoice("reference", CPU))
+
+        assert [_token_bytes(runner) for runner in on_ranks(world_size, load)] == [expected.token] * world_size
+
+
+def test_published_configs_of_sparse_attention_say_what_is_cached() -> None:
+    """GLM 5.2's layers share what an indexer chose, by a frequency or a pattern."""
+    sizes = {"num_hidden_layers": 78, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
+    for said, indexers in (
+        ({}, 78),
+        ({"index_topk_freq": 4}, 3 + 75 // 4),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3}, 21),
+        ({"index_topk_pattern": "F" * 6 + "FSSS" * 18}, 24),
+        ({"index_topk_pattern": "FS"}, 0),
+    ):
+        found = from_config({"model_type": "glm_moe_dsa", **sizes, **said}).latent
+        assert found is not None and found.cached(78) == 78 * 576 + indexers * 128
+    old = from_config({"model_type": "deepseek_v3", **sizes}).latent
+    assert old is not None and old.cached(78) == 78 * 576
+
+
 @pytest.mark.parametrize("model_type", ["t5", "bart", "t5gemma"])
 def test_an_encoder_decoder_takes_what_was_estimated(tmp_path: Path, model_type: str) -> None:
     """The keys of a prompt's token are those that the decoder's layers make of the encoder's output."""
@@ -414,6 +446,7 @@ def _with_slots(linear: Any) -> tuple[Any, ...]:
         ("qwen2_moe", 1),
         ("deepseek_v2", 1),
         ("deepseek_v3", 2),
+        ("deepseek_v32", 2),
     ],
 )
 def test_slots_for_adapters_that_come_later_take_what_was_estimated(

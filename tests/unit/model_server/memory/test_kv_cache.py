@@ -41,6 +41,27 @@ def test_a_layer_that_keeps_the_newest_tokens_of_a_block_has_fewer_rows_of_its_o
     assert cache.values[1].numel() == 0
 
 
+def test_keys_of_an_indexer_are_behind_those_of_attention() -> None:
+    for value_in_key, attended in ((True, 6), (False, 10)):
+        shape = KvShape(2, 3, 2, value_in_key=value_in_key, index_dim=4)
+        assert (shape.attended_width, shape.row_width) == (attended, attended + 4)
+        cache = make(shape)
+        cache.rows[0].copy_(torch.arange(8 * (attended + 4)).view(8, -1))
+        assert torch.equal(cache.keys[0].reshape(8, -1), cache.rows[0][:, :6])
+        values = cache.keys[0][..., :2].flatten(2) if value_in_key else cache.rows[0][:, 6:10].view(4, 2, 4)
+        assert torch.equal(cache.values[0].flatten(2), values)
+
+
+def test_by_token_each_slot_is_a_block() -> None:
+    cache = make(KvShape(1, 6, 4, value_in_key=True, index_dim=3))
+    cache.rows[1].copy_(torch.arange(8 * 9).view(8, 9))
+    view = cache.by_token()
+    assert (view.num_blocks, view.block_size, view.shapes) == (8, 1, cache.shapes)
+    assert torch.equal(view.keys[1], cache.rows[1][:, None, None, :6])
+    view.keys[1][5] = -1.0
+    assert cache.rows[1][5].tolist() == [-1.0] * 6 + [51.0, 52.0, 53.0]
+
+
 def test_write_lands_in_its_slots_and_layer_only() -> None:
     cache = make()
     slots = torch.tensor([5, 2])

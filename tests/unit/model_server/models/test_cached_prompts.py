@@ -51,6 +51,8 @@ KINDS: dict[str, tuple[str, str, torch.dtype, str | None]] = {
     "latents float32": ("deepseek_v2", "plain", FLOAT32, None),
     "latents of GLM": ("glm4_moe_lite", "plain", BFLOAT16, None),
     "latents of Mistral": ("mistral4", "plain", BFLOAT16, None),
+    "sparse": ("deepseek_v32", "plain", BFLOAT16, None),
+    "sparse of GLM": ("glm_moe_dsa", "shared", FLOAT32, None),
     "eetq": ("llama", "plain", BFLOAT16, "eetq"),
     "nf4": ("llama", "plain", FLOAT32, "bitsandbytes-nf4"),
     "gptq": ("llama", "plain", BFLOAT16, "gptq"),
@@ -63,7 +65,7 @@ STATES: dict[str, tuple[str, str, torch.dtype, str | None]] = {
     "states bfloat16": ("qwen3_5_text", "plain", BFLOAT16, None),
 }
 
-SOON = {"llama", "softcaps", "experts", "latents", "gptq", "states bfloat16"}
+SOON = {"llama", "softcaps", "experts", "latents", "sparse", "gptq", "states bfloat16"}
 CASES, CUT = (
     [pytest.param(kind, marks=() if kind in SOON else pytest.mark.long) for kind in kinds]
     for kinds in (KINDS, KINDS | STATES)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
-from model_server.attention.latent import LatentHeads, LatentLayer
+from model_server.attention.latent import LatentHeads, LatentLayer, LatentStep
+from model_server.attention.sparse import SparseStep
 from model_server.cpp.library import usable
 from model_server.errors import StartupError
 from model_server.layers.adapted_heads import HeadSizes
@@ -24,6 +25,7 @@ from model_server.layers.norm import Norm
 from model_server.layers.rotary import unrotated
 from model_server.layers.temperature import QueryTemperature
 from model_server.memory.kv_cache import KvShape
+from model_server.models.decoder.attention.indexer import Indexer, IndexerSpec
 from model_server.models.decoder.attention.layers import attention_layer
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
@@ -45,6 +47,7 @@ class Mla:
     rotated_dim: int
     plain_dim: int  # what of a query or key does not rotate
     value_dim: int
+    indexer: IndexerSpec | None = None  # None: queries attend to all keys
 
     def products(self, spec: Spec) -> Products:
         queries, latent = spec.num_heads * (self.plain_dim + self.rotated_dim), self.latent_rank + self.rotated_dim
@@ -53,6 +56,8 @@ class Mla:
             found["q_proj"] = spec.hidden_size, queries
         else:
             found |= {"q_a_proj": (spec.hidden_size, self.query_rank), "q_b_proj": (self.query_rank, queries)}
+            if self.indexer is not None and all(self.indexer.full):
+                found |= self.indexer.products(spec.hidden_size, self.query_rank)
         found["kv_b_proj"] = self.latent_rank, spec.num_heads * (self.plain_dim + self.value_dim)
         found["o_proj"] = spec.num_heads * self.value_dim, spec.hidden_size
         return Products(linear={f"self_attn.{name}": shape for name, shape in found.items()})
@@ -78,6 +83,16 @@ class Mla:
             )
         rope = loader.rope_index(spec.ropes[index] or unrotated(self.rotated_dim))
         assert rope is not None
+        indexer = None
+        if self.indexer is not None and self.indexer.is_full(index):
+            assert self.query_rank is not None
+            indexer = self.indexer.load(
+                loader,
+                prefix + "indexer.",
+                hidden_size=spec.hidden_size,
+                query_rank=self.query_rank,
+                rotated_dim=self.rotated_dim,
+            )
         absorbed = dataclasses.replace(
             attention_layer(spec, index), index=index - loader.first_layer, num_heads=heads[1] - heads[0]
         )
@@ -100,6 +115,8 @@ class Mla:
             layer=LatentLayer(
                 **constants | sizes, heads=self._up(loader, prefix, spec.num_heads, heads), absorbed=absorbed
             ),
+            indexer=indexer,
+            top_k=None if self.indexer is None else self.indexer.top_k,
         )
 
     def _down_parts(self, spec: Spec, prefix: str) -> list[Part]:
@@ -144,6 +161,11 @@ class Mla:
         return LatentHeads(up_key, up_value, adapters, panels)
 
 
+def is_sparse(spec: Spec) -> bool:
+    """Whether an indexer chooses keys."""
+    return isinstance(spec.attention, Mla) and spec.attention.indexer is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """Latent attention of this rank's heads, an `AttentionPart`."""
@@ -158,35 +180,56 @@ class LatentAttention:
     rope: int
     temperature: QueryTemperature | None
     layer: LatentLayer
+    indexer: Indexer | None = None
+    top_k: int | None = None  # keys that a query attends to, at most; None: all
 
     @property
     def kv_shape(self) -> KvShape:
-        absorbed = self.layer.absorbed
-        return KvShape(1, absorbed.head_dim, absorbed.value_dim, value_in_key=True)
+        absorbed, indexer = self.layer.absorbed, self.indexer
+        index_dim = 0 if indexer is None else indexer.spec.head_dim
+        return KvShape(1, absorbed.head_dim, absorbed.value_dim, value_in_key=True, index_dim=index_dim)
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """Attend to [num_tokens, heads * value_dim]; single queries are absorbed here."""
         layer, absorbed = self.layer, self.layer.absorbed
         rank, dim = layer.rank, layer.rotated_dim
-        down = self.down(hidden)
+        down, latents = self.down(hidden), hidden
         if self.query_rank is not None:
             assert self.query_norm is not None
-            hidden = self.query_norm(down[:, : self.query_rank])
+            latents = self.query_norm(down[:, : self.query_rank])
             down = down[:, self.query_rank :]
-        query = self.query(hidden).view(-1, layer.num_heads, layer.head_dim)
+        sparse = self._chosen(hidden, latents, step)
+        query = self.query(latents).view(-1, layer.num_heads, layer.head_dim)
         if self.temperature is not None:
             query.mul_(self.temperature(step.positions))
         rotated = query[..., :dim]
         queries, turned = query, rotated
-        if step.is_decode:
+        is_absorbed = step.is_decode or sparse is not None
+        if is_absorbed:
             queries = query.new_empty(len(query), layer.num_heads, absorbed.head_dim)
             layer.heads.absorb(query[..., dim:], queries[..., :rank], layer.heads.rows)
             turned = queries[..., rank:]
-        rows = step.cache.rows[layer.index]
+        rows = step.cache.rows[layer.index][:, : rank + dim]
         keys = self.fused.latent_write(
             down, self.latent_norm, rotated, turned, step.rotations[self.rope], rows, step.slots
         ).unsqueeze(1)
-        if step.is_decode:
-            attended = step.attention.attend(absorbed, queries, keys, keys[..., :rank])
+        attention = sparse or step.attention
+        if is_absorbed:
+            attended = attention.attend(absorbed, queries, keys, keys[..., :rank])
             return layer.heads.values(attended, layer.heads.rows)
-        return step.attention.attend(layer, queries, keys, keys[..., :rank])
+        return attention.attend(layer, queries, keys, keys[..., :rank])
+
+    def _chosen(self, hidden: Tensor, latents: Tensor, step: Step) -> SparseStep | None:
+        """Cache the indexer's keys, and choose what queries of more than `top_k` keys read; None: there is none."""
+        if self.top_k is None:
+            return None
+        assert isinstance(step.attention, LatentStep)
+        sparse, indexer = step.attention.sparse(self.top_k), self.indexer
+        if indexer is None:
+            return sparse
+        rotations = step.rotations[self.rope]
+        rows = step.cache.rows[self.layer.index][:, -indexer.spec.head_dim :]
+        indexer.write(hidden, rotations, rows, step.slots)
+        if sparse is not None:
+            indexer.choose(hidden, latents, rotations, rows, sparse)
+        return sparse

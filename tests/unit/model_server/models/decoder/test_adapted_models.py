@@ -65,6 +65,7 @@ FAMILIES: list[Any] = [
                 {"target_modules": ["q_proj", "g_proj", "a_proj", "o_proj", "down_proj"]},
             ),
             ("kimi_linear", "plain", {"target_modules": OF_KIMI}),
+            ("deepseek_v32", "plain", {"target_modules": ["q_b_proj", "wq_b", "wk", "weights_proj", "o_proj"]}),
             ("lfm2", "plain", {"target_modules": ["q_proj", "out_proj", "in_proj", "w1", "w2", "w3"]}),
             ("bamba", "plain", {"target_modules": ["q_proj", "in_proj", "out_proj", "gate_proj", "down_proj"]}),
             ("falcon_h1", "plain", {"target_modules": ["q_proj", "k_proj", "in_proj", "up_proj", "gate_proj"]}),

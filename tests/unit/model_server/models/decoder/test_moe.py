@@ -126,6 +126,18 @@ def test_deepseek_v3_as_published() -> None:
             {"model_type": "deepseek_v2", "num_experts_per_tok": 6, "topk_method": "noaux_tc"},
             "'noaux_tc' is not served",
         ),
+        ({"model_type": "deepseek_v32", "q_lora_rank": None}, "`q_lora_rank` is null, but an indexer reads"),
+        (
+            {"model_type": "deepseek_v32", "index_head_dim": 32},
+            r"`index_head_dim` is 32, but `qk_rope_head_dim` \(64\)",
+        ),
+        (
+            {"model_type": "deepseek_v32", "rope_interleave": False},
+            "`rope_interleave` is served for deepseek_v32 as True",
+        ),
+        ({"model_type": "deepseek_v32", "indexer_rope_interleave": True}, "`indexer_rope_interleave` is served"),
+        ({"model_type": "glm_moe_dsa", "layer_types": ["full_attention"] * 5}, "5 times one of indexed_attention"),
+        ({"model_type": "glm_moe_dsa", "indexer_types": ["shared"] * 5}, "`indexer_types` must name 5 times full or"),
         ({"model_type": "phimoe", "num_experts_per_tok": 1}, "`num_experts_per_tok` must be 2 for phimoe"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": "all"}, "`mlp_only_layers` must be a list of layer numbers"),
         ({"model_type": "dbrx", "d_model": 8, "n_heads": 2, "n_layers": 1, "ffn_config": 3}, "must be an object"),

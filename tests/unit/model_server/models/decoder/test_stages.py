@@ -37,6 +37,7 @@ FAMILIES = [
     "bamba",
     "kimi_linear",
     "olmo_hybrid",
+    "deepseek_v32",
 ]
 
 
@@ -87,7 +88,7 @@ def test_a_stage_holds_no_more_than_its_own(tmp_path: Path) -> None:
 
 
 def test_layers_that_read_what_another_stage_has(tmp_path: Path) -> None:
-    """Vectors of the tokens, which every layer reads; keys of a layer before a cut."""
+    """Vectors of the tokens, which every layer reads; keys of a layer before a cut; what its indexer chose."""
     attention = FixedAttention(ReferenceBackend())
     whole = describe(examine(tiny_checkpoint("gemma4_text", tmp_path / "vectors", with_tokenizer=False)))
     with pytest.raises(StartupError, match="each reads vectors of the tokens; leave out --num-stage"):
@@ -96,3 +97,8 @@ def test_layers_that_read_what_another_stage_has(tmp_path: Path) -> None:
     stage_of(model, 1, 2, attention)
     with pytest.raises(StartupError, match="layer 3 of this model reads the keys of layer 2, which another stage has"):
         stage_of(model, 3, 4, attention)
+    folder = tiny_checkpoint("glm_moe_dsa", tmp_path / "indexers", variant="shared", with_tokenizer=False)
+    model = describe(examine(folder))
+    stage_of(model, 1, 2, attention)
+    with pytest.raises(StartupError, match="layer 1 of this model reads keys that a layer before it chose"):
+        stage_of(model, 1, 4, attention)

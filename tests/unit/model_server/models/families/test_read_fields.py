@@ -36,6 +36,8 @@ WITHOUT_EFFECT = {
 OF_TYPE = {
     "deepseek_v2": {"head_dim", "mlp_bias", "num_experts", "num_key_value_heads", "topk_group", "n_group"},
     "deepseek_v3": {"head_dim", "num_key_value_heads", "num_local_experts"},
+    "deepseek_v32": {"head_dim", "num_key_value_heads", "num_local_experts"},
+    "glm_moe_dsa": {"head_dim", "num_key_value_heads", "num_local_experts"},
     "bloom": {"num_hidden_layers"},
     "dbrx": {"head_dim", "max_position_embeddings", "num_attention_heads", "num_hidden_layers"},
     "gemma3_text": {"attn_logit_softcapping"},

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from model_server.errors import StartupError
 from model_server.text.tokenizer import Tokenizer
 
-KINDS = ("deepseek_v3", "llama")
+KINDS = ("deepseek_v3", "deepseek_v32", "llama")
 
 
 @pytest.fixture(autouse=True)

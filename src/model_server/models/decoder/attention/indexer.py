@@ -1,0 +1,152 @@
+"""The lightning indexer (DeepSeek V3.2, arXiv 2512.02556): which keys a query of latent attention reads."""
+
+# A key's score is the sum over the indexer's heads of weight * relu(query . key), in float32. Keys are cached beside
+# the latents. DeepSeek's own kernels rotate queries and keys by a Hadamard matrix and round them to 8 bits; as in
+# transformers, neither is done here.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_server.attention.sparse import SparseStep
+from model_server.cpp.library import usable
+from model_server.layers.linear.linear import Linear
+from model_server.layers.linear.packed import PackedLinear
+from model_server.layers.norm import Norm
+from model_server.layers.rotary import Rotations, rotate_
+from model_server.layers.routing import RouterLinear
+from model_server.memory.kv_cache import copy_rows
+from model_server.models.decoder.loader import Loader
+from model_server.weights.matrix import HeadOrder, Part
+from model_server.weights.products import Product
+
+# Of the norm of keys, whatever the config says of the others.
+_EPS = 1e-6
+# Most bytes of scores of single heads at once.
+_SCORE_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerSpec:
+    """Sizes of an indexer."""
+
+    heads: int
+    head_dim: int
+    top_k: int
+    adjacent: bool  # as `Spec.rope_pairs_adjacent`, of the indexer's own heads
+    full: tuple[bool, ...]  # per layer: it has an indexer, others read what the last such layer chose
+
+    def is_full(self, index: int) -> bool:
+        """Whether layer `index` has an indexer."""
+        # As every layer behind the model's has.
+        return index >= len(self.full) or self.full[index]
+
+    def products(self, hidden_size: int, query_rank: int) -> dict[str, tuple[int, int]]:
+        """List the products."""
+        return {
+            "indexer.wq_b": (query_rank, self.heads * self.head_dim),
+            "indexer.wk": (hidden_size, self.head_dim),
+            "indexer.weights_proj": (hidden_size, self.heads),
+        }
+
+    def load(self, loader: Loader, prefix: str, *, hidden_size: int, query_rank: int, rotated_dim: int) -> Indexer:
+        """Load the whole of it on every rank."""
+        width, order = self.head_dim, None if self.adjacent else HeadOrder(self.head_dim, rotated_dim)
+
+        def whole(name: str, rows: int, columns: int) -> Linear:
+            return loader.column_linear([Part(prefix + name, ((0, rows),), rows, order)], columns)
+
+        def of_norm(name: str) -> Tensor:
+            found = loader.vector(f"{prefix}k_norm.{name}", [(0, width)], width)
+            return found if order is None else order.apply(found)
+
+        name = prefix + "weights_proj"
+        matrix = loader.dense(name, self.heads, hidden_size)
+        product = Product(
+            parts=(Part(name, ((0, self.heads),), self.heads),), columns=None, weight=lambda: matrix.float()
+        )
+        return Indexer(
+            spec=self,
+            rotated_dim=rotated_dim,
+            query=whole("wq_b", self.heads * width, query_rank),
+            key=whole("wk", width, hidden_size),
+            norm=loader.fused.layer_norm(of_norm("weight"), of_norm("bias"), _EPS),
+            weights=loader.adapted(RouterLinear(matrix, is_wide=True), product),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """An indexer, which chooses alike on every rank."""
+
+    spec: IndexerSpec
+    rotated_dim: int
+    query: Linear
+    key: Linear
+    norm: Norm
+    weights: Linear
+
+    def write(self, hidden: Tensor, rotations: Rotations, rows: Tensor, slots: Tensor) -> None:
+        """Cache keys of [n, hidden] in rows [num_slots, head_dim]."""
+        keys = self.norm(self.key(hidden))
+        rotate_(keys[:, : self.rotated_dim].unsqueeze(1), rotations.gathered)
+        copy_rows(rows, slots, keys)
+
+    def choose(self, hidden: Tensor, latents: Tensor, rotations: Rotations, rows: Tensor, step: SparseStep) -> None:
+        """Choose by hidden [num_tokens, hidden] and latents [num_tokens, query_rank]."""
+        spec = self.spec
+        # Of all tokens: what may be added to products is known of whole steps.
+        queries = self.query(latents).view(-1, spec.heads, spec.head_dim)[step.tokens]
+        rotate_(queries[..., : self.rotated_dim], rotations.gathered[step.tokens])
+        weights = self.weights(hidden)[step.tokens] * (spec.heads * spec.head_dim) ** -0.5
+        chosen = torch.empty(len(queries), step.top_k, dtype=torch.int32, device=queries.device)
+        for one in step.sequences:
+            product = _product(rows.index_select(0, one.slots))
+            count = len(one.visible)
+            at_once = max(1, _SCORE_BYTES // (4 * spec.heads * len(one.slots)))
+            for start in range(0, count, at_once):
+                stop = min(start + at_once, count)
+                some = slice(one.rows.start + start, one.rows.start + stop)
+                scores = summed_scores(product(queries[some].flatten(0, 1)), weights[some])
+                best = best_places(scores, one.visible[start:stop], step.top_k)
+                chosen[some] = one.slots[best]
+        step.choose(chosen)
+
+
+def summed_scores(products: Tensor, weights: Tensor) -> Tensor:
+    """Sum weights [n, heads] * relu(products [n * heads, keys]), overwritten, over heads: [n, keys]."""
+    left = weights.shape[1]
+    scores = products.view(len(weights), left, -1).relu_().mul_(weights.unsqueeze(-1))
+    # Halves are added to halves: torch's sum adds in an order that depends on how many keys there are, and what is
+    # chosen may hang on the last bit.
+    while left > 1:
+        half = left // 2
+        scores[:, :half] += scores[:, left - half : left]
+        left -= half
+    return scores[:, 0]
+
+
+def best_places(scores: Tensor, visible: Tensor, top_k: int) -> Tensor:
+    """Return where the best of the first `visible` [n, 1] scores [n, keys] are: [n, top_k] ascending."""
+    # Of equal ones the first; where fewer are visible, these are all in front.
+    # What is not a number is a row's own fault, and must leave `top_k` places all the same.
+    scores = torch.nan_to_num(scores)
+    places = torch.arange(scores.shape[1], device=scores.device)
+    scores.masked_fill_(places >= visible, -torch.inf)
+    last = scores.topk(top_k, dim=1, sorted=False).values.amin(1, keepdim=True)
+    above, equal = scores > last, scores == last
+    missing = top_k - above.sum(1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(1) <= missing))
+    return chosen.nonzero()[:, 1].view(len(scores), top_k)
+
+
+def _product(keys: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what multiplies rows with keys [n, dim], in float32."""
+    if usable(keys.device, keys.dtype) and keys.shape[1] % 2 == 0:
+        return PackedLinear(keys, None, arena=None).wide
+    wide = keys.float().t()
+    return lambda rows: rows.float() @ wide
