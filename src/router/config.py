@@ -190,9 +190,10 @@ class RouterConfig(
         help="Form of errors on OpenAI's routes: `auto` is OpenAI's, with status 400 for what a request does wrong; "
         "`tgi` is TGI's, with 422. Anthropic's routes and /v1/responses have their own in either case.",
     )  # fmt: skip
-    behind_front: bool = option(
-        False, panel=_HTTP, hidden=True,
-        help="A front of several models holds keys to their limits of requests; the launcher sets the variable.",
+    front_uds: Path | None = option(
+        None, panel=_HTTP, hidden=True,
+        help="Socket of the front of several models, which holds keys to their limits of requests; the launcher sets "
+        "the variable.",
     )  # fmt: skip
     kserve_api: bool = option(False, panel=_HTTP, help="Serve KServe's v2 routes below /v2 too.")
     aip_http_port: int | None = option(
@@ -299,7 +300,7 @@ class RouterConfig(
     @property
     def limits_of_keys(self) -> Literal["all", "model"]:
         """Return which limits of API keys hold here."""
-        return "model" if self.behind_front else "all"
+        return "all" if self.front_uds is None else "model"
 
     @property
     def listening_port(self) -> int:

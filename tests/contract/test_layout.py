@@ -12,11 +12,11 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 956,
+    "files": 957,
     "files below 50 lines": 253,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
-    "words of docstrings for 100 lines": 87,
+    "words of docstrings for 100 lines": 88,
     "files of the spine that name a feature": 75,
     "functions named begin": 0,
     "functions named take": 0,
@@ -32,9 +32,9 @@ LIMITS = {
     "files that name states": 35,
 }
 LINES = {
-    "launcher": 14_340,
+    "launcher": 14_370,
     "model_server": 51_724,
-    "router": 35_996,
+    "router": 36_153,
     "tercet": 63,
     "wire": 7_304,
 }

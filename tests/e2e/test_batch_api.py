@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import time
 from pathlib import Path
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -20,8 +22,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 NUM = 60
 
 
-def lines() -> bytes:
-    bodies = [{"prompt": f"The {number}", "max_tokens": 40, "temperature": 0} for number in range(NUM)]
+def lines(max_tokens: int = 40) -> bytes:
+    bodies = [{"prompt": f"The {number}", "max_tokens": max_tokens, "ignore_eos": True} for number in range(NUM)]
     rows = [
         {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
         for number, body in enumerate(bodies)
@@ -29,8 +31,8 @@ def lines() -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def begin(client: openai.OpenAI) -> str:
-    file = client.files.create(file=("in.jsonl", lines()), purpose="batch")
+def begin(client: openai.OpenAI, max_tokens: int = 40) -> str:
+    file = client.files.create(file=("in.jsonl", lines(max_tokens)), purpose="batch")
     return client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h").id
 
 
@@ -87,7 +89,48 @@ def test_each_of_several_models_has_its_own(tmp_path: Path) -> None:
         client, other = client_of(server, "/models/one/v1"), client_of(server, "/models/two/v1")
         assert_whole(client, ended(client, begin(client)))
         assert other.batches.list().data == [] and other.files.list().data == []
+        large = client.files.create(file=("large.jsonl", b"x" * (40 << 20)), purpose="batch")
+        assert large.bytes == 40 << 20 and client.files.delete(large.id).deleted
         assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == ["one", "two"]
+
+
+def test_a_batch_keeps_its_model_loaded(tmp_path: Path) -> None:
+    """It is not unloaded as idle; the front charges the batch to its key; after a restart the batch loads its model."""
+    models, keys = tmp_path / "models.yaml", tmp_path / "keys.yaml"
+    models.write_text("models: {one: {model_id: demo, keep_alive: 1s}, two: {model_id: demo}}")
+    digest = hashlib.sha256(b"x").hexdigest()
+    keys.write_text(f"- {{name: first, hash: 'sha256:{digest}', requests_per_minute: 1000}}")
+    options = ("--models", str(models), "--batch-dir", str(tmp_path / "batches"), "--keys-file", str(keys))
+    options += ("--max-concurrent-requests", "4")
+
+    def state() -> str:
+        listed = httpx.get(f"{server.url}/v1/models").json()["data"]
+        return next(str(model["status"]["value"]) for model in listed if model["id"] == "one")
+
+    with running_models(*options) as server:
+        client = client_of(server, "/models/one/v1")
+        batch_id, seen = begin(client, max_tokens=100), set()
+        while True:
+            states = set()
+            for _ in range(15):  # longer than the model may be idle
+                time.sleep(0.1)
+                states.add(state())
+            if (batch := client.batches.retrieve(batch_id)).status == "completed":
+                break
+            seen |= states
+        assert seen == {"loaded"}
+        assert_whole(client, batch)
+        while state() != "unloaded":
+            time.sleep(0.1)
+    with running_models(*options) as server:
+        client = client_of(server, "/models/one/v1")
+        second = begin(client)
+        server.stop()
+    assert (tmp_path / "batches" / "one" / "unfinished").exists()
+    with running_models(*options) as server:
+        while state() != "loaded":
+            time.sleep(0.1)
+        assert_whole(client_of(server, "/models/one/v1"), ended(client_of(server, "/models/one/v1"), second))
 
 
 def test_vectors_are_answered_too(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher.command import Command, Environment
 from launcher.config import LauncherConfig
+from launcher.groups.group import LIMITS_SOCKET
 from launcher.groups.models_file import ModelEntry
 from launcher.planning.commands import drain_seconds, handed_on, inherited
 from wire.cli.spelling import to_argv, to_environment, variable_of
@@ -44,6 +45,7 @@ def front_command(
         "uds": uds,
         "uds_mode": None if uds is None else config.uds_mode,
         "control": control,
+        "front_uds": control.with_name(LIMITS_SOCKET),
         "payload_limit": max(_PAYLOAD_LIMIT, *(entry.config.payload_limit for entry in entries)),
         "json_output": True,
         **handed_on(config, _FLAGS),

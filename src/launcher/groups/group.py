@@ -18,11 +18,14 @@ from launcher.processes.child import Child, Guard
 from launcher.processes.model_processes import ModelProcesses, ModelState
 from launcher.processes.timeouts import Timeouts
 from launcher.terminal import Terminal
+from wire.cli.batch_options import UNFINISHED
 from wire.pooling.task import Task
 
 logger = logging.getLogger("text_generation_launcher")
 
 _FOREVER_S = 3600.0
+LIMITS_SOCKET = "limits"
+"""Name of the front's socket for the limits of API keys, in the folder of all sockets."""
 
 
 class Group:
@@ -60,6 +63,12 @@ class Group:
     def children(self) -> list[Child]:
         """Return the processes of the last start, whether they run or not."""
         return self._processes.children
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether a batch of it has not ended."""
+        folder = self.entry.config.batch_dir
+        return folder is not None and (folder / UNFINISHED).exists()
 
     def start(self) -> None:
         """Start shards and router."""
@@ -112,7 +121,7 @@ class Group:
             uds_prefix=str(self._sockets),
             master_port=port,
             uds=self.uds,
-            has_front=True,
+            front_uds=self._sockets.with_name(LIMITS_SOCKET),
         )
 
     def _run(self) -> Iterator[float]:

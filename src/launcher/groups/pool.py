@@ -2,8 +2,9 @@
 
 unloaded ─▶ loading ─▶ loaded ─▶ unloading ─▶ unloaded; a failed start is tried again later.
 
-At most one model starts at a time. Room for it is made by unloading what is idle, least recently used first. A model is
-unloaded only after the front has agreed to send it nothing more, so that no request meets a model that goes.
+At most one model starts at a time. Room for it is made by unloading what is idle, least recently used first. A model
+with batches is not idle, but makes room for requests; batches load their model where that takes no other's room. A
+model is unloaded only after the front has agreed to send it nothing more, so that no request meets a model that goes.
 """
 
 from __future__ import annotations
@@ -80,6 +81,10 @@ class Member:
     """Requests, as the front last said."""
     used_at: float = -math.inf
     waiting_since: float = math.inf
+    has_batches: bool = False
+    """Batches that have not ended."""
+    is_held: bool = False
+    """Its batches wait, as an operator has unloaded it."""
     is_released: bool = False
     """The front has been asked to send nothing more."""
     is_let_go: bool = False
@@ -130,6 +135,13 @@ class Pool:
         member.num_active, member.num_waiting = num_active, num_waiting
         member.used_at = now if num_active else max(member.used_at, now - idle_s)
 
+    def report_batches(self, name: str, *, has_batches: bool) -> None:
+        """Take note of whether a model has batches that have not ended."""
+        member = self.members[name]
+        member.has_batches = has_batches
+        if has_batches:
+            member.used_at = self._clock()
+
     def released(self, name: str) -> None:
         """The front sends a model nothing more, and nothing runs there."""
         member = self.members[name]
@@ -152,6 +164,7 @@ class Pool:
         """Stop a model as soon as its running requests have ended."""
         member = self.members[name]
         member.is_wanted = False
+        member.is_held = True
         member.must_go = member.takes_room
 
     # What follows
@@ -189,6 +202,7 @@ class Pool:
             member.in_a_row = 0
         member.since = now
         if member.state is ModelState.READY:
+            member.is_held = False
             member.took_s = now - member.started_at
             member.num_loaded += 1
             member.was_ready = True
@@ -235,7 +249,7 @@ class Pool:
 
     @staticmethod
     def _is_idle(member: Member) -> bool:
-        return not member.num_active and not member.num_waiting
+        return not member.num_active and not member.num_waiting and not member.has_batches
 
     def _start_next(self, now: float) -> None:
         if any(member.state is ModelState.LOADING for member in self.members.values()):
@@ -250,6 +264,8 @@ class Pool:
             first.processes.start()
             self._changed(first, now)
             return
+        if not self._is_asked_for(first):
+            return  # batches wait until there is room
         going = [one for one in self.members.values() if one.is_released or one.state is ModelState.UNLOADING]
         if self._has_room(first, without=going):
             return
@@ -260,9 +276,12 @@ class Pool:
                 return
 
     def _may_start(self, member: Member, now: float) -> bool:
-        is_asked_for = member.is_wanted or (self._autoload and member.num_waiting > 0)
+        has_batches = self._autoload and member.has_batches and not member.is_held
         is_stopped = member.state in (ModelState.UNLOADED, ModelState.FAILED)
-        return is_asked_for and is_stopped and now >= member.retry_at
+        return (self._is_asked_for(member) or has_batches) and is_stopped and now >= member.retry_at
+
+    def _is_asked_for(self, member: Member) -> bool:
+        return member.is_wanted or (self._autoload and member.num_waiting > 0)
 
     def _victims(self, first: Member, now: float) -> list[Member]:
         """Return the models whose room may be taken, in that order; none unless they make enough of it."""
@@ -273,7 +292,9 @@ class Pool:
         ]
         idle = sorted(filter(self._is_idle, loaded), key=lambda one: (one.preload, one.used_at))
         busy = sorted((one for one in loaded if one not in idle), key=lambda one: one.since)
-        found = [*idle, *(busy if now - first.waiting_since >= PATIENCE_S else [])]
+        in_batches = [one for one in busy if not one.num_active and not one.num_waiting]
+        with_clients = [one for one in busy if one not in in_batches]
+        found = [*idle, *in_batches, *(with_clients if now - first.waiting_since >= PATIENCE_S else [])]
         going = [one for one in self.members.values() if one.is_released or one.state is ModelState.UNLOADING]
         return found if self._has_room(first, without=[*going, *found]) else []
 

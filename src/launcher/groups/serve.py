@@ -193,6 +193,8 @@ class _Server:
             raise (WebserverFailed if self._is_listening else WebserverCannotStart)(cause(self._front))
         for message in self.control.receive():
             self._handle(message)
+        for name, group in self._groups.items():
+            self._pool.report_batches(name, has_batches=group.has_batches)
         self._pool.step()
         pause_s = min(group.step() for group in self._groups.values())
         self._pool.step()

@@ -32,7 +32,7 @@ from wire.processes.python_child import child_environment, module_command
 from wire.text.sampling_defaults import AUTO, NONE
 
 DECIDED = frozenset({
-    "BEHIND_FRONT", "COLLECTIVE_TIMEOUT", "ENDPOINTS", "MASTER_SHARD_UDS_PATH", "NODE_ENDPOINT", "NUM_NODES", "RANK",
+    "COLLECTIVE_TIMEOUT", "ENDPOINTS", "FRONT_UDS", "MASTER_SHARD_UDS_PATH", "NODE_ENDPOINT", "NUM_NODES", "RANK",
     "REPLICA_UDS_PATHS", "REQUEST_LOGPROBS", "STORE_KEY_PREFIX", "TOKENIZER_NAME", "WORLD_SIZE",
 })  # fmt: skip
 """Variables of children that the launcher sets, or leaves unset: what is inherited under these names is of another
@@ -181,7 +181,7 @@ def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = Fals
     variables = {
         "graceful_termination_timeout": drain_seconds(asked.graceful_termination_timeout),
         "request_logprobs": 1 if asked.enable_prefill_logprobs else None,
-        "behind_front": ends.has_front or None,
+        "front_uds": ends.front_uds,
         **handed_on(asked, ROUTER_VARIABLES),
     }
     if plan.part is not None:

@@ -34,8 +34,8 @@ class Endpoints:
     master_port: int
     uds: Path | None = None
     """Where HTTP is served instead of the port."""
-    has_front: bool = False
-    """It is one of several models' routers."""
+    front_uds: Path | None = None
+    """Where the front holds API keys to their limits, if this is one of several models."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -43,6 +43,8 @@ _NOT_PASSED_BACK = frozenset({
     b"x-request-id",
 })  # fmt: skip
 _OURS = b"x-tercet-"
+_FILES = "/v1/files"
+"""Uploads are passed on as they come: the model's router bounds them."""
 _PAGES = ("/docs", "/playground", "/favicon.ico")
 _TRIES = 3
 _NEWS_TIMEOUT_S = 5.0
@@ -82,12 +84,18 @@ class Front:
             return await own(request)
         if self._models.is_draining:
             raise UnhealthyError
-        body = b"" if request.method in ("GET", "HEAD") else await read_bytes(request, self._config.payload_limit)
+        is_upload = request.method == "POST" and path == _FILES
+        body = b""
+        if request.method not in ("GET", "HEAD") and not is_upload:
+            body = await read_bytes(request, self._config.payload_limit)
         model, asked = choose(request, await self._named(request, body), self._models, self._config.default_model)
         account: Account | None = request.scope.get(ACCOUNT)
         if account is not None:
             account.check_model((asked,) if asked in model.all_adapters else (asked, *model.names))
-        await cancel_on_disconnect(request.receive, self._pass_on(request, model, body, send))
+        if is_upload:
+            await self._pass_on(request, model, request.stream(), send)
+        else:
+            await cancel_on_disconnect(request.receive, self._pass_on(request, model, body, send))
         return None
 
     async def _named(self, request: Request, body: bytes) -> str | None:
@@ -97,7 +105,7 @@ class Front:
             return None
         return named_in(body) if len(body) < _LARGE_BODY else await asyncio.to_thread(named_in, body)
 
-    async def _pass_on(self, request: Request, model: Model, body: bytes, send: Send) -> None:
+    async def _pass_on(self, request: Request, model: Model, body: bytes | AsyncIterator[bytes], send: Send) -> None:
         target, headers = _target(request), _request_headers(request)
         for _ in range(_TRIES):
             news = model.changed

@@ -15,6 +15,7 @@ from router.front.metrics import FrontMetrics
 from router.front.models import Models
 from router.front.routes import OwnRoutes
 from router.keys.accounts import Accounts
+from router.keys.charges import charging
 from router.server.serving import serve_application
 from router.server.sockets import http_listener, warn_without_key
 from router.server.stop import Stop, run_until_stopped
@@ -67,13 +68,17 @@ async def _serve(config: FrontConfig, stop: Stop) -> int:
         )
         link = Link(config.control, models)
         errors = ErrorAnswers(config.error_format, metrics)
+        accounts = Accounts.of_file(config.keys_file, metrics, resources, part="front")
+        if accounts is not None and config.front_uds is not None:
+            charges = await charging(config.front_uds, accounts)
+            resources.callback(charges.close)
         front = Front(config, models, OwnRoutes(models, link, metrics, playground=not config.no_playground), errors)
         app = create_app(
             front,
             models,
             errors,
             api_key=config.api_key,
-            accounts=Accounts.of_file(config.keys_file, metrics, resources, part="front"),
+            accounts=accounts,
             allow_origins=config.cors_allow_origin,
         )
         return await serve_application(app, config, _Requests(models), link, stop, listener, None, metrics)

@@ -1,11 +1,11 @@
-"""HTTP to a model's router on its unix socket: requests are written whole, answers are read as they come."""
+"""HTTP to a model's router on its unix socket: requests are written whole, answers and uploads go as they come."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 import httptools
@@ -42,6 +42,9 @@ class _Connection(asyncio.Protocol):
         self._unread = 0
         self._is_paused = False
         self._waiter: asyncio.Future[None] | None = None
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._is_cut = False
 
     # asyncio's side
 
@@ -58,7 +61,14 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
+        self._has_room.set()
         self._wake()
+
+    def pause_writing(self) -> None:
+        self._has_room.clear()
+
+    def resume_writing(self) -> None:
+        self._has_room.set()
 
     # The parser's side
 
@@ -72,6 +82,7 @@ class _Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status >= 200:
             self.status, self.has_answer = status, True
+            self._has_room.set()  # of a refused upload nothing more is read
             self.is_done = self._has_no_body
 
     def on_body(self, body: bytes) -> None:
@@ -91,6 +102,19 @@ class _Connection(asyncio.Protocol):
         self.has_answer = self.is_done = False
         self._has_no_body = has_no_body
         self.transport.write(request)
+
+    async def send_parts(self, parts: AsyncIterator[bytes]) -> None:
+        """Write a body as it comes, as long as it has no answer. Raises UpstreamError."""
+        async for part in parts:
+            await self._has_room.wait()
+            self._is_cut = self.has_answer
+            if self._is_cut:
+                return
+            if self.is_lost:
+                raise UpstreamError
+            if part:
+                self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        self.transport.write(b"0\r\n\r\n")
 
     async def answered(self) -> None:
         """Wait for the head. Raises UpstreamError."""
@@ -117,7 +141,12 @@ class _Connection(asyncio.Protocol):
 
     @property
     def may_be_used_again(self) -> bool:
-        return self.is_done and not self.is_lost and not self._has_no_body and self._parser.should_keep_alive()
+        return (
+            self.is_done
+            and not (self.is_lost or self._is_cut)
+            and not self._has_no_body
+            and self._parser.should_keep_alive()
+        )
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -163,9 +192,16 @@ class Upstream:
         self._idle: list[_Connection] = []
 
     async def request(
-        self, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]] = (), body: bytes = b""
+        self,
+        method: str,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        body: bytes | AsyncIterator[bytes] = b"",
     ) -> Answer:
         """Send a request and wait for the head of its answer.
+
+        Args:
+            body: Parts are sent as they come, and not again.
 
         Raises:
             NotConnectedError: The router is not there.
@@ -175,6 +211,9 @@ class Upstream:
         lines += [b"%b: %b" % header for header in headers]
         if not any(name == b"host" for name, _ in headers):
             lines.append(b"host: localhost")
+        if not isinstance(body, bytes):
+            lines.append(b"transfer-encoding: chunked")
+            return await self._upload(b"\r\n".join((*lines, b"", b"")), body)
         if body or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
             lines.append(b"content-length: %d" % len(body))
         head = b"\r\n".join((*lines, b"", b""))
@@ -198,8 +237,19 @@ class Upstream:
             else:
                 return Answer(self, connection)
 
-    async def _connected(self) -> _Connection:
-        while self._idle:
+    async def _upload(self, head: bytes, parts: AsyncIterator[bytes]) -> Answer:
+        connection = await self._connected(is_new=True)
+        try:
+            connection.send(head, has_no_body=False)
+            await connection.send_parts(parts)
+            await connection.answered()
+        except BaseException:
+            connection.transport.abort()
+            raise
+        return Answer(self, connection)
+
+    async def _connected(self, *, is_new: bool = False) -> _Connection:
+        while self._idle and not is_new:
             connection = self._idle.pop()
             if not connection.is_lost and not connection.transport.is_closing():
                 connection.is_reused = True

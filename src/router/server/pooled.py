@@ -85,7 +85,7 @@ async def serve_pooled(
             )
             inference = PooledInference(scheduler, tokenizer, limits, metrics, model_names=_names(config))
             state = _state(config, task, files, sentence, info, inference, prompts, capacity.pooling)
-            batches = Batches.open(config, limits.max_concurrent_requests, metrics)
+            batches = Batches.open(config, limits.max_concurrent_requests, metrics, config.front_uds)
             app = create_pooled_app(
                 state,
                 api_key=config.api_key,

@@ -117,7 +117,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             )
             state = replace(state, template_defaults=template_defaults, sampling_defaults=defaults)
             _tell(defaults)
-            batches = Batches.open(config, started.limits.max_concurrent_requests, metrics)
+            batches = Batches.open(config, started.limits.max_concurrent_requests, metrics, config.front_uds)
             app = create_app(
                 state,
                 api_key=config.api_key,

@@ -10,6 +10,8 @@ from wire.cli.options import option
 _PANEL = "Operation"
 DEFAULT_FILE_SIZE = 200 << 20
 DEFAULT_STORAGE = 10 << 30
+UNFINISHED = "unfinished"
+"""Name of a file in `--batch-dir` that is there while a batch has not ended: the launcher keeps its model loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,7 +219,7 @@ class Router:
             adapters=adapters,
             model_names=(*config.served_model_name, config.tokenizer_name),
         )
-        self.accounts = Accounts(keys, self.metrics, clock) if keys else None
+        self.accounts = Accounts(keys, self.metrics, clock, part=config.limits_of_keys) if keys else None
         self.chat_template = ChatTemplate(
             {"default": CHAT_TEMPLATE} if templates is None else templates, {}, renderer=renderer
         )
@@ -237,7 +237,7 @@ class Router:
         )
         self._server: uvicorn.Server | None = None
         self.resources = contextlib.ExitStack()
-        self.batches = Batches.open(config, limits.max_concurrent_requests, self.metrics)
+        self.batches = Batches.open(config, limits.max_concurrent_requests, self.metrics, config.front_uds)
         self.app: FastAPI = create_app(
             state,
             api_key=config.api_key,

@@ -2,6 +2,7 @@
 
     files/ID        what a client has sent, or gets          files/ID.json     its FileRecord
     incoming/ID     an upload that has not come whole        batches/ID.json   a BatchRecord
+    unfinished      is there while a batch has not ended
 
 A record is written after what it speaks of, and replaced whole, so that a server that is killed leaves no record of
 what is not there. What has no record is removed at the next start, but for the answers of batches that have not ended.
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 import orjson
 
 from router.api.batches.records import ENDED, BatchRecord, FileRecord
+from wire.cli.batch_options import UNFINISHED
 
 Record = TypeVar("Record", FileRecord, BatchRecord)
 
@@ -37,6 +39,7 @@ class BatchFolder:
         self.files = {one.id: one for one in _read(path / "files", lambda fields: FileRecord(**fields))}
         self.batches = {one.id: one for one in _read(path / "batches", lambda fields: BatchRecord(**fields))}
         self._remove_unrecorded()
+        self.mark(has_unfinished=self.has_unfinished)
 
     @classmethod
     def open(cls, path: Path) -> BatchFolder:
@@ -61,6 +64,18 @@ class BatchFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    @property
+    def has_unfinished(self) -> bool:
+        return any(batch.status not in ENDED for batch in self.batches.values())
+
+    def mark(self, *, has_unfinished: bool) -> None:
+        """Say whether a batch has not ended. Raises OSError."""
+        path = self._path / UNFINISHED
+        if has_unfinished:
+            path.touch()
+        else:
+            path.unlink(missing_ok=True)
 
     def data(self, file_id: str) -> Path:
         return self._path / "files" / file_id

@@ -27,6 +27,7 @@ from router.api.batches.folder import BatchFolder, FolderError
 from router.api.batches.job import Job, Pending
 from router.api.batches.records import ENDED, LONGEST_S, BatchRecord, Ended, FileRecord, fault
 from router.errors import StartupError
+from router.keys.charges import wait_of
 from router.metrics import Metrics
 from wire.batch_lines import Fault, FileError
 from wire.cli.batch_options import DEFAULT_FILE_SIZE, DEFAULT_STORAGE, BatchOptions
@@ -58,12 +59,16 @@ class BatchLimits:
 class Batches:
     """All batches; used on one event loop."""
 
-    def __init__(self, folder: BatchFolder, limits: BatchLimits, metrics: Metrics, *, concurrency: int) -> None:
+    def __init__(
+        self, folder: BatchFolder, limits: BatchLimits, metrics: Metrics, *, concurrency: int, front: Path | None = None
+    ) -> None:
         """Take over a folder.
 
         Args:
             concurrency: Requests of all batches at once.
+            front: Socket of what holds API keys to their limits of requests, if that is not this server.
         """
+        self._front = front
         self.folder = folder
         self.limits = limits
         # One thread, so that what is written is written in order, and whole before the server ends.
@@ -78,7 +83,7 @@ class Batches:
         metrics.follow_gauge("tgi_batch_api_stored_bytes", lambda: {(): folder.num_bytes})
 
     @classmethod
-    def open(cls, options: BatchOptions, num_permits: int, metrics: Metrics) -> Self | None:
+    def open(cls, options: BatchOptions, num_permits: int, metrics: Metrics, front: Path | None = None) -> Self | None:
         """Return what `--batch-dir` asks for, if anything. Raises StartupError."""
         if options.batch_dir is None:
             return None
@@ -89,7 +94,7 @@ class Batches:
         limits = BatchLimits(
             file_size=options.batch_file_size or DEFAULT_FILE_SIZE, storage=options.batch_storage or DEFAULT_STORAGE
         )
-        return cls(folder, limits, metrics, concurrency=max(1, num_permits // 2))
+        return cls(folder, limits, metrics, concurrency=max(1, num_permits // 2), front=front)
 
     def _by_status(self) -> Mapping[tuple[str, ...], int]:
         return Counter((batch.status,) for batch in self.folder.batches.values())
@@ -124,11 +129,13 @@ class Batches:
         """Keep a batch, and begin it. Raises OSError."""
         self.folder.batches[batch.id] = batch  # counts from now on
         try:
+            await self._on_disk(partial(self.folder.mark, has_unfinished=True))
             await self._save(batch)
         except BaseException:
             del self.folder.batches[batch.id]
             with suppress(OSError):
                 self.folder.unlink_batch(batch.id)
+            await self._unmark()
             raise
         self._spawn(self._start(batch))
 
@@ -177,6 +184,11 @@ class Batches:
     async def _save(self, batch: BatchRecord) -> None:
         """Raises OSError."""
         await self._on_disk(self.folder.write_batch, batch.id, asdict(batch) | {"blocked": ""})
+
+    async def _unmark(self) -> None:
+        """Say that all batches have ended, if they have."""
+        if not self.folder.has_unfinished:
+            await self._on_disk(partial(self.folder.mark, has_unfinished=False))
 
     async def _try_to_save(self, batch: BatchRecord) -> None:
         """Save a status that a later one follows, and without which the batch is continued all the same."""
@@ -235,6 +247,7 @@ class Batches:
         batch.enter("failed")
         logger.info("%s is refused: %s", batch.id, counted(len(faults), "fault"))
         await self._until_written(batch, partial(self._save, batch))
+        await self._unmark()
 
     async def _send_all(self, app: ASGIApp) -> None:
         while True:
@@ -309,8 +322,11 @@ class Batches:
     async def _asked(self, app: ASGIApp, job: Job, pending: Pending) -> Answer:
         """Raises OSError of the batch's file."""
         body = job.body(pending.line)
+        owner = job.record.owner  # empty without keys, and then there are no limits
+        if owner and self._front is not None and (wait_s := await wait_of(self._front, owner)):
+            return Answer(_LIMITED, b"", "", wait_s)
         try:
-            return await ask(app, job.record.endpoint, body, job.record.owner)
+            return await ask(app, job.record.endpoint, body, owner)
         except Exception:
             # The application logs what it did not foresee, and has answered before it raises that again.
             return Answer(_FAILED, b'{"error":{"message":"internal error","type":"server_error"}}', "", None)
@@ -371,6 +387,7 @@ class Batches:
         batch.error_file_id = await self._publish(batch, batch.failures_id, "error")
         batch.enter(how)
         await self._until_written(batch, partial(self._save, batch))
+        await self._unmark()
         logger.info("%s is %s: %d answered, %d failed", batch.id, how, batch.num_answered, batch.num_failed)
 
     async def _publish(self, batch: BatchRecord, file_id: str, name: str) -> str | None:

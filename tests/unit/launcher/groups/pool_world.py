@@ -63,6 +63,8 @@ class World:
         """Each request's seconds of work."""
         self.used_at = dict.fromkeys(memories, -1e9)
         self.closed: set[str] = set()
+        self.batches: set[str] = set()
+        """Models with batches that have not ended."""
         self.num_answered = 0
         made = [
             Member(name=name, processes=self.processes[name], memory=size, **members.get(name, {}))  # type: ignore[arg-type]
@@ -92,6 +94,8 @@ class World:
         for name in [*self.closed]:
             if not self.running[name]:
                 self.pool.released(name)
+        for name in self.processes:
+            self.pool.report_batches(name, has_batches=name in self.batches)
         self.pool.step()
         self.check()
 
@@ -138,4 +142,6 @@ class World:
             self.pool.load(name)
         elif kind < 0.265:
             self.pool.unload(name)
+        elif kind < 0.28:
+            self.batches ^= {name}
         self.step()

@@ -44,6 +44,62 @@ def test_an_idle_model_is_unloaded(keep_alive_s: float | None, idle_s: float, st
     assert world.states() == {"a": state}
 
 
+def test_a_batch_keeps_its_model_loaded() -> None:
+    world = World({"a": 40}, a={"keep_alive_s": 5})
+    world.request("a")
+    world.run(5)
+    world.batches = {"a"}
+    world.run(60)
+    assert world.states() == {"a": "loaded"}
+    world.batches = set()
+    world.run(4)
+    assert world.states() == {"a": "loaded"}  # the end of a batch is a use
+    world.run(3)
+    assert world.states() == {"a": "unloaded"}
+
+
+def test_a_batch_makes_room_and_returns_when_there_is_some() -> None:
+    world = World({"a": 60, "b": 60}, b={"keep_alive_s": 30})
+    world.batches = {"a"}
+    world.run(5)
+    assert world.states() == {"a": "loaded", "b": "unloaded"}
+    world.run(LEAST_LOADED_S)
+    world.request("b")
+    world.run(7)
+    assert world.states() == {"a": "unloaded", "b": "loaded"} and world.num_answered == 1
+    world.run(20)
+    assert world.states() == {"a": "unloaded", "b": "loaded"}  # a batch takes nobody's room
+    world.run(20)
+    assert world.states() == {"a": "loaded", "b": "unloaded"}
+
+
+def test_clients_keep_the_room_that_another_ones_batch_makes() -> None:
+    world = World({"a": 50, "b": 50, "c": 50})
+    world.batches = {"a"}
+    world.request("b", 100.0)
+    world.run(10 + LEAST_LOADED_S)
+    assert world.states() == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+    world.request("c")
+    world.run(7)
+    assert world.states() == {"a": "unloaded", "b": "loaded", "c": "loaded"}
+
+
+def test_batches_load_nothing_that_an_operator_has_unloaded() -> None:
+    world = World({"a": 60})
+    world.batches = {"a"}
+    world.run(6)
+    world.pool.unload("a")
+    world.run(60)
+    assert world.states() == {"a": "unloaded"}
+    world.request("a")
+    world.run(60)
+    assert world.states() == {"a": "loaded"}
+    world = World({"a": 60}, autoload=False)
+    world.batches = {"a"}
+    world.run(10)
+    assert world.states() == {"a": "unloaded"}
+
+
 def test_the_least_recently_used_makes_room() -> None:
     world = World({"a": 40, "b": 40, "c": 40})
     for name in ("a", "b"):

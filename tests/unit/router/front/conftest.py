@@ -32,6 +32,8 @@ class Upstreams:
         self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
         self.answers: dict[str, bytes] = {}
         """Model → everything that it writes; by default JSON with its name."""
+        self.refusing: set[str] = set()
+        """Models that answer before they read a body, and read none."""
         self.hold: dict[str, asyncio.Event] = {}
         self._servers: dict[str, asyncio.Server] = {}
 
@@ -57,7 +59,15 @@ class Upstreams:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
             headers = {line.partition(": ")[0]: line.partition(": ")[2] for line in head[1:] if line}
+            if name in self.refusing and head[0].startswith("POST"):
+                writer.write(self.answers[name])
+                await asyncio.sleep(3600)
             body = await reader.readexactly(int(headers.get("content-length", 0)))
+            while headers.get("transfer-encoding") == "chunked":
+                size = int(await reader.readline(), 16)
+                body += (await reader.readexactly(size + 2))[:-2]
+                if not size:
+                    break
             self.asked.append((name, head[0], headers, body))
             if " /v1/models " in head[0]:
                 answer = {"data": [{"id": name, "max_model_len": 7}, {"id": f"{name}-lora", "parent": name}]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -56,6 +57,50 @@ async def test_the_model_of_a_request(
     assert not any(name.startswith("x-tercet-") for name in sent)
     assert sent["x-request-id"] == answer.headers["x-request-id"]
     assert answer.headers["x-of"] == "model"
+
+
+async def parts_of(content: bytes, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), size):
+        yield content[start : start + size]
+        await asyncio.sleep(0)
+
+
+async def test_an_upload_of_any_size_is_passed_on_as_it_comes(serve_front: Serve) -> None:
+    served = await two(serve_front, payload_limit=1000)
+    content = bytes(range(256)) * 8000
+    for size in (1000, 70_000):
+        for _ in range(2):  # the connection is used again
+            answer = await served.client.post("/models/chat/v1/files", content=parts_of(content, size))
+            assert (answer.status_code, answer.json()) == (200, {"model": "chat"})
+            assert served.upstreams.asked[-1][1] == "POST /v1/files HTTP/1.1"
+            assert served.upstreams.asked[-1][3] == content
+    assert (await served.client.post("/models/chat/generate", content=content)).status_code == 413
+    assert (await served.client.post("/v1/files?model=chat", content=b"")).json() == {"model": "chat"}
+
+
+async def test_an_upload_ends_where_it_is_refused(serve_front: Serve) -> None:
+    served = await two(serve_front)
+    served.upstreams.refusing.add("chat")
+    served.upstreams.answers["chat"] = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\n{}"
+    num_read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal num_read
+        while True:
+            yield b"x" * 10_000
+            num_read += 1
+            await asyncio.sleep(0)
+
+    for _ in range(2):
+        answer = await served.client.post("/models/chat/v1/files", content=endless())
+        assert (answer.status_code, answer.content) == (413, b"{}") and num_read < 10_000
+
+
+async def test_an_upload_to_a_model_that_ends_fails(serve_front: Serve) -> None:
+    served = await two(serve_front)
+    served.upstreams.answers["chat"] = b""
+    answer = await served.client.post("/models/chat/v1/files", content=b"x" * 100_000)
+    assert answer.status_code == 500 and "have ended" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

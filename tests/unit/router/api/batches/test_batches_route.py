@@ -20,6 +20,9 @@ from router.api.batches import folder, service
 from router.config import RouterConfig
 from router.errors import GenerationError
 from router.events import Event
+from router.keys.accounts import Accounts
+from router.keys.charges import charging
+from router.metrics import Metrics
 from router.request import ValidRequest
 from wire import batch_lines
 from wire.keys import Key, digest_of
@@ -433,6 +436,45 @@ async def test_a_batch_does_not_hold_up_its_key(serving: Callable[..., Any]) -> 
     async with serving(keys=KEYS) as server:
         failures = await server.rows((await server.ended(batch)).error_file_id)
         assert {one["response"]["status_code"] for one in failures.values()} == {401}
+
+
+async def test_behind_a_front_its_limits_hold(serving: Callable[..., Any], tmp_path: Path) -> None:
+    now = [0.0]
+    keys = [Key(name="first", digest=digest_of(b"one"), requests_per_minute=60)]
+    front = Accounts(keys, Metrics(), lambda: now[0], part="front")
+    limits = await charging(tmp_path / "limits", front)
+    async with serving(keys=keys, front_uds=tmp_path / "limits") as server:
+        batch = await server.begin(*(row(str(number)) for number in range(62)))
+        record = server.router.batches.folder.batches[batch.id]
+        await until(lambda: 'tgi_batch_api_requests{outcome="limited"} 0' not in server.metrics)
+        assert record.num_failed == 0 and len(server.router.scheduler.submitted) <= 60
+        now[0] = 60.0
+        assert (await server.ended(batch)).request_counts.completed == 62
+    limits.close()
+
+
+async def test_without_keys_the_front_is_not_asked(serving: Callable[..., Any], tmp_path: Path) -> None:
+    async with serving(front_uds=tmp_path / "nothing") as server:
+        assert (await server.ended(await server.begin(row("a")))).request_counts.completed == 1
+        assert 'tgi_batch_api_requests{outcome="limited"} 0' in server.metrics
+
+
+async def test_a_file_says_whether_batches_have_not_ended(serving: Callable[..., Any], tmp_path: Path) -> None:
+    mark = tmp_path / "batches" / "unfinished"
+    async with serving(hanging("wait")) as server:
+        assert not mark.exists()
+        ended, waiting = await server.begin(row("a")), await server.begin(row("a", "wait"))
+        await server.ended(ended)
+        assert mark.exists()
+    assert mark.exists()
+    mark.unlink()
+    async with serving() as server:
+        assert mark.exists()
+        await server.ended(waiting)
+        await until(lambda: not mark.exists())
+        refused = await server.begin("{")
+        await server.ended(refused)
+        await until(lambda: not mark.exists())
 
 
 async def test_one_key_guards_files(serving: Callable[..., Any]) -> None:
