@@ -2,10 +2,11 @@
 
 unloaded ─▶ loading ─▶ loaded ─▶ unloading ─▶ unloaded; a failed start is tried again later.
 
-At most one model starts at a time. Room for it is made by unloading what is idle, least recently used first. A model
-with batches is not idle, but makes room for requests; batches load their model where that takes no other's room. A
-model is unloaded only after the front has agreed to send it nothing more, so that no request meets a model that goes.
+At most one model starts at a time. Room for it is made by unloading what is idle, least recently used first. A model is
+unloaded only after the front has agreed to send it nothing more, so that no request meets a model that goes.
 """
+# A model with batches is not idle, but makes room for requests; batches load their model where that takes no other's
+# room.
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Charges requests of batches, which do not pass the front, to their API keys there.
-
-A model's router writes a line with the key's name; the front answers with the seconds to wait.
-"""
+"""Charges requests of batches to their API keys at the front, which they do not pass."""
+# A model's router writes a line with the key's name; the front answers with the seconds to wait.
 
 from __future__ import annotations
 

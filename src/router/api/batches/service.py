@@ -191,14 +191,14 @@ class Batches:
             await self._on_disk(partial(self.folder.mark, has_unfinished=False))
 
     async def _try_to_save(self, batch: BatchRecord) -> None:
-        """Save a status that a later one follows, and without which the batch is continued all the same."""
+        """Save a status that a later one follows."""
         try:
             await self._save(batch)
         except OSError as error:
             self._block(batch, error)
 
     async def _until_written(self, batch: BatchRecord, write: Callable[[], Awaitable[None]]) -> None:
-        """Write, and again while that fails: a disk that is full may have room later."""
+        """Write, and again while that fails."""
         while True:
             try:
                 await write()

@@ -1,18 +1,23 @@
-"""Reads `multipart/form-data` as it comes: one file to the disk, the other fields to memory."""
+"""Reads `multipart/form-data` as it comes, with python-multipart: one file to the disk, the other fields to memory."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from email.message import Message
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from router.api.errors import BodyError
 from router.errors import ValidationError
 
-_MOST_FIELDS, _LONGEST_FIELD, _LONGEST_HEAD = 16, 1024, 8192
+_MOST_FIELDS, _LONGEST_FIELD, _LONGEST_HEADER = 16, 1024, 8192
 _LONGEST_NAME = 255
-_BOUNDARY = re.compile(r"[ -~]{1,70}")
+_BOUNDARY = re.compile(rb"[ -~]{1,70}")
+# Its warnings are about what a client has sent, and the answer says so.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 @dataclass
@@ -26,122 +31,95 @@ class Form:
 
 def boundary_of(content_type: str) -> bytes:
     """Raises BodyError."""
-    header = Message()
-    header["content-type"] = content_type
-    boundary = header.get_param("boundary")
-    is_form = header.get_content_type() == "multipart/form-data"
-    if not is_form or not isinstance(boundary, str) or not _BOUNDARY.fullmatch(boundary):
+    kind, options = parse_options_header(content_type.encode("latin-1"))
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not _BOUNDARY.fullmatch(boundary):
         text = "Expected request with `Content-Type: multipart/form-data`, with the file as its field `file`"
         raise BodyError(415, "unsupported_media_type", text, reason="content_type")
-    return boundary.encode()
+    return boundary
 
 
-async def read_form(body: AsyncIterable[bytes], boundary: bytes, write: Callable[[bytes], object]) -> Form:
+async def read_form(body: AsyncIterator[bytes], boundary: bytes, write: Callable[[bytes], object]) -> Form:
     """Read a whole form; `write` gets the file's bytes. Raises ValidationError."""
-    reader = _Reader(boundary, write)
-    async for piece in body:
-        reader.feed(piece)
+    reader = _Reader(write)
+    parser = MultipartParser(
+        boundary,
+        {
+            "on_part_begin": reader.on_part_begin,
+            "on_header_field": reader.on_header_field,
+            "on_header_value": reader.on_header_value,
+            "on_header_end": reader.on_header_end,
+            "on_headers_finished": reader.on_headers_finished,
+            "on_part_data": reader.on_part_data,
+            "on_part_end": reader.on_part_end,
+            "on_end": reader.on_end,
+        },
+        max_header_size=_LONGEST_HEADER,
+    )
+    try:
+        async for piece in body:
+            parser.write(piece)
+    except FormParserError as error:
+        raise ValidationError(f"not a form: {error}") from None
     if not reader.is_whole:
         raise ValidationError("the form ends before its closing boundary")
     return reader.form
 
 
 class _Reader:
-    """Cuts a form into its parts at their boundaries."""
+    """Takes the parts of a form from the parser, whose memory it bounds."""
 
-    def __init__(self, boundary: bytes, write: Callable[[bytes], object]) -> None:
+    def __init__(self, write: Callable[[bytes], object]) -> None:
         self.form = Form()
         self.is_whole = False
-        self._mark = b"\r\n--" + boundary
         self._write = write
-        self._unread = bytearray(b"\r\n")  # so that the first boundary looks like the others
-        self._is_in_head = False
-        self._part: _Part | None = None  # None: before the first boundary
+        self._header = self._value = b""
+        self._disposition = b""
+        self._name: str | None = None  # of a field that goes to memory; None: the file
+        self._text = b""
 
-    def feed(self, piece: bytes) -> None:
-        if self.is_whole:
-            return  # what follows the last boundary means nothing
-        self._unread += piece
-        while not self.is_whole and self._step():
-            pass
+    def on_part_begin(self) -> None:
+        self._disposition = self._text = b""
 
-    def _step(self) -> bool:
-        """Read one part's head or content; return whether there may be more to read."""
-        return self._read_head() if self._is_in_head else self._read_content()
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
 
-    def _read_content(self) -> bool:
-        at = self._unread.find(self._mark)
-        end = at + len(self._mark)
-        if at < 0:
-            # The last bytes may be the beginning of a boundary.
-            self._hand_on(len(self._unread) - len(self._mark))
-            return False
-        if len(self._unread) < end + 2:
-            self._hand_on(at)
-            return False
-        self._hand_on(at)
-        follows = bytes(self._unread[len(self._mark) : len(self._mark) + 2])
-        if follows not in (b"--", b"\r\n"):
-            raise ValidationError("a boundary of the form has text behind it")
-        self._keep_field()
-        del self._unread[: len(self._mark)]
-        self.is_whole, self._is_in_head = follows == b"--", True
-        return True
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
 
-    def _read_head(self) -> bool:
-        end = self._unread.find(b"\r\n\r\n")
-        if end > _LONGEST_HEAD or (end < 0 and len(self._unread) > _LONGEST_HEAD):
-            raise ValidationError("the head of a part of the form is too long")
-        if end < 0:
-            return False
-        self._part = self._part_of(bytes(self._unread[:end]))
-        del self._unread[: end + 4]
-        self._is_in_head = False
-        return True
+    def on_header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._header = self._value = b""
 
-    def _part_of(self, head: bytes) -> _Part:
-        disposition = Message()
-        for line in head.decode("utf-8", errors="replace").split("\r\n"):
-            header, _, value = line.partition(":")
-            if header.strip().lower() == "content-disposition":
-                disposition["content-disposition"] = value.strip()
-        name = disposition.get_param("name", header="content-disposition")
-        if not isinstance(name, str):
+    def on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        if b"name" not in options:
             raise ValidationError("a part of the form has no name")
-        filename = disposition.get_filename()
+        name = options[b"name"].decode("utf-8", errors="replace")
         if name != "file":
             if len(self.form.fields) == _MOST_FIELDS:
                 raise ValidationError(f"the form has more than {_MOST_FIELDS} fields")
-            return _Part(name)
+            self._name = name
+            return
         if self.form.filename is not None:
             raise ValidationError("the form has two fields `file`: send one", param="file")
-        if filename is None:
+        if b"filename" not in options:
             raise ValidationError("`file` must be a file with a name", param="file")
-        self.form.filename = filename[-_LONGEST_NAME:]
-        return _Part(name, is_file=True)
+        self._name = None
+        self.form.filename = options[b"filename"].decode("utf-8", errors="replace")[-_LONGEST_NAME:]
 
-    def _hand_on(self, num_bytes: int) -> None:
-        """Hand on bytes of the running part."""
-        if num_bytes <= 0:
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._name is None:
+            self._write(data[start:end])
             return
-        content = bytes(self._unread[:num_bytes])
-        del self._unread[:num_bytes]
-        if self._part is None:
-            return
-        if self._part.is_file:
-            self._write(content)
-            return
-        self._part.text += content
-        if len(self._part.text) > _LONGEST_FIELD:
-            raise ValidationError(f"`{self._part.name[:80]}` is too long", param=self._part.name[:80])
+        self._text += data[start:end]
+        if len(self._text) > _LONGEST_FIELD:
+            raise ValidationError(f"`{self._name[:80]}` is too long", param=self._name[:80])
 
-    def _keep_field(self) -> None:
-        if (part := self._part) is not None and not part.is_file:
-            self.form.fields[part.name] = part.text.decode("utf-8", errors="replace")
+    def on_part_end(self) -> None:
+        if self._name is not None:
+            self.form.fields[self._name] = self._text.decode("utf-8", errors="replace")
 
-
-@dataclass
-class _Part:
-    name: str
-    is_file: bool = False
-    text: bytes = b""
+    def on_end(self) -> None:
+        self.is_whole = True

@@ -31,6 +31,7 @@ async def test_a_request_waits_for_its_key(tmp_path: Path) -> None:
         assert sorted(both) == [0, 30]
     finally:
         server.close()
+        await asyncio.sleep(0.01)  # for the transports to close
     text = metrics.render().decode()
     assert 'tgi_key_requests{key="slow"} 3' in text
     assert 'tgi_key_refused{key="slow",reason="requests"} 3' in text
@@ -53,3 +54,4 @@ async def test_a_front_that_is_gone_is_asked_again(tmp_path: Path, monkeypatch: 
         server = await asyncio.start_unix_server(answer, tmp_path / str(number))
         assert await wait_of(tmp_path / str(number), "a") > 0
         server.close()
+        await asyncio.sleep(0.01)  # for the transports to close

@@ -59,7 +59,7 @@ async def test_a_client_of_forms_is_understood() -> None:
     raw = request.read()
 
     async def whole() -> AsyncIterator[bytes]:
-        yield b"a preamble, which means nothing" + b"\r\n" + raw + b"an epilogue" * 1000
+        yield raw + b"an epilogue" * 1000
 
     written = bytearray()
     form = await read_form(whole(), boundary_of(request.headers["content-type"]), written.extend)
@@ -72,21 +72,44 @@ async def test_a_client_of_forms_is_understood() -> None:
     [
         (b"", "before its closing boundary"),
         (form_of(('name="file"; filename="x"', b"x"), end=b""), "before its closing boundary"),
-        (b"--bb\r\n", "text behind it"),
+        (b"--bb\r\n", "not a form"),
+        (b"a preamble\r\n" + form_of(('name="file"; filename="x"', b"x")), "not a form"),
+        (b"\r\n" * 9000, "before its closing boundary"),
         (b"--b\r\n\r\nx\r\n--b--", "no name"),
         (form_of(("filename=x", b"x")), "no name"),
         (form_of(('name="file"', b"x")), "with a name"),
         (form_of(*[('name="file"; filename="x"', b"x")] * 2), "two fields"),
         (form_of(('name="a"', b"x" * 1025)), "`a` is too long"),
         (form_of(*[(f'name="{number}"', b"x") for number in range(17)]), "more than 16"),
-        (b"--b\r\n" + b"x" * 9000, "too long"),
-        (b"--b\r\n" + b"x" * 9000 + b"\r\n\r\n", "too long"),
+        (b"--b\r\n" + b"x" * 9000, "header size"),
+        (b"--b\r\n" + b"x: " + b"x" * 9000, "header size"),
+        (b"--b\r\nx:" + b" " * 9000, "header size"),
+        (b"--b\r\n" + b"x: y\r\n" * 9, "header count"),
+        (b"--b\r\nno header\r\n\r\n", "invalid character"),
+        (b"--b\r\nContent-Disposition\r\n\r\n", "invalid character"),
     ],
 )
 async def test_a_wrong_form_is_refused(raw: bytes, says: str) -> None:
     for cuts in (range(len(raw)), ()):
         with pytest.raises(ValidationError, match=says):
             await read(raw, list(cuts))
+
+
+@pytest.mark.parametrize("content", [b"\r\n--bx", b"\r\n--b-x", b"\r\n--b\rx", b"\r\n--", b"\r"])
+async def test_what_looks_like_a_boundary_is_content(content: bytes) -> None:
+    raw = form_of(('name="file"; filename="x"', content * 200))
+    for cuts in (range(len(raw)), range(0, len(raw), 7), ()):
+        assert (await read(raw, list(cuts)))[1] == content * 200
+
+
+async def test_a_form_without_parts_has_no_file() -> None:
+    assert await read(b"--b--\r\n") == (Form(), b"")
+
+
+async def test_of_a_form_that_is_refused_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValidationError):
+        await read(b"--secret\r\n")
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 from openai.types import Batch
 from router_fakes import Router, failing, says, until
 
-from router.api.batches import folder, service
+from router.api.batches import folder, routes, service
 from router.config import RouterConfig
 from router.errors import GenerationError
 from router.events import Event
@@ -236,6 +237,26 @@ async def test_a_full_disk_keeps_nothing(
         await server.ended(await server.begin(row("a")))
 
 
+async def test_an_upload_that_fills_the_disk_leaves_nothing(
+    serving: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read_form(body: AsyncIterator[bytes], boundary: bytes, write: Callable[[bytes], object]) -> Any:
+        def filling(content: bytes) -> None:
+            write(content[:100])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        return await real(body, boundary, filling)
+
+    real = routes.read_form
+    async with serving() as server:
+        before = stored(tmp_path / "batches")
+        monkeypatch.setattr(routes, "read_form", read_form)
+        with pytest.raises(openai.InternalServerError, match="disk for batches is full"):
+            await server.upload(b"x" * 1_000_000)
+        assert stored(tmp_path / "batches") == before
+        assert "tgi_batch_api_disk_errors 1" in server.metrics
+
+
 async def test_a_batch_waits_for_room(serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as server:
         file_id = await server.upload(lines(*(row(str(number)) for number in range(3))))
@@ -451,6 +472,7 @@ async def test_behind_a_front_its_limits_hold(serving: Callable[..., Any], tmp_p
         now[0] = 60.0
         assert (await server.ended(batch)).request_counts.completed == 62
     limits.close()
+    await asyncio.sleep(0.01)  # for the transports to close
 
 
 async def test_without_keys_the_front_is_not_asked(serving: Callable[..., Any], tmp_path: Path) -> None:
