@@ -67,6 +67,7 @@ def _claude_place(environ: Mapping[str, str]) -> Path:
 
 def _claude(text: str, server: Server) -> str:
     settings = _object(text)
+    before = copy.deepcopy(settings)
     env = _member(settings, "env")
     for name in ("ANTHROPIC_API_KEY", *_OF_ANOTHER_SERVER):  # a key beside a token would be sent too
         env.pop(name, None)
@@ -79,7 +80,7 @@ def _claude(text: str, server: Server) -> str:
     env.pop(_CONTEXT, None)
     if server.context is not None:
         env[_CONTEXT] = str(server.context)
-    return _json(settings)
+    return text if settings == before else _json(settings)
 
 
 def _codex_place(environ: Mapping[str, str]) -> Path:
@@ -117,7 +118,7 @@ def _opencode_place(environ: Mapping[str, str]) -> Path:
 
 
 def _opencode(text: str, server: Server) -> str:
-    settings = _object(_without_comments(text))
+    settings = _object(text)
     before = copy.deepcopy(settings)
     model: dict[str, Any] = {"name": server.model}
     if server.context is not None:
@@ -155,16 +156,16 @@ def _quoted(text: str) -> str:
 
 
 def _without_comments(text: str) -> str:
-    """Return the JSON of a file that may have comments and commas before closing brackets, as opencode reads it."""
+    """Return the JSON of a file that may have comments and commas before closing brackets."""
     text = _COMMENT.sub(lambda found: found[1] or " ", text)
     return _LAST_COMMA.sub(lambda found: found[1] or "", text)
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text) if text.strip() else {}
+        found = json.loads(_without_comments(text)) if text.strip() else {}
     except ValueError as error:
-        raise UnreadableError(f"it is not plain JSON ({error})") from None
+        raise UnreadableError(f"it is not JSON ({error})") from None
     if not isinstance(found, dict):
         raise UnreadableError("it is not a JSON object")
     return found

@@ -55,6 +55,15 @@ def test_opencode_may_have_comments() -> None:
     assert PROGRAMS["opencode"].extended(commented, SERVER) == commented  # it has these settings already
 
 
+def test_claude_may_have_comments() -> None:
+    text = '{ // mine\n "theme": "dark", "env": {"A": "http://x//y", /* two\nlines */ "B": "1",},\n}\n'
+    after = json.loads(PROGRAMS["claude"].extended(text, SERVER))
+    assert after["theme"] == "dark" and after["env"]["A"] == "http://x//y" and after["env"]["B"] == "1"
+    assert after["env"]["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:3000"
+    commented = "// mine\n" + json.dumps(after)
+    assert PROGRAMS["claude"].extended(commented, SERVER) == commented  # it has these settings already
+
+
 CODEX = """# mine
 model = "gpt"
 approval_policy = "never" # asked for
@@ -117,7 +126,7 @@ def test_twice_is_the_same_as_once(program: str) -> None:
 @pytest.mark.parametrize(
     ("program", "text", "message"),
     [
-        ("claude", "// a comment\n{}", "not plain JSON"),
+        ("claude", "// a comment\n{", "not JSON"),
         ("claude", '{"env": 1}', "`env` in it"),
         ("opencode", "[1]", "not a JSON object"),
         ("opencode", '{"provider": []}', "`provider` in it"),
