@@ -16,7 +16,7 @@ LIMITS = {
     "files below 50 lines": 253,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
-    "words of docstrings for 100 lines": 88,
+    "words of docstrings for 100 lines": 87,
     "files of the spine that name a feature": 75,
     "functions named begin": 0,
     "functions named take": 0,
@@ -32,9 +32,9 @@ LIMITS = {
     "files that name states": 35,
 }
 LINES = {
-    "launcher": 14_370,
+    "launcher": 14_372,
     "model_server": 51_724,
-    "router": 36_153,
+    "router": 36_154,
     "tercet": 63,
     "wire": 7_304,
 }

@@ -26,6 +26,7 @@ from router.scheduling.health import HealthCheck, Probe
 from router.scheduling.pipeline import Pipeline
 from router.scheduling.queue.adapter_slots import AdapterSlots
 from router.scheduling.queue.admission import Admission
+from router.scheduling.queue.fair import KeyWork
 from router.scheduling.queue.request_queue import RequestQueue, content_of
 from router.scheduling.sender import Sender
 from router.scheduling.step_metrics import StepMetrics
@@ -49,6 +50,7 @@ class Scheduler:
         max_step_s: float = DEFAULT_MAX_STEP_S,
         max_request_s: float | None = None,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
+        key_work: KeyWork | None = None,
     ) -> None:
         """Take what is served with.
 
@@ -56,6 +58,7 @@ class Scheduler:
             max_step_s: Without answers, shards are stuck.
             max_request_s: A request's whole time.
             max_unread_bytes: Beyond, its reader is too slow.
+            key_work: Shared by the replicas of a model.
         """
         self.failure: Exception | None = None
         self.allocator = _allocator(info, limits)
@@ -78,6 +81,7 @@ class Scheduler:
             if info.adapter_slots is None
             else AdapterSlots(info.adapter_slots, limits.max_waiting_tokens),
             on_dropped=lambda entry: self._metrics.request_failed(entry.dropped_as or "dropped"),
+            key_work=key_work,
         )
         self._pipeline = Pipeline(self.allocator)
         self._batches = Batches(self._queue, self._pipeline, self._metrics, info.micro_batches)

@@ -13,6 +13,7 @@ from router.errors import ArgumentValidation, BackendError, StartupError
 from router.limits import ServingLimits, ShardInfo
 from router.metrics import Metrics
 from router.scheduling.loop import Scheduler
+from router.scheduling.queue.fair import KeyWork
 from router.scheduling.replicas.gauges import Gauges, ReplicaMetrics
 from router.scheduling.replicas.replicas import Replicas, Served
 from router.shards.client import LEASE_S, Client, ShardClient
@@ -69,6 +70,7 @@ async def connect_replicas(
         max_positions=max_positions,
         tokenizer_max_length=tokenizer_max_length,
         tracing=tracing,
+        key_work=KeyWork(),
     )
     if len(paths) == 1:
         return await start(config, metrics)
@@ -114,6 +116,7 @@ async def connect_and_warm_up(
     max_positions: int | None,
     tokenizer_max_length: int | None,
     tracing: Tracing | None = None,
+    key_work: KeyWork | None = None,
 ) -> Started:
     """Discover, clear, inform, warm up, and resolve limits."""
     shards, info = await connected(config, tracing)
@@ -153,6 +156,7 @@ async def connect_and_warm_up(
         max_step_s=config.max_step_seconds,
         max_request_s=config.max_request_seconds,
         max_unread_bytes=config.max_unread_bytes,
+        key_work=key_work,
     )
     num_blocks = scheduler.allocator.num_usable
     metrics.inform("tgi_cache_config_info", block_size=info.block_size, num_gpu_blocks=num_blocks)

@@ -11,6 +11,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from router.scheduling.entry import Entry
 
@@ -29,14 +30,29 @@ class _Charged:
     num_generated: int
 
 
+class KeyWork:
+    """The work that each key has had, in the lines of all replicas."""
+
+    def __init__(self) -> None:
+        self.of_key: dict[str, float] = {}
+        self.served_last = ""
+        self.lines: WeakSet[FairLine] = WeakSet()  # those of replicas that have failed go
+
+    @property
+    def waiting(self) -> set[str]:
+        """Return the keys that have an entry in a line."""
+        return {key for line in self.lines for key in line.sizes()}
+
+
 class FairLine:
     """A deque of entries whose next is, of the most urgent, the oldest of the key with the least work."""
 
-    def __init__(self) -> None:
+    def __init__(self, key_work: KeyWork | None = None) -> None:
         self._lanes: dict[_Lane, deque[Entry]] = {}  # none is empty
-        self._work: dict[str, float] = {}
+        self._shared = key_work or KeyWork()
+        self._shared.lines.add(self)
+        self._work = self._shared.of_key
         self._charged: dict[int, _Charged] = {}  # by request id, while it runs
-        self._served_last = ""
         self._size = 0
 
     def __len__(self) -> int:
@@ -63,9 +79,9 @@ class FairLine:
         self._size += 1
 
     def _lift(self, key: str) -> None:
-        waiting = {other for _, other in self._lanes}
+        waiting = self._shared.waiting
         if key not in waiting:
-            least = min(map(self._work_of, waiting)) if waiting else self._work_of(self._served_last)
+            least = min(map(self._work_of, waiting)) if waiting else self._work_of(self._shared.served_last)
             self._work[key] = max(self._work_of(key), least)
 
     def appendleft(self, entry: Entry) -> None:
@@ -104,7 +120,7 @@ class FairLine:
         charged = _Charged(entry, entry.num_to_compute, len(entry.generated_ids))
         self._charged[entry.request_id] = charged
         self._add(entry, charged.num_prompt)
-        self._served_last = entry.request.key
+        self._shared.served_last = entry.request.key
 
     def charge_generated(self) -> None:
         """Charge what running entries have generated, and forget those that ended."""

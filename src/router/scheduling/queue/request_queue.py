@@ -14,7 +14,7 @@ from router.scheduling.cache.keys import ContentRange
 from router.scheduling.entry import Entry
 from router.scheduling.queue.adapter_slots import AdapterSlots, Verdict
 from router.scheduling.queue.budget import Budget, round_up
-from router.scheduling.queue.fair import FairLine
+from router.scheduling.queue.fair import FairLine, KeyWork
 from wire.decoder_blocks import positions_between
 from wire.images.borders import chunk_end, encoder_end
 
@@ -67,8 +67,9 @@ class RequestQueue:
         image_reserve: int = 0,
         decoder_prefix: int = 0,
         on_dropped: Callable[[Entry], None] = lambda entry: None,
+        key_work: KeyWork | None = None,
     ) -> None:
-        self._entries = FairLine()
+        self._entries = FairLine(key_work)
         self._next_request_id = 0
         self._next_batch_id = 0
         self._block_size = max(block_size, 1)

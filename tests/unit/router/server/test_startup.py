@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.factories import RecordingMetrics, make_info
@@ -11,9 +13,12 @@ from support.fake_shard import FakeShard, ShardFailure
 from support.fake_shard_server import serve
 
 from router.config import RouterConfig
-from router.errors import StartupError
+from router.errors import BackendError, StartupError
 from router.limits import ServingLimits
-from router.server.startup import connect_and_warm_up, resolve_limits
+from router.metrics import Metrics
+from router.scheduling.queue.fair import KeyWork
+from router.server import startup
+from router.server.startup import connect_and_warm_up, connect_replicas, resolve_limits
 from router.shards.warm_up import Capacity
 from wire.v3 import generate_pb2 as pb
 from wire.warm_up import NOT_ENOUGH_MEMORY
@@ -251,3 +256,22 @@ async def test_a_budget_that_nobody_asked_for_stays_within_the_cache(tmp_path: P
     assert found.max_batch_prefill_tokens == 3008
     with pytest.raises(StartupError, match="--max-batch-prefill-tokens must not exceed"):
         await start(ShortShard(10_000, holds=3008), tmp_path)
+
+
+async def test_the_replicas_of_a_model_share_the_work_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+
+    async def start(config: RouterConfig, metrics: Metrics, **options: Any) -> Any:
+        given.append(options["key_work"])
+        if len(given) == 3:
+            raise BackendError("enough")
+        return SimpleNamespace(shards=SimpleNamespace(close=close))
+
+    async def close() -> None:
+        given.append("closed")
+
+    monkeypatch.setattr(startup, "connect_and_warm_up", start)
+    config = RouterConfig(master_shard_uds_path="0", replica_uds_paths=["1", "2"])
+    with pytest.raises(BackendError, match="enough"):
+        await connect_replicas(config, Metrics(), max_positions=None, tokenizer_max_length=None)
+    assert isinstance(given[0], KeyWork) and given == [given[0]] * 3 + ["closed"] * 2

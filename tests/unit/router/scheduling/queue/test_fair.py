@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 
@@ -11,7 +12,7 @@ from support.factories import make_request
 from router.scheduling.cache.blocks import FreeList
 from router.scheduling.entry import Entry
 from router.scheduling.queue.budget import Budget
-from router.scheduling.queue.fair import FairLine
+from router.scheduling.queue.fair import FairLine, KeyWork
 from router.scheduling.queue.request_queue import RequestQueue
 
 PROMPT = 16
@@ -22,8 +23,8 @@ def entry_of(key: str, input_length: int = PROMPT, max_new_tokens: int = 1, **ch
 
 
 class Line:
-    def __init__(self) -> None:
-        self.line = FairLine()
+    def __init__(self, key_work: KeyWork | None = None) -> None:
+        self.line = FairLine(key_work)
         self._next_id = 0
 
     def add(self, key: str, count: int = 1, **sizes: float) -> list[Entry]:
@@ -92,6 +93,46 @@ def test_a_key_that_comes_to_an_empty_queue_begins_where_the_last_one_was() -> N
     line.serve(1)
     line.add("a", 5)
     assert line.serve(4) in ("abab", "baba")
+
+
+def test_the_lines_of_replicas_share_what_keys_have_had() -> None:
+    work = KeyWork()
+    one, other = Line(work), Line(work)
+    one.add("a", 8)
+    assert one.serve(4) == "aaaa"
+    other.add("a", 4)
+    other.add("b", 4)  # begins where a is
+    assert other.serve(2) in ("ab", "ba")
+    assert one.serve(2) == "aa"
+    assert other.serve(3) == "bba"
+
+
+def test_a_key_that_waits_at_another_replica_is_not_idle() -> None:
+    work = KeyWork()
+    one, other = Line(work), Line(work)
+    one.add("a", 8)
+    one.add("b", 8)
+    one.line.charge(one.line.popleft())
+    for _ in range(3):
+        [entry] = other.add("a")
+        other.line.popleft()
+        other.line.charge(entry)
+    other.add("a", 4)
+    other.add("b", 4)
+    assert other.serve(4) == "bbbb"
+
+
+def test_the_line_of_a_replica_that_has_failed_is_forgotten() -> None:
+    work = KeyWork()
+    one = Line(work)
+    one.add("a", 3)
+    one.serve(1)
+    failed = Line(work)
+    failed.add("b", 1)
+    assert work.waiting == {"a", "b"}
+    del failed
+    gc.collect()
+    assert work.waiting == {"a"}
 
 
 def test_what_is_put_back_is_not_charged_and_stays_first() -> None:
