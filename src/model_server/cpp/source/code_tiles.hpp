@@ -1,6 +1,7 @@
 // Products of codes by the tile instructions for bytes (AMX-INT8), over the same panels as codes.hpp. The codes of up to
-// 256 inputs of a panel become bytes once for up to 64 rows; 16 steps of four inputs by 16 outputs are a tile of weights.
-// The sums of a chunk are whole numbers, so that rows computed without tiles get the very same bits.
+// 256 inputs of a panel become bytes once for a block of rows; 16 steps of four inputs by 16 outputs are a tile of weights.
+// The sums of a chunk are whole numbers, so that rows computed without tiles get the very same bits, and zero points may
+// be subtracted from the bytes, once for all rows.
 //
 // Where groups have 32 inputs, a product takes as long as over 64, and what is done with its sums takes longer still: one
 // row tile and one tile of outputs keep their 16 sums in registers over all groups of a piece.
@@ -9,7 +10,7 @@
 #include "tiles.hpp"
 
 #if defined(TERCET_TILES)
-constexpr long BYTE_TILE_ROWS = 64;  // of a block: their sums stay in the first-level cache
+constexpr long BYTE_TILE_ROWS = 128;  // of a block: their sums stay in the first-level cache beside the bytes of a chunk
 constexpr long WHOLE_TILE = 64;  // inputs that one product goes over
 
 // Whether every chunk is made of tiles of so many inputs.
@@ -25,10 +26,33 @@ inline bool uses_half_tiles(const CodeShape& m, long rows) {
     return m.group <= CHUNK && is_of_tiles(m, WHOLE_TILE / 2) && rows >= 2 * fewest_tile_rows;
 }
 
-// A byte for each code of `inputs` inputs of a panel: tiles do not read parts of bytes. The lines `ahead` bytes behind the
-// codes are asked for, if that is not 0. Returns the end of the codes.
-template <int BITS, bool LEVELS>
-const uint8_t* bytes_of_codes(const uint8_t* codes, vi levels, long inputs, uint8_t* bytes, long ahead) {
+// What is subtracted from a group's products: nothing, since the bytes are signed numbers (code - zero), one zero point's of
+// all of a matrix, each group's zero point's, or an offset's.
+enum class Subtracted { NOTHING, ONE_ZERO, ZEROS, OFFSETS };
+
+// Whether the differences of all codes and zero points are bytes.
+inline bool has_byte_differences(const CodeShape& m) {
+    if (m.has_offsets) return false;
+    if (m.zero < 0) return m.bits == 4 && !m.levels;
+    const auto bounds = std::minmax_element(m.levels, m.levels + (m.levels ? 16 : 0));
+    const long least = m.levels ? *bounds.first : 0, most = m.levels ? *bounds.second : (1 << m.bits) - 1;
+    return least - m.zero >= -128 && most - m.zero <= 127;
+}
+inline Subtracted subtracted_of(const CodeShape& m) {
+    if (m.has_offsets) return Subtracted::OFFSETS;
+    if (has_byte_differences(m)) return Subtracted::NOTHING;
+    return m.zero < 0 ? Subtracted::ZEROS : Subtracted::ONE_ZERO;
+}
+
+// The zero points of a group, four bytes for each output of the v-th vector.
+INLINE vi zero_bytes(const CodeShape& m, const uint8_t* head, int v) {
+    return (m.zero < 0 ? load_zeros(m.zeros_of(head) + v * LANES) : vi{} + int(m.zero)) * 0x01010101;
+}
+
+// A byte for each code of `inputs` inputs of a panel: tiles do not read parts of bytes. DIFFERENCES: with `zeros` subtracted.
+// The lines `ahead` bytes behind the codes are asked for, if that is not 0. Returns the end of the codes.
+template <int BITS, bool LEVELS, bool DIFFERENCES>
+const uint8_t* bytes_of_codes(const uint8_t* codes, vi levels, const vi (&zeros)[2], long inputs, uint8_t* bytes, long ahead) {
     constexpr int VECTOR = 4 * LANES, TOGETHER = BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
     for (long step = 0; step < inputs; step += TOGETHER * (BITS == 8 ? 4 : 8)) {
         const uint8_t* upper = codes;
@@ -38,8 +62,9 @@ const uint8_t* bytes_of_codes(const uint8_t* codes, vi levels, long inputs, uint
                 for (int v = 0; v < 2; v++) __builtin_prefetch(codes + ahead + v * VECTOR, 0, 2);
             for (int half = 0; half < (BITS == 8 ? 1 : 2); half++, bytes += 2 * VECTOR)
                 for (int v = 0; v < 2; v++) {
-                    const vi four = CodeProducts::operand<BITS, LEVELS>(codes + v * VECTOR, half, 0, levels, upper + v * VECTOR,
-                                                                        2 * i + half);
+                    vi four = CodeProducts::operand<BITS, LEVELS>(codes + v * VECTOR, half, 0, levels, upper + v * VECTOR,
+                                                                  2 * i + half);
+                    if constexpr (DIFFERENCES) four = (vi)_mm512_sub_epi8((__m512i)four, (__m512i)zeros[v]);
                     std::memcpy(bytes + v * VECTOR, &four, VECTOR);
                 }
         }
@@ -47,10 +72,27 @@ const uint8_t* bytes_of_codes(const uint8_t* codes, vi levels, long inputs, uint
     return codes;
 }
 
+// Call `read` with a number of bits and whether codes stand for levels, both as types.
+template <class Read> INLINE void with_codes_of(const CodeShape& m, const Read& read) {
+    constexpr std::false_type themselves{};
+    if (m.bits == 8) read(std::integral_constant<int, 8>{}, themselves);
+    else if (m.bits == 6) read(std::integral_constant<int, 6>{}, themselves);
+    else if (m.bits == 5) read(std::integral_constant<int, 5>{}, themselves);
+    else if (m.levels) read(std::integral_constant<int, 4>{}, std::true_type{});
+    else read(std::integral_constant<int, 4>{}, themselves);
+}
+
+// Tile SUM += tile ROWS * tile WEIGHTS, of signed or unsigned bytes. The number of a tile is part of an instruction.
+#define TERCET_ADD_BYTES(SIGNED, SUM, ROWS, WEIGHTS) \
+    if constexpr (SIGNED) _tile_dpbssd(SUM, ROWS, WEIGHTS); \
+    else _tile_dpbsud(SUM, ROWS, WEIGHTS)
+
 // sums[plane][row][output] of one row tile, whose planes lie `plane` bytes and whose rows `stride` bytes apart.
-__attribute__((noinline)) inline void multiply_whole_tiles(const char* rows, long stride, long plane, const uint8_t* codes,
-                                                           long inputs, int32_t (*sums)[TILE_HEIGHT][TILE_PANEL]) {
+template <bool SIGNED>
+__attribute__((noinline)) void multiply_whole_tiles(const char* rows, long stride, long plane, const uint8_t* codes,
+                                                    long inputs, int32_t (*sums)[TILE_HEIGHT][TILE_PANEL]) {
     constexpr long STEP_BYTES = TILE_PANEL * 4;
+    asm volatile("" ::: "memory");  // loads of tiles do not say that they read
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -58,12 +100,12 @@ __attribute__((noinline)) inline void multiply_whole_tiles(const char* rows, lon
     for (long k = 0; k < inputs; k += WHOLE_TILE, codes += WHOLE_TILE / 4 * STEP_BYTES) {
         _tile_loadd(6, codes, STEP_BYTES);
         _tile_loadd(4, rows + k, stride);
-        _tile_dpbsud(0, 4, 6);
+        TERCET_ADD_BYTES(SIGNED, 0, 4, 6);
         _tile_loadd(7, codes + 64, STEP_BYTES);
-        _tile_dpbsud(1, 4, 7);
+        TERCET_ADD_BYTES(SIGNED, 1, 4, 7);
         _tile_loadd(5, rows + plane + k, stride);
-        _tile_dpbsud(2, 5, 6);
-        _tile_dpbsud(3, 5, 7);
+        TERCET_ADD_BYTES(SIGNED, 2, 5, 6);
+        TERCET_ADD_BYTES(SIGNED, 3, 5, 7);
     }
     _tile_stored(0, sums[0][0], TILE_PANEL * 4);
     _tile_stored(1, sums[0][0] + 16, TILE_PANEL * 4);
@@ -71,14 +113,35 @@ __attribute__((noinline)) inline void multiply_whole_tiles(const char* rows, lon
     _tile_stored(3, sums[1][0] + 16, TILE_PANEL * 4);
 }
 
+// sums[r] += the products of a chunk's codes with `count` rows of x, of which `upper` and `lower` have those of the planes;
+// scales: null where the group goes on behind the chunk.
+template <Subtracted SUBTRACTED>
+INLINE void add_chunk(const int32_t (*upper)[TILE_PANEL], const int32_t (*lower)[TILE_PANEL], const CodeRows<bf16>& x, long chunk,
+                      long count, const vi (&minus)[2], const vf* scales, vf (*sums)[2]) {
+    const int32_t* start = x.sums + chunk;
+    const float* of_inputs = x.scales + chunk;
+    for (long r = 0; r < count; r++, start += x.chunks, of_inputs += x.chunks)
+        for (int v = 0; v < 2; v++) {
+            vi sum = (load_lanes(upper[r] + v * LANES) << 7) + load_lanes(lower[r] + v * LANES);
+            if constexpr (SUBTRACTED == Subtracted::ONE_ZERO) sum = sum + in_all_lanes(start);
+            if constexpr (SUBTRACTED == Subtracted::ZEROS) sum = add_pairs(sum, minus[v], in_all_lanes(start));
+            const vf value = __builtin_convertvector(sum, vf), scale = scales ? scales[v] * *of_inputs : splat(*of_inputs);
+            sums[r][v] = fma(value, scale, sums[r][v]);
+        }
+}
+
 // Call `sink(row, sums[2])` for at most BYTE_TILE_ROWS rows: what code_tile computes, in the same order.
-template <class Sink>
+template <Subtracted SUBTRACTED, class Sink>
 void code_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long rows, const uint8_t* panel, const Sink& sink) {
-    alignas(64) int32_t parts[2][TILE_HEIGHT][TILE_PANEL];
+    constexpr bool DIFFERENCES = SUBTRACTED == Subtracted::NOTHING;
+    alignas(64) int32_t parts[2][2][TILE_HEIGHT][TILE_PANEL];
     alignas(64) uint8_t space[CHUNK * TILE_PANEL];
     vf sums[BYTE_TILE_ROWS][2], of_group[BYTE_TILE_ROWS][2];
     const long height = std::min<long>(rows, TILE_HEIGHT), stride = CodeRows<bf16>::bytes_of(x.columns);
+    const long count = (rows + TILE_HEIGHT - 1) / TILE_HEIGHT;
+    const auto begin_of = [&](long t) { return std::min(t * TILE_HEIGHT, rows - height); };  // the last computes some rows again
     const bool is_chunk = m.group <= CHUNK;  // a group
+    const vi levels = m.levels ? in_all_quarters(m.levels) : vi{};
     configure_tiles(int(height));
     for (long r = 0; r < rows; r++) sums[r][0] = sums[r][1] = vf{};
     long chunk = 0;
@@ -87,32 +150,29 @@ void code_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long
         panel += m.header();
         const long end = std::min(first + m.group, m.columns);
         const vf scales[2] = {numbers_of_group(m, head, 0, 0, 0), numbers_of_group(m, head, 0, 0, 1)};
+        const vi zeros[2] = {zero_bytes(m, head, 0), zero_bytes(m, head, 1)};
         vi minus[2] = {};
-        if (m.zero < 0)
+        if constexpr (SUBTRACTED == Subtracted::ZEROS)
             for (int v = 0; v < 2; v++) minus[v] = minus_pairs(load_zeros(m.zeros_of(head) + v * LANES));
         if (!is_chunk)
             for (long r = 0; r < rows; r++) of_group[r][0] = of_group[r][1] = vf{};
         for (long begin = first; begin < end; begin += CHUNK, chunk++) {
             const long inputs = std::min(CHUNK, end - begin);
             const uint8_t* codes = m.bits == 8 ? panel : space;
-            if (m.bits == 4 && m.levels) bytes_of_codes<4, true>(panel, in_all_quarters(m.levels), inputs, space, 0);
-            else if (m.bits == 4) bytes_of_codes<4, false>(panel, vi{}, inputs, space, 0);
+            if (m.bits == 4 && m.levels) bytes_of_codes<4, true, DIFFERENCES>(panel, levels, zeros, inputs, space, 0);
+            else if (m.bits == 4) bytes_of_codes<4, false, DIFFERENCES>(panel, levels, zeros, inputs, space, 0);
             panel += inputs * PANEL * m.bits / 8;
-            for (long done = 0; done < rows; done += TILE_HEIGHT) {
-                const long from = std::min(done, rows - height);  // the last tile computes some rows again
-                asm volatile("" ::: "memory");  // loads of tiles do not say that they read
-                multiply_whole_tiles(x.row(from) + begin, stride, x.columns, codes, inputs, parts);
-                for (long r = done; r < from + height; r++) {
-                    const int32_t* start = x.sums + r * x.chunks + chunk;
-                    const float of_inputs = x.scales[r * x.chunks + chunk];
-                    for (int v = 0; v < 2; v++) {
-                        const vi zero = m.zero < 0 ? add_pairs(vi{}, minus[v], in_all_lanes(start)) : in_all_lanes(start);
-                        const vi upper = load_lanes(parts[0][r - from] + v * LANES), lower = load_lanes(parts[1][r - from] + v * LANES);
-                        const vf value = __builtin_convertvector((upper << 7) + (lower + zero), vf);
-                        if (is_chunk) sums[r][v] = fma(value, scales[v] * of_inputs, sums[r][v]);
-                        else of_group[r][v] = fma(value, splat(of_inputs), of_group[r][v]);
-                    }
+            // The sums of a row tile are added up while the next one is multiplied: a store waits for its products.
+            for (long t = 0; t <= count; t++) {
+                if (t < count) {
+                    const char* from = x.row(begin_of(t)) + begin;
+                    multiply_whole_tiles<DIFFERENCES>(from, stride, x.columns, codes, inputs, parts[t % 2]);
                 }
+                if (t == 0) continue;
+                const long done = (t - 1) * TILE_HEIGHT, again = done - begin_of(t - 1);
+                const auto& own = parts[(t - 1) % 2];
+                add_chunk<SUBTRACTED>(own[0] + again, own[1] + again, x.from(done), chunk, height - again, minus,
+                                      is_chunk ? scales : nullptr, (is_chunk ? sums : of_group) + done);
             }
         }
         if (is_chunk) continue;
@@ -121,9 +181,6 @@ void code_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long
     }
     for (long r = 0; r < rows; r++) sink(r, sums[r]);
 }
-
-// What is subtracted from a group's products: one number's for all of a matrix, each group's zero point's, or an offset's.
-enum class Subtracted { ONE_ZERO, ZEROS, OFFSETS };
 
 // Neighbouring groups of a panel.
 struct TileGroups {
@@ -135,8 +192,8 @@ struct TileGroups {
 };
 
 // Tiles FIRST and FIRST + 1 become the sums of both planes of the row tile at `rows`, whose planes lie `plane` bytes and
-// whose rows `stride` bytes apart. The number of a tile is part of an instruction.
-template <int FIRST>
+// whose rows `stride` bytes apart.
+template <bool SIGNED, int FIRST>
 INLINE void multiply_half_tiles(const char* rows, long stride, long plane, const uint8_t* codes, long inputs) {
     constexpr long STEP = WHOLE_TILE / 2, STEP_BYTES = TILE_PANEL * 4;
     if constexpr (FIRST == 0) {
@@ -149,11 +206,11 @@ INLINE void multiply_half_tiles(const char* rows, long stride, long plane, const
     for (long k = 0; k < inputs; k += STEP) {
         _tile_loadd(6, codes + k / 4 * STEP_BYTES, STEP_BYTES);
         _tile_loadd(4, rows + k, stride);
-        if constexpr (FIRST == 0) _tile_dpbsud(0, 4, 6);
-        else _tile_dpbsud(2, 4, 6);
+        if constexpr (FIRST == 0) { TERCET_ADD_BYTES(SIGNED, 0, 4, 6); }
+        else { TERCET_ADD_BYTES(SIGNED, 2, 4, 6); }
         _tile_loadd(5, rows + plane + k, stride);
-        if constexpr (FIRST == 0) _tile_dpbsud(1, 5, 6);
-        else _tile_dpbsud(3, 5, 6);
+        if constexpr (FIRST == 0) { TERCET_ADD_BYTES(SIGNED, 1, 5, 6); }
+        else { TERCET_ADD_BYTES(SIGNED, 3, 5, 6); }
     }
 }
 template <int FIRST> INLINE void store_sums(int32_t (*sums)[TILE_HEIGHT][LANES]) {
@@ -183,8 +240,9 @@ __attribute__((noinline)) void add_groups(const TileGroups& groups, const CodeRo
     // the sums of one are stored (measured: a third of the time), and the one before that is added up.
     for (long next = 0; next < groups.count + 2; next++) {
         if (next < groups.count) {
-            if (next % 2) multiply_half_tiles<2>(from, stride, x.columns, bytes, groups.inputs);
-            else multiply_half_tiles<0>(from, stride, x.columns, bytes, groups.inputs);
+            constexpr bool SIGNED = SUBTRACTED == Subtracted::NOTHING;
+            if (next % 2) multiply_half_tiles<SIGNED, 2>(from, stride, x.columns, bytes, groups.inputs);
+            else multiply_half_tiles<SIGNED, 0>(from, stride, x.columns, bytes, groups.inputs);
             from += groups.inputs;
             bytes += groups.inputs * TILE_PANEL;
         }
@@ -218,7 +276,7 @@ __attribute__((noinline)) void add_groups(const TileGroups& groups, const CodeRo
 
 // The groups of `inputs` inputs from `first` on, which `panel` is at; returns what it is at behind them. `head`: of the span
 // that they are in, `within`: the place of the first in it.
-template <int BITS, bool LEVELS>
+template <int BITS, bool LEVELS, bool DIFFERENCES>
 const uint8_t* read_groups(const CodeShape& m, const uint8_t*& head, long& within, const uint8_t* panel, long first,
                            long inputs, uint8_t* space, long ahead, TileGroups& groups) {
     const vi levels = LEVELS ? in_all_quarters(m.levels) : vi{};
@@ -236,13 +294,15 @@ const uint8_t* read_groups(const CodeShape& m, const uint8_t*& head, long& withi
             if (m.has_offsets) groups.offsets[g][v] = numbers_of_group(m, head, within, 1, v);
             if (m.zero < 0) groups.minus[g][v] = minus_pairs(load_zeros(m.zeros_of(head) + v * LANES));
         }
-        panel = bytes_of_codes<BITS, LEVELS>(panel, levels, groups.inputs, space + g * groups.inputs * TILE_PANEL, ahead);
+        const vi zeros[2] = {zero_bytes(m, head, 0), zero_bytes(m, head, 1)};
+        uint8_t* to = space + g * groups.inputs * TILE_PANEL;
+        panel = bytes_of_codes<BITS, LEVELS, DIFFERENCES>(panel, levels, zeros, groups.inputs, to, ahead);
     }
     return panel;
 }
 
 // The same for groups of 32 inputs (`uses_half_tiles`). `ahead`: as in code_tiles.
-template <class Sink>
+template <Subtracted SUBTRACTED, class Sink>
 void half_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long rows, const uint8_t* panel, const Sink& sink,
                         long ahead) {
     alignas(64) uint8_t space[CHUNK * TILE_PANEL];
@@ -253,8 +313,13 @@ void half_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long
     for (long r = 0; r < rows; r++) sums[r][0] = sums[r][1] = vf{};
     const uint8_t* head = panel;
     long within = 0, chunk = 0;
-    auto add = [&](auto subtracted, long begin) {
-        constexpr Subtracted S = decltype(subtracted)::value;
+    for (long first = 0, inputs; first < m.columns; first += inputs, chunk += groups.count) {
+        inputs = std::min(CHUNK / m.group * m.group, m.columns - first);
+        if (inputs > m.group) inputs = inputs / m.group * m.group;  // the last group may be shorter
+        with_codes_of(m, [&](auto bits, auto levels) {
+            panel = read_groups<decltype(bits)::value, decltype(levels)::value, SUBTRACTED == Subtracted::NOTHING>(
+                m, head, within, panel, first, inputs, space, ahead, groups);
+        });
         for (long done = 0; done < rows; done += TILE_HEIGHT)
             for (int v = 0; v < 2; v++) {
                 // The last tile computes some rows again, into space of its own.
@@ -263,28 +328,36 @@ void half_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long
                 vf* own = kept ? again : sums[from];
                 if (kept)
                     for (long r = 0; r < TILE_HEIGHT; r++) again[2 * r + v] = sums[from + r][v];
-                if (height == TILE_HEIGHT) add_groups<TILE_HEIGHT, S>(groups, x.from(from), begin, chunk, v, height, own + v);
-                else add_groups<0, S>(groups, x.from(from), begin, chunk, v, height, own + v);
+                const auto rows_of_tile = x.from(from);
+                if (height == TILE_HEIGHT) add_groups<TILE_HEIGHT, SUBTRACTED>(groups, rows_of_tile, first, chunk, v, height, own + v);
+                else add_groups<0, SUBTRACTED>(groups, rows_of_tile, first, chunk, v, height, own + v);
                 if (kept)
                     for (long r = kept; r < TILE_HEIGHT; r++) sums[from + r][v] = again[2 * r + v];
             }
-    };
-    for (long first = 0, inputs; first < m.columns; first += inputs, chunk += groups.count) {
-        inputs = std::min(CHUNK / m.group * m.group, m.columns - first);
-        if (inputs > m.group) inputs = inputs / m.group * m.group;  // the last group may be shorter
-        auto read = [&](auto bits, auto levels) {
-            panel = read_groups<decltype(bits)::value, decltype(levels)::value>(m, head, within, panel, first, inputs, space, ahead, groups);
-        };
-        constexpr std::false_type themselves{};
-        if (m.bits == 8) read(std::integral_constant<int, 8>{}, themselves);
-        else if (m.bits == 6) read(std::integral_constant<int, 6>{}, themselves);
-        else if (m.bits == 5) read(std::integral_constant<int, 5>{}, themselves);
-        else if (m.levels) read(std::integral_constant<int, 4>{}, std::true_type{});
-        else read(std::integral_constant<int, 4>{}, themselves);
-        if (m.has_offsets) add(std::integral_constant<Subtracted, Subtracted::OFFSETS>{}, first);
-        else if (m.zero < 0) add(std::integral_constant<Subtracted, Subtracted::ZEROS>{}, first);
-        else add(std::integral_constant<Subtracted, Subtracted::ONE_ZERO>{}, first);
     }
     for (long r = 0; r < rows; r++) sink(r, sums[r]);
+}
+
+#undef TERCET_ADD_BYTES
+
+// Call `sink(row, sums[2])` for at most BYTE_TILE_ROWS rows of a matrix that uses whole or half tiles.
+template <class Sink>
+void byte_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long rows, const uint8_t* panel, bool are_whole,
+                        const Sink& sink, long ahead) {
+    auto multiply = [&](auto subtracted) {
+        constexpr Subtracted S = decltype(subtracted)::value;
+        if constexpr (S != Subtracted::OFFSETS)
+            if (are_whole) return code_tile_products<S>(m, x, rows, panel, sink);
+        half_tile_products<S>(m, x, rows, panel, sink, ahead);
+    };
+    Subtracted subtracted = subtracted_of(m);
+    // Whole tiles read codes of 8 bits where they are: bytes of differences would be a copy.
+    if (are_whole && m.bits == 8) subtracted = m.zero < 0 ? Subtracted::ZEROS : Subtracted::ONE_ZERO;
+    switch (subtracted) {
+        case Subtracted::NOTHING: return multiply(std::integral_constant<Subtracted, Subtracted::NOTHING>{});
+        case Subtracted::ONE_ZERO: return multiply(std::integral_constant<Subtracted, Subtracted::ONE_ZERO>{});
+        case Subtracted::ZEROS: return multiply(std::integral_constant<Subtracted, Subtracted::ZEROS>{});
+        case Subtracted::OFFSETS: return multiply(std::integral_constant<Subtracted, Subtracted::OFFSETS>{});
+    }
 }
 #endif

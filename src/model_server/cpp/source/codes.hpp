@@ -266,10 +266,9 @@ INLINE void code_tiles(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, 
     if constexpr (std::is_same_v<T, bf16> && P == 1)
         if (uses_whole_tiles(m, rows) || uses_half_tiles(m, rows)) {
             for (long begin = 0; begin < rows; begin += BYTE_TILE_ROWS) {
-                const long count = std::min(BYTE_TILE_ROWS, rows - begin);
                 auto take = [&](long r, vf(&s)[2]) { sink(begin + r, s); };
-                if (uses_whole_tiles(m, rows)) code_tile_products(m, x.from(begin), count, panels[0], take);
-                else half_tile_products(m, x.from(begin), count, panels[0], take, begin ? 0 : ahead);
+                byte_tile_products(m, x.from(begin), std::min(BYTE_TILE_ROWS, rows - begin), panels[0],
+                                   uses_whole_tiles(m, rows), take, begin ? 0 : ahead);
             }
             return;
         }
@@ -327,7 +326,11 @@ void multiply_codes_gated(const CodeMatrix<T>& m, const CodeRows<T>& x, long row
             finish(p + 1, r, s + 2, s + 6);
         });
     }
+#if defined(TERCET_TILES)
+    constexpr long BLOCK = BYTE_TILE_ROWS;
+#else
     constexpr long BLOCK = 48;
+#endif
     vf gates[BLOCK][2];
     for (; p < last; p++) {
         const uint8_t *const gate[1] = {m.panel(p)}, *const up[1] = {m.panel(half + p)};
@@ -367,7 +370,11 @@ CodeRows<T> shared_code_rows(const CodeShape& m, const X* x, long stride, long r
 
 // Rows that stay in the second-level cache while all panels are multiplied: they are read again for each.
 template <class T> long cached_rows(const CodeRows<T>& x) {
+#if defined(TERCET_TILES)
+    constexpr long BYTES = 768 << 10;  // as rows_in_cache
+#else
     constexpr long BYTES = 384 << 10;
+#endif
     return std::max(BYTES / CodeRows<T>::bytes_of(x.columns), 4L * CODE_TILE_ROWS<T>);
 }
 

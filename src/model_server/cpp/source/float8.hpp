@@ -75,3 +75,44 @@ template <class C, class T> void decode(const C* from, T* to, long n) {
 #endif
     for (; i < n; i++) to[i] = narrow<T>(widen(as_bf16(from[i])));
 }
+
+// Codes of 4 bits of a table come in blocks of so many, the first half of them in the lower halves of its bytes.
+constexpr long TABLE_BLOCK = 32;
+
+// n codes, a multiple of TABLE_BLOCK, as the numbers that they stand for.
+template <class T, class D> void decode_table(const uint8_t* from, const float* table, D* to, long n) {
+    alignas(64) float numbers[TABLE_BLOCK / 2];
+    for (int i = 0; i < TABLE_BLOCK / 2; i++) numbers[i] = widen(narrow<T>(table[i]));
+    const __m128i mask = _mm_set1_epi8(15);
+#if defined(__AVX512BW__)
+    const __m512 all = _mm512_load_ps(numbers);
+    const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(all), 16);
+    const __m512i halves = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(upper));
+#else
+    const __m256 small = _mm256_load_ps(numbers), large = _mm256_load_ps(numbers + 8);
+    auto put_eight = [&](__m128i codes, D* out) __attribute__((always_inline)) {
+        const __m256i at = _mm256_cvtepu8_epi32(codes);
+        const __m256 is_large = _mm256_castsi256_ps(_mm256_slli_epi32(at, 28));
+        const __m256 value = _mm256_blendv_ps(_mm256_permutevar8x32_ps(small, at), _mm256_permutevar8x32_ps(large, at), is_large);
+        store(out, (vf)value);
+    };
+#endif
+    for (long i = 0; i < n; i += TABLE_BLOCK, from += TABLE_BLOCK / 2) {
+        const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
+        const __m128i first = _mm_and_si128(bytes, mask), second = _mm_and_si128(_mm_srli_epi16(bytes, 4), mask);
+#if defined(__AVX512BW__)
+        if constexpr (std::is_same_v<D, bf16>) {
+            const __m512i at = _mm512_cvtepu8_epi16(_mm256_set_m128i(second, first));
+            _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(at, halves));
+        } else {
+            _mm512_storeu_ps(to + i, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(first), all));
+            _mm512_storeu_ps(to + i + 16, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(second), all));
+        }
+#else
+        put_eight(first, to + i);
+        put_eight(_mm_srli_si128(first, 8), to + i + 8);
+        put_eight(second, to + i + 16);
+        put_eight(_mm_srli_si128(second, 8), to + i + 24);
+#endif
+    }
+}

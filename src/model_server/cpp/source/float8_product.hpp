@@ -1,57 +1,16 @@
-// Products with matrices of 8-bit floats (e4m3), or of 4-bit codes of a table of floats, with a scale for each group of inputs of each output. The layout is that
-// of codes (codes.hpp), but with the pairs of inputs of Packing<T>, so that a chunk of a panel, once it is decoded into
-// the first-level cache, is multiplied like a panel of the activations' type: by all rows of a block, which share the cost.
-// Every number of 8 bits is one of bfloat16: decoding rounds nothing. Numbers of a table are rounded to the activations' type.
-// Codes come in blocks of TABLE_BLOCK, the first half of them in the lower halves of its bytes.
+// Products with matrices of 8-bit floats (e4m3), or of 4-bit codes of a table of floats, with a scale for each group of inputs
+// of each output. The layout is that of codes (codes.hpp), but with the pairs of inputs of Packing<T>, so that a chunk of a
+// panel, once it is decoded into the first-level cache, is multiplied like a panel of the activations' type: by all rows of a
+// block, which share the cost. Every number of 8 bits is one of bfloat16: decoding rounds nothing. Numbers of a table are
+// rounded to the activations' type.
 #pragma once
 #include "codes.hpp"
-#include "float8.hpp"
+#include "float8_tiles.hpp"
 
 // What a chunk is decoded to: what products take without a further conversion.
 template <class T> using Decoded = std::conditional_t<std::is_same_v<Input<T>, T>, T, float>;
 
-constexpr long FLOAT8_CHUNK = 128;
 constexpr long FLOAT8_ROWS = 64;  // of a block: their sums stay in the first-level cache beside the chunk
-
-constexpr long TABLE_BLOCK = 32;
-
-// n codes, a multiple of TABLE_BLOCK, as the numbers that they stand for.
-template <class T, class D> void decode_table(const uint8_t* from, const float* table, D* to, long n) {
-    alignas(64) float numbers[TABLE_BLOCK / 2];
-    for (int i = 0; i < TABLE_BLOCK / 2; i++) numbers[i] = widen(narrow<T>(table[i]));
-    const __m128i mask = _mm_set1_epi8(15);
-#if defined(__AVX512BW__)
-    const __m512 all = _mm512_load_ps(numbers);
-    const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(all), 16);
-    const __m512i halves = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(upper));
-#else
-    const __m256 small = _mm256_load_ps(numbers), large = _mm256_load_ps(numbers + 8);
-    auto put_eight = [&](__m128i codes, D* out) __attribute__((always_inline)) {
-        const __m256i at = _mm256_cvtepu8_epi32(codes);
-        const __m256 is_large = _mm256_castsi256_ps(_mm256_slli_epi32(at, 28));
-        const __m256 value = _mm256_blendv_ps(_mm256_permutevar8x32_ps(small, at), _mm256_permutevar8x32_ps(large, at), is_large);
-        store(out, (vf)value);
-    };
-#endif
-    for (long i = 0; i < n; i += TABLE_BLOCK, from += TABLE_BLOCK / 2) {
-        const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
-        const __m128i first = _mm_and_si128(bytes, mask), second = _mm_and_si128(_mm_srli_epi16(bytes, 4), mask);
-#if defined(__AVX512BW__)
-        if constexpr (std::is_same_v<D, bf16>) {
-            const __m512i at = _mm512_cvtepu8_epi16(_mm256_set_m128i(second, first));
-            _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(at, halves));
-        } else {
-            _mm512_storeu_ps(to + i, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(first), all));
-            _mm512_storeu_ps(to + i + 16, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(second), all));
-        }
-#else
-        put_eight(first, to + i);
-        put_eight(_mm_srli_si128(first, 8), to + i + 8);
-        put_eight(second, to + i + 16);
-        put_eight(_mm_srli_si128(second, 8), to + i + 24);
-#endif
-    }
-}
 
 // weight [outputs, columns * bits / 8], scales [outputs, groups].
 template <class T>
@@ -129,6 +88,16 @@ void float8_tiles(const CodeShape& m, const Input<T>* x, long stride, long rows,
 template <class T, class Out>
 void multiply_float8(const CodeMatrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, const Out* onto, long first,
                      long last) {
+#if defined(TERCET_TILES)
+    if constexpr (std::is_same_v<T, bf16>)
+        if (uses_float8_tiles(m, rows)) {
+            for (long p = first; p < last; p++)
+                float8_tile_products(m, x, stride, rows, m.panel(p), [&](long r, vf(&s)[2]) {
+                    put(out + r * m.pitch, s, 2, p * PANEL, m.outputs, m.added(), onto ? onto + r * m.pitch : nullptr);
+                });
+            return;
+        }
+#endif
     for (long p = first; p < last;) {
         auto next = [&](auto number) {
             constexpr int P = number;
@@ -151,17 +120,30 @@ void multiply_float8(const CodeMatrix<T>& m, const Input<T>* x, long stride, lon
 template <class T, class Out>
 void multiply_float8_gated(const CodeMatrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, long first, long last) {
     const long width = m.outputs / 2, half = width / PANEL;
+    auto finish = [&](long p, long r, const vf* gates, const vf* ups) {
+        put_gated(out + r * width + p * PANEL, gates, ups, m.bias ? m.added() + p * PANEL : nullptr, width);
+    };
+#if defined(TERCET_TILES)
+    if constexpr (std::is_same_v<T, bf16>)
+        if (uses_float8_tiles(m, rows)) {
+            vf gates[FLOAT8_TILE_ROWS][2], ups[FLOAT8_TILE_ROWS][2];
+            for (long p = first; p < last; p++)
+                for (long begin = 0; begin < rows; begin += FLOAT8_TILE_ROWS) {
+                    const long count = std::min(FLOAT8_TILE_ROWS, rows - begin);
+                    float8_tile_sums(m, x + begin * stride, stride, count, m.panel(p), gates);
+                    float8_tile_sums(m, x + begin * stride, stride, count, m.panel(half + p), ups);
+                    for (long r = 0; r < count; r++) finish(p, begin + r, gates[r], ups[r]);
+                }
+            return;
+        }
+#endif
     for (long p = first; p < last; p++) {
         const uint8_t *const both[2] = {m.panel(p), m.panel(half + p)}, *const gate[1] = {both[0]}, *const up[1] = {both[1]};
         for (long begin = 0; begin < rows; begin += FLOAT8_ROWS) {
             const long count = std::min(FLOAT8_ROWS, rows - begin);
             const Input<T>* block = x + begin * stride;
-            auto finish = [&](long r, const vf* gates, const vf* ups) {
-                const T* bias = m.bias ? m.added() + p * PANEL : nullptr;
-                put_gated(out + (begin + r) * width + p * PANEL, gates, ups, bias, width);
-            };
             if (!narrow_tiles<Decoded<T>>(rows)) {
-                float8_tiles<T, 2>(m, block, stride, count, both, [&](long r, vf(&s)[4]) { finish(r, s, s + 2); });
+                float8_tiles<T, 2>(m, block, stride, count, both, [&](long r, vf(&s)[4]) { finish(p, begin + r, s, s + 2); });
                 continue;
             }
             vf gates[FLOAT8_ROWS][2];
@@ -169,7 +151,7 @@ void multiply_float8_gated(const CodeMatrix<T>& m, const Input<T>* x, long strid
                 gates[r][0] = s[0];
                 gates[r][1] = s[1];
             });
-            float8_tiles<T, 1>(m, block, stride, count, up, [&](long r, vf(&s)[2]) { finish(r, gates[r], s); });
+            float8_tiles<T, 1>(m, block, stride, count, up, [&](long r, vf(&s)[2]) { finish(p, begin + r, gates[r], s); });
         }
     }
 }
@@ -184,7 +166,7 @@ void float8_product(const CodeMatrix<T>& m, const X* rows_in, long stride, long 
         multiply_float8<T, Out>(m, x + row * stride, stride, count, out + row * m.pitch,
                                 onto ? onto + row * m.pitch : nullptr, first, last);
     };
-    Pieces(rows, m.panel_count(), team.size, rows).take(next, team.size, 2, work);
+    Pieces(rows, m.panel_count(), team.size, block_of_rows<T>(rows, m.inputs)).take(next, team.size, 2, work);
 }
 
 template <class T, class Out>
@@ -194,5 +176,5 @@ void gated_float8_product(const CodeMatrix<T>& m, const Input<T>* x, long stride
     auto work = [&](long row, long count, long first, long last, long) {
         multiply_float8_gated<T, Out>(m, x + row * stride, stride, count, out + row * width, first, last);
     };
-    Pieces(rows, width / PANEL, team.size, rows).take(next, team.size, 1, work);
+    Pieces(rows, width / PANEL, team.size, block_of_rows<T>(rows, m.inputs)).take(next, team.size, 1, work);
 }

@@ -149,15 +149,15 @@ inline void multiply_bf16(int c, int a, int b) {
     products++;
 }
 
-// Signed bytes of a, unsigned bytes of b; sums wrap around.
-inline void multiply_signed_unsigned(int c, int a, int b) {
-    check_product("TDPBSUD", c, a, b);
+// Signed bytes of a, bytes of b of the type B; sums wrap around.
+template <class B> void multiply_bytes(const char* instruction, int c, int a, int b) {
+    check_product(instruction, c, a, b);
     for (int m = 0; m < rows_of(a); m++)
         for (int n = 0; n < row_bytes_of(b) / 4; n++) {
             uint32_t sum;
             std::memcpy(&sum, tiles[c].bytes[m] + 4 * n, sizeof(sum));
             for (int k = 0; k < row_bytes_of(a); k++)
-                sum += uint32_t(int8_t(tiles[a].bytes[m][k]) * int(tiles[b].bytes[k / 4][4 * n + k % 4]));
+                sum += uint32_t(int8_t(tiles[a].bytes[m][k]) * int(B(tiles[b].bytes[k / 4][4 * n + k % 4])));
             std::memcpy(tiles[c].bytes[m] + 4 * n, &sum, sizeof(sum));
         }
     products++;
@@ -180,6 +180,7 @@ __attribute__((used)) inline long tile_model_products() { return tile_model::pro
 #undef _tile_zero
 #undef _tile_dpbf16ps
 #undef _tile_dpbsud
+#undef _tile_dpbssd
 // The digit of a tile, whether it is written or the value of a macro. 0##digit refuses what is no literal.
 #define TILE_MODEL_DIGIT(digit) 0##digit
 #define TILE_MODEL_TILE(tile) TILE_MODEL_DIGIT(tile)
@@ -192,4 +193,6 @@ __attribute__((used)) inline long tile_model_products() { return tile_model::pro
 #define _tile_stored(tile, base, stride) tile_model::store(TILE_MODEL_TILE(tile), base, stride)
 #define _tile_dpbf16ps(c, a, b) tile_model::multiply_bf16(TILE_MODEL_TILE(c), TILE_MODEL_TILE(a), TILE_MODEL_TILE(b))
 #define _tile_dpbsud(c, a, b) \
-    tile_model::multiply_signed_unsigned(TILE_MODEL_TILE(c), TILE_MODEL_TILE(a), TILE_MODEL_TILE(b))
+    tile_model::multiply_bytes<uint8_t>("TDPBSUD", TILE_MODEL_TILE(c), TILE_MODEL_TILE(a), TILE_MODEL_TILE(b))
+#define _tile_dpbssd(c, a, b) \
+    tile_model::multiply_bytes<int8_t>("TDPBSSD", TILE_MODEL_TILE(c), TILE_MODEL_TILE(a), TILE_MODEL_TILE(b))

@@ -163,9 +163,10 @@ __attribute__((noinline)) inline void multiply_panels(const bf16* rows, long row
 // stays in the first-level cache while all rows go by, of which one pair of tiles is there as well.
 constexpr long MOST_ROW_TILES = 16, MOST_PART = 320;
 
-// Rows whose inputs, besides a panel, the second-level cache keeps (2 MiB on all CPUs with tiles) for one panel after another.
+// Rows whose inputs, besides panels and what is written, the second-level cache keeps (2 MiB on all CPUs with tiles) for one
+// panel after another.
 inline long rows_in_cache(long inputs) {
-    constexpr long MOST_BYTES = 1280 << 10, FEWEST = 64;
+    constexpr long MOST_BYTES = 768 << 10, FEWEST = 64;
     return std::max(FEWEST, MOST_BYTES / (inputs * long(sizeof(bf16))));
 }
 
@@ -180,7 +181,8 @@ void tile_products(const bf16* a, long stride, long rows, const bf16* const (&pa
     const long count = (rows + TILE_HEIGHT - 1) / TILE_HEIGHT, steps = (count + 1) / 2;
     const long tiles = inputs / TILE_INPUTS, parts = count > 2 ? (inputs + MOST_PART - 1) / MOST_PART : 1;
     const auto begin_of = [&](long t) { return std::min(t * TILE_HEIGHT, rows - height); };
-    const long lines = ahead ? TILE_INPUTS : 0;
+    // Of more rows a panel is multiplied for so long that the processor's own foresight is enough.
+    const long lines = ahead && count <= MOST_ROW_TILES ? TILE_INPUTS : 0;
     const auto fetch_of = [&](long t) {
         return TileFetch{ahead * long(sizeof(bf16)), lines * (t / 2) / steps, lines * (t / 2 + 1) / steps};
     };

@@ -206,7 +206,7 @@ def _check(
 ) -> None:
     """sizes [outputs]: of each the sum of what it multiplies with; `bound` is in these."""
     outputs, inputs = weight.shape
-    most = int(random.choice([40, 70]))
+    most = int(random.choice([40, 70, 300]))  # more than a block of row tiles has
     x = AS[type](random.standard_normal((most, inputs)) * np.exp2(random.integers(-8, 9, (most, 1))))
     stride = inputs + int(random.choice([0, 1, 32]))
     is_shifted = random.random() < 0.5
