@@ -13,11 +13,11 @@ from pytest import fixture
 
 LIMITS = {
     "files": 957,
-    "files below 50 lines": 253,
+    "files below 50 lines": 252,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
-    "files of the spine that name a feature": 75,
+    "files of the spine that name a feature": 64,
     "functions named begin": 0,
     "functions named take": 0,
     "functions named keeps": 0,
@@ -25,7 +25,7 @@ LIMITS = {
     "functions named settle": 0,
     "functions named leave": 0,
     "functions named brought": 0,
-    "files that name adapters": 142,
+    "files that name adapters": 133,
     "files that name images": 128,
     "files that name drafts": 99,
     "files that name stages": 41,
@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_372,
-    "model_server": 51_724,
+    "model_server": 51_711,
     "router": 36_154,
     "tercet": 63,
     "wire": 7_304,

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from support.triton_interpreter import mend
 
-from model_server.kernels.lora.products import COLUMNS, SlotMatrices, add, rank_step
+from model_server.kernels.lora_products import COLUMNS, SlotMatrices, add, rank_step
 
 mend()
 

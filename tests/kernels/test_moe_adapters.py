@@ -18,7 +18,6 @@ from model_server.adapters.product_slots import SlotSizes
 from model_server.adapters.rows import BASE, CurrentRows, adapter_rows
 from model_server.kernels.moe import placement
 from model_server.layers.activation import clamped_swiglu, gated
-from model_server.layers.adapted_slots import SlottedExperts
 from model_server.layers.experts.experts import ExpertWeights
 from model_server.layers.experts.triton import TritonExperts
 from model_server.quantization.forms import Plain
@@ -46,7 +45,7 @@ def factors(shape: ExpertShape, rank: int, seed: int, *, affine: bool) -> Expert
 
 
 class Sites:
-    """In place of `AdapterSites`: slots for the products that it is asked for. up: of how many modules; 0: none."""
+    """`layers.changes.ExpertChanges`: slots for the products that it is asked for. up: of how many modules; 0: none."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, up: int, *, affine: bool, rank: int) -> None:
         self.dtype, self.device, self.affine, self.rank = dtype, device, affine, rank
@@ -54,7 +53,7 @@ class Sites:
         self.current = CurrentRows()
         self.held: list[dict[int, ExpertFactors]] = []
 
-    def experts(self, products: Any, shape: tuple[int, int]) -> SlottedExperts | None:
+    def experts(self, products: Any, shape: tuple[int, int]) -> ExpertSlots | None:
         modules = self.modules[len(self.held)]
         self.held.append({})
         if modules == 0:
@@ -67,7 +66,7 @@ class Sites:
             slots.write(slot, given)
             if given is not None:
                 self.held[-1][slot] = given
-        return SlottedExperts((), slots)
+        return slots
 
     def slots_of(self, num_rows: int) -> Tensor | None:
         return None if self.current.rows is None else self.current.rows.among(num_rows).slots
@@ -142,7 +141,7 @@ def test_each_token_gets_what_its_own_adapter_adds(
     sites: Any = Sites(dtype, device, up, affine=affine, rank=rank)
     activation = gated("silu") if silu else clamped_swiglu(1.7, 7.0)
     generator = torch.Generator().manual_seed(tokens)
-    subject = TritonExperts(experts, activation, dtype, on_input=on_input, silu=silu, adapters=sites)
+    subject = TritonExperts(experts, activation, dtype, on_input=on_input, silu=silu, changes=sites)
     plain = TritonExperts(experts, activation, dtype, on_input=on_input, silu=silu)
     numbers = torch.randint(BASE, SLOTS, (tokens,), generator=generator).tolist()
     numbers[:4] = [0, BASE, 1, 2]

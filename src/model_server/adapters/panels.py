@@ -38,12 +38,10 @@ class AdapterPanels:
         return (AdapterFactorsStruct * self._number)()
 
     def put(self, number: int, packed: PackedFactors) -> None:
-        """Set a number's adapter, which no running step may have."""
         self.structs[number] = packed.struct  # first: a step of other rows must not make them at the same time
         self._packed[number] = packed
 
     def remove(self, number: int) -> None:
-        """Remove a number's adapter, which no running step may have."""
         if self._packed.pop(number, None) is not None:
             self.structs[number] = AdapterFactorsStruct()
 

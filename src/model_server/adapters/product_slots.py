@@ -15,7 +15,7 @@ from model_server.adapters.factors import Factors
 from model_server.adapters.rows import AdapterRows
 from model_server.weights.matrix import Part
 
-# Of outputs, for the kernels: see `kernels/lora/products.py`.
+# Of outputs, for the kernels: see `kernels/lora_products.py`.
 _COLUMNS = 64
 
 
@@ -144,6 +144,6 @@ class ProductSlots:
 
 
 def _kernels() -> Any:
-    from model_server.kernels.lora import products  # needs Triton
+    from model_server.kernels import lora_products  # needs Triton
 
-    return products
+    return lora_products

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.adapters.tiles import TILE_ROWS, UNUSED, most_tiles, row_tiles
 from model_server.kernels.availability import usable
 from model_server.memory.transfer import upload
 
@@ -19,6 +18,14 @@ Groups = tuple[tuple[int, RowIndex], ...]
 
 BASE = -1
 """In place of an adapter's number: the base model."""
+
+
+TILE_ROWS = 16
+"""Rows of a tile in steps of up to NARROW_ROWS rows; larger ones are not replayed."""
+_WIDE_TILE_ROWS = 64
+NARROW_ROWS = 512
+UNUSED = -1
+"""In place of the adapter of a tile, or of one of its rows: there is none."""
 
 
 class RowAdapters:
@@ -31,7 +38,7 @@ class RowAdapters:
     ) -> None:
         # int64 on the host; BASE: none.
         self.numbers = numbers
-        # As `kernels/lora` reads the rows, on the device; None without kernels.
+        # As `kernels/lora_products.py` reads the rows, on the device; None without kernels.
         self.tiles = tiles
         # int32 on the device.
         self.slots = slots
@@ -136,3 +143,27 @@ def _groups(numbers: npt.NDArray[np.int64], device: torch.device) -> Groups:
         whole = last - first == len(rows)
         found.append((number, slice(first, last) if whole else upload(torch.from_numpy(rows), device)))
     return tuple(found)
+
+
+def row_tiles(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Make tiles [tiles, 1 + rows], an adapter's number and its rows, from the rows' numbers [n] (below 0: none)."""
+    size = TILE_ROWS if len(numbers) <= NARROW_ROWS else _WIDE_TILE_ROWS
+    names, amounts = np.unique(numbers, return_counts=True)
+    order = np.argsort(numbers, kind="stable")
+    tiles: list[npt.NDArray[np.int32]] = []
+    first = 0
+    for name, amount in zip(names.tolist(), amounts.tolist(), strict=True):
+        if name >= 0:
+            group = np.full((-(-amount // size), 1 + size), UNUSED, np.int32)
+            group[:, 0] = name
+            for place, tile in enumerate(group):
+                rows = order[first + place * size : first + min((place + 1) * size, amount)]
+                tile[1 : 1 + len(rows)] = rows
+            tiles.append(group)
+        first += amount
+    return np.concatenate(tiles) if tiles else np.zeros((0, 1 + size), np.int32)
+
+
+def most_tiles(num_rows: int, num_adapters: int) -> int:
+    """Bound the tiles of `num_rows` rows with so many adapters."""
+    return min(num_rows, (num_rows + min(num_rows, num_adapters) * (TILE_ROWS - 1)) // TILE_ROWS)

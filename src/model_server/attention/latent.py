@@ -29,8 +29,18 @@ from model_server.memory.kv_cache import KvCache, KvShape
 MAX_EXPANDED_BYTES = 128 * 2**20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSizes:
+    """This rank's heads; `plain`: unrotated numbers of a key."""
+
+    heads: int
+    plain: int
+    value: int
+    latent: int
+
+
 class HeadChanges(Protocol):
-    """What LoRA adapters make of `LatentHeads`: `layers.adapted_heads.AdaptedHeads`."""
+    """What LoRA adapters make of `LatentHeads`: `models.adapters.heads.AdaptedHeads`."""
 
     @property
     def rows(self) -> AdapterRows | None: ...

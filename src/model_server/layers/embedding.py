@@ -131,7 +131,7 @@ class Head:
         plain: Linear | None = None,
     ) -> None:
         self._linear = linear
-        # The product without adapters, if there are any.
+        # The product without changes of some rows, if there are any.
         self._plain = linear if plain is None else plain
         self._group = tensor_group
         # The linear holds V / size rows, and parts are gathered; else every rank holds all.
@@ -142,7 +142,7 @@ class Head:
         self._softcap = softcap
 
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """Return each row's first largest logit's id, [n] int64, without adapters; ranks send two numbers a row."""
+        """Return each row's first largest logit's id, [n] int64, without changes; ranks send two numbers a row."""
         logits = self._plain.wide(hidden)
         values, ids = logits.max(dim=-1)
         if not self._sharded:

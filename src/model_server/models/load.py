@@ -15,7 +15,7 @@ from model_server.attention.choice import AttentionChoice
 from model_server.distributed.layout import Layout
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
-from model_server.layers.adapter_sites import AdapterSites
+from model_server.models.adapters.sites import AdapterSites
 from model_server.models.decoder.attention.layers import attention_layers
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder

@@ -17,8 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from model_server.adapters.rows import AdapterRows
-from model_server.adapters.tiles import TILE_ROWS
+from model_server.adapters.rows import TILE_ROWS, AdapterRows
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import FatalError
 from model_server.kernels.availability import usable

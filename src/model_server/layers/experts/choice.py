@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from model_server.kernels.availability import usable
 from model_server.layers.activation import Activation
-from model_server.layers.adapter_sites import AdapterSites
+from model_server.layers.changes import ExpertChanges
 from model_server.layers.experts.experts import Experts, ExpertWeights
 from model_server.layers.experts.grouped import GroupedExperts
 from model_server.layers.experts.visited import VisitedExperts
@@ -29,7 +29,7 @@ def make_experts(
     *,
     on_input: bool = False,
     silu: bool = False,
-    adapters: AdapterSites | None = None,
+    changes: ExpertChanges | None = None,
 ) -> Experts:
     """Make the experts of one layer.
 
@@ -37,13 +37,13 @@ def make_experts(
         weights: Of all; a generator is read one by one.
         on_input: See `Routing`.
         silu: `activation` is silu(gate) * up, which kernels can include.
-        adapters: What may change them.
+        changes: Of their products, if some rows may have any.
     """
     device, dtype = linears.device, linears.dtype
     if device.type != "cpu" and usable(device):
         from model_server.layers.experts.triton import TritonExperts
 
-        return TritonExperts(list(weights), activation, dtype, on_input=on_input, silu=silu, adapters=adapters)
-    if device.type == "cpu" or not hasattr(F, "grouped_mm") or adapters is not None:
-        return VisitedExperts(weights, activation, linears, on_input=on_input, adapters=adapters)
+        return TritonExperts(list(weights), activation, dtype, on_input=on_input, silu=silu, changes=changes)
+    if device.type == "cpu" or not hasattr(F, "grouped_mm") or changes is not None:
+        return VisitedExperts(weights, activation, linears, on_input=on_input, changes=changes)
     return GroupedExperts(weights, num_experts, activation, dtype, on_input=on_input)

@@ -9,8 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_server.layers.adapted_slots import SlottedExperts
-from model_server.layers.adapter_sites import AdapterSites
 from model_server.quantization.forms import Form
 from model_server.weights.products import Product
 
@@ -35,7 +33,7 @@ class ExpertWeights:
     down: Form
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
-    # What `up` is of the stored matrices, for adapters; None: it takes none.
+    # What `up` is of the stored matrices, for changes; None: there are none.
     up_product: Product | None = None
     down_product: Product | None = None
 
@@ -75,16 +73,6 @@ def stacked_biases(weights: Sequence[ExpertWeights]) -> tuple[Tensor | None, Ten
         for biases in ([w.up_bias for w in weights], [w.down_bias for w in weights])
     )
     return up, down
-
-
-def slotted(
-    adapters: AdapterSites | None, products: Sequence[Product | None], shape: tuple[int, int]
-) -> SlottedExperts | None:
-    """Make slots for a product [outputs, inputs] of all experts, if adapters may change it."""
-    found = [product for product in products if product is not None]
-    if adapters is None or len(found) < len(products):
-        return None
-    return adapters.experts(found, shape)
 
 
 def combine(results: Tensor, order: Tensor, weights: Tensor | None, top_k: int) -> Tensor:

@@ -14,9 +14,8 @@ from model_server.kernels.moe.adapters import ExpertMatrices, Shrunk, shrink
 from model_server.kernels.moe.placement import MOST_WALKED, TileConfig, place, tile_configs, tiles_for
 from model_server.kernels.moe.products import multiply
 from model_server.layers.activation import Activation
-from model_server.layers.adapted_slots import SlottedExperts
-from model_server.layers.adapter_sites import AdapterSites
-from model_server.layers.experts.experts import ExpertWeights, slotted, stacked_biases
+from model_server.layers.changes import AddedMatrices, ExpertChanges
+from model_server.layers.experts.experts import ExpertWeights, stacked_biases
 from model_server.layers.linear.triton import Decodable, can_decode, kernel_matrix
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import Codes
@@ -26,7 +25,7 @@ class TritonExperts:
     """Grouped products of `kernels.moe.products`, without sorting, copies or questions to the device."""
 
     __slots__ = (
-        "_activation", "_adapters", "_down", "_down_bias", "_down_slots", "_num_experts", "_num_processors",
+        "_activation", "_changes", "_down", "_down_bias", "_down_slots", "_num_experts", "_num_processors",
         "_on_input", "_silu", "_tiles", "_up", "_up_bias", "_up_slots",
     )  # fmt: skip
 
@@ -40,11 +39,11 @@ class TritonExperts:
         *,
         on_input: bool,
         silu: bool = False,
-        adapters: AdapterSites | None = None,
+        changes: ExpertChanges | None = None,
     ) -> None:
-        self._adapters = adapters
+        self._changes = changes
         self._up_slots, self._down_slots = (
-            slotted(adapters, products, shape)
+            None if changes is None else changes.experts(products, shape)
             for products, shape in (
                 ([w.up_product for w in weights], weights[0].up.shape),
                 ([w.down_product for w in weights], weights[0].down.shape),
@@ -68,7 +67,7 @@ class TritonExperts:
     def __call__(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         if len(hidden) == 0:
             return torch.empty_like(hidden)
-        slots = None if self._adapters is None else self._adapters.slots_of(len(hidden))
+        slots = None if self._changes is None else self._changes.slots_of(len(hidden))
         return self._run(hidden, weights, chosen, None, slots)
 
     def _compile(self, dtype: torch.dtype) -> None:
@@ -85,15 +84,15 @@ class TritonExperts:
     def _run(
         self, hidden: Tensor, weights: Tensor, chosen: Tensor, tiles: TileConfig | None, slots: Tensor | None = None
     ) -> Tensor:
-        """Run with `tiles` or those for so many tokens; slots [n] int32 as `AdapterSites.slots_of`."""
+        """Run with `tiles` or those for so many tokens; slots [n] int32 as `ExpertChanges.slots_of`."""
         num_tokens, top_k = chosen.shape
         tiles = tiles or tiles_for(chosen.numel(), self._num_experts, self._tiles)
         placement = place(chosen, self._num_experts, tiles)
 
-        def added(site: SlottedExperts | None, x: Tensor, scale_input: Tensor | None = None) -> Shrunk | None:
-            if site is None or slots is None:
+        def added(given: AddedMatrices | None, x: Tensor, scale_input: Tensor | None = None) -> Shrunk | None:
+            if given is None or slots is None:
                 return None
-            matrices = ExpertMatrices(site.slots.a, site.slots.b, site.slots.affine)
+            matrices = ExpertMatrices(given.a, given.b, given.affine)
             return shrink(
                 matrices,
                 x,

@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 
 from model_server.layers.activation import Activation
-from model_server.layers.adapter_sites import AdapterSites
-from model_server.layers.experts.experts import ExpertWeights, combine, slotted, weighted_sums
+from model_server.layers.changes import ExpertChanges
+from model_server.layers.experts.experts import ExpertWeights, combine, weighted_sums
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear
-from model_server.quantization.forms import Form
 from model_server.weights.products import Product
 
 
 class VisitedExperts:
     """Multiplies expert by expert, after asking the device which got tokens."""
 
-    __slots__ = ("_activation", "_adapters", "_layers", "_on_input")
+    __slots__ = ("_activation", "_changes", "_layers", "_on_input")
 
     capturable = False
 
@@ -30,32 +29,27 @@ class VisitedExperts:
         linears: LinearFactory,
         *,
         on_input: bool,
-        adapters: AdapterSites | None = None,
+        changes: ExpertChanges | None = None,
     ) -> None:
-        self._adapters = adapters
-
-        has_slots = adapters is not None and adapters.slots is not None
-
-        def make(form: Form, bias: Tensor | None, product: Product | None) -> Linear:
-            linear = linears.make(form, bias)
-            return linear if adapters is None or has_slots or product is None else adapters.linear(linear, product)
-
-        self._layers: list[tuple[Linear, Linear]] = []
-        products: list[tuple[Product | None, Product | None]] = []
+        self._changes = changes
+        made: tuple[list[Linear], list[Linear]] = [], []
+        products: tuple[list[Product | None], list[Product | None]] = [], []
         shapes = (0, 0), (0, 0)
         for w in weights:
             shapes = w.up.shape, w.down.shape
-            self._layers.append((make(w.up, w.up_bias, w.up_product), make(w.down, w.down_bias, w.down_product)))
-            products.append((w.up_product, w.down_product))
-        if adapters is not None and has_slots:
-            for place, shape in enumerate(shapes):
-                self._put_slots(adapters, place, [both[place] for both in products], shape)
+            parts = (w.up, w.up_bias, w.up_product), (w.down, w.down_bias, w.down_product)
+            for place, (form, bias, product) in enumerate(parts):
+                made[place].append(linears.make(form, bias))
+                products[place].append(product)
+        both = zip(made, products, shapes, strict=True)
+        up, down = made if changes is None else [changes.visited(*one) for one in both]
+        self._layers = list(zip(up, down, strict=True))
         self._activation = activation
         self._on_input = on_input
 
     def __call__(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         num_tokens, top_k = chosen.shape
-        numbers = None if self._adapters is None else self._adapters.numbers_of(num_tokens)
+        numbers = None if self._changes is None else self._changes.numbers_of(num_tokens)
         if num_tokens == 1:
             self._narrow(numbers)
             return self._single(hidden, weights, chosen[0].tolist())
@@ -77,19 +71,9 @@ class VisitedExperts:
                 start = stop
         return combine(results, order, None if self._on_input else weights, top_k)
 
-    def _put_slots(
-        self, adapters: AdapterSites, place: int, products: list[Product | None], shape: tuple[int, int]
-    ) -> None:
-        site = slotted(adapters, products, shape)
-        if site is None:
-            return
-        for number, both in enumerate(self._layers):
-            linear = site.linear(both[place], adapters.of_expert, number)
-            self._layers[number] = (linear, both[1]) if place == 0 else (both[0], linear)
-
     def _narrow(self, numbers: Tensor | None) -> None:
-        if self._adapters is not None:
-            self._adapters.narrow(numbers)
+        if self._changes is not None:
+            self._changes.narrow(numbers)
 
     def _single(self, hidden: Tensor, weights: Tensor, chosen: list[int]) -> Tensor:
         """Decode of one sequence: nothing to sort."""

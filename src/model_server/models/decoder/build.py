@@ -11,12 +11,13 @@ from model_server.attention.backend import AttentionBackend
 from model_server.attention.latent import LatentBackend
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
-from model_server.layers.adapter_sites import AdapterSites
+from model_server.layers.changes import ProductChanges
 from model_server.layers.fused.choice import fused_for
 from model_server.layers.fused.fused import Fused
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
+from model_server.models.adapters.sites import AdapterSites
 from model_server.models.decoder.attention.mla import Mla, is_sparse
 from model_server.models.decoder.attention.multi_head import load_attention, load_shared_attention
 from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock, SingleBlock
@@ -78,7 +79,7 @@ def build(
         cache_scales=CacheScales(reader) if placement.cache_dtype is torch.float8_e4m3fn else None,
         scheme=scheme or Scheme(),
         batch_invariant=placement.batch_invariant,
-        adapters=adapters,
+        changes=adapters or ProductChanges(),
         num_drafted=placement.num_drafted,
         chosen_linears=linears,
     )

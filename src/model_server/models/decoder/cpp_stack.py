@@ -23,13 +23,13 @@ from model_server.cpp.structs import (
     StackPartStruct,
     StackStepStruct,
 )
-from model_server.layers.adapted import AdaptedLinear, base_of
 from model_server.layers.fused.cpp import CppRmsNorm, CppSiluGated
 from model_server.layers.linear.code_panels import CodeLinear
 from model_server.layers.linear.dequantizing import SplitLinear
 from model_server.layers.linear.linear import Linear
 from model_server.layers.linear.packed import PackedLinear, whole_panels
 from model_server.memory.kv_cache import KvCache
+from model_server.models.adapters.linear import AdaptedLinear, base_of
 from model_server.models.decoder.attention.multi_head import Attention
 from model_server.models.decoder.blocks import Block, SequentialBlock
 from model_server.models.decoder.mixers.gated_delta import GatedDelta

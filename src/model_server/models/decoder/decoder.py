@@ -17,10 +17,10 @@ from model_server.attention.backend import AttentionBackend, AttentionStep
 from model_server.attention.latent import LatentBackend
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend
-from model_server.layers.adapter_sites import AdapterSites
 from model_server.layers.embedding import InputEmbedding
 from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.models.adapters.sites import AdapterSites
 from model_server.models.decoder.blocks import Block, Stream, residual_norm
 from model_server.models.decoder.cpp_encoder_stack import CppEncoderStack
 from model_server.models.decoder.cpp_stack import CppStack, cpp_stack

@@ -14,7 +14,7 @@ from torch import Tensor
 from model_server.attention.backend import Alibi
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
-from model_server.layers.adapter_sites import AdapterSites
+from model_server.layers.changes import ProductChanges
 from model_server.layers.fused.fused import Fused
 from model_server.layers.fused.torch import TorchFused
 from model_server.layers.linear.factory import LinearFactory
@@ -25,7 +25,7 @@ from model_server.quantization.forms import Form
 from model_server.quantization.kv_cache import CacheScales
 from model_server.quantization.scheme import Scheme
 from model_server.weights.matrix import MatrixSlice, Part
-from model_server.weights.products import HeadTable, Product
+from model_server.weights.products import Product
 from model_server.weights.reader import Range, WeightReader
 
 NormKind = Literal["rms", "layer"]
@@ -47,7 +47,7 @@ class Loader:
     cache_scales: CacheScales | None = None  # None: the cache has none
     scheme: Scheme = field(default_factory=Scheme)
     batch_invariant: bool = False
-    adapters: AdapterSites | None = None  # None: the model is loaded without adapters
+    changes: ProductChanges = field(default_factory=ProductChanges)
     num_drafted: int = 0  # the longest draft, behind which the cache must be able to go back
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
@@ -200,7 +200,7 @@ class Loader:
             weight=lambda: self.read_again(wanted, torch.float32, as_stored=as_stored),
             bias=added,
         )
-        return self.adapted(self.linears.make(form, added), product)
+        return self.changes.linear(self.linears.make(form, added), product)
 
     def row_linear(self, name: str, columns: Range, num_rows: int, *, transposed: bool = False) -> Linear:
         """Make a product with this rank's columns; rank 0 adds the bias."""
@@ -221,11 +221,7 @@ class Loader:
             bias=bias,
             adds_bias=is_first,
         )
-        return self.adapted(self.linears.make(form, bias), product)
-
-    def adapted(self, linear: Linear, product: Product, head: HeadTable | None = None) -> Linear:
-        """Add what adapters change of `product`."""
-        return linear if self.adapters is None else self.adapters.linear(linear, product, head)
+        return self.changes.linear(self.linears.make(form, bias), product)
 
     def norm(self, name: str, size: int) -> AddNorm:
         """Load a norm over `size` numbers, equal on all ranks."""

@@ -109,7 +109,7 @@ class Moe:
             loader.linears,
             on_input=self.routing.on_input,
             silu=silu,
-            adapters=loader.adapters,
+            changes=loader.changes.of_experts,
         )
         routed = RoutedMlp(router, experts)
         if self.latent is not None:
@@ -139,7 +139,7 @@ class Moe:
         weight = loader.dense(name, count, hidden_size)
         part = Part(name, tuple(rows), len(weight))
         product = Product(parts=(part,), columns=None, weight=lambda: weight.float(), bias=bias)
-        linear = loader.adapted(RouterLinear(weight, bias, is_wide=self.routing.wide), product)
+        linear = loader.changes.linear(RouterLinear(weight, bias, is_wide=self.routing.wide), product)
         return Router(linear, loader.fused.route(self.routing, correction))
 
     def _shared(self, loader: Loader, spec: Spec, index: int) -> Mlp:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.layers.embedding import Embedding, Head, InputEmbedding, TokenEmbedding, vocab_range
+from model_server.layers.embedding import Embedding, Head, InputEmbedding, vocab_range
 from model_server.layers.linear.linear import Linear
 from model_server.layers.linear.onednn import OneDnnLinear
 from model_server.layers.linear.packed import PackedLinear
@@ -84,7 +84,7 @@ def _slice(spec: Spec, name: str, rows: Range) -> MatrixSlice:
 
 
 def _table(loader: Loader, spec: Spec, module: str, stored: str, form: Form) -> Table:
-    """Describe to adapters a matrix stored as `stored`."""
+    """Describe a matrix stored as `stored`."""
 
     def rows(wanted: Range) -> Tensor:
         return loader.read_again(_slice(spec, stored, wanted), loader.reader.dtype, as_stored=True)
@@ -117,7 +117,7 @@ def _input(loader: Loader, spec: Spec, rows: Form, stored: str) -> InputEmbeddin
         # It has the weights' dtype, as transformers multiplies: in bfloat16 Gemma's root of the width is a rounded one.
         multiplier = torch.tensor(spec.embedding_multiplier, dtype=embedding.dtype, device=loader.device)
     return InputEmbedding(
-        _adapted(loader, spec, embedding, stored, rows),
+        loader.changes.embedding(embedding, _table(loader, spec, names.embedding, stored, rows)),
         multiplier=multiplier,
         projection=projection,
         position_table=table,
@@ -125,13 +125,6 @@ def _input(loader: Loader, spec: Spec, rows: Form, stored: str) -> InputEmbeddin
         type_table=types,
         norm=None if names.embedding_norm is None else loader.norm(names.embedding_norm, spec.hidden_size),
     )
-
-
-def _adapted(loader: Loader, spec: Spec, embedding: Embedding, stored: str, form: Form) -> TokenEmbedding:
-    """`embedding` with what adapters change of it."""
-    if loader.adapters is None:
-        return embedding
-    return loader.adapters.embedding(embedding, _table(loader, spec, spec.names.embedding, stored, form))
 
 
 def _head_bias(loader: Loader, spec: Spec, rows: Range) -> Tensor | None:
@@ -175,7 +168,7 @@ def _output(
     if is_shared and isinstance(plain, PackedLinear | OneDnnLinear):  # a copy beside the embedding's rows
         loader.weight_bytes += form.nbytes
     head = Head(
-        loader.adapted(plain, product, table),
+        loader.changes.linear(plain, product, table),
         loader.tensor_group,
         sharded=sharded,
         gathers_rounded=loader.device.type == "cuda",

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from model_server.adapters.folder import read_adapter
-from model_server.layers.adapted import AdaptedEmbedding, AdaptedLinear
-from model_server.layers.adapter_sites import AdapterSites
+from model_server.models.adapters.linear import AdaptedEmbedding, AdaptedLinear
+from model_server.models.adapters.sites import AdapterSites
 from model_server.weights.matrix import Part
 from model_server.weights.products import HeadTable, Product, Products, Table
 

@@ -28,7 +28,7 @@ from model_server.device import resolve_dtype
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
-from model_server.layers.adapted_heads import AdaptedHeads
+from model_server.models.adapters.heads import AdaptedHeads
 from model_server.models.load import load_runner
 from model_server.models.model import describe, in_slots, with_adapters
 from model_server.runner.runner import Runner

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_server.adapters.rows import NARROW_ROWS, TILE_ROWS, most_tiles, row_tiles
 from model_server.adapters.slot_table import SlotTable
-from model_server.adapters.tiles import NARROW_ROWS, TILE_ROWS, most_tiles, row_tiles
 
 
 class Copies:

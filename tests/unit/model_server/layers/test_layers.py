@@ -14,13 +14,13 @@ from model_server.adapters.rows import CurrentRows
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.layers.activation import ACTIVATIONS, activation, clamped_swiglu, gated
-from model_server.layers.adapted import AdaptedLinear
-from model_server.layers.adapted_slots import SlottedLinear
 from model_server.layers.embedding import Embedding, Head, InputEmbedding, vocab_range
 from model_server.layers.linear.dequantizing import DequantizingLinear, SplitLinear
 from model_server.layers.linear.linear import Linear, TorchLinear
 from model_server.layers.norm import LayerNorm, RmsNorm, WideRmsNorm
 from model_server.layers.temperature import QueryTemperature
+from model_server.models.adapters.linear import AdaptedLinear
+from model_server.models.adapters.slotted import SlottedLinear
 from model_server.quantization.forms import Plain
 
 

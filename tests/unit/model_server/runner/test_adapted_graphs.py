@@ -13,9 +13,8 @@ from support.engine_shard import BLOCK, CPU, slots_of
 from support.graph_doubles import CapturableRunner, PlainGraphCapture
 from torch import Tensor
 
-from model_server.adapters.rows import BASE, AdapterRows, RowAdapters
+from model_server.adapters.rows import BASE, AdapterRows, RowAdapters, row_tiles
 from model_server.adapters.slot_table import SlotTable
-from model_server.adapters.tiles import row_tiles
 from model_server.attention.metadata import AttentionMetadata
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
@@ -128,7 +127,7 @@ def test_steps_with_rows_that_need_the_host_are_not_replayed() -> None:
 def test_steps_with_wide_tiles_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--cuda-graphs` may name sizes with more rows than narrow tiles serve."""
     runner, inner, _, cache = runner_of()
-    monkeypatch.setattr("model_server.adapters.tiles.NARROW_ROWS", 30)
+    monkeypatch.setattr("model_server.adapters.rows.NARROW_ROWS", 30)
     for count, size in ((31, 31), (30, 40)):
         inputs = step([0, 2] + [BASE] * (count - 2))
         logits = runner.forward(inputs, cache).clone()

@@ -11,9 +11,8 @@ from parity.protocol import CPU, attention_metadata
 from support.graph_doubles import PlainGraphCapture
 from torch import Tensor
 
-from model_server.adapters.rows import BASE, AdapterRows, RowAdapters
+from model_server.adapters.rows import BASE, AdapterRows, RowAdapters, row_tiles
 from model_server.adapters.slot_table import SlotTable
-from model_server.adapters.tiles import row_tiles
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import ProcessGroup

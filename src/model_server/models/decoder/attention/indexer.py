@@ -75,7 +75,7 @@ class IndexerSpec:
             query=whole("wq_b", self.heads * width, query_rank),
             key=whole("wk", width, hidden_size),
             norm=loader.fused.layer_norm(of_norm("weight"), of_norm("bias"), _EPS),
-            weights=loader.adapted(RouterLinear(matrix, is_wide=True), product),
+            weights=loader.changes.linear(RouterLinear(matrix, is_wide=True), product),
         )
 
 

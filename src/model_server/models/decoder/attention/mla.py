@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
-from model_server.attention.latent import LatentHeads, LatentLayer, LatentStep
+from model_server.attention.latent import HeadSizes, LatentHeads, LatentLayer, LatentStep
 from model_server.attention.sparse import SparseStep
 from model_server.cpp.library import usable
 from model_server.errors import StartupError
-from model_server.layers.adapted_heads import HeadSizes
 from model_server.layers.fused.fused import Fused
 from model_server.layers.linear.linear import Linear
 from model_server.layers.linear.packed import HeadPanels
@@ -145,20 +144,18 @@ class Mla:
         wanted = MatrixSlice(parts=(part,), columns=(0, self.latent_rank), num_columns=self.latent_rank)
         both = loader.decoded(wanted).view(-1, width, self.latent_rank)
         up_value = both[:, self.plain_dim :].transpose(1, 2)
-        adapters = None
-        if loader.adapters is not None:
-            product = Product(
-                parts=(part,), columns=None, weight=lambda: loader.read_again(wanted, torch.float32, as_stored=True)
-            )
-            sizes = HeadSizes(
-                heads=heads[1] - heads[0], plain=self.plain_dim, value=self.value_dim, latent=self.latent_rank
-            )
-            adapters = loader.adapters.heads(product, sizes)
+        product = Product(
+            parts=(part,), columns=None, weight=lambda: loader.read_again(wanted, torch.float32, as_stored=True)
+        )
+        sizes = HeadSizes(
+            heads=heads[1] - heads[0], plain=self.plain_dim, value=self.value_dim, latent=self.latent_rank
+        )
+        changes = loader.changes.heads(product, sizes)
         up_key, up_value = both[:, : self.plain_dim].contiguous(), up_value.contiguous()
         panels = None
         if usable(up_key.device, up_key.dtype) and self.plain_dim % 2 == 0 and self.latent_rank % 2 == 0:
             panels = HeadPanels(up_key.transpose(1, 2)), HeadPanels(up_value.transpose(1, 2))
-        return LatentHeads(up_key, up_value, adapters, panels)
+        return LatentHeads(up_key, up_value, changes, panels)
 
 
 def is_sparse(spec: Spec) -> bool:

@@ -14,9 +14,9 @@ from model_server.adapters.product_slots import ProductSlots
 from model_server.adapters.reader import AdapterReader
 from model_server.adapters.row_slots import EmbeddingSlots, HeadSlots
 from model_server.adapters.rows import CurrentRows
-from model_server.layers.adapted import AdaptedEmbedding, Addition
 from model_server.layers.embedding import Embedding
-from model_server.layers.linear.linear import Linear, wide_into
+from model_server.layers.linear.linear import Linear
+from model_server.models.adapters.linear import Adapted, AdaptedEmbedding, Addition
 from model_server.weights.products import Product
 
 
@@ -33,12 +33,11 @@ class OnHost:
         self._on_host[number] = added
 
     def remove(self, number: int) -> None:
-        """Withdraw a number's adapter, which no running step may have."""
         self._on_host.pop(number, None)
 
 
-class SlottedLinear(OnHost):
-    """A `Linear` with adapters in slots; rows without one are `base`'s, bit for bit."""
+class SlottedLinear(OnHost, Adapted):
+    """A product with adapters in slots."""
 
     __slots__ = ("_current", "_head", "_head_rows", "_slots", "base")
 
@@ -79,16 +78,7 @@ class SlottedLinear(OnHost):
         self._head_rows[slot] = self._head.write(slot, addition.rows)
         return True
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._with_adapters(x, self.base(x))
-
-    def wide(self, x: Tensor) -> Tensor:
-        return self._with_adapters(x, self.base.wide(x))
-
-    def write(self, x: Tensor, out: Tensor) -> Tensor:
-        return self._with_adapters(x, wide_into(self.base, x, out))
-
-    def _with_adapters(self, x: Tensor, out: Tensor) -> Tensor:
+    def adapt(self, x: Tensor, out: Tensor) -> Tensor:
         rows = self._current.rows
         if rows is None:
             return out
@@ -133,21 +123,15 @@ class SlottedExperts(OnHost):
 
 
 @dataclass(frozen=True, slots=True)
-class SlottedExpert:
-    """A `Linear`: one expert's product."""
+class SlottedExpert(Adapted):
+    """The product of one expert."""
 
     base: Linear
     current: CurrentRows
     slots: ExpertSlots
     expert: int
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._with_adapters(x, self.base(x))
-
-    def wide(self, x: Tensor) -> Tensor:
-        return self._with_adapters(x, self.base.wide(x))
-
-    def _with_adapters(self, x: Tensor, out: Tensor) -> Tensor:
+    def adapt(self, x: Tensor, out: Tensor) -> Tensor:
         if self.current.rows is not None:
             self.slots.add(self.current.rows, self.expert, x, out)
         return out

@@ -15,18 +15,9 @@ from model_server.adapters.factors import Factors, pinned
 from model_server.adapters.product_slots import SlotSizes
 from model_server.adapters.reader import AdapterReader
 from model_server.adapters.rows import AdapterRows, CurrentRows
-from model_server.layers.adapted import Addition
+from model_server.attention.latent import HeadSizes
+from model_server.models.adapters.linear import Addition
 from model_server.weights.products import Product
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSizes:
-    """This rank's heads; `plain`: unrotated numbers of a key."""
-
-    heads: int
-    plain: int
-    value: int
-    latent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +53,8 @@ class AdaptedHeads:
         self._product = product
         self._sizes = heads
         self._current = current
-        self._found: dict[int, _Heads] = {}  # by number; of slots: views of their memory
         self._on_host: dict[int, Factors] = {}
+        self._found: dict[int, _Heads] = {}  # by number; of slots: views of their memory
         self._slots = slots
         self._affine: Tensor | None = None
         if slots is None:
@@ -88,7 +79,6 @@ class AdaptedHeads:
         return Addition(factors if self._slots is None else pinned(factors))
 
     def put(self, number: int, addition: Addition) -> None:
-        """Set a number's adapter, or offer it to slots."""
         assert isinstance(addition.factors, Factors)
         if self._slots is None:
             self._found[number] = self._of(addition.factors)
@@ -96,7 +86,6 @@ class AdaptedHeads:
             self._on_host[number] = addition.factors
 
     def remove(self, number: int) -> None:
-        """Remove a number's adapter, which no running step may have."""
         if self._slots is None:
             self._found.pop(number, None)
         else:

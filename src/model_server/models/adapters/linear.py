@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +31,28 @@ class Addition:
         return sum(part.nbytes for part in (self.factors, self.rows) if part is not None)
 
 
-class AdaptedLinear:
+class Adapted(ABC):
     """A `Linear` with adapters; rows without one are `base`'s, bit for bit."""
+
+    __slots__ = ()
+    base: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.adapt(x, self.base(x))
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self.adapt(x, self.base.wide(x))
+
+    def write(self, x: Tensor, out: Tensor) -> Tensor:
+        return self.adapt(x, wide_into(self.base, x, out))
+
+    @abstractmethod
+    def adapt(self, x: Tensor, out: Tensor) -> Tensor:
+        """Change out [n, outputs], the base model's for x [n, in]."""
+
+
+class AdaptedLinear(Adapted):
+    """A product that uses adapters where they were loaded."""
 
     __slots__ = ("_current", "_factors", "_rows", "base", "panels")
 
@@ -58,7 +79,6 @@ class AdaptedLinear:
         return Addition(packed(factors, memory) if has_panels and factors is not None else factors, rows)
 
     def put(self, number: int, addition: Addition) -> None:
-        """Set a number's adapter, which no running step may have."""
         if isinstance(addition.factors, PackedFactors):
             assert self.panels is not None
             self.panels.put(number, addition.factors)
@@ -68,23 +88,12 @@ class AdaptedLinear:
             self._rows[number] = addition.rows
 
     def remove(self, number: int) -> None:
-        """Remove a number's adapter, which no running step may have."""
         if self.panels is not None:
             self.panels.remove(number)
         self._factors.pop(number, None)
         self._rows.pop(number, None)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.adapt(x, self.base(x))
-
-    def wide(self, x: Tensor) -> Tensor:
-        return self.adapt(x, self.base.wide(x))
-
-    def write(self, x: Tensor, out: Tensor) -> Tensor:
-        return self.adapt(x, wide_into(self.base, x, out))
-
     def adapt(self, x: Tensor, out: Tensor) -> Tensor:
-        """Change out [n, outputs], the base model's for x [n, in]."""
         rows = self._current.rows
         if rows is None:
             return out
@@ -113,11 +122,9 @@ class AdaptedEmbedding:
         self._current = current
 
     def put(self, number: int, factors: EmbeddingFactors) -> None:
-        """Set a number's adapter, which no running step may have."""
         self._factors[number] = factors
 
     def remove(self, number: int) -> None:
-        """Remove a number's adapter, which no running step may have."""
         self._factors.pop(number, None)
 
     def __call__(self, ids: Tensor) -> Tensor:

@@ -16,36 +16,33 @@ from model_server.adapters.reader import AdapterReader
 from model_server.adapters.row_slots import EmbeddingSlots, HeadSlots, RowSizes
 from model_server.adapters.rows import BASE, AdapterRows, CurrentRows, RowAdapters
 from model_server.adapters.slot_table import SlotTable
-from model_server.layers.adapted import AdaptedEmbedding, AdaptedLinear, Addition
-from model_server.layers.adapted_heads import AdaptedHeads, HeadSizes
-from model_server.layers.adapted_slots import SlottedEmbedding, SlottedExperts, SlottedLinear
+from model_server.attention.latent import HeadSizes
+from model_server.layers.changes import ExpertChanges, ProductChanges, Shape
 from model_server.layers.embedding import Embedding, TokenEmbedding
 from model_server.layers.linear.linear import Linear
+from model_server.models.adapters.heads import AdaptedHeads
+from model_server.models.adapters.linear import AdaptedEmbedding, AdaptedLinear, Addition
+from model_server.models.adapters.slotted import SlottedEmbedding, SlottedExperts, SlottedLinear
 from model_server.weights.products import HeadTable, Product, Products, Table
-from model_server.weights.reader import Range
 from wire.adapters import MAX_NEW_ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    linear: AdaptedLinear | SlottedLinear
-    product: Product
-    head: HeadTable | None
+    linear: AdaptedLinear | SlottedLinear | SlottedExperts | AdaptedHeads
+    # Of a `Linear`.
+    product: Product | None = None
+    head: HeadTable | None = None
 
     def read(self, reader: AdapterReader) -> Addition | None:
+        if isinstance(self.linear, SlottedExperts | AdaptedHeads):
+            return self.linear.read(reader)
+        assert self.product is not None
         rows = None if self.head is None else reader.head(self.head)
         factors = reader.product(self.product)
         if isinstance(self.linear, AdaptedLinear):
             return self.linear.addition(factors, rows, reader.memory)
         return self.linear.addition(factors, rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _OtherSite:
-    linear: SlottedExperts | AdaptedHeads
-
-    def read(self, reader: AdapterReader) -> Addition | None:
-        return self.linear.read(reader)
 
 
 _NO_SLOTS = (
@@ -69,7 +66,7 @@ class LoadedAdapter:
         return own + (0 if self.embedding is None else self.embedding.nbytes) + self.spare_bytes
 
 
-class AdapterSites:
+class AdapterSites(ProductChanges):
     """Adapters by number: the model's own first, in order, then later ones. Sites read a step's rows from `current`."""
 
     def __init__(
@@ -91,26 +88,23 @@ class AdapterSites:
         self.names = tuple(adapter.name for adapter in adapters)
         self.number = len(adapters) + room
         self.current = CurrentRows()
+        self.of_experts: ExpertChanges = self
         self._of_expert = CurrentRows()
         self._closed: dict[str, str] = {}
         self._targets = targets
-        self._adapters = tuple(adapters)
+        self.adapters = tuple(adapters)  # the model's own, by number
         self._room = room
         self._dtype = dtype
         self._device = device
-        self._sites: list[_Site | _OtherSite] = []
+        self._sites: list[_Site] = []
         of_experts = set(targets.of_experts)
-        self._room_for_experts = any(of_experts & a.pairs.keys() for a in self._adapters) and room > 0
+        self._room_for_experts = any(of_experts & a.pairs.keys() for a in self.adapters) and room > 0
         self._table: tuple[AdaptedEmbedding | SlottedEmbedding, Table] | None = None
         self._sizes = slots
         self.slots = None if slots is None else SlotTable(slots.number, self._fill)
 
     def linear(self, base: Linear, product: Product, head: HeadTable | None = None) -> Linear:
-        """Return `base` as a site, if adapters may change it.
-
-        Args:
-            head: Where it is the head.
-        """
+        """Return `base` as a site, if adapters may change it."""
         expert = product.expert
         if head is None and expert is None and not any(part.name in self._targets.linear for part in product.parts):
             return base
@@ -119,7 +113,7 @@ class AdapterSites:
             touched.add(expert.name)
         if head is not None:
             touched |= {head.table.module, head.tied_to or ""}
-        if not self._room and not any(touched & {*a.pairs, *a.rows} for a in self._adapters):
+        if not self._room and not any(touched & {*a.pairs, *a.rows} for a in self.adapters):
             return base
         linear: AdaptedLinear | SlottedLinear
         if self._sizes is None:
@@ -130,13 +124,27 @@ class AdapterSites:
         self._sites.append(_Site(linear, product, head))
         return linear
 
-    def experts(self, products: Sequence[Product], shape: tuple[int, int]) -> SlottedExperts | None:
-        """Return slots for a product [outputs, inputs] of all experts, if adapters may change it."""
+    def experts(self, products: Sequence[Product | None], shape: Shape) -> ExpertSlots | None:
+        site = self._of_all_experts(products, shape)
+        return None if site is None else site.slots
+
+    def visited(self, linears: Sequence[Linear], products: Sequence[Product | None], shape: Shape) -> Sequence[Linear]:
+        if self._sizes is None:
+            pairs = zip(linears, products, strict=True)
+            return [base if product is None else self.linear(base, product) for base, product in pairs]
+        site = self._of_all_experts(products, shape)
+        return linears if site is None else [site.linear(b, self._of_expert, n) for n, b in enumerate(linears)]
+
+    def _of_all_experts(self, wanted: Sequence[Product | None], shape: Shape) -> SlottedExperts | None:
+        """Make slots for a product of all experts, if adapters may change it."""
+        products = [product for product in wanted if product is not None]
+        if len(products) < len(wanted):
+            return None
         assert self._sizes is not None
         single = [[part.name for part in product.parts] for product in products]
         fused = {product.expert.name for product in products if product.expert is not None}
         names = {*fused, *(name for some in single for name in some)}
-        given = [a.pairs[name] for a in self._adapters for name in names & a.pairs.keys()]
+        given = [a.pairs[name] for a in self.adapters for name in names & a.pairs.keys()]
         if not given and not self._room_for_experts:
             if self._room:
                 self._closed.update(dict.fromkeys(names, _NO_SLOTS))
@@ -151,60 +159,47 @@ class AdapterSites:
         affine = any(p.magnitude is not None or p.bias is not None for p in given) or bool(self._room and single[0])
         slots = ExpertSlots(sizes, self._sizes, self._dtype, self._device, affine=affine)
         experts = SlottedExperts(products, slots)
-        self._sites.append(_OtherSite(experts))
+        self._sites.append(_Site(experts))
         return experts
 
     def heads(self, product: Product, sizes: HeadSizes) -> AdaptedHeads | None:
-        """Return what adapters make of latents' keys and values, if anything."""
         (part,) = product.parts
-        given = [a.pairs[part.name] for a in self._adapters if part.name in a.pairs]
+        given = [a.pairs[part.name] for a in self.adapters if part.name in a.pairs]
         if not given and not self._room:
             return None
         affine = self._room > 0 or any(p.magnitude is not None or p.bias is not None for p in given)
         heads = AdaptedHeads(product, sizes, self.current, self._sizes, self._dtype, self._device, affine=affine)
-        self._sites.append(_OtherSite(heads))
+        self._sites.append(_Site(heads))
         return heads
 
     def embedding(self, base: Embedding, table: Table) -> TokenEmbedding:
-        if not self._room and not any(table.module in {*a.pairs, *a.rows} for a in self._adapters):
+        if not self._room and not any(table.module in {*a.pairs, *a.rows} for a in self.adapters):
             return base
         embedding: AdaptedEmbedding | SlottedEmbedding = AdaptedEmbedding(base, self.current)
         if self._sizes is not None:
             vocabulary, width = self._targets.table
-            rows = RowSizes(num_rows=self._new_rows(table.module), rank=self._embedding_rank(table.module))
+            has_rank = self._room or any(table.module in a.pairs for a in self.adapters)
+            rows = RowSizes(num_rows=self._new_rows(table.module), rank=self._sizes.rank if has_rank else 0)
             slots = EmbeddingSlots(self._sizes.number, rows, vocabulary, width, self._dtype, self._device)
             embedding = SlottedEmbedding(base, self.current, slots)
         self._table = embedding, table
         return embedding
 
-    @property
-    def adapters(self) -> tuple[Adapter, ...]:
-        """Return the model's own adapters, by number."""
-        return self._adapters
-
     def numbers_of(self, num_rows: int) -> Tensor | None:
-        """Return each row's adapter in the running layer, [num_rows] int64 on the host; None without any."""
         return None if self.current.rows is None else self.current.rows.among(num_rows).numbers
 
     def narrow(self, numbers: Tensor | None) -> None:
-        """Set the rows of the expert that runs, as `numbers_of` has them."""
         has_any = numbers is not None and bool((numbers != BASE).any())
         rows = RowAdapters(numbers, self._device) if has_any and numbers is not None else None
         self._of_expert.rows = None if rows is None else AdapterRows(rows, rows)
 
-    @property
-    def of_expert(self) -> CurrentRows:
-        """Return where single experts' products read the rows of `narrow`."""
-        return self._of_expert
-
     def slots_of(self, num_rows: int) -> Tensor | None:
-        """Return each row's slot in the running layer, [num_rows] int32 on the device; None without any."""
         return None if self.current.rows is None else self.current.rows.among(num_rows).slots
 
     def load_given(self) -> int:
         """Load the model's own adapters, and return their bytes."""
         size = 0
-        for number, adapter in enumerate(self._adapters):
+        for number, adapter in enumerate(self.adapters):
             loaded = self.read(adapter)
             self.put(number, loaded)
             size += loaded.nbytes
@@ -258,11 +253,12 @@ class AdapterSites:
 
     def _slotted(self, base: Linear, product: Product, head: HeadTable | None, sizes: SlotSizes) -> SlottedLinear:
         names = {part.name for part in product.parts if part.name in self._targets.linear}
-        touched = {name for name in names if self._room or any(name in a.pairs for a in self._adapters)}
+        touched = {name for name in names if self._room or any(name in a.pairs for a in self.adapters)}
         slots = None
         if touched:
-            inputs = self._targets.linear[min(touched)][0] if product.columns is None else _length(product.columns)
-            pairs = [a.pairs[name] for a in self._adapters for name in touched if name in a.pairs]
+            columns = product.columns
+            inputs = self._targets.linear[min(touched)][0] if columns is None else columns[1] - columns[0]
+            pairs = [a.pairs[name] for a in self.adapters for name in touched if name in a.pairs]
             affine = self._room > 0 or any(p.magnitude is not None or p.bias is not None for p in pairs)
             slots = ProductSlots(product.parts, touched, inputs, sizes, self._dtype, self._device, affine=affine)
         rows = None
@@ -273,15 +269,7 @@ class AdapterSites:
         return SlottedLinear(base, self.current, slots, rows)
 
     def _new_rows(self, module: str) -> int:
-        found = [a.rows[module] for a in self._adapters if module in a.rows]
+        found = [a.rows[module] for a in self.adapters if module in a.rows]
         if self._room or any(new.ids is None for new in found):
             return MAX_NEW_ROWS
         return max((len(new.ids or ()) for new in found), default=0)
-
-    def _embedding_rank(self, module: str) -> int:
-        assert self._sizes is not None
-        return self._sizes.rank if self._room or any(module in a.pairs for a in self._adapters) else 0
-
-
-def _length(span: Range) -> int:
-    return span[1] - span[0]

@@ -1,4 +1,4 @@
-"""What the kernels of `model_server.kernels.lora.products` are compiled for."""
+"""What the kernels of `model_server.kernels.lora_products` are compiled for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aot.variant import Variant
-from model_server.kernels.lora.products import _FORMS, _INNER, COLUMNS, _expand, _shrink, rank_step
+from model_server.kernels.lora_products import _FORMS, _INNER, COLUMNS, _expand, _shrink, rank_step
 
 
 def variants() -> Sequence[Variant]:

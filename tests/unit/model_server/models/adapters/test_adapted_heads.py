@@ -9,8 +9,8 @@ from torch import Tensor
 from model_server.adapters.factors import joined
 from model_server.adapters.product_slots import SlotSizes
 from model_server.adapters.rows import BASE, AdapterRows, CurrentRows, RowAdapters
-from model_server.layers.adapted import Addition
-from model_server.layers.adapted_heads import AdaptedHeads, HeadSizes
+from model_server.models.adapters.heads import AdaptedHeads, HeadSizes
+from model_server.models.adapters.linear import Addition
 from model_server.weights.matrix import Part
 from model_server.weights.products import Product
 

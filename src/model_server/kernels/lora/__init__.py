@@ -1,1 +1,0 @@
-"""What each row's own LoRA adapter adds to a product."""

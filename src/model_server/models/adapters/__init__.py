@@ -1,0 +1,1 @@
+"""Products of a model with LoRA adapters, in place of its own."""
