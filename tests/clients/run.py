@@ -59,6 +59,7 @@ GROUPS = (
     Group("codex", "Codex", is_long=True, needs_agent_model=True),
     Group("claude_code", "Claude Code", is_long=True, needs_agent_model=True),
     Group("opencode", "opencode", is_long=True, needs_agent_model=True),
+    Group("open_webui", "Open WebUI", is_long=True, needs_torch=True),
     Group("ai_sdk", "the AI SDK for JavaScript", is_long=True),
     Group("envoy", "two servers behind Envoy", is_long=True),
     Group("ray_serve", "two replicas of Ray Serve", is_long=True),
