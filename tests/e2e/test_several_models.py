@@ -200,3 +200,16 @@ def test_nothing_is_left(victim: str) -> None:
         while any(Path(f"/proc/{pid}/cmdline").exists() and _command_line(pid) for pid in pids):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_a_stop_says_what_runs_and_what_a_second_one_does() -> None:
+    with running_models("demo", "--served-model-name", "a", "--keep-alive", "1h") as running:
+        body = {"inputs": "Tell me a story", "parameters": {"max_new_tokens": 4000, "ignore_eos": True}}
+        with httpx.stream("POST", f"{running.url}/generate_stream", json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data:")
+            running.process.send_signal(signal.SIGINT)
+            running.log_with("SIGINT: 1 request runs; stopping, at most 90 s; a second Ctrl-C ends everything now")
+            time.sleep(0.4)  # the same signal sooner is the same request
+            running.process.send_signal(signal.SIGINT)
+            assert running.process.wait(30) == 128 + signal.SIGINT

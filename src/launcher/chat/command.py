@@ -54,9 +54,9 @@ def _chat(config: ChatConfig, server: Server) -> None:
     client = ChatClient(server.url, config.api_key, config.model)
     model = uvloop.run(client.greet())
     conversation = Conversation(config.system, settings=Settings(config.sampling))
+    if client.info.get("has_chat_template") and not client.info.get("sampling_defaults"):
+        conversation.settings.defaults = dict(DEFAULTS)
     if sys.stdin.isatty() and sys.stdout.isatty():
-        if client.info.get("has_chat_template") and not client.info.get("sampling_defaults"):
-            conversation.settings.defaults = dict(DEFAULTS)
         _talk(server, client, conversation, model)
     else:
         _answer_lines(client, conversation)

@@ -31,13 +31,16 @@ class ChatConfig:
     max_tokens: int | None = option(
         None, env=None, unit="tokens", minimum=1, help="Longest answer. Default: the server's."
     )
-    temperature: float | None = option(None, env=None, minimum=0.0, help="0 is greedy. Default: the server's.")
+    temperature: float | None = option(
+        None, env=None, minimum=0.0, help="0 is greedy. Default: the model's, or 0.7 if it brings none."
+    )
     top_p: float | None = option(
         None,
         env=None,
         minimum=0.0,
         maximum=1.0,
-        help="Sample among the most likely tokens with this total probability. Default: the server's.",
+        help="Sample among the most likely tokens with this total probability. Default: the model's, or 0.95 if it "
+        "brings none.",
     )
     seed: int | None = option(None, env=None, help="The same seed gives the same answer to the same conversation.")
 

@@ -30,7 +30,7 @@ from launcher.processes.child import Child, Guard, start_child
 from launcher.processes.failures import cause, headline, report_crash
 from launcher.processes.model_processes import ModelState
 from launcher.processes.signals import Signals
-from launcher.processes.stopping import SHOWN, KillRequested, end_all, kill_all
+from launcher.processes.stopping import SHOWN, KillRequested, announced, end_all, kill_all
 from launcher.processes.supervisor import Supervisor
 from launcher.processes.timeouts import Timeouts
 from launcher.terminal import Terminal, how_to_ask
@@ -294,7 +294,9 @@ class _Server:
     def _stop(self) -> int:
         """Let the front answer what it still can, then end all models at the same time."""
         why = signal.Signals(self._signals.received[0]).name
-        logger.info("%s: stopping, at most %g s", why, self._timeouts.graceful_s, extra=SHOWN)
+        num_requests = sum(member.num_active + member.num_waiting for member in self._pool.members.values())
+        text = announced(num_requests, self._timeouts.graceful_s, self._signals.remark)
+        logger.info("%s: %s", why, text, extra=SHOWN)
         try:
             deadline = time.monotonic() + self._timeouts.graceful_s
             assert self._front is not None

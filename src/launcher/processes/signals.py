@@ -73,6 +73,12 @@ class Signals:
         self._num_taken += has_more
         return has_more
 
+    @property
+    def remark(self) -> str:
+        """Return what a further request to stop does."""
+        again = "Ctrl-C" if signal.SIGINT in self.received else "signal"
+        return f"a second {again} ends everything now"
+
     def pop_change(self) -> bool:
         """Whether SIGUSR2 has said, since the last call, that files have changed."""
         changed, self._reads_again = self._reads_again, False

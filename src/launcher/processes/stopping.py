@@ -30,6 +30,16 @@ class KillRequested(Exception):
     """A signal while stopping."""
 
 
+def announced(num_requests: int | None, graceful_s: float, remark: str) -> str:
+    """Say how a server stops; None: it is not known how many requests run."""
+    if num_requests == 0:
+        return "stopping, no request runs"
+    runs = (
+        "" if num_requests is None else f"{counted(num_requests, 'request')} {'runs' if num_requests == 1 else 'run'}; "
+    )
+    return f"{runs}stopping, at most {graceful_s:g} s" + (f"; {remark}" if remark else "")
+
+
 class Stopping:
     """The children of one model."""
 
@@ -68,14 +78,9 @@ class Stopping:
 
     def _announced(self, router: Child | None, remark: str) -> str:
         """What happens now."""
-        end = f"; {remark}" if remark else ""
         if router is None or router.poll() is not None or router.ready_at is None:
-            return f"stopping{end}"
-        num = unfinished_requests(router.command.url or "")
-        if num == 0:
-            return "stopping, no request runs"
-        runs = "" if num is None else f"{counted(num, 'request')} {'runs' if num == 1 else 'run'}; "
-        return f"{runs}stopping, at most {self._timeouts.graceful_s:g} s{end}"
+            return f"stopping; {remark}" if remark else "stopping"
+        return announced(unfinished_requests(router.command.url or ""), self._timeouts.graceful_s, remark)
 
     def _wait_for_others(self, shards: Sequence[Child], group: Group, deadline: float) -> Iterator[float]:
         """Until no request of the group needs these shards."""

@@ -99,7 +99,7 @@ class Supervisor:
                 if model.state is ModelState.READY and self._signals.pop_change():
                     model.read_keys_again()
         except _StopRequested:
-            return self._stop(model.unload(self._why(), remark=self._remark()))
+            return self._stop(model.unload(self._why(), remark=self._signals.remark))
         except LauncherError:
             self._stop(model.end_after_failure())
             raise
@@ -118,10 +118,6 @@ class Supervisor:
     def _why(self) -> str:
         received = self._signals.received
         return signal.Signals(received[0]).name if received else "The group of nodes ends"
-
-    def _remark(self) -> str:
-        again = "Ctrl-C" if signal.SIGINT in self._signals.received else "signal"
-        return f"a second {again} ends everything now"
 
     def _stop(self, way: Iterator[float]) -> int:
         """Go a way of stopping; whatever happens in it, nothing is left afterwards. Returns the exit status."""

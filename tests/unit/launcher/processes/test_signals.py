@@ -93,3 +93,11 @@ def test_an_echo_of_a_signal_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -
         os.kill(os.getpid(), signal.SIGINT)
         signals.wait(0)
         assert signals.received == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT], "another one is a wish of its own"
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "signal")])
+def test_what_a_second_one_does_is_said(number: int, word: str) -> None:
+    signals = Signals()
+    signals.notify(number)
+    assert signals.remark == f"a second {word} ends everything now"
+    signals.close()

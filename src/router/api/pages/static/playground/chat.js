@@ -173,7 +173,8 @@ function fail(error, run, asked, before) {
     conversation.remove(asked, question);
     if (!byId("chat-input").value) setInput(question.content);
     attachments.giveBack(question.images ?? []);
-    showProblem(`${words} Your message is back in the field below: change it, or edit or delete earlier messages.`);
+    const sentence = /[.!?]$/.test(words) ? words : `${words}.`;
+    showProblem(`${sentence} Your message is back in the field below: change it, or edit or delete earlier messages.`);
     byId("chat-input").focus();
     return;
   }
