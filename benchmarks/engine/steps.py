@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from benchmarks.peers.checkpoints import SHAPES
-from benchmarks.peers.quantized import arithmetic, quantize_flag, stored
+from benchmarks.peers.quantized import arithmetic, quantize_flag
+from benchmarks.peers.servers import tercet_files
 from model_server.adapters.rows import adapter_rows
 from model_server.attention.choice import AttentionChoice
 from model_server.attention.metadata import AttentionMetadata
@@ -112,7 +113,7 @@ def loaded(
 ) -> Iterator[Runner]:
     """The model on this process's CPUs, in inference mode; `model`: one of SHAPES, or a folder, whose weights are
     quantized only on load. adapters: folders of LoRA adapters by their names."""
-    folder = stored(model, precision) if model in SHAPES else Path(model)
+    folder = tercet_files(model, precision) if model in SHAPES else Path(model)
     dtype = dtype_of(precision)
     tune(CPU, 1, 2**30, keep_threads=threads_are_set())
     if one_thread:

@@ -117,7 +117,8 @@ def _tercet(model: Path, precision: str, port: int) -> list[str]:
             str(MAX_LENGTH), *(["--quantize", flag] if flag else [])]  # fmt: skip
 
 
-def _tercet_files(shape: str, precision: str) -> Path:
+def tercet_files(shape: str, precision: str) -> Path:
+    """The checkpoint, or GGUF file, that Tercet reads a precision of a shape from, made at the first call."""
     return _gguf(shape, precision) if precision in GGUF_TYPES else stored(shape, precision)
 
 
@@ -230,7 +231,7 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer(name="tercet", api="tgi", precisions=("bfloat16", "float32", *BITS), installed=lambda: True,
-             command=_tercet, prepare=_tercet_files, environ=lambda: {"PREFIX_CACHING": "0"}, version=_tercet_version),
+             command=_tercet, prepare=tercet_files, environ=lambda: {"PREFIX_CACHING": "0"}, version=_tercet_version),
         Peer(name="llama.cpp", api="openai", precisions=tuple(_GGUF_TYPES),
              installed=_has("llama.cpp", "build", "bin", "llama-server"), command=_llama_cpp, prepare=_gguf,
              version=lambda: "llama-cpp-python 0.3.36"),

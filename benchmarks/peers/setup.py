@@ -76,11 +76,20 @@ def _llama_cpp() -> None:
     (source / ".git").unlink(missing_ok=True)  # names a repository that is not here; the build would wait for its index
     if not (folder / "source").exists():
         (folder / "source").symlink_to(source)
+    _keep_tile_configuration(source / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp")
     off = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP", "LLAMA_BUILD_UI", "LLAMA_USE_PREBUILT_UI",
            "LLAMA_OPENSSL", "BUILD_SHARED_LIBS")  # fmt: skip
     _run("cmake", "-G", "Ninja", "-S", folder / "source", "-B", folder / "build", "-DCMAKE_BUILD_TYPE=Release",
          "-DGGML_NATIVE=ON", *[f"-D{name}=OFF" for name in off])  # fmt: skip
     _run("ninja", "-C", folder / "build", "llama-server", "llama-quantize")
+
+
+def _keep_tile_configuration(file: Path) -> None:
+    """GCC 12's `_tile_loadconfig` does not say that it reads memory: what is stored just before is left out, and
+    llama-server ends with a fault at its first product on a CPU with AMX."""
+    text, call, barrier = file.read_text(), "_tile_loadconfig(&tc);", '__asm__ volatile("" ::: "memory"); '
+    if barrier + call not in text:
+        file.write_text(text.replace(call, barrier + call))
 
 
 SETUPS: dict[str, Callable[[], None]] = {
