@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +31,7 @@ from model_server.runner.runner import ModelInputs, Runner
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.weights.checkpoint import examine
+from model_server.weights.locate import resolve
 
 BLOCK = 16
 CPU = torch.device("cpu")
@@ -113,7 +116,7 @@ def loaded(
 ) -> Iterator[Runner]:
     """The model on this process's CPUs, in inference mode; `model`: one of SHAPES, or a folder, whose weights are
     quantized only on load. adapters: folders of LoRA adapters by their names."""
-    folder = tercet_files(model, precision) if model in SHAPES else Path(model)
+    folder = _read_from(tercet_files(model, precision) if model in SHAPES else Path(model))
     dtype = dtype_of(precision)
     tune(CPU, 1, 2**30, keep_threads=threads_are_set())
     if one_thread:
@@ -130,6 +133,15 @@ def loaded(
             yield runner
     finally:
         joined.close()
+
+
+def _read_from(files: Path) -> Path:
+    """The folder that the shard reads; of a GGUF file one with a config and a tokenizer made from it."""
+    if files.suffix != ".gguf":
+        return files
+    command = [sys.executable, "-m", "model_server", "download-weights", str(files)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return resolve(str(files), None)
 
 
 def dtype_of(precision: str) -> torch.dtype:
