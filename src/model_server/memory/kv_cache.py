@@ -111,7 +111,9 @@ class KvCache:
         """View it with a block for each slot."""
         view = self.layers(0, len(self.shapes))
         view.num_blocks, view.block_size = self.num_blocks * self.block_size, 1
-        view.keys, view.values = ([t.flatten(0, 1).unsqueeze(1) for t in of] for of in (view.keys, view.values))
+        # Kernels step from slot to slot by the stride inside of a block.
+        for parts in (view.keys, view.values):
+            parts[:] = [t.flatten(0, 1).unfold(0, 1, 1).movedim(-1, 1) for t in parts]
         return view
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:

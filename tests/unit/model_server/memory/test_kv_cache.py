@@ -58,6 +58,8 @@ def test_by_token_each_slot_is_a_block() -> None:
     view = cache.by_token()
     assert (view.num_blocks, view.block_size, view.shapes) == (8, 1, cache.shapes)
     assert torch.equal(view.keys[1], cache.rows[1][:, None, None, :6])
+    for part in (*view.keys, *view.values):
+        assert part.stride()[:2] == (9, 9)  # of a block and of a slot
     view.keys[1][5] = -1.0
     assert cache.rows[1][5].tolist() == [-1.0] * 6 + [51.0, 52.0, 53.0]
 

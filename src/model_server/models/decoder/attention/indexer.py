@@ -26,8 +26,8 @@ from model_server.weights.products import Product
 
 # Of the norm of keys, whatever the config says of the others.
 _EPS = 1e-6
-# Most bytes of scores of single heads at once.
-_SCORE_BYTES = 32 * 2**20
+# Most bytes at once: of scores of single heads, and of scores from which keys are chosen.
+_HEAD_BYTES, _SCORE_BYTES = 32 * 2**20, 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +105,14 @@ class Indexer:
         weights = self.weights(hidden)[step.tokens] * (spec.heads * spec.head_dim) ** -0.5
         chosen = torch.empty(len(queries), step.top_k, dtype=torch.int32, device=queries.device)
         for one in step.sequences:
-            product = _product(rows.index_select(0, one.slots))
-            count = len(one.visible)
-            at_once = max(1, _SCORE_BYTES // (4 * spec.heads * len(one.slots)))
-            for start in range(0, count, at_once):
-                stop = min(start + at_once, count)
-                some = slice(one.rows.start + start, one.rows.start + stop)
-                scores = summed_scores(product(queries[some].flatten(0, 1)), weights[some])
-                best = best_places(scores, one.visible[start:stop], step.top_k)
-                chosen[some] = one.slots[best]
+            keys = rows.index_select(0, one.slots)
+            product, at_once = _product(keys), max(1, _HEAD_BYTES // (4 * spec.heads * len(keys)))
+            some = slice(one.rows.start, one.rows.start)
+            for visible in torch.split(one.visible, max(1, _SCORE_BYTES // (4 * len(keys)))):
+                some = slice(some.stop, some.stop + len(visible))
+                parts = zip(torch.split(queries[some], at_once), torch.split(weights[some], at_once), strict=True)
+                scores = torch.cat([summed_scores(product(q.flatten(0, 1)), w) for q, w in parts])
+                chosen[some] = one.slots[best_places(scores, visible, step.top_k)]
         step.choose(chosen)
 
 
@@ -133,10 +132,13 @@ def summed_scores(products: Tensor, weights: Tensor) -> Tensor:
 def best_places(scores: Tensor, visible: Tensor, top_k: int) -> Tensor:
     """Return where the best of the first `visible` [n, 1] scores [n, keys] are: [n, top_k] ascending."""
     # Of equal ones the first; where fewer are visible, these are all in front.
+    hidden = torch.arange(scores.shape[1], device=scores.device) >= visible
+    if scores.device.type == "cpu":
+        best = scores.masked_fill(hidden, -torch.inf).topk(top_k, dim=1, sorted=False)
+        if bool(((scores >= best.values.amin(1, keepdim=True)) & ~hidden).sum(1).eq(top_k).all()):
+            return best.indices.sort(1).values  # none of the others is equal to the last one
     # What is not a number is a row's own fault, and must leave `top_k` places all the same.
-    scores = torch.nan_to_num(scores)
-    places = torch.arange(scores.shape[1], device=scores.device)
-    scores.masked_fill_(places >= visible, -torch.inf)
+    scores = torch.nan_to_num(scores).masked_fill_(hidden, -torch.inf)
     last = scores.topk(top_k, dim=1, sorted=False).values.amin(1, keepdim=True)
     above, equal = scores > last, scores == last
     missing = top_k - above.sum(1, keepdim=True)

@@ -10,10 +10,12 @@ from model_server.kernels.attention.parts import STRIDES, Tiles, layer_arguments
 
 # Layers that windows are compiled for ahead of time.
 _WINDOW_EXAMPLES = ("64", "128", "256, softcap")
+# Those whose tables may list slots, as keys are chosen.
+_SPARSE_EXAMPLES = ("latent, 128 heads",)
 
 
 def variants() -> list[Variant]:
-    """Layers of real models, pages of 16."""
+    """Layers of real models, pages of 16, or of 1."""
 
     def constants(example: Example, memory: int) -> list[tuple[dict[str, int | bool], Tiles]]:
         layer = example.layer
@@ -21,7 +23,8 @@ def variants() -> list[Variant]:
         found = []
         for places in (1, 6) if example.name in _WINDOW_EXAMPLES else (1,):
             config = config_of(widths, layer, example.cache_itemsize, memory, NO_SPLITS, places)
-            found.append((_constants(layer, layer_arguments(layer), config, 16), config.tiles))
+            for page in (16, 1) if example.name in _SPARSE_EXAMPLES else (16,):
+                found.append((_constants(layer, layer_arguments(layer), config, page), config.tiles))
         return found
 
     return example_variants(
