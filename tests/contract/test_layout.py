@@ -13,7 +13,7 @@ from pytest import fixture
 
 LIMITS = {
     "files": 957,
-    "files below 50 lines": 252,
+    "files below 50 lines": 251,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_384,
-    "model_server": 51_715,
+    "model_server": 51_699,
     "router": 36_154,
     "tercet": 63,
     "wire": 7_304,

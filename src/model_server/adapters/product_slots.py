@@ -109,13 +109,7 @@ class ProductSlots:
         if own.tiles is not None:
             _kernels().add(self._matrices, own.tiles, x, out, self._num_processors)
             return
-        for slot, index in own.groups:
-            if isinstance(index, slice):
-                self._add(slot, x[index], out[index])
-                continue
-            part = out.index_select(0, index)
-            self._add(slot, x.index_select(0, index), part)
-            out.index_copy_(0, index, part)
+        own.change(x, out, self._add, range(len(self._a)))
 
     def _add(self, slot: int, x: Tensor, out: Tensor) -> None:
         inner = F.linear(x, self._a[slot]).to(out.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from model_server.memory.transfer import upload
 # Rows one after another, or [n] int64.
 RowIndex = slice | Tensor
 Groups = tuple[tuple[int, RowIndex], ...]
+Change = Callable[[int, Tensor, Tensor], None]
 
 BASE = -1
 """In place of an adapter's number: the base model."""
@@ -51,6 +53,18 @@ class RowAdapters:
         if self._groups is None:
             self._groups = _groups(self.numbers.numpy(), self._device)
         return self._groups
+
+    def change(self, x: Tensor, out: Tensor, change: Change, some: Container[int]) -> None:
+        """Call `change` with the number and rows of x and out of each adapter of `some`."""
+        for number, index in self.groups:
+            if number not in some:
+                continue
+            if isinstance(index, slice):
+                change(number, x[index], out[index])
+                continue
+            part = out.index_select(0, index)
+            change(number, x.index_select(0, index), part)
+            out.index_copy_(0, index, part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,8 @@ class GraphedRunner:
         self._families = {1: sizes, **(windows or {})}
         self._runner = runner
         self._capture = capture
-        self._graphs: dict[tuple[int, int], CapturedGraph] = {}  # by places and batch size
-        self._adapted: dict[tuple[int, int], CapturedGraph] = {}  # the same, of steps with rows of adapters
+        # By places, batch size, and whether rows have adapters.
+        self._graphs: dict[tuple[int, int, bool], CapturedGraph] = {}
         # By places and number of sequences: the batch size that serves them.
         self._fitting: dict[int, list[int]] = {}
         self._buffers: DecodeBuffers | None = None
@@ -133,11 +133,11 @@ class GraphedRunner:
         if not self._may_replay(inputs, cache):
             return self._runner.forward(inputs, cache)
         assert self._buffers is not None
-        found, graphs = self._graph_for(inputs), self._graphs if inputs.adapters is None else self._adapted
-        if found is not None and found in graphs:
+        found = self._graph_for(inputs)
+        if found is not None and (graph := self._graphs.get((*found, inputs.adapters is not None))) is not None:
             places, size = found
             self._buffers.fill(inputs, places * size)
-            graphs[found].replay()
+            graph.replay()
             if inputs.kept is not None:
                 self._buffers.give(inputs.kept, inputs.input_ids.shape[0])
             output = self._buffers.output[: inputs.input_ids.shape[0]]
@@ -180,7 +180,7 @@ class GraphedRunner:
             self._fitting[places] = fitting
         logger.info(
             "CUDA graphs for %d batch sizes up to %d, and for steps with prompts of up to %d tokens: %.1f MiB, %.2f s",
-            len(self._graphs),
+            sum(not adapted for *_, adapted in self._graphs),
             max(self.captured_sizes, default=0),
             max(self.captured_tokens, default=0),
             (self._capture.used_bytes() - used) / 2**20,
@@ -206,10 +206,9 @@ class GraphedRunner:
 
     def release(self) -> None:
         self._release_pieces()
-        for graph in (*self._graphs.values(), *self._adapted.values()):
+        for graph in self._graphs.values():
             graph.release()
         self._graphs.clear()
-        self._adapted.clear()
         self._fitting = {}
         had_memory, self._buffers, self._cache = self._buffers is not None, None, None
         if had_memory:
@@ -240,7 +239,7 @@ class GraphedRunner:
         return slots is not None and is_narrow and slots.is_capturable(rows.all.numbers)
 
     def _captured(self, places: int) -> tuple[int, ...]:
-        return tuple(sorted(size for each, size in self._graphs if each == places))
+        return tuple(sorted(size for each, size, adapted in self._graphs if each == places and not adapted))
 
     def _graph_for(self, inputs: ModelInputs) -> tuple[int, int] | None:
         """Return places and batch size to replay, if there are any."""
@@ -310,18 +309,17 @@ class GraphedRunner:
     def _capture_size(self, size: int, places: int, cache: KvCache, world: ProcessGroup) -> bool:
         """Capture one size, with adapters too, on all ranks or none; return whether."""
         what = f"{size} rows" if places == 1 else f"{size} rows with drafts of {places - 1} tokens, and of fewer rows"
-        has_slots = self._num_slots(cache.rows[0].device) > 0
         try:
-            for graphs in (self._graphs, self._adapted) if has_slots else (self._graphs,):
-                capture = partial(self._graph_of, size, places, cache, world, adapted=graphs is self._adapted)
+            for adapted in (False, True) if self._num_slots(cache.rows[0].device) else (False,):
+                capture = partial(self._graph_of, size, places, cache, world, adapted=adapted)
                 found = self._agreed(what, capture, world)
                 if found is not None:
-                    graphs[places, size] = found
+                    self._graphs[places, size, adapted] = found
         except _ImpossibleError as error:
             logger.warning("Decode runs without CUDA graphs: %s", error)
             self.release()
             return False
-        return (places, size) in self._graphs
+        return (places, size, False) in self._graphs
 
     def _num_slots(self, device: torch.device) -> int:
         """Return adapters' slots for rows in tiles; 0: not captured."""

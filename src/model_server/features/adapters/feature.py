@@ -57,16 +57,9 @@ class Adapters(ModelFeature):
     def __init__(
         self, names: tuple[str, ...], slots: SlotTable | None = None, residents: Residents | None = None
     ) -> None:
-        """Take the model's adapters.
-
-        Args:
-            names: Of its own, by number.
-            slots: Of the device; None: rows use numbers.
-            residents: That come while serving, if any may.
-        """
-        self._numbers = {name: number for number, name in enumerate(names)}
-        self._slots = slots
-        self.residents = residents
+        self._numbers: dict[str | int, int] = {name: number for number, name in enumerate(names)}  # the model's own
+        self._slots = slots  # of the device; None: rows use numbers
+        self.residents = residents  # that come while serving, if any may
 
     @property
     def remedy(self) -> str:
@@ -104,12 +97,9 @@ class Adapters(ModelFeature):
 
     def _found(self, asked: AskedAdapter, admission: Admission) -> RowAdapter:
         request_id, residence = admission.request.id, None
-        number: int | None
-        if isinstance(asked.adapter, int):
-            residence = None if self.residents is None else self.residents.find(asked.adapter)
-            number = None if residence is None else residence.number
-        else:
-            number = self._numbers.get(asked.adapter)
+        if isinstance(asked.adapter, int) and self.residents is not None:
+            residence = self.residents.find(asked.adapter)
+        number = self._numbers.get(asked.adapter) if residence is None else residence.number
         if number is None:
             raise RequestError(f"request {request_id}: {asked.refusal}")
         if self._slots is None:

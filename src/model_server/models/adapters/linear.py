@@ -11,7 +11,7 @@ from torch import Tensor
 from model_server.adapters.expert_slots import ExpertFactors
 from model_server.adapters.factors import EmbeddingFactors, Factors, HeadRows
 from model_server.adapters.panels import AdapterPanels, PackedFactors, packed
-from model_server.adapters.rows import CurrentRows, RowIndex
+from model_server.adapters.rows import CurrentRows
 from model_server.cpp.library import usable
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear, wide_into
@@ -104,10 +104,7 @@ class AdaptedLinear(Adapted):
         if self.panels is not None:
             self.panels.add(rows.among(out.numel() // out.shape[-1]).numbers, x, out)
             return out
-        for number, index in rows.among(x.shape[0]).groups:
-            factors = self._factors.get(number)
-            if factors is not None:
-                _add(factors, x, out, index)
+        rows.among(x.shape[0]).change(x, out, lambda number, *given: self._factors[number].add(*given), self._factors)
         return out
 
 
@@ -137,15 +134,6 @@ class AdaptedEmbedding:
             if number in self._factors:
                 out[index] = self._factors[number].of(ids[index], out[index])
         return out
-
-
-def _add(factors: Factors, x: Tensor, out: Tensor, index: RowIndex) -> None:
-    if isinstance(index, slice):
-        factors.add(x[index], out[index])
-        return
-    part = out.index_select(0, index)
-    factors.add(x.index_select(0, index), part)
-    out.index_copy_(0, index, part)
 
 
 def base_of(linear: Linear) -> Linear:
