@@ -240,3 +240,18 @@ def test_the_documentation(visit: Visit, url: str, shot: Any) -> None:
     page.get_by_text("/v1/chat/completions").first.click()
     expect(page.get_by_role("button", name="Try it out")).to_be_visible()
     shot(page, "docs")
+
+
+def test_a_stopped_answer_is_no_failure(visit: Visit, url: str) -> None:
+    page = visit(f"{url}/")
+    page.get_by_role("tab", name="Server").click()
+    failed = page.locator("#figures div").filter(has_text="Failed").locator("dd")
+    before = failed.inner_text()
+    page.get_by_role("tab", name="Chat").click()
+    page.get_by_role("textbox", name="Message").fill("Tell me a story about a fox.")
+    page.get_by_role("textbox", name="Message").press("Enter")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    finished(page)
+    page.get_by_role("tab", name="Server").click()
+    page.wait_for_timeout(7000)  # two looks at the metrics
+    expect(failed).to_have_text(before)

@@ -102,14 +102,16 @@ function showInfo(answered, { data }) {
   notify(info);
 }
 
-/** Name → value, of series without labels; what has labels is added up under the bare name. */
+/** Name → value, of series without labels; what has labels is added up under the bare name, and `stopped` by clients. */
 function parsed(text) {
   const values = {};
   for (const line of text.split("\n")) {
     if (line.startsWith("#") || line.includes("_bucket")) continue;
     const space = line.lastIndexOf(" ");
     const name = line.slice(0, space).split("{")[0];
-    values[name] = (values[name] ?? 0) + Number(line.slice(space + 1));
+    const value = Number(line.slice(space + 1));
+    values[name] = (values[name] ?? 0) + value;
+    if (line.includes('err="dropped"')) values.stopped = (values.stopped ?? 0) + value;
   }
   return values;
 }
@@ -128,7 +130,7 @@ function showMetrics(values) {
     ["Tokens per second", number(rate)],
     ["KV cache in use", blocks ? `${Math.round((100 * live) / blocks)} %` : "–", blocks ? live / blocks : null],
     ["Finished", number(of("tgi_request_success"))],
-    ["Failed", number(of("tgi_request_failure"))],
+    ["Failed", number(of("tgi_request_failure") - of("stopped"))],
   ];
   byId("figures").replaceChildren(...figures.map(([label, value, share]) => element("div", {},
     element("dt", {}, label),
