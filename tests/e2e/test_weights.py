@@ -143,6 +143,7 @@ def test_code_beside_a_known_type_is_never_run(model: Path, tmp_path: Path) -> N
     assert not trace.exists()
 
 
+@pytest.mark.long
 def test_converted_weights_are_the_same_model(model: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

@@ -11,24 +11,11 @@ import json
 import random
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
-import hypothesis
 import pytest
-import schemathesis
 from hostile.wrong_bodies import CHAT, COMPLETIONS, GENERATE, HOSTILE, chat, native, said, schema
-from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
-from support.effort import examples
 from support.running_server import RunningServer, running_server
 
 pytestmark = [
@@ -43,11 +30,6 @@ CAPACITY = 4 * TOTAL
 PLACES = 12
 ANSWER_LIMIT_S = 60.0
 """Longer means a hang."""
-SECONDS_PER_ROUTE = examples(1, 20)
-CHECKS = [
-    not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance,
-    response_schema_conformance,
-]  # fmt: skip
 ORDINARY = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 24, "details": True, "ignore_eos": True}}
 
 
@@ -68,8 +50,11 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
 
 @pytest.mark.weekly
 @pytest.mark.random
-@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
-def test_random_requests_of_our_own_document(server: RunningServer, mode: GenerationMode) -> None:
+@pytest.mark.parametrize("kind", ["positive", "negative"])
+def test_random_requests_of_our_own_document(server: RunningServer, kind: str) -> None:
+    from hostile.random_requests import GenerationMode, fuzzed, schemathesis  # a second to import, for every process
+
+    mode = GenerationMode(kind)
     schema = schemathesis.openapi.from_url(f"{server.url}/api-doc/openapi.json")
     operations = [operation.ok() for operation in schema.get_all_operations()]
     assert len(operations) > 12
@@ -77,7 +62,7 @@ def test_random_requests_of_our_own_document(server: RunningServer, mode: Genera
     for operation in operations:
         if mode is GenerationMode.NEGATIVE and operation.method != "post":
             continue  # nothing to get wrong
-        statuses[operation.label] = _fuzzed(operation, mode)
+        statuses[operation.label] = fuzzed(operation, mode)
     posts = {label: seen for label, seen in statuses.items() if label.startswith("POST")}
     assert len(posts) >= 9
     if mode is GenerationMode.POSITIVE:
@@ -88,33 +73,6 @@ def test_random_requests_of_our_own_document(server: RunningServer, mode: Genera
         others = "/v1/"  # where it is 400
         of_422 = [seen for label, seen in posts.items() if not label.removeprefix("POST ").startswith(others)]
         assert sum(422 in seen for seen in of_422) > len(of_422) / 4, posts
-
-
-def _fuzzed(operation: Any, mode: GenerationMode) -> set[int]:
-    """The statuses that seeded requests of one route were answered with: a few, more until one that is wanted."""
-    statuses: set[int] = set()
-    wanted = {200} if mode is GenerationMode.POSITIVE else {400, 422}
-    until = time.monotonic() + SECONDS_PER_ROUTE
-    few = examples(2 if mode is GenerationMode.POSITIVE else 5, 10) if operation.method == "post" else 2
-    left = [few]
-
-    @hypothesis.seed(20)
-    @hypothesis.settings(
-        max_examples=max(20, 4 * few), deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck),
-        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
-    )  # fmt: skip
-    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
-    def run(case: Any) -> None:
-        left[0] -= 1
-        if statuses & wanted and (left[0] < 0 or time.monotonic() > until):
-            return
-        response = case.call(timeout=ANSWER_LIMIT_S)
-        statuses.add(response.status_code)
-        is_stream = response.headers.get("content-type", [""])[0].startswith("text/event-stream")
-        case.validate_response(response, checks=CHECKS[:2] if is_stream else CHECKS)
-
-    run()
-    return statuses
 
 
 ROWS = sorted({name.split()[0] for name, *_ in HOSTILE})

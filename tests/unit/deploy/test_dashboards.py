@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -130,6 +131,12 @@ def test_panels_lie_beside_each_other() -> None:
                 taken[x, y] = panel["title"]
 
 
+@functools.cache
+def rendered() -> str:
+    """The metrics of a server that nobody has asked yet."""
+    return Metrics().render().decode()
+
+
 def test_the_dashboard_covers_the_metrics() -> None:
     asked = {family(name)[0] for _, query in queries() for name in re.findall(r"\btgi_\w+", query)}
     left_out = {
@@ -154,7 +161,7 @@ def test_every_alert_says_what_and_how_bad() -> None:
     ("where", "query"), [*queries(), *(("TGI's own dashboard", name) for name in OF_TGIS_DASHBOARD)]
 )
 def test_what_a_query_asks_for_is_there_before_the_first_request(where: str, query: str) -> None:
-    text = Metrics().render().decode()
+    text = rendered()
     for series in re.findall(r"\btgi_\w+", query):
         if family(series)[0] in FRONT.keys() - ONE_MODEL.keys():  # with the names of the models
             continue

@@ -9,6 +9,7 @@ import pytest
 from router_fakes import Router
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from router.grammar.checker import GrammarChecker
 from router.template.renderer import Renderer
 
 _TEXT = [
@@ -43,12 +44,20 @@ def renderer() -> Iterator[Renderer]:
     one.close()
 
 
+@pytest.fixture(scope="session")
+def grammars() -> Iterator[GrammarChecker]:
+    """The processes that compile the grammars of all tests."""
+    one = GrammarChecker()
+    yield one
+    one.close()
+
+
 @pytest.fixture
-def make_router(tokenizer: Tokenizer, renderer: Renderer) -> Iterator[Callable[..., Router]]:
+def make_router(tokenizer: Tokenizer, renderer: Renderer, grammars: GrammarChecker) -> Iterator[Callable[..., Router]]:
     made: list[Router] = []
 
     def make(*arguments: Any, **options: Any) -> Router:
-        made.append(Router(tokenizer, *arguments, renderer=renderer, **options))
+        made.append(Router(tokenizer, *arguments, **({"renderer": renderer, "grammars": grammars} | options)))
         return made[-1]
 
     yield make

@@ -186,6 +186,7 @@ class Router:
         templates: dict[str, str] | None = None,
         tracing: Tracing | None = None,
         renderer: Renderer | None = None,
+        grammars: GrammarChecker | None = None,
         model_format: ModelFormat | None = None,
         template_defaults: dict[str, Any] | None = None,
         sampling_defaults: dict[str, float] | None = None,
@@ -200,7 +201,8 @@ class Router:
         self.tokenizer = PromptTokenizer(Tokenizer.from_str(tokenizer.to_str()), num_workers=2)
         # Tokens of scripts have the text that they say, not that of their ids.
         self.tokenizer.token_bytes.update(dict.fromkeys(range(1000), b""))
-        self.grammars = None if config.disable_grammar_support else GrammarChecker()
+        self._own_grammars = GrammarChecker() if grammars is None else None
+        self.grammars = None if config.disable_grammar_support else grammars or self._own_grammars
         adapters = AdapterRegistry(info.adapters, self.metrics) if adapters is None else adapters
         validator = Validator(
             self.tokenizer,
@@ -298,8 +300,8 @@ class Router:
             self.batches.folder.close()
         self.tokenizer.close()
         self.chat_template.close()
-        if self.grammars is not None:
-            self.grammars.close()
+        if self._own_grammars is not None:
+            self._own_grammars.close()
 
     @contextlib.asynccontextmanager
     async def listening(

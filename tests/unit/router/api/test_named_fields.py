@@ -46,6 +46,7 @@ def fields_of(body_type: type[BaseModel]) -> list[str]:
     return [*names, "best_of", "max_completion_tokens"]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("thinks", [False, True], ids=["plain", "thinking"])
 @pytest.mark.parametrize("path", ROUTES)
 async def test_a_refusal_names_the_field_that_was_sent(make_router: MakeRouter, path: str, thinks: bool) -> None:

@@ -48,6 +48,7 @@ def stage_of(
     return load_runner(model, Placement(CPU, dtype, ranks), attention)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("native", [False, True], ids=["reference", "best"])
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -42,7 +42,6 @@ OPENED_BY_TEXT = (
     "llama_json", "phi4_mini", "harmony", "pythonic", "hunyuan_a13b", "hy_v3", "minicpm5", "plamo3", "xlam", "kimi_k3",
     "muse_glimmer",
 )  # fmt: skip
-SAMPLES = pytest.mark.parametrize("num_samples", [10, pytest.param(100, marks=pytest.mark.weekly)])
 FEW_SAMPLES = pytest.mark.parametrize(
     "num_samples", [4, pytest.param(10, marks=pytest.mark.long), pytest.param(100, marks=pytest.mark.weekly)]
 )
@@ -85,7 +84,7 @@ def test_several_calls_follow_each_other_and_text_follows_them(format: Format) -
                 assert (matcher.validate_tokens(ids) == len(ids)) is not is_one, (text, behind)
 
 
-@SAMPLES
+@FEW_SAMPLES
 @pytest.mark.parametrize("format", FORMS, ids=lambda format: format.name)
 def test_under_noise_no_mark_is_content(format: Format, num_samples: int) -> None:
     _, _, markers = tokenizer_of(format.name)

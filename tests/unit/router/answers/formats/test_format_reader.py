@@ -66,6 +66,7 @@ def check(events: list[ChatEvent], output: Output) -> None:
     assert is_complete == [not isinstance(arguments, str) for _, arguments in output.calls]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("as_tokens", [False, True], ids=["letters", "tokens"])
 @pytest.mark.parametrize(("name", "number"), CASES)
 def test_an_output_is_its_message_however_it_is_cut(name: str, number: int, as_tokens: bool) -> None:

@@ -64,6 +64,7 @@ def calls_in(joined: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 @ROWS
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("size", [1, 2, 7, 40, 10_000])
 def test_no_character_of_arguments_is_lost_or_doubled(name: str, size: int) -> None:
     """However many tokens, or calls, one delta brings."""
@@ -109,6 +110,7 @@ def test_a_brace_too_many_is_no_part_of_the_arguments() -> None:
 
 
 @ROWS
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("text", ['[{"', '[{"a": 1}]', '{"a": [{"b": 2}]}', "[1, 2] and {x}", "functools", "["])
 def test_json_that_is_no_call_is_content(name: str, text: str) -> None:
     for pieces in ([text], list(text)):
@@ -208,6 +210,7 @@ def read(style: ReasoningStyle, text: str, size: int, **options: Any) -> tuple[s
     return reasoning, "".join(event.text for event in events if isinstance(event, Content))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
 def test_marks_around_the_answer_are_left_out(style: ReasoningStyle, size: int) -> None:
@@ -226,6 +229,7 @@ def test_marks_of_citations_are_left_out(size: int) -> None:
     assert read(style, text, size) == ("", "It is 21 degrees in Oslo.")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
 def test_an_opening_mark_that_is_repeated_is_left_out(style: ReasoningStyle, size: int) -> None:
