@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_384,
-    "model_server": 51_699,
+    "model_server": 51_718,
     "router": 36_154,
     "tercet": 63,
     "wire": 7_304,

@@ -349,6 +349,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cpp_pack": (c_long, c_void_p, c_void_p, c_long, c_long),
     "cpp_linear": (c_long, c_void_p, c_void_p, c_long, c_long, c_void_p, c_long, c_long, c_void_p, c_long),
     "cpp_head_linear": (c_long, c_void_p, *[c_long] * 3, c_void_p, *[c_long] * 3, c_void_p, c_long, c_long),
+    "cpp_index_scores": (c_long, c_void_p, *[c_long] * 2, *[c_void_p] * 2, *[c_long] * 2, c_void_p),
     "cpp_code_bytes": (POINTER(CodeShapeStruct),),
     "cpp_number_kind": (POINTER(CodeShapeStruct), c_void_p, c_void_p),
     "cpp_pack_codes": (POINTER(CodeShapeStruct), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),

@@ -156,6 +156,39 @@ long cpp_linear(long type, const void* panels, const void* bias, long outputs, l
     });
 }
 
+// out[r][k] = sum over heads of weights[r][h] * max(0, queries[r][h] . key k), of keys packed as a matrix [keys, inputs].
+long cpp_index_scores(long type, const void* panels, long keys, long inputs, const void* queries, const float* weights,
+                      long heads, long rows, float* out) {
+    return with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        constexpr long RUN = 16;  // panels that a thread takes at once
+        const Matrix<T> m = {static_cast<const T*>(panels), nullptr, keys, inputs};
+        const long runs = (m.panel_count() + RUN - 1) / RUN;
+        std::atomic<long> next{0};
+        parallel([&](Team team) {
+            alignas(64) float sums[RUN * PANEL];
+            for (long item; (item = next.fetch_add(1, std::memory_order_relaxed)) < rows * runs;) {
+                const long row = item / runs, first = item % runs * RUN, last = std::min(first + RUN, m.panel_count());
+                const T* query = static_cast<const T*>(queries) + row * heads * inputs;
+                long stride = inputs;
+                const Input<T>* x = nullptr;
+                team.attempt([&] { x = rows_as_input<T>(query, stride, heads, inputs); });
+                if (!x) return;
+                std::memset(sums, 0, sizeof(sums));
+                over_panels(m, x, stride, heads, first, last, 0, Lines{NO_LINES, NO_LINES},
+                            [&](long head, long column, const vf* products, int count) {
+                    float* to = sums + column - first * PANEL;
+                    const vf weight = splat(weights[row * heads + head]);
+                    for (int v = 0; v < count; v++, to += LANES)
+                        store(to, fma(weight, larger(products[v], vf{}), load(to)));
+                });
+                const long columns = std::min((last - first) * PANEL, keys - first * PANEL);
+                std::memcpy(out + row * keys + first * PANEL, sums, columns * sizeof(float));
+            }
+        }, keys * inputs * heads * rows < 4 * SMALLEST_SHARED ? 1 : 1 << 30);
+    });
+}
+
 // out[r][h] = x[r][h] @ matrix[h].T for each of `heads` matrices [outputs, inputs], packed one after another. Strides:
 // from a row or a head of x, and of out, to the next.
 long cpp_head_linear(long type, const void* panels, long heads, long outputs, long inputs, const void* x, long x_row,

@@ -98,6 +98,35 @@ def head_linear_case(operators: Operators, random: np.random.Generator, type: in
         np.testing.assert_array_equal(product(int(rows)), whole[:rows], f"{rows} rows")
 
 
+def index_scores_case(operators: Operators, random: np.random.Generator, type: int) -> None:
+    """Sums over heads: bit for bit the same for any number of queries and of keys behind."""
+    keys, inputs = int(random.choice(OUTPUTS)), int(random.choice(INPUTS[type]))
+    heads, most = int(random.choice([1, 2, 7, 16, 64])), int(random.choice([1, 2, 5, 17]))
+    if random.random() < 0.2:
+        keys, inputs = 1100, 128  # several runs of panels, shared among threads
+    matrix = AS[type](random.standard_normal((keys, inputs)))
+    queries = AS[type](random.standard_normal((most, heads, inputs)))
+    weights = random.standard_normal((most, heads)).astype(np.float32)
+
+    def scores(first: int, rows: int, length: int) -> np.ndarray:
+        panels = operators.packed(type, matrix[:length])
+        out = exact(np.full((rows, length), 7, np.float32), random.random() < 0.5)
+        given, own = exact(queries[first : first + rows], True), exact(weights[first : first + rows], True)
+        operators.cpp_index_scores(
+            type, address(panels), length, inputs, address(given), address(own), heads, rows, address(out)
+        )
+        return out
+
+    whole = scores(0, most, keys)
+    products = np.maximum(np.einsum("rhi,ki->rhk", widen(queries), widen(matrix)), 0)
+    scale = np.einsum("rh,rhk->rk", np.abs(weights), products) + np.sqrt(inputs) * heads
+    assert_near(whole, np.einsum("rh,rhk->rk", weights, products), 1e-5, scale)
+    for _ in range(4):
+        first, length = int(random.integers(most)), int(random.integers(1, keys + 1))
+        rows = int(random.integers(1, most - first + 1))
+        np.testing.assert_array_equal(scores(first, rows, length), whole[first : first + rows, :length])
+
+
 def norm_case(operators: Operators, random: np.random.Generator, type: int) -> None:
     n, heads, rows = int(random.choice(WIDTHS)), int(random.choice([1, 2, 3])), int(random.choice([1, 3, 40, 700]))
     x = AS[type](random.standard_normal((rows, n)))
@@ -163,6 +192,7 @@ def greedy_case(operators: Operators, random: np.random.Generator, type: int) ->
 CASES = (
     linear_case,
     head_linear_case,
+    index_scores_case,
     code_case,
     float8_case,
     norm_case,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model_server.attention.sparse import SparseStep
-from model_server.cpp.library import usable
+from model_server.cpp.library import TYPES, prepared, usable
 from model_server.layers.linear.linear import Linear
 from model_server.layers.linear.packed import PackedLinear
 from model_server.layers.norm import Norm
@@ -26,7 +26,7 @@ from model_server.weights.products import Product
 
 # Of the norm of keys, whatever the config says of the others.
 _EPS = 1e-6
-# Most bytes at once: of scores of single heads, and of scores from which keys are chosen.
+# Most bytes of scores of single heads at once, and of scores from which keys are chosen.
 _HEAD_BYTES, _SCORE_BYTES = 32 * 2**20, 8 * 2**20
 
 
@@ -106,27 +106,53 @@ class Indexer:
         chosen = torch.empty(len(queries), step.top_k, dtype=torch.int32, device=queries.device)
         for one in step.sequences:
             keys = rows.index_select(0, one.slots)
-            product, at_once = _product(keys), max(1, _HEAD_BYTES // (4 * spec.heads * len(keys)))
+            score = scorer(keys)
             some = slice(one.rows.start, one.rows.start)
             for visible in torch.split(one.visible, max(1, _SCORE_BYTES // (4 * len(keys)))):
                 some = slice(some.stop, some.stop + len(visible))
-                parts = zip(torch.split(queries[some], at_once), torch.split(weights[some], at_once), strict=True)
-                scores = torch.cat([summed_scores(product(q.flatten(0, 1)), w) for q, w in parts])
+                scores = score(queries[some], weights[some])
                 chosen[some] = one.slots[best_places(scores, visible, step.top_k)]
         step.choose(chosen)
 
 
-def summed_scores(products: Tensor, weights: Tensor) -> Tensor:
-    """Sum weights [n, heads] * relu(products [n * heads, keys]), overwritten, over heads: [n, keys]."""
-    left = weights.shape[1]
-    scores = products.view(len(weights), left, -1).relu_().mul_(weights.unsqueeze(-1))
-    # Halves are added to halves: torch's sum adds in an order that depends on how many keys there are, and what is
-    # chosen may hang on the last bit.
-    while left > 1:
-        half = left // 2
-        scores[:, :half] += scores[:, left - half : left]
-        left -= half
-    return scores[:, 0]
+def scorer(keys: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what scores keys [n, dim] for queries [rows, heads, dim] and weights [rows, heads]: [rows, n] float32."""
+    if usable(keys.device, keys.dtype) and keys.shape[1] % 2 == 0:
+        return _Packed(keys)
+    wide = keys.float().t()
+
+    def scores(queries: Tensor, weights: Tensor) -> Tensor:
+        at_once = max(1, _HEAD_BYTES // (4 * queries.shape[1] * len(keys)))
+        parts = zip(torch.split(queries, at_once), torch.split(weights, at_once), strict=True)
+        return torch.cat([(w.unsqueeze(1) @ (q.float() @ wide).relu_()).squeeze(1) for q, w in parts])
+
+    return scores
+
+
+class _Packed:
+    """Keys for the C++ operator, whose scores depend neither on other queries nor on other keys."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self._product = PackedLinear(keys, None, arena=None)
+
+    def __call__(self, queries: Tensor, weights: Tensor) -> Tensor:
+        (rows, heads, dim), keys = queries.shape, self._product
+        if dim != keys.inputs or weights.shape != (rows, heads) or queries.dtype != keys.panels.dtype:
+            raise RuntimeError(f"keys of {keys.inputs} numbers, queries {list(queries.shape)} {queries.dtype}")
+        queries, weights = queries.contiguous(), weights.float().contiguous()
+        out = weights.new_empty(rows, keys.outputs)
+        prepared().cpp_index_scores(
+            TYPES[queries.dtype],
+            keys.panels.data_ptr(),
+            keys.outputs,
+            dim,
+            queries.data_ptr(),
+            weights.data_ptr(),
+            heads,
+            rows,
+            out.data_ptr(),
+        )
+        return out
 
 
 def best_places(scores: Tensor, visible: Tensor, top_k: int) -> Tensor:
@@ -144,11 +170,3 @@ def best_places(scores: Tensor, visible: Tensor, top_k: int) -> Tensor:
     missing = top_k - above.sum(1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(1) <= missing))
     return chosen.nonzero()[:, 1].view(len(scores), top_k)
-
-
-def _product(keys: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return what multiplies rows with keys [n, dim], in float32."""
-    if usable(keys.device, keys.dtype) and keys.shape[1] % 2 == 0:
-        return PackedLinear(keys, None, arena=None).wide
-    wide = keys.float().t()
-    return lambda rows: rows.float() @ wide

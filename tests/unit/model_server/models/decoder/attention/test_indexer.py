@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from model_server.cpp.library import usable
-from model_server.models.decoder.attention.indexer import _product, best_places, summed_scores
+from model_server.models.decoder.attention import indexer
+from model_server.models.decoder.attention.indexer import best_places
 
 CPU = torch.device("cpu")
 
@@ -35,11 +36,20 @@ def test_a_row_of_no_numbers_has_its_places_and_changes_no_other() -> None:
     assert found[1].tolist() == [1, 4] and found.shape == (3, 2)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 7, 8, 64])
-def test_scores_by_their_formula(heads: int) -> None:
-    products, weights = torch.randn(3 * heads, 50), torch.randn(3, heads)
-    wanted = (weights.double().unsqueeze(-1) * products.view(3, heads, 50).double().relu()).sum(1)
-    torch.testing.assert_close(summed_scores(products, weights).double(), wanted, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("has_operators", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [1, 7, 64])
+def test_scores_by_their_formula(
+    heads: int, dtype: torch.dtype, has_operators: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products and sums are not rounded to the type of the keys."""
+    if not has_operators:
+        monkeypatch.setattr(indexer, "usable", lambda device, dtype: False)
+        monkeypatch.setattr(indexer, "_HEAD_BYTES", 8 * heads * 600)  # two queries at once
+    keys, queries, weights = torch.randn(600, 32).to(dtype), torch.randn(5, heads, 32).to(dtype), torch.randn(5, heads)
+    products = torch.einsum("rhd,kd->rhk", queries.double(), keys.double()).relu()
+    wanted = torch.einsum("rh,rhk->rk", weights.double(), products)
+    torch.testing.assert_close(indexer.scorer(keys)(queries, weights).double(), wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.skipif(not usable(CPU, torch.float32), reason="no C++ operators")
@@ -49,18 +59,18 @@ def test_a_score_has_the_same_bits_whatever_is_beside_it(dtype: torch.dtype) -> 
     heads, dim = 24, 64
     keys, queries = torch.randn(777, dim).to(dtype), torch.randn(40, heads, dim).to(dtype)
     weights = torch.randn(40, heads)
-
-    def scores(rows: slice, length: int) -> torch.Tensor:
-        return summed_scores(_product(keys[:length])(queries[rows].flatten(0, 1)), weights[rows])
-
-    whole = scores(slice(0, 40), 777)
+    whole = indexer.scorer(keys)(queries, weights)
     for rows, length in ((slice(0, 1), 777), (slice(5, 6), 300), (slice(3, 20), 111), (slice(39, 40), 1)):
-        assert torch.equal(scores(rows, length), whole[rows, :length])
+        assert torch.equal(indexer.scorer(keys[:length])(queries[rows], weights[rows]), whole[rows, :length])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_are_not_rounded_to_the_type_of_the_keys(dtype: torch.dtype) -> None:
-    keys, queries = torch.randn(30, 32).to(dtype), torch.randn(5, 32).to(dtype)
-    found = _product(keys)(queries)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, queries.float() @ keys.float().T, rtol=1e-5, atol=1e-5)
+@pytest.mark.skipif(not usable(CPU, torch.float32), reason="no C++ operators")
+def test_what_the_operator_does_not_check_is_refused() -> None:
+    score = indexer.scorer(torch.randn(9, 8))
+    for queries, weights in (
+        (torch.randn(2, 3, 6), torch.randn(2, 3)),
+        (torch.randn(2, 3, 8), torch.randn(2, 4)),
+        (torch.randn(2, 3, 8).bfloat16(), torch.randn(2, 3)),
+    ):
+        with pytest.raises(RuntimeError, match="keys of 8 numbers, queries"):
+            score(queries, weights)
