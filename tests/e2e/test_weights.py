@@ -122,7 +122,17 @@ REFUSALS: dict[Callable[[Path, Path], None], tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "said"), REFUSALS.items(), ids=[spoil.__name__ for spoil in REFUSALS])
+# The unit tests of weights have them too, without a launcher.
+READ_ALONE = (shape_is_negative, index_leads_outside, layers_without_end)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        pytest.param(spoil, said, id=spoil.__name__, marks=pytest.mark.long if spoil in READ_ALONE else ())
+        for spoil, said in REFUSALS.items()
+    ],
+)
 def test_refused(model: Path, tmp_path: Path, spoil: Callable[[Path, Path], None], said: tuple[str, ...]) -> None:
     """One line that names the file and the fault, exit status 1, nothing executed."""
     spoil(model, tmp_path / "trace")

@@ -66,9 +66,9 @@ def gpus(count: int = 1, memory_mib: int = 24564) -> Hardware:
         ("bitsandbytes", 0),
         ("bitsandbytes-nf4", 0),
         ("fp8", 0),
-        ("gptq", 2),
+        pytest.param("gptq", 2, marks=pytest.mark.long),
         ("gptq", 4),
-        ("gptq", 8),
+        pytest.param("gptq", 8, marks=pytest.mark.long),
     ],
 )
 def test_a_shard_takes_what_was_estimated(

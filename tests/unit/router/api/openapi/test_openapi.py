@@ -105,8 +105,16 @@ def router(make_router: Callable[..., Router]) -> Router:
 
 
 @pytest.fixture
-def served_document(router: Router) -> Schema:
-    return router.app.openapi()
+def served_document(router: Router, made_documents: list[Schema]) -> Schema:
+    """That of a server with model servers: the same for every router here, and made once."""
+    if not made_documents:
+        made_documents.append(router.app.openapi())
+    return copy.deepcopy(made_documents[0])
+
+
+@pytest.fixture(scope="module")
+def made_documents() -> list[Schema]:
+    return []
 
 
 def resolved(document: Schema, schema: Schema) -> Schema:
