@@ -37,3 +37,6 @@ def write_agent_model(path: Path) -> None:
     config = path / "tokenizer_config.json"
     fields = json.loads(config.read_text()) | {"chat_template": template + "{% endif %}"}
     config.write_text(json.dumps(fields))
+    # Codex leaves sampling open: a token in some thousand would be another one.
+    generation = path / "generation_config.json"
+    generation.write_text(json.dumps(json.loads(generation.read_text()) | {"temperature": 0}))
