@@ -68,14 +68,14 @@ class PiecewiseBuffers:
             kv_lengths_host=(self.max_length,),
         )
         rows = self._logit_rows[: self.rows(num_tokens)]
-        of_rows = self._adapters.of(num_tokens), self._kept_adapters.of(len(rows))
+        adapters = AdapterRows(self._adapters.of(num_tokens), self._kept_adapters.of(len(rows))) if adapted else None
         return ModelInputs(
             self._ids[:num_tokens],
             self._positions[:num_tokens],
             metadata,
             rows,
             attention_step=attention,
-            adapters=AdapterRows(*of_rows) if adapted else None,
+            adapters=adapters,
         )
 
     def fill(self, inputs: ModelInputs, num_tokens: int) -> None:
