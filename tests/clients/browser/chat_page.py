@@ -22,6 +22,20 @@ def finished(page: Page) -> None:
     page.get_by_role("button", name="Send", exact=True).and_(page.locator(":enabled")).wait_for()
 
 
+def reload(page: Page) -> None:
+    """Loads the page anew, once the browser has stored what was changed: a transaction waits for those before it."""
+    page.evaluate("""() => new Promise((resolve, reject) => {
+        const opened = indexedDB.open(`tercet:${new URL(".", document.baseURI).pathname}`);
+        opened.onerror = reject;
+        opened.onsuccess = () => {
+            const looked = opened.result.transaction(["chats", "heads"]).objectStore("heads").count();
+            looked.onerror = reject;
+            looked.onsuccess = () => { opened.result.close(); resolve(); };
+        };
+    })""")
+    page.reload()
+
+
 def act(page: Page, name: str, message: int = -1) -> None:
     """Presses a button below a message."""
     page.locator(".message").nth(message).get_by_role("button", name=name, exact=True).click()
