@@ -59,6 +59,16 @@ template <int BITS> INLINE vi upper_bits(const uint8_t* p, int quarter) {
     return (vi)(shift < 0 ? all << -shift : all >> shift) & (BITS == 5 ? 0x10101010 : 0x30303030);
 }
 
+// Call `use` with a number of bits and whether codes stand for levels, both as types.
+template <class Use> INLINE void with_codes_of(const CodeShape& m, const Use& use) {
+    constexpr std::false_type themselves{};
+    if (m.bits == 8) use(std::integral_constant<int, 8>{}, themselves);
+    else if (m.bits == 6) use(std::integral_constant<int, 6>{}, themselves);
+    else if (m.bits == 5) use(std::integral_constant<int, 5>{}, themselves);
+    else if (m.levels) use(std::integral_constant<int, 4>{}, std::true_type{});
+    else use(std::integral_constant<int, 4>{}, themselves);
+}
+
 // How codes are multiplied: the codes of four inputs as one operand (bytes) or as two (of 16 bits, the even inputs first).
 // b: the codes, of the lower four bits those of eight inputs, and `half` which of these. upper: see upper_bits.
 struct CodeProducts {

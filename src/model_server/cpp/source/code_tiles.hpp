@@ -72,16 +72,6 @@ const uint8_t* bytes_of_codes(const uint8_t* codes, vi levels, const vi (&zeros)
     return codes;
 }
 
-// Call `read` with a number of bits and whether codes stand for levels, both as types.
-template <class Read> INLINE void with_codes_of(const CodeShape& m, const Read& read) {
-    constexpr std::false_type themselves{};
-    if (m.bits == 8) read(std::integral_constant<int, 8>{}, themselves);
-    else if (m.bits == 6) read(std::integral_constant<int, 6>{}, themselves);
-    else if (m.bits == 5) read(std::integral_constant<int, 5>{}, themselves);
-    else if (m.levels) read(std::integral_constant<int, 4>{}, std::true_type{});
-    else read(std::integral_constant<int, 4>{}, themselves);
-}
-
 // Tile SUM += tile ROWS * tile WEIGHTS, of signed or unsigned bytes. The number of a tile is part of an instruction.
 #define TERCET_ADD_BYTES(SIGNED, SUM, ROWS, WEIGHTS) \
     if constexpr (SIGNED) _tile_dpbssd(SUM, ROWS, WEIGHTS); \
@@ -137,12 +127,11 @@ void code_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long
     alignas(64) int32_t parts[2][2][TILE_HEIGHT][TILE_PANEL];
     alignas(64) uint8_t space[CHUNK * TILE_PANEL];
     vf sums[BYTE_TILE_ROWS][2], of_group[BYTE_TILE_ROWS][2];
-    const long height = std::min<long>(rows, TILE_HEIGHT), stride = CodeRows<bf16>::bytes_of(x.columns);
-    const long count = (rows + TILE_HEIGHT - 1) / TILE_HEIGHT;
-    const auto begin_of = [&](long t) { return std::min(t * TILE_HEIGHT, rows - height); };  // the last computes some rows again
+    const RowTiles tiles(rows);
+    const long stride = CodeRows<bf16>::bytes_of(x.columns);
     const bool is_chunk = m.group <= CHUNK;  // a group
     const vi levels = m.levels ? in_all_quarters(m.levels) : vi{};
-    configure_tiles(int(height));
+    configure_tiles(int(tiles.height));
     for (long r = 0; r < rows; r++) sums[r][0] = sums[r][1] = vf{};
     long chunk = 0;
     for (long first = 0; first < m.columns; first += m.group) {
@@ -163,15 +152,15 @@ void code_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long
             else if (m.bits == 4) bytes_of_codes<4, false, DIFFERENCES>(panel, levels, zeros, inputs, space, 0);
             panel += inputs * PANEL * m.bits / 8;
             // The sums of a row tile are added up while the next one is multiplied: a store waits for its products.
-            for (long t = 0; t <= count; t++) {
-                if (t < count) {
-                    const char* from = x.row(begin_of(t)) + begin;
+            for (long t = 0; t <= tiles.count; t++) {
+                if (t < tiles.count) {
+                    const char* from = x.row(tiles.begin(t)) + begin;
                     multiply_whole_tiles<DIFFERENCES>(from, stride, x.columns, codes, inputs, parts[t % 2]);
                 }
                 if (t == 0) continue;
-                const long done = (t - 1) * TILE_HEIGHT, again = done - begin_of(t - 1);
+                const long done = (t - 1) * TILE_HEIGHT, again = tiles.again(t - 1);
                 const auto& own = parts[(t - 1) % 2];
-                add_chunk<SUBTRACTED>(own[0] + again, own[1] + again, x.from(done), chunk, height - again, minus,
+                add_chunk<SUBTRACTED>(own[0] + again, own[1] + again, x.from(done), chunk, tiles.height - again, minus,
                                       is_chunk ? scales : nullptr, (is_chunk ? sums : of_group) + done);
             }
         }

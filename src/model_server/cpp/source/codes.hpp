@@ -280,11 +280,9 @@ INLINE void code_tiles(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, 
     for (long t = 0; t < count; t++) {
         const long row = rows * t / count, height = rows * (t + 1) / count - row;
         const Fetch fetch = {ahead + steps * pace * t, pace};
-        if (m.bits == 8) code_tile_of<T, 8, false, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
-        else if (m.bits == 6) code_tile_of<T, 6, false, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
-        else if (m.bits == 5) code_tile_of<T, 5, false, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
-        else if (m.levels) code_tile_of<T, 4, true, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
-        else code_tile_of<T, 4, false, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
+        with_codes_of(m, [&](auto bits, auto levels) {
+            code_tile_of<T, decltype(bits)::value, decltype(levels)::value, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
+        });
         for (long r = 0; r < height; r++) sink(row + r, sums[r]);
     }
 }
@@ -371,7 +369,7 @@ CodeRows<T> shared_code_rows(const CodeShape& m, const X* x, long stride, long r
 // Rows that stay in the second-level cache while all panels are multiplied: they are read again for each.
 template <class T> long cached_rows(const CodeRows<T>& x) {
 #if defined(TERCET_TILES)
-    constexpr long BYTES = 768 << 10;  // as rows_in_cache
+    constexpr long BYTES = TILE_CACHE_BYTES;
 #else
     constexpr long BYTES = 384 << 10;
 #endif

@@ -93,10 +93,9 @@ __attribute__((noinline)) inline void float8_tile_sums(const CodeShape& m, const
     alignas(64) float of_pair[2][Float8Part::MOST][2 * TILE_HEIGHT][TILE_PANEL];
     Float8Part both[2];
     Float8Chunks chunks(m, panel);
-    const long height = std::min<long>(rows, TILE_HEIGHT), row_bytes = stride * sizeof(bf16);
-    const long count = (rows + TILE_HEIGHT - 1) / TILE_HEIGHT, pairs = (count + 1) / 2;
-    const auto begin_of = [&](long t) { return std::min(t * TILE_HEIGHT, rows - height); };  // the last computes some rows again
-    configure_tiles(int(height));
+    const RowTiles tiles(rows);
+    const long row_bytes = stride * sizeof(bf16), pairs = (tiles.count + 1) / 2;
+    configure_tiles(int(tiles.height));
     for (long r = 0; r < rows; r++) sums[r][0] = sums[r][1] = vf{};
     chunks.read(both[0]);
     both[0].decode(m, 0, both[0].pieces());
@@ -106,8 +105,8 @@ __attribute__((noinline)) inline void float8_tile_sums(const CodeShape& m, const
         chunks.read(next);
         for (long p = 0; p <= pairs; p++) {
             if (p < pairs) {
-                const bool are_two = 2 * p + 1 < count;
-                const bf16* from[2] = {x + begin_of(2 * p) * stride, x + begin_of(2 * p + are_two) * stride};
+                const bool are_two = 2 * p + 1 < tiles.count;
+                const bf16* from[2] = {x + tiles.begin(2 * p) * stride, x + tiles.begin(2 * p + are_two) * stride};
                 asm volatile("" ::: "memory");  // loads of tiles do not say that they read
                 for (long c = 0; c < part.count; c++) {
                     float* out = of_pair[p % 2][c][0];
@@ -120,10 +119,10 @@ __attribute__((noinline)) inline void float8_tile_sums(const CodeShape& m, const
             }
             if (p == 0) continue;
             const auto& own = of_pair[(p - 1) % 2];
-            for (long t = 2 * (p - 1); t < std::min(2 * p, count); t++) {
-                const long first = t * TILE_HEIGHT, again = first - begin_of(t), place = t % 2 * TILE_HEIGHT;
-                if (height - again == TILE_HEIGHT) add_scaled<TILE_HEIGHT>(part, own, place, TILE_HEIGHT, sums + first);
-                else add_scaled<0>(part, own, place + again, height - again, sums + first);
+            for (long t = 2 * (p - 1); t < std::min(2 * p, tiles.count); t++) {
+                const long first = t * TILE_HEIGHT, again = tiles.again(t), place = t % 2 * TILE_HEIGHT, kept = tiles.height - again;
+                if (kept == TILE_HEIGHT) add_scaled<TILE_HEIGHT>(part, own, place, kept, sums + first);
+                else add_scaled<0>(part, own, place + again, kept, sums + first);
             }
         }
         x += part.count * part.inputs;

@@ -163,30 +163,41 @@ __attribute__((noinline)) inline void multiply_panels(const bf16* rows, long row
 // stays in the first-level cache while all rows go by, of which one pair of tiles is there as well.
 constexpr long MOST_ROW_TILES = 16, MOST_PART = 320;
 
-// Rows whose inputs, besides panels and what is written, the second-level cache keeps (2 MiB on all CPUs with tiles) for one
-// panel after another.
+// What the second-level cache (2 MiB on all CPUs with tiles) keeps of rows, besides panels and what is written.
+constexpr long TILE_CACHE_BYTES = 768 << 10;
+
+// Rows whose inputs it keeps for one panel after another.
 inline long rows_in_cache(long inputs) {
-    constexpr long MOST_BYTES = 768 << 10, FEWEST = 64;
-    return std::max(FEWEST, MOST_BYTES / (inputs * long(sizeof(bf16))));
+    constexpr long FEWEST = 64;
+    return std::max(FEWEST, TILE_CACHE_BYTES / (inputs * long(sizeof(bf16))));
 }
 
-// Call `sink(row, sums[2 * P])` for all rows of `a`; see `tiles` in matrix.hpp. All row tiles have the same height: the
-// last one begins where it ends with the last row, and what it computes a second time is not given out again.
+// Rows as tiles of the same height: the last one begins where it ends with the last row, and what it computes a second time
+// is not given out again.
+struct RowTiles {
+    long rows, height, count;
+    explicit RowTiles(long rows)
+        : rows(rows), height(std::min<long>(rows, TILE_HEIGHT)), count((rows + TILE_HEIGHT - 1) / TILE_HEIGHT) {}
+    long begin(long t) const { return std::min(t * TILE_HEIGHT, rows - height); }
+    // How many of a tile's rows the one before it has, too.
+    long again(long t) const { return t * TILE_HEIGHT - begin(t); }
+};
+
+// Call `sink(row, sums[2 * P])` for all rows of `a`; see `tiles` in matrix.hpp.
 template <int P, class Sink>
 void tile_products(const bf16* a, long stride, long rows, const bf16* const (&panels)[P], long inputs, const Sink& sink,
                    long ahead) {
     alignas(64) vf sums[MOST_ROW_TILES * TILE_HEIGHT][2 * P];
     constexpr long WIDTH = 2 * P * LANES;
-    const long height = rows < TILE_HEIGHT ? rows : TILE_HEIGHT, row_bytes = stride * sizeof(bf16);
-    const long count = (rows + TILE_HEIGHT - 1) / TILE_HEIGHT, steps = (count + 1) / 2;
+    const RowTiles row_tiles(rows);
+    const long row_bytes = stride * sizeof(bf16), count = row_tiles.count, steps = (count + 1) / 2;
     const long tiles = inputs / TILE_INPUTS, parts = count > 2 ? (inputs + MOST_PART - 1) / MOST_PART : 1;
-    const auto begin_of = [&](long t) { return std::min(t * TILE_HEIGHT, rows - height); };
     // Of more rows a panel is multiplied for so long that the processor's own foresight is enough.
     const long lines = ahead && count <= MOST_ROW_TILES ? TILE_INPUTS : 0;
     const auto fetch_of = [&](long t) {
         return TileFetch{ahead * long(sizeof(bf16)), lines * (t / 2) / steps, lines * (t / 2 + 1) / steps};
     };
-    configure_tiles(int(height));
+    configure_tiles(int(row_tiles.height));
     asm volatile("" ::: "memory");  // nor do the loads of tiles say so
     if (count == 1) {  // two panels at once
         float* out = reinterpret_cast<float*>(sums);
@@ -204,7 +215,7 @@ void tile_products(const bf16* a, long stride, long rows, const bf16* const (&pa
             const long size = tiles * (i / P + 1) / parts * TILE_INPUTS - k;
             for (long t = first; t < last; t += 2) {
                 const bool are_two = t + 1 < last;
-                const bf16* const from[2] = {a + begin_of(t) * stride + k, a + begin_of(t + are_two) * stride + k};
+                const bf16* const from[2] = {a + row_tiles.begin(t) * stride + k, a + row_tiles.begin(t + are_two) * stride + k};
                 float* out = reinterpret_cast<float*>(sums + (t - first) * TILE_HEIGHT) + p * TILE_PANEL;
                 const bf16* weights = panels[p] + k * TILE_PANEL;
                 if (are_two) multiply_panel<2>(from, row_bytes, weights, size, out, WIDTH, fetch_of(t), k > 0);
@@ -213,7 +224,7 @@ void tile_products(const bf16* a, long stride, long rows, const bf16* const (&pa
         }
         for (long r = first * TILE_HEIGHT; r < std::min(last * TILE_HEIGHT, rows); r++) {
             const long t = r / TILE_HEIGHT;
-            sink(r, sums[(t - first) * TILE_HEIGHT + r - begin_of(t)]);
+            sink(r, sums[(t - first) * TILE_HEIGHT + r - row_tiles.begin(t)]);
         }
     }
 }
