@@ -12,12 +12,12 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 957,
+    "files": 960,
     "files below 50 lines": 251,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
-    "files of the spine that name a feature": 64,
+    "files of the spine that name a feature": 65,
     "functions named begin": 0,
     "functions named take": 0,
     "functions named keeps": 0,
@@ -29,11 +29,11 @@ LIMITS = {
     "files that name images": 128,
     "files that name drafts": 99,
     "files that name stages": 41,
-    "files that name states": 35,
+    "files that name states": 36,
 }
 LINES = {
-    "launcher": 14_384,
-    "model_server": 51_718,
+    "launcher": 14_398,
+    "model_server": 52_215,
     "router": 36_154,
     "tercet": 63,
     "wire": 7_304,

@@ -58,7 +58,9 @@ def test_family_equals_transformers_with_the_attention_of_a_cpu(cases: Cases, ke
 
 @pytest.mark.skipif(not usable(CPU, torch.float32), reason="no C++ operators")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("key", marked([("lfm2", "plain"), ("qwen3_5_text", "plain"), ("bamba", "plain")]))
+@pytest.mark.parametrize(
+    "key", marked([("lfm2", "plain"), ("qwen3_5_text", "plain"), ("bamba", "plain"), ("jamba", "dense")])
+)
 def test_layers_without_attention_have_the_same_bits_however_sequences_are_cut(
     cases: Cases, key: Key, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

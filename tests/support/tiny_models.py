@@ -86,6 +86,7 @@ _KIMI = {
     "moe_intermediate_size": 32,
 }
 
+_MAMBA1 = {"mamba_d_state": 12}
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 24}
 _NEMOTRON = {
     "head_dim": 16,
@@ -483,6 +484,26 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
         "position_embedding_type": "rope",
         "mamba_n_groups": 2,
         "time_step_limit": (0.3, 0.9),
+    },
+    ("jamba", "plain"): _MAMBA1
+    | {
+        "attn_layer_period": 3,
+        "attn_layer_offset": 2,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    ("jamba", "dense"): _MAMBA1
+    | {
+        "attn_layer_period": 3,
+        "attn_layer_offset": 2,
+        "num_experts": 1,
+        "mamba_conv_bias": False,
+        "mamba_proj_bias": True,
+        "mamba_dt_rank": 6,
+        "mamba_d_conv": 3,
+        "tie_word_embeddings": True,
     },
     ("bamba", "plain"): _MAMBA2 | {"attn_layer_indices": [1, 3], "mamba_n_groups": 4},
     ("falcon_h1", "plain"): _MAMBA2

@@ -9,6 +9,7 @@ from typing import Any
 _CONVOLUTIONS = ("lfm2", "lfm2_moe")
 _DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
 _KIMI = "kimi_linear"
+_JAMBA = "jamba"
 _MAMBA2 = ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h")
 # Names and signs of layers with a state, and of those that keep nothing.
 _WITH_STATE, _UNCACHED = ("linear_attention", "mamba", "M"), ("mlp", "moe", "-", "E")
@@ -68,6 +69,8 @@ def mixers_in(config: Mapping[str, Any]) -> Mixers | None:
         return Mixers(layers=layers, width=_count(config, "conv_L_cache", 3))
     if model_type in _MAMBA2:
         return _mamba2(config)
+    if model_type == _JAMBA:
+        return _jamba(config)
     if model_type == _KIMI:
         return _kimi(config)
     if model_type not in _DELTA_NETS:
@@ -106,6 +109,17 @@ def _kimi(config: Mapping[str, Any]) -> Mixers:
     heads, dim = _count(linear, "num_heads", 32), _count(linear, "head_dim", 128)
     inputs = 3 * heads * dim * (_count(linear, "short_conv_kernel_size", 4) - 1)
     return Mixers(layers=layers, inputs=inputs, state=heads * dim * dim)
+
+
+def _jamba(config: Mapping[str, Any]) -> Mixers:
+    """Read Mamba-1's sizes: channels, with states of `state` times as many numbers."""
+    period, offset = max(1, _count(config, "attn_layer_period", 8)), _count(config, "attn_layer_offset", 4)
+    channels = _count(config, "mamba_expand", 2) * _count(config, "hidden_size", 0)
+    return Mixers(
+        layers=sum(index % period != offset for index in range(_count(config, "num_hidden_layers", 0))),
+        inputs=channels * (_count(config, "mamba_d_conv", 4) - 1),
+        state=channels * _count(config, "mamba_d_state", 16),
+    )
 
 
 def _mamba2(config: Mapping[str, Any]) -> Mixers:

@@ -170,6 +170,28 @@ class GatedDeltaStruct(ctypes.Structure):
     ]
 
 
+class KeptConvolutionStruct(ctypes.Structure):
+    """`KeptConvolution` of mamba1.hpp."""
+
+    _fields_ = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("width", c_long),
+        ("channels", c_long),
+        ("row_width", c_long),
+    ]
+
+
+class Mamba1Struct(ctypes.Structure):
+    """`Mamba1` of mamba1.hpp."""
+
+    _fields_ = [
+        ("channels", c_long),
+        ("state_size", c_long),
+        *((name, c_void_p) for name in ("rate", "bias", "skip")),
+    ]
+
+
 class Mamba2Struct(ctypes.Structure):
     """`Mamba2` of mamba2.hpp."""
 
@@ -369,6 +391,8 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
         *[c_void_p] * 3,
     ),
     "cpp_gated_delta": (c_long, POINTER(GatedDeltaStruct), POINTER(SegmentsStruct), *[c_void_p] * 4),
+    "cpp_kept_convolution": (c_long, POINTER(KeptConvolutionStruct), POINTER(SegmentsStruct), *[c_void_p] * 3),
+    "cpp_mamba1": (c_long, POINTER(Mamba1Struct), POINTER(SegmentsStruct), *[c_void_p] * 3),
     "cpp_mamba2": (c_long, POINTER(Mamba2Struct), POINTER(SegmentsStruct), *[c_void_p] * 4),
     "cpp_adapt": (c_long, POINTER(AdapterFactorsStruct), *[c_void_p] * 2, *[c_long] * 3, c_void_p, c_long, c_long),
     "cpp_greedy": (c_void_p, c_long, c_long, c_long, c_void_p, c_void_p, c_void_p),

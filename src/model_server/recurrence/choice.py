@@ -9,8 +9,16 @@ from torch import Tensor
 
 from model_server.cpp.library import usable
 from model_server.recurrence.convolution import TorchShortConvolution
-from model_server.recurrence.cpp import MOST_KEY_DIM, CppDeltaNet, CppMamba2, CppShortConvolution
+from model_server.recurrence.cpp import (
+    MOST_KEY_DIM,
+    CppDeltaNet,
+    CppKeptConvolution,
+    CppMamba1,
+    CppMamba2,
+    CppShortConvolution,
+)
 from model_server.recurrence.delta_net import DeltaWeights, TorchDeltaNet
+from model_server.recurrence.mamba1 import KeptWeights, Mamba1Weights, TorchKeptConvolution, TorchMamba1
 from model_server.recurrence.mamba2 import Mamba2Weights, TorchMamba2
 from model_server.recurrence.segments import ConvolutionPlan, Segments
 from model_server.recurrence.states import LayerStates
@@ -27,6 +35,20 @@ class DeltaNet(Protocol):
 
         Returns:
             [num_tokens, value heads * value_dim].
+        """
+
+
+class Mamba1Half(Protocol):
+    """Mamba-1 before the product that chooses, or behind those of steps in time."""
+
+    def __call__(self, projected: Tensor, segments: Segments, states: LayerStates) -> Tensor:
+        """Compute a step, and update inputs or states of its sequences.
+
+        Args:
+            projected: [num_tokens, inputs, then gates]; of the second half inputs, gates, steps in time, B, C.
+
+        Returns:
+            [num_tokens, channels].
         """
 
 
@@ -65,6 +87,18 @@ def delta_net(weights: DeltaWeights, device: torch.device, dtype: torch.dtype) -
     if usable(device, dtype) and weights.key_dim <= MOST_KEY_DIM:
         return CppDeltaNet(weights)
     return TorchDeltaNet(weights)
+
+
+def kept_convolution(weights: KeptWeights, device: torch.device, dtype: torch.dtype) -> Mamba1Half:
+    """Choose by the device and the type of activations."""
+    return CppKeptConvolution(weights) if usable(device, dtype) else TorchKeptConvolution(weights)
+
+
+def mamba1(weights: Mamba1Weights, device: torch.device, dtype: torch.dtype) -> Mamba1Half:
+    """Choose by the device and the type of activations."""
+    if usable(device, dtype) and weights.state_size <= MOST_KEY_DIM:
+        return CppMamba1(weights)
+    return TorchMamba1(weights)
 
 
 def mamba2(weights: Mamba2Weights, device: torch.device, dtype: torch.dtype) -> Mamba2Net:

@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 
 from model_server.cpp.library import TYPES, prepared
-from model_server.cpp.structs import GatedDeltaStruct, Mamba2Struct, ShortConvolutionStruct
+from model_server.cpp.structs import (
+    GatedDeltaStruct,
+    KeptConvolutionStruct,
+    Mamba1Struct,
+    Mamba2Struct,
+    ShortConvolutionStruct,
+)
 from model_server.recurrence.delta_net import DeltaWeights
+from model_server.recurrence.mamba1 import KeptWeights, Mamba1Weights
 from model_server.recurrence.mamba2 import Gating, Mamba2Weights
 from model_server.recurrence.segments import ConvolutionPlan, Segments
 from model_server.recurrence.states import LayerStates
@@ -88,6 +95,53 @@ class CppMamba2:
         dtype = torch.float32 if self.is_apart else projected.dtype
         out = projected.new_empty(len(projected), self._weights.values, dtype=dtype)
         return _advanced(self._function, self.struct, projected, segments, states, out)
+
+
+class CppKeptConvolution:
+    """`TorchKeptConvolution`, by an operator."""
+
+    def __init__(self, weights: KeptWeights) -> None:
+        self._weights = weights  # keeps what the addresses below point to
+        assert all(t is None or t.is_contiguous() for t in (weights.weight, weights.bias))
+        width, self._channels = weights.weight.shape
+        self.struct = KeptConvolutionStruct(
+            weight=weights.weight.data_ptr(),
+            bias=None if weights.bias is None else weights.bias.data_ptr(),
+            width=width,
+            channels=self._channels,
+            row_width=weights.row_width,
+        )
+        self._function = prepared().cpp_kept_convolution
+
+    def __call__(self, projected: Tensor, segments: Segments, states: LayerStates) -> Tensor:
+        projected = projected.contiguous()
+        out = projected.new_empty(len(projected), self._channels)
+        rows, inputs = projected.data_ptr(), states.inputs.data_ptr()
+        self._function(TYPES[projected.dtype], self.struct, segments.struct, rows, inputs, out.data_ptr())
+        return out
+
+
+class CppMamba1:
+    """`TorchMamba1` by an operator, for states of up to `MOST_KEY_DIM` rows."""
+
+    def __init__(self, weights: Mamba1Weights) -> None:
+        self._weights = weights  # keeps what the addresses below point to
+        assert all(t.is_contiguous() for t in (weights.rate, weights.bias, weights.skip))
+        self.struct = Mamba1Struct(
+            channels=weights.channels,
+            state_size=weights.state_size,
+            rate=weights.rate.data_ptr(),
+            bias=weights.bias.data_ptr(),
+            skip=weights.skip.data_ptr(),
+        )
+        self._function = prepared().cpp_mamba1
+
+    def __call__(self, projected: Tensor, segments: Segments, states: LayerStates) -> Tensor:
+        projected = projected.contiguous()
+        out = projected.new_empty(len(projected), self._weights.channels)
+        rows, state = projected.data_ptr(), states.state.data_ptr()
+        self._function(TYPES[projected.dtype], self.struct, segments.struct, rows, state, out.data_ptr())
+        return out
 
 
 def _advanced(

@@ -49,6 +49,16 @@ class LayerStates:
             self.inputs[to].copy_(self.inputs[source])
             self.state[to].copy_(self.state[source])
 
+    @property
+    def inputs_alone(self) -> LayerStates:
+        """View the inputs without states, for the first of two halves of a layer."""
+        return LayerStates(self.inputs, self.state[:, :0])
+
+    @property
+    def state_alone(self) -> LayerStates:
+        """View the states without inputs, for the second half."""
+        return LayerStates(self.inputs[:, :0], self.state)
+
 
 class StatePool:
     """The slots of this rank's recurrent layers, of the same numbers in all of them, which the router gives."""

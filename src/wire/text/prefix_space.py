@@ -17,7 +17,7 @@ _TYPES = frozenset({"codegen", "dbrx", "gpt2", "gpt_neo", "gptj", "jais2", "opt"
 _AS_STORED = frozenset(
     {
         "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_bigcode", "granite", "granitemoe", "granitemoehybrid",
-        "kimi_linear",
+        "jamba", "kimi_linear",
         "minimax_m2", "ministral3", "mistral", "mixtral", "olmo2", "olmo3", "olmo_hybrid", "phi3", "phimoe",
         "stablelm",
     }

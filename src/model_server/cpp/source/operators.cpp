@@ -8,6 +8,7 @@
 #include "encoder_stack.hpp"
 #include "float8_product.hpp"
 #include "gated_delta.hpp"
+#include "mamba1.hpp"
 #include "mamba2.hpp"
 #include "product.hpp"
 #include "rows.hpp"
@@ -387,6 +388,35 @@ long cpp_mamba2(long type, const Mamba2* shape, const Segments* segments, const 
         using T = decltype(zero);
         const long numbers = shape->heads * shape->state_size * shape->head_dim;
         recurrent<Mamba2Part<T>, T>(*shape, *segments, numbers, projected, inputs, states, out);
+    });
+}
+
+// out [tokens, channels] of the first channels of projected [tokens, row_width]; inputs: of the layer's slots.
+long cpp_kept_convolution(long type, const KeptConvolution* shape, const Segments* segments, const void* projected,
+                          void* inputs, void* out) {
+    static thread_local Scratch scratch;
+    return with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const long numbers = segments->bounds[segments->count] * shape->channels * shape->width;
+        const int threads = most_threads(1 + numbers / SMALLEST_SHARED);
+        char* at = scratch.of(shape->channels * sizeof(T) + threads * shape->width * sizeof(T*) + 128);
+        T* zeros = Scratch::take<T>(at, shape->channels);
+        std::memset(zeros, 0, shape->channels * sizeof(T));
+        const T** rows = Scratch::take<const T*>(at, threads * shape->width);
+        const KeptConvolutionStep<T> step(*shape, *segments, static_cast<const T*>(projected), static_cast<T*>(inputs), zeros,
+                                          static_cast<T*>(out));
+        parallel([&](Team team) { step.run(team, rows); }, threads);
+    });
+}
+
+// out [tokens, channels] of projected [tokens, shape.projected()]; states: of the layer's slots.
+long cpp_mamba1(long type, const Mamba1* shape, const Segments* segments, const void* projected, float* states, void* out) {
+    return with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const long numbers = segments->bounds[segments->count] * shape->channels * shape->state_size;
+        const Mamba1Step<T> step(*shape, *segments, static_cast<const T*>(projected), states, static_cast<T*>(out));
+        std::atomic<long> next{0};
+        parallel([&](Team) { step.run(next); }, most_threads(1 + numbers / SMALLEST_SHARED));
     });
 }
 

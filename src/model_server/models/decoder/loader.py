@@ -174,13 +174,20 @@ class Loader:
         return self._count(self.scheme.read(self.reader, wanted, as_stored=True).dequantize(self.reader.dtype))
 
     def column_linear(
-        self, parts: Sequence[Part], num_columns: int, *, transposed: bool = False, as_stored: bool = False
+        self,
+        parts: Sequence[Part],
+        num_columns: int,
+        *,
+        transposed: bool = False,
+        as_stored: bool = False,
+        biased: bool = True,
     ) -> Linear:
         """Make layers of the same input one product with this rank's rows; biases of all, or none.
 
         Args:
             transposed: The file holds [in, out].
             as_stored: See `matrix`.
+            biased: False: the caller adds the biases.
         """
         wanted = MatrixSlice(
             parts=tuple(parts), columns=(0, num_columns), num_columns=num_columns, transposed=transposed
@@ -188,7 +195,7 @@ class Loader:
         form = self.matrix(wanted, as_stored=as_stored)
         biases: list[Tensor] = []
         for part in parts:
-            if self.has(part.name + ".bias"):
+            if biased and self.has(part.name + ".bias"):
                 bias = self.vector(part.name + ".bias", part.rows, part.num_rows)
                 biases.append(bias if part.order is None else part.order.apply(bias))
         if biases and len(biases) < len(parts):

@@ -14,7 +14,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.models.families import alibi, cohere, corrected, deepseek, gemma, gpt, llama, llama4, moe
 from model_server.models.families.base import UnknownFamilyError
 from model_server.models.families.encoders import ENCODERS
-from model_server.models.families.hybrid import kimi, lfm2, mamba2, nemotron, olmo, qwen
+from model_server.models.families.hybrid import jamba, kimi, lfm2, mamba2, nemotron, olmo, qwen
 from model_server.models.families.vision import TEXT_TYPES, text_config
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
@@ -50,6 +50,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "granite": llama.granite,
     "granitemoe": moe.granitemoe,
     "hy_v3": corrected.hy_v3,
+    "jamba": jamba.jamba,
     "kimi_linear": kimi.kimi_linear,
     "lfm2": lfm2.lfm2,
     "lfm2_moe": lfm2.lfm2_moe,

@@ -16,7 +16,7 @@ from operator_adapters import adapter_case
 from operator_attention import attention_case, rotated
 from operator_codes import code_case, float8_case
 from operator_encoder import encoder_case
-from operator_recurrence import gated_delta_case, mamba2_case, short_convolution_case
+from operator_recurrence import gated_delta_case, mamba1_case, mamba2_case, short_convolution_case
 from operator_stack import stack_case
 from support.cpp_operators import (
     AS,
@@ -205,6 +205,7 @@ CASES = (
     encoder_case,
     short_convolution_case,
     gated_delta_case,
+    mamba1_case,
     mamba2_case,
 )
 

@@ -10,6 +10,8 @@ from support.cpp_operators import AS, TOLERANCE, Operators, address, assert_near
 from model_server.cpp.structs import (
     CachedInputsStruct,
     GatedDeltaStruct,
+    KeptConvolutionStruct,
+    Mamba1Struct,
     Mamba2Struct,
     SegmentsStruct,
     ShortConvolutionStruct,
@@ -166,6 +168,71 @@ def gated_delta_case(operators: Operators, random: np.random.Generator, type: in
         # Of small outputs the norm makes large ones, with their errors.
         size = (np.abs(gate * norm) * (1 + 1e-3 / scale)).reshape(out.shape) + 1
         assert_near(out, (wanted / scale * norm * gate).reshape(out.shape), 4 * TOLERANCE[type], size)
+
+
+def mamba1_case(operators: Operators, random: np.random.Generator, type: int) -> None:
+    """Both halves, the second one with what stands for the products between them in its rows."""
+    width, size = int(random.choice([2, 4])), int(random.choice([1, 7, 16, 33]))
+    channels = int(random.choice([1, 16, 24, 32, 70, 130]))
+    lengths = [int(n) for n in random.choice([1, 2, 5, 63, 130], int(random.choice([1, 3])))]
+    weight, conv_bias, rate, bias, skip = (
+        exact(x.astype(np.float32))
+        for x in (
+            random.standard_normal((width, channels)),
+            random.standard_normal(channels),
+            -np.exp(random.standard_normal((size, channels))),
+            random.standard_normal(channels),
+            random.standard_normal(channels),
+        )
+    )
+    has_bias = random.random() < 0.5
+    kept = KeptConvolutionStruct(
+        address(weight).value, address(conv_bias).value if has_bias else None, width, channels, 2 * channels
+    )
+    shape = Mamba1Struct(channels, size, *[address(x).value for x in (rate, bias, skip)])
+    given_rows = [AS[type](random.standard_normal((n, 3 * channels + 2 * size))) for n in lengths]
+    slots = random.permutation(len(lengths) + 2)[: len(lengths)]
+
+    def run(steps: list[list[tuple[int, int]]]) -> tuple[list[Array], Array, Array]:
+        inputs = exact(AS[type](np.full((slots.max() + 1, width - 1, channels), np.nan)))
+        states = exact(np.full((slots.max() + 1, size, channels), np.nan, np.float32))
+        found: list[list[Array]] = [[] for _ in lengths]
+        for step in steps:
+            taking = [i for i, (start, stop) in enumerate(step) if stop > start]
+            if not taking:
+                continue
+            counts = [step[i][1] - step[i][0] for i in taking]
+            taken = exact(slots[taking])
+            segments, _held = _segments(counts, [step[i][0] for i in taking], taken)
+            given = np.concatenate([given_rows[i][step[i][0] : step[i][1]] for i in taking])
+            projected, mixed = exact(given[:, : 2 * channels]), exact(np.zeros((sum(counts), channels), given.dtype))
+            operators.cpp_kept_convolution(type, kept, segments, address(projected), address(inputs), address(mixed))
+            read, out = exact(np.concatenate((mixed, given[:, channels:]), axis=1)), exact(np.zeros_like(mixed))
+            operators.cpp_mamba1(type, shape, segments, address(read), address(states), address(out))
+            both = np.concatenate((mixed, out), axis=1)
+            for i, part in zip(taking, np.split(both, np.cumsum(counts)[:-1]), strict=True):
+                found[i].append(part.copy())
+        return [np.concatenate(parts) for parts in found], inputs[slots], states[slots]
+
+    whole, *halves = _cuts(random, lengths)
+    outputs, inputs, states = run([whole])
+    for one, other in zip((*outputs, inputs, states), _flat(run(halves)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for given, both, newest, state in zip(given_rows, outputs, inputs, states, strict=True):
+        first, gates, times, key, query = np.split(widen(given), np.cumsum([channels] * 3 + [size]), axis=1)
+        lags = _lags(first, width)
+        np.testing.assert_array_equal(widen(newest), np.array([lag[-1] for lag in lags[:-1]]).reshape(-1, channels))
+        sums = np.asarray(sum(x * w for x, w in zip(lags, weight[::-1].astype(float), strict=True)))
+        mixed = _silu(sums + conv_bias if has_bias else sums)
+        assert_near(both[:, :channels], mixed, 4 * TOLERANCE[type], np.abs(mixed) + 1)
+        value = widen(both[:, :channels])  # as it was rounded
+        time = np.log1p(np.exp(times + bias))
+        known, wanted = np.zeros((size, channels)), np.zeros_like(value)
+        for t in range(len(value)):
+            known = known * np.exp(time[t] * rate) + key[t][:, None] * (value[t] * time[t])
+            wanted[t] = (query[t] @ known + value[t] * skip) * _silu(gates[t])
+        assert_near(state, known, 1e-4, np.abs(known).max() + 1)
+        assert_near(both[:, channels:], wanted, 4 * TOLERANCE[type], np.abs(wanted).max() + 1)
 
 
 def mamba2_case(operators: Operators, random: np.random.Generator, type: int) -> None:

@@ -61,6 +61,7 @@ KINDS: dict[str, tuple[str, str, torch.dtype, str | None]] = {
 # States are of no use but at the position that they were saved at: cuts alone.
 STATES: dict[str, tuple[str, str, torch.dtype, str | None]] = {
     "states": ("qwen3_5_text", "plain", FLOAT32, None),
+    "Mamba-1": ("jamba", "dense", FLOAT32, None),
     "Mamba-2": ("bamba", "plain", FLOAT32, None),
     "states bfloat16": ("qwen3_5_text", "plain", BFLOAT16, None),
 }

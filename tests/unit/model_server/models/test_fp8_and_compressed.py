@@ -58,6 +58,7 @@ CASES += [
         "nemotron_h",
         "kimi_linear",
         "olmo_hybrid",
+        "jamba",
     )
     for way in ("fp8 blocks", "int4")
 ]
@@ -80,6 +81,8 @@ def test_logits_equal_those_of_the_decoded_weights(model_type: str, variant: str
         sizes |= {"shared_expert_intermediate_size": 64}
     if model_type == "kimi_linear":
         sizes |= {"kv_lora_rank": 32, "v_head_dim": 16, "linear_head_dim": 32}
+    if model_type == "jamba":
+        sizes |= {"mamba_dt_rank": 32, "mamba_d_state": 16}
     if model_type == "nemotron_h":
         sizes |= {"moe_shared_expert_intermediate_size": 64}
     plain = tiny_checkpoint(model_type, tmp_path / "plain", variant=variant, with_tokenizer=False, **sizes)

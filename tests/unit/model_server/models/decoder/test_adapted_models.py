@@ -37,6 +37,7 @@ OF_KIMI = [
     "q_proj", "k_proj", "o_proj", "b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "kv_a_proj_with_mqa",
     "kv_b_proj", "gate_proj", "up_proj", "down_proj",
 ]  # fmt: skip
+OF_JAMBA = ["q_proj", "in_proj", "x_proj", "out_proj", "gate_proj", "up_proj", "down_proj"]
 FAMILIES: list[Any] = [
     ("llama", "plain", {}),
     ("gpt2", "plain", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
@@ -65,6 +66,7 @@ FAMILIES: list[Any] = [
                 {"target_modules": ["q_proj", "g_proj", "a_proj", "o_proj", "down_proj"]},
             ),
             ("kimi_linear", "plain", {"target_modules": OF_KIMI}),
+            ("jamba", "plain", {"target_modules": OF_JAMBA}),
             ("deepseek_v32", "plain", {"target_modules": ["q_b_proj", "wq_b", "wk", "weights_proj", "o_proj"]}),
             ("lfm2", "plain", {"target_modules": ["q_proj", "out_proj", "in_proj", "w1", "w2", "w3"]}),
             ("bamba", "plain", {"target_modules": ["q_proj", "in_proj", "out_proj", "gate_proj", "down_proj"]}),

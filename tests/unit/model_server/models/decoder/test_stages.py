@@ -37,6 +37,7 @@ FAMILIES = [
     "bamba",
     "kimi_linear",
     "olmo_hybrid",
+    "jamba",
     "deepseek_v32",
 ]
 

@@ -30,6 +30,7 @@ BY_TENSORS = {
 WITHOUT_EFFECT = {
     "pad_token_id", "router_jitter_noise", "num_logits_to_keep", "use_mamba_kernels", "mamba_chunk_size", "chunk_size",
     "z_loss_coefficient", "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min",
+    "use_associative_scan", "use_mambapy",
     "linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max", "linear_dt_min",
 }  # fmt: skip
 # Of a type: what its modelling reads and does not use, or reads under another name that its files have, too.
