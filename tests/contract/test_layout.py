@@ -12,8 +12,8 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 960,
-    "files below 50 lines": 251,
+    "files": 961,
+    "files below 50 lines": 252,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
@@ -26,17 +26,17 @@ LIMITS = {
     "functions named leave": 0,
     "functions named brought": 0,
     "files that name adapters": 133,
-    "files that name images": 128,
+    "files that name images": 130,
     "files that name drafts": 99,
     "files that name stages": 41,
     "files that name states": 36,
 }
 LINES = {
     "launcher": 14_398,
-    "model_server": 52_215,
+    "model_server": 52_354,
     "router": 36_154,
     "tercet": 63,
-    "wire": 7_304,
+    "wire": 7_346,
 }
 LONG_FILE = 400
 

@@ -22,8 +22,8 @@ from wire.images.families import FAMILIES
 pytestmark = [pytest.mark.e2e, pytest.mark.parity]
 NUM_TOKENS = 8
 NAMES = [
-    "aya_vision", "deepseek_vl", "gemma3", "idefics3", "llama4", "llava_next_video", "llava_onevision", "paligemma",
-    "qwen2_5_vl", "qwen3_5_moe", "qwen3_vl_moe", "vipllava",
+    "aya_vision", "deepseek_vl", "gemma3", "gemma4", "gemma4_unified", "idefics3", "llama4", "llava_next_video",
+    "llava_onevision", "paligemma", "qwen2_5_vl", "qwen3_5_moe", "qwen3_vl_moe", "vipllava",
 ]  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}{% for part in message.content %}{% if part.type == 'image' %}PLACEHOLDER"

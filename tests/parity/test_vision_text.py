@@ -71,6 +71,15 @@ def test_text_alone_equals_transformers(model_type: str, tmp_path: Path) -> None
     assert_equal(tmp_path, sequences, logits)
 
 
+@pytest.mark.parametrize("model_type", ["gemma4", "gemma4_unified"])
+def test_tokens_of_images_and_sound_are_read_as_padding(model_type: str, tmp_path: Path) -> None:
+    tokens = prompts(VOCAB_SIZE)[0].unique()[-3:].tolist()
+    named = dict(zip(("image_token_id", "video_token_id", "audio_token_id"), tokens, strict=True))
+    case = make_case(model_type, tmp_path, **named)
+    assert set(tokens) <= set(case.sequences[0].tolist())
+    assert_equal(tmp_path, case.sequences, case.logits)
+
+
 def test_experts_of_public_files_are_stored_the_other_way_round(tmp_path: Path) -> None:
     """Those of Qwen 3 VL MoE; transformers writes them as it computes with them."""
     model = make("qwen3_vl_moe")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,15 +24,22 @@ from model_server.features.images.tower import load_tower
 from model_server.models.hf.loading import quiet
 from model_server.text.tokenizer import Tokenizer
 from wire.images.borders import chunk_end
+from wire.images.gemma4_unified import gemma4_unified_processor
 from wire.images.llama4 import Llama4Processor
 
 NEW_TOKENS = 12
-FEATURES = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw")
+FEATURES = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw", "image_position_ids")
+# Families whose processor transformers has for torchvision only.
+OWN_PROCESSORS: dict[str, Callable[[Path], Any]] = {
+    "gemma4_unified": gemma4_unified_processor, "llama4": Llama4Processor.from_folder,
+}  # fmt: skip
+# Whose tokens of one image see each other.
+SEEING = ("gemma3", "gemma4", "gemma4_unified")
 NESTED = ("idefics2", "idefics3", "smolvlm")
 # Families whose image tokens are one run.
 WHOLE_RUNS = (
-    "gemma3", "paligemma", "paligemma2", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
-    "qwen3_vl_moe", "glm4v", "glm46v",
+    "gemma3", "gemma4", "gemma4_small", "gemma4_unified", "paligemma", "paligemma2", "qwen2_vl", "qwen2_5_vl",
+    "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm46v",
 )  # fmt: skip
 
 
@@ -68,11 +75,8 @@ class VisionScene:
         self.name = name
         self.folder = folder
         self.model = write_vision_checkpoint(folder, name)
-        self.processor: Any = (
-            Llama4Processor.from_folder(folder)
-            if name == "llama4"
-            else AutoImageProcessor.from_pretrained(folder, backend="pil")
-        )
+        own = OWN_PROCESSORS.get(name)
+        self.processor: Any = own(folder) if own else AutoImageProcessor.from_pretrained(folder, backend="pil")
 
     @cached_property
     def tower(self) -> Any:
@@ -126,7 +130,7 @@ class VisionScene:
 
     def first_chunk(self, prompt: Prompt, length: int) -> int:
         """The router's first chunk, of about `length` tokens."""
-        whole = [(p.start, p.stop) for p in prompt.places] if self.name == "gemma3" else []
+        whole = [(p.start, p.stop) for p in prompt.places] if self.name in SEEING else []
         return chunk_end(0, min(length, len(prompt.ids)), whole)
 
     def generate(self, prompt: Prompt, new_tokens: int = NEW_TOKENS) -> list[int]:
@@ -139,7 +143,7 @@ class VisionScene:
         more: dict[str, Any] = {}
         if prompt.pictures:
             more = {name: torch.from_numpy(array) for name, array in self.process(prompt.pictures).items()}
-        if self.name.startswith(("qwen", "glm")):
+        if self.name.startswith(("qwen", "glm", "gemma4")):
             more["mm_token_type_ids"] = (ids == IMAGE).int()
         if self.name in ("gemma3", "paligemma", "paligemma2"):
             more["token_type_ids"] = (ids == IMAGE).long() if self.name == "gemma3" else torch.zeros_like(ids)

@@ -54,7 +54,7 @@ def naive(
             first = 0 if layer.window is None else max(0, position + 1 - layer.window)
             first = first if layer.chunk is None else position - position % layer.chunk
             last = position if ahead is None else ahead[0][row]
-            first = first if ahead is None or layer.window is None or ahead[1][row] < 0 else ahead[1][row]
+            first = first if ahead is None or layer.window is None or ahead[1][row] < 0 else min(first, ahead[1][row])
             heads = []
             for head in range(layer.num_heads):
                 kv = head // (layer.num_heads // layer.num_kv_heads)
@@ -141,16 +141,17 @@ class Scene:
         """On the CPU in float64, whatever the device; slopes and sinks of the layer must be there."""
         return naive(layer, self.query.cpu(), self.keys, self.values, self.batch, self.ahead)
 
-    def see_ahead(self, *spans: tuple[int, int, int], whole: Sequence[int] = ()) -> None:
-        """spans: (sequence, first token, behind its last) whose tokens see each other both ways. whole: sequences of
-        which all tokens see all of them, windows or not."""
+    def see_ahead(self, *spans: tuple[int, int, int], whole: Sequence[int] = (), past_windows: bool = False) -> None:
+        """spans: (sequence, first token, behind its last) whose tokens see each other both ways, windows or not if
+        `past_windows`. whole: sequences of which all tokens see all of them, windows or not."""
         device = self.metadata.slots.device
         last, first = [], []
         for sequence, (count, total) in enumerate(self.batch):
             for position in range(total - count, total):
-                ends = [stop - 1 for s, start, stop in spans if s == sequence and start <= position < stop]
-                last.append(total - 1 if sequence in whole else max(ends, default=position))
-                first.append(0 if sequence in whole else -1)
+                around = [(start, stop) for s, start, stop in spans if s == sequence and start <= position < stop]
+                last.append(total - 1 if sequence in whole else max((b - 1 for _, b in around), default=position))
+                begin = max((a for a, _ in around), default=-1) if past_windows else -1
+                first.append(0 if sequence in whole else begin)
         self.ahead = last, first
         lasts, firsts = (torch.tensor(one, dtype=torch.int64, device=device) for one in self.ahead)
         self.metadata = dataclasses.replace(self.metadata, last_keys=lasts, first_keys=firsts)

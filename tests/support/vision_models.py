@@ -41,6 +41,25 @@ _QWEN35_TOWER = QWEN_TOWER | {
     "depth": 2, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 16,
     "num_position_embeddings": 64,
 }  # fmt: skip
+_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 7,
+    "sliding_window": 8,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 512,
+    "layer_types": [*["sliding_attention", "sliding_attention", "full_attention"] * 2, "full_attention"],
+}
+_GEMMA4_TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "patch_size": 4,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 256,
+}
 # Type -> the type of its text model, fields of it, of the tower, and of the whole.
 CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "llava": (
@@ -138,9 +157,21 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     "glm46v": _GLM,
     "gemma3": (
         "gemma3_text",
-        {"num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 16},
+        {"num_hidden_layers": 7, "sliding_window": 3, "query_pre_attn_scalar": 16},
         TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
         {"mm_tokens_per_image": 4, "boi_token_index": START, "eoi_token_index": END},
+    ),
+    "gemma4": (
+        "gemma4_text", _GEMMA4 | {"use_bidirectional_attention": "vision"}, _GEMMA4_TOWER | {"standardize": True}, {},
+    ),
+    # As small ones are: tokens of images are seen from behind only, and the last layers read the keys of others.
+    "gemma4_small": (
+        "gemma4_text", _GEMMA4 | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}, _GEMMA4_TOWER, {},
+    ),
+    "gemma4_unified": (
+        "gemma4_unified_text", {n: v for n, v in _GEMMA4.items() if "per_layer_input" not in n},
+        {"patch_size": 16, "pooling_kernel_size": 3, "mm_embed_dim": 32, "output_proj_dims": 32, "mm_posemb_size": 128},
+        {},
     ),
     "paligemma": (
         "gemma", {}, TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
@@ -203,6 +234,8 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_vl": ("DeepseekVLImageProcessor", {"size": {"height": 56, "width": 56}}),
     "llama4": ("Llama4ImageProcessorFast", {"size": {"height": 56, "width": 56}, "max_patches": 4}),
     "gemma3": ("Gemma3ImageProcessor", {"size": {"height": 56, "width": 56}}),
+    "gemma4": ("Gemma4ImageProcessor", {"patch_size": 4, "max_soft_tokens": 70}),
+    "gemma4_unified": ("Gemma4UnifiedImageProcessor", {"max_soft_tokens": 70}),
     "paligemma": ("SiglipImageProcessor", {"size": {"height": 56, "width": 56}}),
 }  # fmt: skip
 PROCESSORS["qwen2_5_vl"] = PROCESSORS["qwen2_vl"]
@@ -212,10 +245,11 @@ PROCESSORS["llava_next_video"] = PROCESSORS["llava_next"]
 PROCESSORS["vipllava"] = PROCESSORS["llava"]
 PROCESSORS["aya_vision"] = PROCESSORS["internvl"]
 PROCESSORS["glm46v"] = ("Glm46VImageProcessor", PROCESSORS["glm4v"][1])
+PROCESSORS["gemma4_small"] = PROCESSORS["gemma4"]
 PROCESSORS["paligemma2"] = PROCESSORS["paligemma"]
 
 # Processors of these classes take their classes' names from the model's type.
-MODEL_TYPES = {"pixtral": "llava", "paligemma2": "paligemma"}
+MODEL_TYPES = {"pixtral": "llava", "paligemma2": "paligemma", "gemma4_small": "gemma4"}
 
 
 def vision_model(name: str) -> Any:
@@ -290,7 +324,7 @@ def write_vision_tokenizer(folder: Path, name: str) -> None:
     write_tokenizer(folder, vocab_size=IMAGE)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     marks = [
-        FAMILIES[name.removesuffix("2") if name == "paligemma2" else name].image_token,
+        FAMILIES[name if name in FAMILIES else MODEL_TYPES[name]].image_token,
         "<image_start>",
         "<image_end>",
     ]

@@ -26,9 +26,11 @@ class AttentionMetadata:
     query_lengths_host: tuple[int, ...]  # [num_seqs]
     kv_lengths_host: tuple[int, ...]  # [num_seqs]
     last_keys: Tensor | None = None  # [num_tokens] int64
-    # The first key that a query sees in a layer with a window, -1 by the window; only for prompts, as `last_keys`, and
-    # neither decreases within a sequence.
+    # The first key that a query sees in a layer with a window that says no earlier one, -1 by the window; only for
+    # prompts, as `last_keys`, and neither decreases within a sequence.
     first_keys: Tensor | None = None  # [num_tokens] int64, beside last_keys
+    # Those two count in layers with a window alone.
+    ahead_in_windows: bool = False
     # In a step of single queries, how many adjacent ones may be one sequence: its table is repeated, and padding (one
     # key, slot 0) follows the first.
     places: int = 1

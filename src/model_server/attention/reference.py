@@ -329,7 +329,7 @@ class ReferenceStep:
             before = positions <= at - reach.window
             if metadata.first_keys is not None:
                 firsts = metadata.first_keys[tokens].unsqueeze(1)
-                before = torch.where(firsts >= 0, positions < firsts, before)
+                before &= (firsts < 0) | (positions < firsts)
             hidden |= before
         elif reach.chunk is not None:
             hidden |= positions < at - at % reach.chunk

@@ -1,4 +1,4 @@
-"""Attention of layers that see ahead, each as far as its window says."""
+"""Attention of layers that see ahead: each as far as its window says, or those with a window alone."""
 
 from __future__ import annotations
 
@@ -16,4 +16,16 @@ class TwoWays:
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         step = self.whole if layer.window is None else self.windows[layer.window]
+        return step.attend(layer, query, key, value)
+
+
+class AheadInWindows:
+    """Causal attention, but for layers with a window."""
+
+    def __init__(self, causal: AttentionStep, ahead: AttentionStep) -> None:
+        self._causal = causal
+        self._ahead = ahead
+
+    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        step = self._causal if layer.window is None else self._ahead
         return step.attend(layer, query, key, value)

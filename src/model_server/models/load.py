@@ -126,8 +126,7 @@ def _is_of_other_stage(name: str, spec: Spec, layout: Layout, layers: Sequence[s
     if index is not None:
         return index < spec.num_layers and index not in layout.layers(spec.num_layers)
     names, base = spec.names, spec.names.base
-    inputs = {names.embedding, names.embedding_projection, names.positions, names.embedding_norm}
-    outputs = {names.norm, names.output_projection, names.head}
+    inputs, outputs = names.inputs, {names.norm, names.output_projection, names.head}
     own = (inputs if layout.stage.rank == 0 else set()) | (outputs if layout.has_last_stage else set())
     others = (module.removeprefix(base) for module in (inputs | outputs) - own if module is not None)
     return any(name.removeprefix(base).startswith(module + ".") for module in others)

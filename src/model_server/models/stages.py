@@ -28,7 +28,7 @@ def layer_counts(model: Model, num_stages: int, asked: Sequence[int] = ()) -> tu
         raise StartupError(f"--num-stage {num_stages}: the model has only {counted(layers, 'layer')}")
     if not asked:
         sizes, first, last = stored_bytes(model, model.spec)
-        return split(sizes, num_stages, first=first, last=last)
+        return split(sizes, num_stages, first=first, last=last, together=shared_keys(model.spec))
     if len(asked) != num_stages or min(asked) < 1 or sum(asked) != layers:
         raise StartupError(
             f"--stage-layers {','.join(map(str, asked))}: give {num_stages} numbers of at least 1, one for each "
@@ -37,14 +37,28 @@ def layer_counts(model: Model, num_stages: int, asked: Sequence[int] = ()) -> tu
     return tuple(asked)
 
 
-def split(sizes: Sequence[int], num_stages: int, *, first: int = 0, last: int = 0) -> tuple[int, ...]:
+def shared_keys(spec: Spec) -> range:
+    """Return the layers that read each other's keys."""
+    readers = [index for index in range(spec.num_layers) if spec.owner(index) != index]
+    return range(min(map(spec.owner, readers)), max(readers) + 1) if readers else range(0)
+
+
+def split(
+    sizes: Sequence[int], num_stages: int, *, first: int = 0, last: int = 0, together: range = range(0)
+) -> tuple[int, ...]:
     """Cut layers into `num_stages` runs with the smallest maximum, of equal cuts with most layers in front.
 
     Args:
         first: What the first run holds beside layers.
         last: What the last one does.
+        together: Layers of one run.
     """
     count = len(sizes)
+    if num_stages > count - max(len(together) - 1, 0):
+        raise StartupError(
+            f"--num-stage {num_stages}: layers {together.start} to {together.stop - 1} of this model read each other's "
+            "keys and must be in one stage; choose fewer stages"
+        )
     until = [0, *accumulate(sizes)]
 
     def size(stage: int, begin: int, end: int) -> int:
@@ -55,12 +69,15 @@ def split(sizes: Sequence[int], num_stages: int, *, first: int = 0, last: int = 
     for stage in range(num_stages):
         following = {}
         for end in range(stage + 1, count - (num_stages - stage - 1) + 1):
+            if end - 1 in together and end in together:
+                continue
             ways = [
                 (max(most, size(stage, begin, end)), (*ends, end))
                 for begin, (most, ends) in best.items()
                 if begin < end
             ]
-            following[end] = min(ways, key=lambda way: (way[0], [-e for e in way[1]]))
+            if ways:
+                following[end] = min(ways, key=lambda way: (way[0], [-e for e in way[1]]))
         best = following
     ends = best[count][1]
     return tuple(end - begin for begin, end in zip((0, *ends), ends, strict=False))
@@ -73,11 +90,7 @@ def stored_bytes(model: Model, spec: Spec) -> tuple[list[int], int, int]:
     first = last = 0
     base = names.base
     prefix = names.layers.removeprefix(base) + "."
-    inputs = {
-        name.removeprefix(base)
-        for name in (names.embedding, names.positions, names.embedding_norm, names.embedding_projection)
-        if name
-    }
+    inputs = {name.removeprefix(base) for name in names.inputs}
     embedding = names.embedding.removeprefix(base)
     stored = {
         name.removeprefix(base): tensor.end - tensor.begin
@@ -91,7 +104,7 @@ def stored_bytes(model: Model, spec: Spec) -> tuple[list[int], int, int]:
             layers[int(index)] += size
         elif any(name == start or name.startswith(start + ".") for start in inputs):
             first += size
-            if name.startswith(embedding) and (spec.tied_head or not has_head):
+            if name.startswith(f"{embedding}.") and (spec.tied_head or not has_head):
                 last += size
         else:
             last += size

@@ -54,6 +54,10 @@ def gemma(token: str, layout: Layout) -> str:
     return f"\n\n<start_of_image>{token * layout.num_embeds}<end_of_image>\n\n"
 
 
+def gemma4(token: str, layout: Layout) -> str:
+    return f"<|image>{token * layout.num_embeds}<image|>"
+
+
 def aya_tiles(token: str, layout: Layout) -> str:
     """Aya Vision: tiles behind their numbers, and the whole image at the end."""
     tile = token * layout.per_tile

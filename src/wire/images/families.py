@@ -55,6 +55,7 @@ _GLM = ImageFamily(
     marker="<|begin_of_image|><|image|><|end_of_image|>",
     positions="mrope",
 )
+_GEMMA4 = _same("<|image|>", expand=expansions.gemma4, is_indivisible=True)
 _PIXTRAL = _same("[IMG]", expand=expansions.lines_of_tokens)
 _NUMBERED_TILES = _same("<image>", expand=expansions.numbered_tiles)
 
@@ -86,6 +87,8 @@ FAMILIES: Mapping[str, ImageFamily] = {
         expand=expansions.gemma,
         is_indivisible=True,
     ),
+    "gemma4": _GEMMA4,
+    "gemma4_unified": _GEMMA4,
     "mllama": _same("<|image|>"),
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
@@ -105,9 +108,15 @@ FAMILIES: Mapping[str, ImageFamily] = {
 """By `model_type`; `pixtral` stands for LLaVA with Pixtral's tower, which is a `llava` in its config."""
 
 
+_WITHOUT_TOWERS = ("gemma4", "gemma4_unified")
+"""Types of which some models have no tower."""
+
+
 def family_name(config: Mapping[str, Any]) -> str | None:
     """The row's name for a model's config.json; None for a model without a row."""
     name = config.get("model_type")
+    if name in _WITHOUT_TOWERS and not isinstance(config.get("vision_config"), Mapping):
+        return None
     if name == "llava":
         vision = config.get("vision_config")
         if isinstance(vision, Mapping) and vision.get("model_type") == "pixtral":

@@ -83,6 +83,10 @@ def gemma3(arrays: Arrays, config: Any, processor: Any) -> Layout:
     return Layout(int(config.mm_tokens_per_image))
 
 
+def gemma4(arrays: Arrays, config: Any, processor: Any) -> Layout:
+    return Layout(int(arrays["num_soft_tokens_per_image"][0]))
+
+
 def merged_grid(arrays: Arrays, config: Any, processor: Any) -> Layout:
     """Qwen and GLM: patches of the grid, `spatial_merge_size` squared of them in one token."""
     frames, rows, columns = grid(arrays, config)

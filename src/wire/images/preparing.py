@@ -6,7 +6,7 @@ To stay small, a process puts None for torch and torchvision into `sys.modules` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from wire.images import layouts
 from wire.images.decoding import ImageError, decode
 from wire.images.expansions import Layout
 from wire.images.families import FAMILIES, family_name
+from wire.images.gemma4_unified import gemma4_unified_processor
 from wire.images.layouts import LayoutOf
 from wire.images.llama4 import Llama4Processor
 from wire.images.prepared import Detail, Feature, FeatureType, PreparedImage
@@ -59,6 +60,7 @@ _TILES = _Row(
     options={"return_row_col_info": True},
 )
 _GRID = _Row(layout=layouts.merged_grid, features=("pixel_values", "image_grid_thw"), has_grid=True)
+_GEMMA4 = _Row(layout=layouts.gemma4, features=("pixel_values", "image_position_ids"))
 _PIXTRAL = _Row(layout=layouts.pixtral, features=("pixel_values", "image_sizes"))
 
 _ROWS: Mapping[str, _Row] = {
@@ -74,6 +76,8 @@ _ROWS: Mapping[str, _Row] = {
     "smolvlm": _TILES,
     "paligemma": _Row(layout=layouts.patches),
     "gemma3": _Row(layout=layouts.gemma3, nested=True, options={"do_pan_and_scan": False}),
+    "gemma4": _GEMMA4,
+    "gemma4_unified": replace(_GEMMA4, load=gemma4_unified_processor),
     "idefics": _Row(layout=layouts.one_token),
     "mllama": _Row(
         layout=layouts.one_token, features=("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"), nested=True

@@ -34,8 +34,8 @@ struct Paging {
     const int32_t* lengths; // [sequences] keys, those of this step included
     const int32_t* starts;  // [sequences + 1] rows of the step
     long sequences, max_blocks, block_size;
-    // Of each row of the step the last key that it sees, and the first one in a layer with a window (-1: as the window
-    // says); null: itself. Neither decreases within a sequence; one with a single row sees up to itself.
+    // Of each row of the step the last key that it sees, and in a layer with a window the first one if the window
+    // says no earlier one (-1: as it says); null: itself. Neither decreases within a sequence; one with a single row sees up to itself.
     const int64_t *last_keys, *first_keys;
     // Of each sequence whether its one query is of its prompt, and computed as those of longer chunks are; null: of none.
     const uint8_t* single_prompts;
@@ -45,8 +45,8 @@ struct Paging {
     }
     long last_seen(long row, long position) const { return last_keys ? last_keys[row] : position; }
     long first_seen(const AttentionShape& shape, long row, long position) const {
-        if (first_keys && shape.window && first_keys[row] >= 0) return first_keys[row];
-        return shape.first_visible(position);
+        long first = shape.first_visible(position);
+        return first_keys && shape.window && first_keys[row] >= 0 ? std::min<long>(first, first_keys[row]) : first;
     }
 
     template <class T> void rows_of(const T* cache, long width, long sequence, long first, long count, const T** out) const {

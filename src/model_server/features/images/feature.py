@@ -111,7 +111,10 @@ class Images(ModelFeature):
         attention = inputs.attention
         positions, *reach = staging.upload(_positions(spans), *(_reach(spans) or ()))
         if reach:
-            attention = dataclasses.replace(attention, last_keys=reach[0], first_keys=reach[1])
+            in_windows = self.encoder.tower.family.sight_in_windows
+            attention = dataclasses.replace(
+                attention, last_keys=reach[0], first_keys=reach[1], ahead_in_windows=in_windows
+            )
         embeddings, deep, crossing = _states(spans)
         return dataclasses.replace(
             inputs, attention=attention, positions=positions, embeddings=embeddings, deep_embeddings=deep,

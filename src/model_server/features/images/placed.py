@@ -61,6 +61,7 @@ class PromptImages(Attachment):
         self.offset = family.first_position
         self.length = len(ids)
         self.sight = family.sight
+        self.sight_past_windows = family.sight_past_windows
         self.crosses = family.crosses
         if family.positions == "sections":
             self._positions, self.offset = _sections(places, of_place, len(ids))
@@ -117,7 +118,10 @@ class PromptImages(Attachment):
             return np.where(in_prompt, self.length - 1, tokens), np.where(in_prompt, 0, firsts)
         lasts = tokens.copy()
         for first, behind in self.whole:
-            lasts[(tokens >= first) & (tokens < behind)] = behind - 1
+            inside = (tokens >= first) & (tokens < behind)
+            lasts[inside] = behind - 1
+            if self.sight_past_windows:
+                firsts[inside] = first
         return None if (lasts == tokens).all() else (lasts, firsts)
 
     def has_sections(self, start: int, stop: int) -> bool:

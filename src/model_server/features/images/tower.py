@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # What is cut down to almost nothing: tensors of the text model, which the native decoder has.
 _TEXT_TENSORS = ("embed_tokens.weight", "lm_head.weight")
+# What reads sound, and is left out.
+_OF_SOUND = (r"^(model\.)?(audio_tower|embed_audio)\.",)
 
 
 class Tower:
@@ -106,7 +108,7 @@ def load_tower(
     if mismatched:
         raise StartupError(f"the vision tower of {name} cannot be loaded: weight {mismatched[0]} has another shape")
     names = StoredNames(tower)
-    check_leftover(names.without_place(stored), name, lambda name: None, known=names.left_over)
+    check_leftover(names.without_place(stored), name, lambda name: None, known=(*names.left_over, *_OF_SOUND))
     image_token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
     if type(image_token) is not int:
         raise StartupError(f"config.json of {name} has no `image_token_id`")
@@ -156,6 +158,10 @@ def _without_text(config: Any) -> None:
     text = config.get_text_config(decoder=True)
     text.num_hidden_layers = 0
     text.vocab_size = 8
+    if getattr(text, "hidden_size_per_layer_input", None):
+        text.hidden_size_per_layer_input = 0
+    if getattr(config, "audio_config", None) is not None:
+        config.audio_config = None
     for field in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(text, field, None)
     for field in ("layer_types", "cross_attention_layers", "no_rope_layers", "moe_layers", "mlp_only_layers"):

@@ -197,7 +197,7 @@ def prefill_kernel(
         lasts = tl.load(last_keys + tokens)
         if REACH == 1:
             given = tl.load(first_keys + tokens)
-            firsts = tl.where(given >= 0, given, firsts)
+            firsts = tl.where(given >= 0, tl.minimum(given, firsts), firsts)
         lowest, highest = tl.min(firsts, 0), tl.max(firsts, 0)
         nearest, stop = tl.min(lasts, 0), tl.max(lasts, 0) + 1
     else:

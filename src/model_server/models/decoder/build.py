@@ -23,7 +23,7 @@ from model_server.models.decoder.attention.multi_head import load_attention, loa
 from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock, SingleBlock
 from model_server.models.decoder.cpp_encoder_stack import CppEncoderStack, cpp_encoder_stack
 from model_server.models.decoder.cpp_stack import CppStack, cpp_stack
-from model_server.models.decoder.decoder import Decoder
+from model_server.models.decoder.decoder import Decoder, Rows
 from model_server.models.decoder.experts_beside import ExpertsBesideMlp
 from model_server.models.decoder.layer_inputs import extended, load_layer_inputs
 from model_server.models.decoder.loader import Loader
@@ -35,7 +35,6 @@ from model_server.models.decoder.vocabulary import load_vocabulary
 from model_server.quantization.kv_cache import CacheScales
 from model_server.quantization.scheme import Scheme
 from model_server.recurrence.states import StatePool
-from model_server.runner.runner import TokenRow
 from model_server.weights.reader import WeightReader
 
 
@@ -65,7 +64,7 @@ def build(
     """
     device, layout, group = placement.device, placement.ranks.layout, placement.ranks.tensor
     layers = layout.layers(spec.num_layers)
-    _check_stage(spec, layers, layout.stage.size)
+    _check_stage(spec, layers)
     loader = Loader(
         reader,
         device,
@@ -86,7 +85,7 @@ def build(
     embedding, output = load_vocabulary(
         loader, spec, has_input=layout.stage.rank == 0, has_output=layout.has_last_stage
     )
-    layer_inputs = load_layer_inputs(loader, spec)
+    layer_inputs = load_layer_inputs(loader, spec) if layout.stage.rank == 0 else None
     blocks: list[Block] = []
     mixers: dict[int, MixerPart] = {}
     for index in layers:
@@ -110,7 +109,9 @@ def build(
         vocab_size=spec.vocab_size,
         max_positions=spec.max_positions,
         weight_bytes=loader.held_bytes,
-        stream=TokenRow(spec.hidden_size, reader.dtype),
+        stream=Rows(
+            spec.hidden_size, spec.layer_input_width or 0, spec.num_layers - layers.start, len(layers), reader.dtype
+        ),
         stack=_stack(spec, blocks, group.size),
         bidirectional=spec.bidirectional,
         adapters=adapters,
@@ -118,7 +119,15 @@ def build(
         has_mixers=bool(mixers),
         states=StatePool(shapes, device) if shapes else None,
         layer_inputs=layer_inputs,
+        embedded_as=_embedded_as(spec, device) if spec.blank_ids and embedding is not None else None,
     )
+
+
+def _embedded_as(spec: Spec, device: torch.device) -> Tensor:
+    """Return the id whose embedding each id has."""
+    ids = torch.arange(spec.vocab_size)
+    ids[list(spec.blank_ids)] = spec.blank_id
+    return ids.to(device)
 
 
 def _stack(spec: Spec, blocks: Sequence[Block], world_size: int) -> CppStack | CppEncoderStack | None:
@@ -128,18 +137,13 @@ def _stack(spec: Spec, blocks: Sequence[Block], world_size: int) -> CppStack | C
     return cpp_encoder_stack(blocks, world_size) if stack is None and spec.bidirectional else stack
 
 
-def _check_stage(spec: Spec, layers: range, num_stages: int) -> None:
+def _check_stage(spec: Spec, layers: range) -> None:
     """Refuse stages whose layers read what another stage has."""
     indexer = spec.attention.indexer if isinstance(spec.attention, Mla) else None
     if indexer is not None and not indexer.is_full(layers.start):
         raise StartupError(
             f"layer {layers.start} of this model reads keys that a layer before it chose, which another stage has: "
             "choose other --stage-layers, or leave out --num-stage"
-        )
-    if num_stages > 1 and spec.layer_input_width is not None:
-        raise StartupError(
-            "the layers of this model cannot be divided into stages: each reads vectors of the tokens; leave out "
-            "--num-stage"
         )
     for index in layers:
         if spec.owner(index) not in layers:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -17,6 +18,7 @@ from model_server.attention.backend import AttentionBackend, AttentionStep
 from model_server.attention.latent import LatentBackend
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend
+from model_server.attention.two_ways import AheadInWindows
 from model_server.layers.embedding import InputEmbedding
 from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
@@ -35,6 +37,38 @@ from model_server.runner.runner import ModelInputs, RequestState, RunnerTraits, 
 _SEES_AHEAD = ReferenceBackend()
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What stages pass on of a token."""
+
+    # Hidden states, then its vectors for the layers to come (0: there are none).
+    hidden_size: int
+    vector_width: int
+    # Of this stage and those behind it, and of this stage.
+    num_layers: int
+    num_own: int
+    dtype: torch.dtype
+
+    @property
+    def received(self) -> TokenRow:
+        return TokenRow(self.hidden_size + self.num_layers * self.vector_width, self.dtype)
+
+    @property
+    def passed_on(self) -> TokenRow:
+        return TokenRow(self.hidden_size + (self.num_layers - self.num_own) * self.vector_width, self.dtype)
+
+    def split(self, row: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return hidden states, and vectors [n, num_layers, vector_width]."""
+        if not self.vector_width:
+            return row, None
+        vectors = row[:, self.hidden_size :].view(len(row), self.num_layers, self.vector_width)
+        return row[:, : self.hidden_size].contiguous(), vectors
+
+    def join(self, hidden: Tensor, vectors: Tensor | None) -> Tensor:
+        """Return what is passed on."""
+        return hidden if vectors is None else torch.cat((hidden, vectors[:, self.num_own :].flatten(1)), dim=1)
+
+
 class Decoder:
     """The layers of one stage on this rank, a `runner.Runner`; used inside `torch.inference_mode`."""
 
@@ -49,8 +83,8 @@ class Decoder:
         vocab_size: int,
         max_positions: int | None,
         weight_bytes: int,
-        # What hidden states between stages take for a token.
-        stream: TokenRow,
+        # What goes between stages.
+        stream: Rows,
         stack: CppStack | CppEncoderStack | None = None,
         bidirectional: bool = False,
         adapters: AdapterSites | None = None,
@@ -59,6 +93,8 @@ class Decoder:
         # What these keep of requests beside their blocks.
         states: StatePool | None = None,
         layer_inputs: LayerInputs | None = None,
+        # [vocab_size] int64: the id whose embedding each id has; None: its own.
+        embedded_as: Tensor | None = None,
     ) -> None:
         # None without the first layer: hidden states come instead of ids.
         self._embedding = embedding
@@ -72,11 +108,13 @@ class Decoder:
         self._max_positions = max_positions
         # All blocks in one, for the steps that it takes.
         self._stack = stack
+        self._stream = stream
         self._first_layer = first_layer
         # Some layers have something else than attention.
         self._has_mixers = has_mixers
         self._states = states
         self._layer_inputs = layer_inputs
+        self._embedded_as = embedded_as
         self.bidirectional = bidirectional
         self.adapters = adapters
         self._kept_layers: tuple[int, ...] = ()
@@ -91,8 +129,8 @@ class Decoder:
             weight_bytes=weight_bytes,
             adapters=() if adapters is None else adapters.names,
             slots=None if adapters is None else adapters.slots,
-            received=stream if embedding is None else None,
-            passed_on=stream if output is None else None,
+            received=stream.received if embedding is None else None,
+            passed_on=stream.passed_on if output is None else None,
         )
 
     @property
@@ -138,7 +176,8 @@ class Decoder:
         """Embed ids [n] as [n, hidden], without positions or adapters."""
         assert self._embedding is not None
         self._current.rows = None
-        return self._embedding(ids, torch.zeros_like(ids))
+        known = ids if self._embedded_as is None else self._embedded_as.index_select(0, ids)
+        return self._embedding(known, torch.zeros_like(ids))
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         """Compute logits; tokens without are dropped after the last attention.
@@ -163,12 +202,13 @@ class Decoder:
         kept = inputs.kept
         rows_last = kept is not None and kept.all_tokens and inputs.logit_rows is not None
         kept_rows = None if self._output is None or rows_last else inputs.logit_rows
-        first = self._first(inputs, step)
-        if self._layer_inputs is not None:
-            step = dataclasses.replace(step, layer_inputs=self._layer_inputs(inputs.input_ids, first))
+        ids = inputs.input_ids if self._embedded_as is None else self._embedded_as.index_select(0, inputs.input_ids)
+        first, vectors = self._first(ids, inputs, step)
+        if vectors is not None:
+            step = dataclasses.replace(step, layer_inputs=vectors)
         hidden, added = self._through_blocks(first, step, inputs, kept_rows)
         if self._output is None:
-            return residual_norm(None, hidden, added)[0]
+            return self._stream.join(residual_norm(None, hidden, added)[0], vectors)
         hidden = self._output.before_head(hidden, added)
         if kept is not None:
             kept.final = hidden
@@ -186,15 +226,21 @@ class Decoder:
 
     def _start(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
         """Begin attention; libraries' kernels know causal masks only."""
-        serves = metadata.last_keys is None or self._attention.sees_ahead
-        return (self._attention if serves else _SEES_AHEAD).start(metadata, cache)
+        if metadata.last_keys is None:
+            return self._attention.start(metadata, cache)
+        ahead = (self._attention if self._attention.sees_ahead else _SEES_AHEAD).start(metadata, cache)
+        if not metadata.ahead_in_windows:
+            return ahead
+        causal = dataclasses.replace(metadata, last_keys=None, first_keys=None, ahead_in_windows=False)
+        return AheadInWindows(self._attention.start(causal, cache), ahead)
 
-    def _first(self, inputs: ModelInputs, step: Step) -> Tensor:
-        """Return what the first block reads, [num_tokens, hidden]."""
+    def _first(self, ids: Tensor, inputs: ModelInputs, step: Step) -> tuple[Tensor, Tensor | None]:
+        """Return what the first block reads, [num_tokens, hidden], and the layers' vectors."""
         if self._embedding is not None:
-            return self._embedding(inputs.input_ids, step.positions, inputs.embeddings, inputs.token_types)
+            hidden = self._embedding(ids, step.positions, inputs.embeddings, inputs.token_types)
+            return hidden, None if self._layer_inputs is None else self._layer_inputs(ids, hidden)
         assert inputs.hidden is not None, "the ranks with the layers before have computed it"
-        return inputs.hidden
+        return self._stream.split(inputs.hidden)
 
     def _through_blocks(self, hidden: Tensor, step: Step, inputs: ModelInputs, kept_rows: Tensor | None) -> Stream:
         wanted = () if inputs.kept is None else self._kept_layers

@@ -1,4 +1,4 @@
-"""A vector of each token for each layer, beside the stream (Gemma 4)."""
+"""A vector of each token for each layer, beside the stream (Gemma 4); the first stage makes them for all."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ExtendedBlock:
     """A block, then what it makes of the tokens' vectors, then a factor on the stream."""
 
     inner: Block
-    index: int  # of the layer
+    index: int  # of the layer, in its stage
     gate: LayerInputGate | None
     scalar: Tensor | None  # [1]
 
@@ -118,7 +118,9 @@ def extended(loader: Loader, spec: Spec, index: int, block: Block) -> Block:
         )
     if spec.names.scalar is not None and loader.has(prefix + spec.names.scalar):
         scalar = loader.vector(prefix + spec.names.scalar, [(0, 1)], 1)
-    return block if gate is None and scalar is None else ExtendedBlock(block, index, gate, scalar)
+    if gate is None and scalar is None:
+        return block
+    return ExtendedBlock(block, index - loader.first_layer, gate, scalar)
 
 
 def _whole(loader: Loader, name: str, inputs: int, outputs: int) -> Linear:

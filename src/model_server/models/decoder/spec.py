@@ -54,6 +54,15 @@ class Names:
     output_projection: str | None = None
     head: str = "lm_head"
 
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Return what only the first stage reads."""
+        found = (
+            self.embedding, self.embedding_projection, self.positions, self.embedding_norm, self.layer_inputs,
+            self.layer_inputs_projection, self.layer_inputs_norm,
+        )  # fmt: skip
+        return frozenset(name for name in found if name is not None)
+
 
 class AttentionSpec(Protocol):
     """An attention of another kind than Spec's fields describe."""
@@ -138,6 +147,8 @@ class Spec:
 
     embedding_size: int | None = None  # None: hidden_size
     embedding_multiplier: float = 1.0
+    blank_ids: tuple[int, ...] = ()  # ids that are embedded as `blank_id`
+    blank_id: int = 0
     position_offset: int = 0
     tied_head: bool  # the head is the embedding, unless the file holds another one
     normalized_head: bool = False  # its rows have length 1

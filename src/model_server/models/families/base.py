@@ -11,6 +11,9 @@ from model_server.layers.temperature import QueryTemperature
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 
+BLANK_IDS = "blank_ids"
+"""The field that has `Spec.blank_ids` in the config of a vision model's text, and in no file."""
+
 
 class UnknownFamilyError(StartupError):
     """The native decoder does not know this type, or not in this form; another runner may."""

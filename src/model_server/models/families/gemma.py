@@ -17,7 +17,7 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.experts_beside import ExpertsBeside
 from model_server.models.decoder.moe import Moe, StackedExperts
 from model_server.models.decoder.spec import LayerSizes, Names, Spec
-from model_server.models.families.base import UnknownFamilyError, base, layer_kinds, rotary_dim, windows_of
+from model_server.models.families.base import BLANK_IDS, UnknownFamilyError, base, layer_kinds, rotary_dim, windows_of
 from model_server.models.families.moe import top_k
 
 # Kind of layer -> the field that older files have the base of its rotation in, and what a silent file means.
@@ -168,6 +168,8 @@ def _gemma4(config: ModelConfig, *, window: int, positions: int) -> Spec:
         tied=True,
         names=_GEMMA4,
         embedding_multiplier=math.sqrt(config.count("hidden_size")),
+        blank_ids=config.get(BLANK_IDS) or (),
+        blank_id=config.get("pad_token_id") or 0,
         scale=1.0,
         ropes=tuple(ropes[kind] for kind in kinds),
         windows=windows_of(kinds, config.count("sliding_window", window)),

@@ -9,6 +9,7 @@ from typing import Any
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Names
+from model_server.models.families.base import BLANK_IDS
 
 TEXT_TYPES: dict[str, str] = {
     "aya_vision": "cohere2",
@@ -100,6 +101,10 @@ _ROPES: dict[str, dict[str, object]] = {
     "qwen3_vl": {"mrope_section": [24, 20, 20]},
     "qwen3_vl_moe": {"mrope_section": [24, 20, 20]},
 }
+
+_GEMMA4_TOKENS = {"image_token_id": 258880, "video_token_id": 258884, "audio_token_id": 258881}
+_BLANKS: dict[str, dict[str, int]] = {"gemma4": _GEMMA4_TOKENS, "gemma4_unified": _GEMMA4_TOKENS}
+"""Type -> the fields of its tokens that are embedded as padding is, and what silent files mean."""
 
 _LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
 _GEMMA4: dict[str, float] = {
@@ -201,10 +206,19 @@ def text_config(config: ModelConfig) -> ModelConfig:
     own: dict[str, float | None] = {name: value for name, value in defaults.items() if not text.has(name)}
     own |= _silent_theta(text, config.model_type)
     own |= _ALWAYS.get(config.model_type, {})
+    blank = _blanks(config, text)
     if text.model_type == "glm4v_text":  # it has no such field
         own["head_dim"] = text.count("hidden_size", 4096) // text.count("num_attention_heads", 32)
     text_type = _SAME_TEXT.get(text.model_type, text.model_type)
-    return _rope_kind(text.replaced(model_type=text_type, **own), config.model_type)
+    return _rope_kind(text.replaced(model_type=text_type, **own, **blank), config.model_type)
+
+
+def _blanks(config: ModelConfig, text: ModelConfig) -> dict[str, object]:
+    """Name the tokens that are embedded as padding."""
+    fields = _BLANKS.get(config.model_type, {})
+    said = [config.get(name) if config.has(name) else default for name, default in fields.items()]
+    size = text.count("vocab_size", 262144)
+    return {BLANK_IDS: tuple(one for one in said if type(one) is int and 0 <= one < size)} if said else {}
 
 
 def _silent_theta(text: ModelConfig, model_type: str) -> dict[str, float]:

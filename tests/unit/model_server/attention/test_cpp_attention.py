@@ -51,12 +51,13 @@ def test_equals_the_definition(batch: list[tuple[int, int]], heads: tuple[int, i
     torch.testing.assert_close(scene.attend(layer, BACKEND).double(), scene.expected(layer), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("past_windows", [False, True])
 @pytest.mark.parametrize("options", [{}, {"window": 8}, {"window": 100}, KINDS["everything"]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_prompts_whose_tokens_see_ahead(dtype: torch.dtype, options: dict[str, Any]) -> None:
+def test_prompts_whose_tokens_see_ahead(dtype: torch.dtype, options: dict[str, Any], past_windows: bool) -> None:
     """Over borders of runs and of blocks of keys, the first of them on a prefix, beside causal rows."""
     scene = Scene([(1, 300), (600, 700), (7, 7), (300, 300), (1, 9)], 4, 2, 16, dtype)
-    scene.see_ahead((1, 90, 110), (1, 120, 420), (1, 500, 700), (2, 2, 5), whole=(3,))
+    scene.see_ahead((1, 90, 110), (1, 120, 420), (1, 500, 700), (2, 2, 5), whole=(3,), past_windows=past_windows)
     layer = scene.layer(**options)
     bound = 2e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(scene.attend(layer, BACKEND).double(), scene.expected(layer), rtol=bound, atol=bound)

@@ -30,12 +30,15 @@ def test_equals_the_definition(
     torch.testing.assert_close(scene.attend(layer).double(), scene.expected(layer), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 4])
-def test_prompts_whose_tokens_see_ahead(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("past_windows", [False, True])
+@pytest.mark.parametrize("window", [None, 2, 4])
+def test_prompts_whose_tokens_see_ahead(
+    window: int | None, past_windows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside causal rows, on a prefix, with and without a window that some of them do not have."""
     monkeypatch.setattr(reference, "PREFILL_CHUNK_TOKENS", 3)
     scene = Scene([(7, 7), (5, 12), (1, 9), (4, 4)], 4, 2, 4)
-    scene.see_ahead((0, 2, 5), (0, 5, 7), (1, 5, 10), whole=(3,))
+    scene.see_ahead((0, 2, 5), (0, 5, 7), (1, 5, 10), whole=(3,), past_windows=past_windows)
     layer = scene.layer(window)
     torch.testing.assert_close(scene.attend(layer).double(), scene.expected(layer), rtol=1e-5, atol=1e-5)
 

@@ -10,7 +10,7 @@ from support.tiny_models import tiny_checkpoint
 
 from model_server.errors import StartupError
 from model_server.models.model import Model, describe
-from model_server.models.stages import layer_counts, split, stored_bytes
+from model_server.models.stages import layer_counts, shared_keys, split, stored_bytes
 from model_server.weights.checkpoint import examine
 
 
@@ -55,6 +55,21 @@ def test_every_stored_byte_counts_and_a_tied_matrix_for_both_ends(
     twice = embedding.end - embedding.begin if is_tied else 0
     assert all(layers) and first and last
     assert sum(layers) + first + last == total + twice
+
+
+def test_layers_that_read_the_keys_of_others_stay_with_them(tmp_path: Path) -> None:
+    """A table of vectors for all layers is the first stage's."""
+    assert split([4] * 8, 2, together=range(3, 8)) == (3, 5)
+    assert split([4] * 8, 3, together=range(1, 6)) == (1, 5, 2)
+    assert split([4] * 8, 4, together=range(3, 8)) == (1, 1, 1, 5)
+    with pytest.raises(StartupError, match="--num-stage 5: layers 3 to 7 of this model read each other's keys"):
+        split([4] * 8, 5, together=range(3, 8))
+    kinds = ["sliding_attention", "full_attention"] * 4
+    folder = tiny_checkpoint("gemma4_text", tmp_path, with_tokenizer=False, num_hidden_layers=8, layer_types=kinds)
+    model = describe(examine(folder))
+    assert model.spec is not None and shared_keys(model.spec) == range(4, 8)
+    layers, first, last = stored_bytes(model, model.spec)
+    assert first > last > 0 and layer_counts(model, 2) == split(layers, 2, first=first, last=last)
 
 
 def test_asked_counts_are_taken_or_refused(tmp_path: Path) -> None:

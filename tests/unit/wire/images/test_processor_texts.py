@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ from transformers import AutoImageProcessor, PreTrainedTokenizerFast
 from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
 from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+from transformers.models.gemma4_unified.processing_gemma4_unified import Gemma4UnifiedProcessor
 from transformers.models.idefics2.processing_idefics2 import Idefics2Processor
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 from transformers.models.paligemma.processing_paligemma import PaliGemmaProcessor
 
+from wire.images.expansions import Layout
 from wire.images.families import FAMILIES
 from wire.images.preparing import Preparer
 
@@ -56,6 +60,14 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=bytes_only, bos_token="<s>", pad_token="<s>", extra_special_tokens=extra
     )
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gemma4", Gemma4Processor), ("gemma4_unified", Gemma4UnifiedProcessor)])
+def test_an_image_is_written_as_by_a_processor_that_needs_torchvision(name: str, kind: Any) -> None:
+    family = FAMILIES[name]
+    words = SimpleNamespace(image_token=family.image_token, boi_token="<|image>", eoi_token="<image|>")
+    written = kind.replace_image_token(words, {"num_soft_tokens_per_image": [3]}, 0)
+    assert family.expansion(Layout(3)) == written
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
