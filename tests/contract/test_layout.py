@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 961,
+    "files": 962,
     "files below 50 lines": 252,
     "folders": 123,
     "docstrings that begin with a fragment": 3,
@@ -34,7 +34,7 @@ LIMITS = {
 LINES = {
     "launcher": 14_398,
     "model_server": 52_354,
-    "router": 36_154,
+    "router": 36_438,
     "tercet": 63,
     "wire": 7_346,
 }

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from router.grammar.conditions import named_keys, without_conditions
@@ -18,7 +19,7 @@ from router.grammar.exact_schema import enforceable, joins_bounds
 from router.grammar.look_ahead import without_look_ahead
 from router.grammar.object_keys import with_plain_keys
 from router.grammar.one_of import Branches
-from router.grammar.references import ROOT, Places, step
+from router.grammar.references import ROOT, Address, Places, step
 
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SINGLE_SCHEMAS = ("items", "additionalItems", "additionalProperties", "contains")
@@ -42,18 +43,18 @@ def close_objects(schema: Any) -> Any:
         RecursionError: It is nested too deeply.
         ValueError: A keyword cannot be enforced.
     """
-    known = _Known()
+    known = _Known(Places(schema))
     has_parts = joins_bounds(schema)
     while True:
-        before, pass_ = known.size, _Pass(schema, known, has_parts=has_parts)
-        closed = pass_.closed(schema, is_merged=ROOT in known.merged, path=ROOT)
+        before, pass_ = known.size, _Pass(known, has_parts=has_parts)
+        closed = pass_.closed(schema, is_merged=ROOT in known.merged, path=ROOT, address=known.places.address)
         # A schema that turned out to be merged or referred to may refer to others: look again.
         if known.size != before:
             continue
         for reference, path in pass_.references.items():
             if path not in pass_.walked:
                 raise ValueError(f"the `$ref` {reference} leads to no schema within this one")
-        pass_.branches.check()
+        pass_.branches.enforce(ROOT)
         return closed
 
 
@@ -61,10 +62,10 @@ def close_objects(schema: Any) -> Any:
 class _Known:
     """Paths that walks find."""
 
+    places: Places
     merged: set[str] = field(default_factory=set)
     # Referred to, wherever they are.
     reached: set[str] = field(default_factory=set)
-    places: Places = field(default_factory=Places)
 
     @property
     def size(self) -> int:
@@ -77,19 +78,19 @@ class _Pass:
     `has_parts`: whether a number's bounds may be in several places.
     """
 
-    def __init__(self, root: Any, known: _Known, *, has_parts: bool) -> None:
-        self._root = root
+    def __init__(self, known: _Known, *, has_parts: bool) -> None:
         self._known = known
         self._merged = frozenset(known.merged)
         self._has_parts = has_parts
         self.walked: set[str] = set()
         self.references: dict[str, str | None] = {}
-        self.branches = Branches()
+        self.branches = Branches(is_alone=known.places.is_alone)
 
-    def closed(self, schema: Any, *, is_merged: bool, path: str, address: str = "") -> Any:
+    def closed(self, schema: Any, *, is_merged: bool, path: str, address: Address) -> Any:
         """Close a schema; `path` is where references can name it."""
         self.walked.add(path)
         if not isinstance(schema, dict):
+            self.branches.add(path, schema, schema)
             return schema
         is_merged = is_merged or path in self._merged
         address = self._known.places.add(schema, path, address)
@@ -99,8 +100,9 @@ class _Pass:
         schema = enforceable(without_look_ahead(schema), is_part=self._has_parts)
         parts = _PARTS & schema.keys()
         has_several = len(parts) > 1
+        target = None
         if isinstance(reference := schema.get("$ref"), str):
-            self._refer(reference, path, address, is_merged=is_merged or has_several)
+            target = self._refer(reference, address, is_merged=is_merged or has_several)
         copy = {
             keyword: self._value(
                 keyword, value, is_merged=is_merged, has_several=has_several, path=step(path, keyword), address=address
@@ -111,21 +113,24 @@ class _Pass:
             copy["additionalProperties"] = False
         if isinstance(schema.get("properties"), dict) and not _TYPED & schema.keys():
             copy["type"] = "object"
-            self.branches.taken.add(path)
         if isinstance(format := schema.get("format"), str) and format not in _FORMATS:
             del copy["format"]
-        self.branches.schemas[path] = copy
-        return with_plain_keys(copy, self._root, is_merged=is_merged)
+        named = partial(self._known.places.named, address=address)
+        copy = with_plain_keys(copy, named, is_merged=is_merged)
+        self.branches.add(path, written, copy, target)
+        return copy
 
-    def _refer(self, reference: str, path: str, address: str, *, is_merged: bool) -> None:
+    def _refer(self, reference: str, address: Address, *, is_merged: bool) -> str | None:
         target = self.references[reference] = self._known.places.find(reference, address)
         if target is not None:
-            self.branches.targets[path] = target
             self._known.reached.add(target)
             if is_merged:
                 self._known.merged.add(target)
+        return target
 
-    def _value(self, keyword: str, value: Any, *, is_merged: bool, has_several: bool, path: str, address: str) -> Any:
+    def _value(
+        self, keyword: str, value: Any, *, is_merged: bool, has_several: bool, path: str, address: Address
+    ) -> Any:
         if keyword in _MAPS_OF_SCHEMAS and isinstance(value, dict):
             return {
                 name: self.closed(inner, is_merged=False, path=step(path, name), address=address)
@@ -141,7 +146,7 @@ class _Pass:
             return self.closed(value, is_merged=False, path=path, address=address)
         return value if keyword in _DATA else self._reached(value, path, address)
 
-    def _reached(self, value: Any, path: str, address: str) -> Any:
+    def _reached(self, value: Any, path: str, address: Address) -> Any:
         """Close what references name behind a keyword without a meaning, such as `components`."""
         if path in self._known.reached:
             return self.closed(value, is_merged=False, path=path, address=address)

@@ -120,7 +120,7 @@ def _check_values(value: Any, keyword: str) -> None:
         _check_values([*value, *value.values()], keyword)
     elif isinstance(value, str) and "\0" in value:
         raise ValueError(f"`{keyword}` has a text with the character NUL, which cannot be written")
-    elif _is_number(value) and abs(value) > _LARGEST and float(value).is_integer():
+    elif is_number(value) and abs(value) > _LARGEST and float(value).is_integer():
         raise ValueError(f"`{keyword}` has the number {value}: whole numbers are exact up to 2^53 only; use a string")
 
 
@@ -130,7 +130,7 @@ def _without_excluded_end(schema: dict[str, Any], *, is_part: bool) -> dict[str,
         return schema
     for end, others, step in ((_LOWER, _MOST, _STEP), (_UPPER, _LEAST, -_STEP)):
         excluded = schema.get(end)
-        if not _is_number(excluded) or excluded != math.trunc(excluded) or abs(excluded) >= _LARGEST:
+        if not is_number(excluded) or excluded != math.trunc(excluded) or abs(excluded) >= _LARGEST:
             continue
         near = [schema[name] for name in others if _is_within(schema.get(name), excluded)]
         if not near and not is_part:
@@ -140,14 +140,14 @@ def _without_excluded_end(schema: dict[str, Any], *, is_part: bool) -> dict[str,
                 raise ValueError(f"`{end}` {excluded} and {bound} as the other end are too close to each other")
         inclusive = "minimum" if end == _LOWER else "maximum"
         nearest, given = _beside(excluded, step), schema.get(inclusive)
-        kept = nearest if not _is_number(given) else max(given, nearest) if step > 0 else min(given, nearest)
+        kept = nearest if not is_number(given) else max(given, nearest) if step > 0 else min(given, nearest)
         schema = {name: value for name, value in schema.items() if name != end} | {inclusive: kept}
     return schema
 
 
 def _is_within(bound: Any, excluded: float) -> bool:
     """Say whether a bound is in the unit that begins with this whole number."""
-    return _is_number(bound) and bound != excluded and math.isfinite(bound) and math.trunc(bound) == excluded
+    return is_number(bound) and bound != excluded and math.isfinite(bound) and math.trunc(bound) == excluded
 
 
 def _beside(excluded: float, step: float) -> float:
@@ -159,14 +159,14 @@ def _within_exact_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     changed = dict(schema)
     for keyword, limit in (*((one, _LARGEST) for one in _MOST), *((one, -_LARGEST) for one in _LEAST)):
         bound = schema.get(keyword)
-        if _is_number(bound) and abs(bound) > _LARGEST:
+        if is_number(bound) and abs(bound) > _LARGEST:
             if (bound > 0) != (limit > 0):
                 raise ValueError(f"`{keyword}` {bound}: whole numbers are exact up to 2^53 only")
             changed[keyword] = limit
-    if _is_number(factor := schema.get("multipleOf")) and factor > _LARGEST:
+    if is_number(factor := schema.get("multipleOf")) and factor > _LARGEST:
         raise ValueError(f"`multipleOf` {factor}: whole numbers are exact up to 2^53 only")
     return changed
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -15,12 +15,16 @@ _MOST_REFERENCES = 16
 
 
 def with_plain_keys(
-    schema: dict[str, Any], root: Any, *, is_merged: bool, write: Callable[[str], str] = of_parsed_text
+    schema: dict[str, Any],
+    named: Callable[[str], Any],
+    *,
+    is_merged: bool,
+    write: Callable[[str], str] = of_parsed_text,
 ) -> dict[str, Any]:
     """Replace `propertyNames` and `dependentRequired` of a closed schema, whose number of keys can be enforced.
 
     Args:
-        root: Where references lead.
+        named: Returns the schema that a reference names, or None.
         write: Makes a pattern of names one of `patternProperties`.
         is_merged: Whether the object has other parts.
 
@@ -32,7 +36,7 @@ def with_plain_keys(
     if "propertyNames" in schema:
         if is_merged or any(keyword in schema for keyword in _OTHER_PARTS):
             raise ValueError("`propertyNames` beside other parts of an object cannot be enforced")
-        schema = _with_names(schema, root, write)
+        schema = _with_names(schema, named, write)
     _check_number(schema)
     return schema
 
@@ -60,8 +64,8 @@ def _with_needed(schema: dict[str, Any], needed: dict[str, Any]) -> dict[str, An
     return rest | {"allOf": [*others, *choices]} if choices else rest
 
 
-def _with_names(schema: dict[str, Any], root: Any, write: Callable[[str], str]) -> dict[str, Any]:
-    names = _resolved(schema["propertyNames"], root)
+def _with_names(schema: dict[str, Any], named: Callable[[str], Any], write: Callable[[str], str]) -> dict[str, Any]:
+    names = _resolved(schema["propertyNames"], named)
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
     rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
     closed = {"additionalProperties": False}
@@ -83,17 +87,11 @@ def _with_names(schema: dict[str, Any], root: Any, write: Callable[[str], str]) 
     return rest | closed | {"properties": described, "patternProperties": {write(pattern): others}}
 
 
-def _resolved(names: Any, root: Any) -> Any:
+def _resolved(names: Any, named: Callable[[str], Any]) -> Any:
     for _ in range(_MOST_REFERENCES):
         if not isinstance(names, dict) or not isinstance(reference := names.get("$ref"), str):
             return names
-        if names.keys() - _NOTES != {"$ref"} or not reference.startswith("#/"):
-            break
-        names = root
-        for step in reference[2:].split("/"):
-            key = step.replace("~1", "/").replace("~0", "~")
-            names = names.get(key) if isinstance(names, dict) else None
-        if names is None:
+        if names.keys() - _NOTES != {"$ref"} or (names := named(reference)) is None:
             break
     raise ValueError("the `$ref` of `propertyNames` leads nowhere")
 

@@ -1,55 +1,106 @@
-"""Branches of `oneOf` that exclude each other by a type of ours."""
+"""Branches of `oneOf`: enforced where no value fits two, as JSON Schema reads them."""
+
+# llguidance compares branches as they are closed, and not behind references. Closing narrows an object: what is written
+# for one branch must not fit another as its author wrote it, open, or without a type.
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.grammar.references import step
+from router.grammar.unfit import Joint
+
+_DATA = frozenset({"const", "enum", "default", "examples"})
+_APART = frozenset({"$defs", "definitions"})
+"""Only references lead there."""
+_OVERLAP = "a `oneOf` whose branches overlap cannot be enforced: use `anyOf`, or branches that exclude each other"
+_OPEN = (
+    "the branches of a `oneOf` exclude each other only where objects are closed and have their `type`: say `type`, and "
+    "`additionalProperties: false` or `required` keys, or use `anyOf`"
+)
 
 
 @dataclass
 class Branches:
-    """Closed schemas by their paths."""
+    """Schemas by their paths, written and closed."""
 
-    schemas: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Where the type is ours.
-    taken: set[str] = field(default_factory=set)
-    # What references lead to, by where they are.
-    targets: dict[str, str] = field(default_factory=dict)
+    is_alone: bool
+    """Whether nothing beside a `$ref` counts, as before 2019."""
+    _written: dict[str, Any] = field(default_factory=dict)
+    _closed: dict[str, Any] = field(default_factory=dict)
+    # Closed and written, by the identity of the closed one.
+    _pairs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    # What a `$ref` names, by the identity of its schema: whether as closed, and where.
+    _targets: dict[int, tuple[bool, str]] = field(default_factory=dict)
 
-    def check(self) -> None:
-        """Raise ValueError where another branch fits other values."""
-        if not self.taken:
-            return
-        for path, schema in self.schemas.items():
-            branches = self._parts(path, schema, "oneOf")
-            if any(self._is_taken(one, set()) for one in branches) and not all(map(self._is_object, branches)):
-                text = "a branch of `oneOf` with `properties` needs its `type`: without one it fits what is no object"
-                raise ValueError(f"{text}, as another branch does")
+    def add(self, path: str, written: Any, closed: Any, target: str | None = None) -> None:
+        """Note a schema, and the path that its `$ref` names."""
+        self._written[path], self._closed[path] = written, closed
+        self._pairs[id(closed)] = closed, written
+        if target is not None:
+            self._targets[id(written)], self._targets[id(closed)] = (False, target), (True, target)
 
-    def _is_taken(self, path: str, seen: set[str]) -> bool:
-        """Say whether a type is ours."""
-        schema = self.schemas.get(path)
-        if schema is None or path in seen:
-            return False
-        seen.add(path)
-        parts = [one for keyword in ("allOf", "anyOf", "oneOf") for one in self._parts(path, schema, keyword)]
-        parts += [self.targets[path]] if path in self.targets else []
-        return path in self.taken or any(self._is_taken(one, seen) for one in parts)
+    def enforce(self, path: str) -> None:
+        """Write each `oneOf` reached from a path as `anyOf`.
 
-    def _is_object(self, path: str, depth: int = 8) -> bool:
-        """Say whether only objects fit."""
-        schema = self.schemas.get(path)
-        if schema is None or not depth:
-            return False
-        if schema.get("type") == "object" or self._is_object(self.targets.get(path, ""), depth - 1):
-            return True
-        every = [self._parts(path, schema, keyword) for keyword in ("anyOf", "oneOf")]
-        return any(self._is_object(one, depth - 1) for one in self._parts(path, schema, "allOf")) or any(
-            branches and all(self._is_object(one, depth - 1) for one in branches) for branches in every
-        )
+        Raises:
+            ValueError: A value may fit two branches.
+        """
+        joint, seen, reached = Joint(self._target, is_alone=self.is_alone), {path}, [path]
+        while reached:
+            for target in self._enforced(self._closed[reached.pop()], (), joint):
+                if target not in seen:
+                    seen.add(target)
+                    reached.append(target)
 
-    def _parts(self, path: str, schema: dict[str, Any], keyword: str) -> list[str]:
-        parts = schema.get(keyword)
-        return [step(path, keyword, number) for number in range(len(parts))] if isinstance(parts, list) else []
+    def _target(self, schema: dict[str, Any]) -> Any:
+        is_closed, path = self._targets.get(id(schema), (False, ""))
+        return (self._closed if is_closed else self._written).get(path) if path else None
+
+    def _enforced(self, value: Any, context: tuple[Any, ...], joint: Joint) -> list[str]:
+        """Enforce a closed schema's own, and return the paths that it names.
+
+        Args:
+            context: Closed schemas that the same values fit.
+        """
+        targets: list[str] = []
+        if isinstance(value, list):
+            for one in value:
+                targets += self._enforced(one, (), joint)
+        if not isinstance(value, dict):
+            return targets
+        context = (*context, value) if id(value) in self._pairs else ()
+        if id(value) in self._targets:
+            targets.append(self._targets[id(value)][1])
+        branches = value.get("oneOf")
+        if context and isinstance(branches, list):
+            self._check(branches, context, joint)
+            _choose(value)
+        for keyword, inner in value.items():
+            if keyword in ("allOf", "anyOf") and isinstance(inner, list):
+                for one in inner:
+                    targets += self._enforced(one, context, joint)
+            elif not context or keyword not in _DATA | _APART:
+                targets += self._enforced(inner, (), joint)
+        return targets
+
+    def _check(self, branches: list[Any], context: tuple[Any, ...], joint: Joint) -> None:
+        for number, branch in enumerate(branches):
+            for other in (one for place, one in enumerate(branches) if place != number):
+                if joint.fits_nothing([branch, self._pairs.get(id(other), (other, other))[1]], context):
+                    continue
+                raise ValueError(_OPEN if joint.fits_nothing([branch, other], context) else _OVERLAP)
+
+
+def _choose(schema: dict[str, Any]) -> None:
+    """Put `anyOf` where `oneOf` is."""
+    # Keys are written in the order in which a schema names them.
+    items = list(schema.items())
+    schema.clear()
+    for keyword, value in items:
+        if keyword != "oneOf":
+            schema[keyword] = value
+        elif "anyOf" not in dict(items):
+            schema["anyOf"] = value
+        else:
+            schema["allOf"] = [*schema.get("allOf", []), {"anyOf": value}]

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from router.grammar.unfit import name_of
+
 JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _MAX_DEPTH = 16
 
@@ -104,7 +106,7 @@ def exclude_each_other(schemas: Sequence[Any], root: Any) -> bool:
 
 
 def _marks(schema: Any) -> dict[str, frozenset[str]]:
-    """Return the listed values of required keys, as JSON."""
+    """Return the listed values of required keys, as texts that equal ones share."""
     properties, required = (schema.get(keyword) for keyword in ("properties", "required"))
     if not isinstance(properties, dict) or not isinstance(required, list):
         return {}
@@ -114,7 +116,7 @@ def _marks(schema: Any) -> dict[str, frozenset[str]]:
             continue
         values = [one["const"]] if "const" in one else one.get("enum")
         if isinstance(values, list):
-            marks[key] = frozenset(json.dumps(value) for value in values)
+            marks[key] = frozenset(map(name_of, values))
     return marks
 
 

@@ -6,11 +6,13 @@ Whole tool schemas are definitions, too, for their local references.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from router.answers.tgi_form.call_parser import NAME_KEY
 from router.errors import ToolError
 from router.grammar.object_keys import with_plain_keys
+from router.grammar.references import at
 
 NO_TOOL = "no_tool"
 """The function that a model "calls" to answer with text instead."""
@@ -79,7 +81,7 @@ class _Tool:
         root = {"$defs": {self._place.rpartition("/")[2]: self.schema}}
         try:
             # Patterns are written for the grammar with the whole schema.
-            return with_plain_keys(closed, root, is_merged=False, write=str)
+            return with_plain_keys(closed, partial(at, root), is_merged=False, write=str)
         except ValueError as error:
             raise self._error(f"cannot be enforced: {error}") from None
 

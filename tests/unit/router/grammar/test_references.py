@@ -91,9 +91,62 @@ def test_a_schema_within_a_document_of_its_own_names_what_is_within() -> None:
 
 
 def test_paths() -> None:
-    places = Places()
-    assert places.find("#", "") == "#" and places.find("#/a~1b/0", "") == step("#", "a/b", 0)
-    assert places.add({"$id": "urn:x"}, "#/$defs/x", "") == "urn:x"
-    assert places.find("#/a", "urn:x") == "#/$defs/x/a" and places.find("urn:x", "") == "#/$defs/x"
-    assert places.add({"$id": "#old"}, "#/y", "") == "" and places.find("#old", "") == "#/y"
-    assert places.find("other.json", "") is None and len(places) == 3
+    places = Places({"$schema": "https://json-schema.org/draft/2020-12/schema"})
+    (here,) = places.address
+    assert places.find("#", (here,)) == "#" and places.find("#/a~1b/0", (here,)) == step("#", "a/b", 0)
+    assert places.add({"$id": "urn:x"}, "#/$defs/x", (here,)) == ("urn:x",)
+    assert places.find("#/a", ("urn:x",)) == "#/$defs/x/a" and places.find("urn:x", (here,)) == "#/$defs/x"
+    assert places.add({"$id": "#old"}, "#/y", (here,)) == (here,) and places.find("#old", (here,)) == "#/y"
+    assert places.find("other.json", (here,)) is None and len(places) == 3
+
+
+SIBLING = {
+    "type": "object", "required": ["v"],
+    "properties": {"v": {"allOf": [{"$id": "http://a.b/other/", "$ref": "x.json"}]}},
+    "definitions": {
+        "x": {"$id": "http://a.b/x.json", "type": "number"}, "y": {"$id": "http://a.b/other/x.json", "type": "string"},
+    },
+    "$id": "http://a.b/root",
+}  # fmt: skip
+OLDEST = {
+    "type": "object", "required": ["v"],
+    "properties": {
+        "v": {"id": "http://a.b/i", "definitions": {"x": {"type": "number"}}, "allOf": [{"$ref": "#/definitions/x"}]}
+    },
+    "definitions": {"x": {"type": "string"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", [SIBLING, OLDEST])
+def test_what_versions_read_otherwise_needs_its_version(schema: dict[str, Any]) -> None:
+    fault = check("json", json.dumps(schema), TOKENIZER)["fault"]
+    assert fault.endswith("leads elsewhere in older versions of JSON Schema: say in `$schema` which is meant"), fault
+
+
+@pytest.mark.parametrize(
+    ("schema", "draft", "is_text"),
+    [
+        (SIBLING, "http://json-schema.org/draft-07/schema#", False),
+        (SIBLING, "http://json-schema.org/draft-06/schema#", False),
+        (SIBLING, "https://json-schema.org/draft/2019-09/schema", True),
+        (OLDEST, "http://json-schema.org/draft-04/schema#", False),
+        (OLDEST, "https://json-schema.org/draft/2020-12/schema", True),
+    ],
+)
+def test_a_reference_leads_where_the_draft_says(schema: dict[str, Any], draft: str, is_text: bool) -> None:
+    named = {"$schema": draft} | schema
+    assert takes(named, {"v": "a"}) is is_text and takes(named, {"v": 1}) is not is_text
+
+
+def test_an_id_that_is_a_remark_changes_nothing() -> None:
+    schema = {"id": "tool", "type": "object", "properties": {"v": {"id": "field", "$ref": "#/$defs/x"}}}
+    assert takes(schema | {"$defs": {"x": {"type": "integer"}}}, {"v": 1})
+
+
+def test_names_of_keys_are_those_of_the_document_that_they_are_in() -> None:
+    inner = {
+        "$id": "http://a.b/inner", "type": "object", "propertyNames": {"$ref": "#/$defs/n"},
+        "$defs": {"n": {"enum": ["b"]}},
+    }  # fmt: skip
+    schema = {"type": "object", "properties": {"v": inner}, "$defs": {"n": {"enum": ["a"]}}}
+    assert takes(schema, {"v": {"b": 1}}) and not takes(schema, {"v": {"a": 1}})

@@ -192,6 +192,7 @@ def test_all_that_a_schema_says_binds(name: str, schema: Any, taken: list[str], 
         [{"type": "string"}, {"enum": ["a"]}],
         [KIND_A, {"type": "object", "properties": {"n": {"type": "integer"}}}],
         [KIND_A, KIND_A],
+        [{"type": "object", "properties": {"n": {"const": number}}, "required": ["n"]} for number in (1, 1.0)],
     ],
 )
 def test_branches_of_one_of_that_overlap_are_no_rules(name: str, branches: list[Any]) -> None:

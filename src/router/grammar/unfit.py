@@ -1,0 +1,160 @@
+"""Whether a value can fit several JSON schemas at once."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from router.grammar.exact_schema import is_number
+
+_KINDS = frozenset({"null", "boolean", "number", "string", "array", "object"})
+_CHOICES = ("anyOf", "oneOf")
+# Kind -> the keywords of its least and its most, with whether the end itself is excluded.
+_ENDS = {
+    "number": ((("minimum", False), ("exclusiveMinimum", True)), (("maximum", False), ("exclusiveMaximum", True))),
+    "string": ((("minLength", False),), (("maxLength", False),)),
+    "array": ((("minItems", False),), (("maxItems", False),)),
+    "object": ((("minProperties", False),), (("maxProperties", False),)),
+}
+_STEPS = 50_000
+_DEPTH = 32
+
+
+@dataclass
+class Joint:
+    """Schemas that a value fits together; what is not understood of them counts as absent."""
+
+    # What a schema's `$ref` leads to; None: the schema has none.
+    target: Callable[[dict[str, Any]], Any]
+    # Whether nothing beside a `$ref` counts.
+    is_alone: bool = False
+    # Of all questions together.
+    num_left: int = field(default=_STEPS, init=False)
+
+    def fits_nothing(self, schemas: Iterable[Any], context: Iterable[Any] = ()) -> bool:
+        """Say whether certainly no value fits all schemas, those of `context` without their branches."""
+        plain: list[dict[str, Any]] = []
+        return not self._spread(list(context), plain, []) or self._is_empty(plain, list(schemas), [], _DEPTH)
+
+    def _is_empty(self, plain: list[dict[str, Any]], others: list[Any], choices: list[Any], depth: int) -> bool:
+        self.num_left -= 1
+        if self.num_left < 0 or depth < 0:
+            return False
+        plain, choices = list(plain), list(choices)
+        if not self._spread(others, plain, choices) or self._excludes_all(plain, depth):
+            return True
+        return bool(choices) and all(self._is_empty(plain, [one], choices[1:], depth - 1) for one in choices[0])
+
+    def _spread(self, schemas: list[Any], plain: list[dict[str, Any]], choices: list[Any]) -> bool:
+        """Add what all schemas say, and their lists of branches, unless one fits nothing."""
+        seen = set(map(id, plain))
+        while schemas:
+            schema = schemas.pop()
+            if schema is False:
+                return False
+            if not isinstance(schema, dict) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            target = self.target(schema)
+            if target is not None:
+                schemas.append(target)
+            if target is None or not self.is_alone:
+                plain.append(schema)
+                schemas += _listed(schema, "allOf")
+                choices += [schema[keyword] for keyword in _CHOICES if _listed(schema, keyword)]
+        return True
+
+    def _excludes_all(self, plain: Sequence[dict[str, Any]], depth: int) -> bool:
+        values = next((values for schema in plain if (values := _values(schema)) is not None), None)
+        if values is not None:
+            return all(any(self._excludes(schema, value, depth) for schema in plain) for value in values)
+        kinds = frozenset[str].intersection(_KINDS, *(_kinds(schema) for schema in plain))
+        return all(
+            self._has_none(plain, depth) if kind == "object" else _is_without_room(kind, plain) for kind in kinds
+        )
+
+    def _has_none(self, plain: Sequence[dict[str, Any]], depth: int) -> bool:
+        """Say whether no object has all required keys with values that fit."""
+        required = dict.fromkeys(key for schema in plain for key in _listed(schema, "required") if isinstance(key, str))
+        return _is_without_room("object", [*plain, {"minProperties": len(required)}]) or any(
+            self._is_empty([], [_member(schema, key) for schema in plain], [], depth - 1) for key in required
+        )
+
+    def _excludes(self, schema: dict[str, Any], value: Any, depth: int) -> bool:
+        """Say whether a value does not fit what a schema says itself."""
+        values, kind = _values(schema), _kind(value)
+        if kind not in _kinds(schema) or (values is not None and name_of(value) not in map(name_of, values)):
+            return True
+        if kind in _ENDS and _is_without_room(kind, [schema, _of_size(kind, value)]):
+            return True
+        if kind == "array":
+            items = [] if _listed(schema, "prefixItems") or isinstance(schema.get("items"), list) else value
+            return any(self._is_empty([], [{"const": one}, schema.get("items")], [], depth - 1) for one in items)
+        if kind != "object":
+            return False
+        return any(key not in value for key in _listed(schema, "required") if isinstance(key, str)) or any(
+            self._is_empty([], [{"const": one}, _member(schema, key)], [], depth - 1) for key, one in value.items()
+        )
+
+
+def _listed(schema: dict[str, Any], keyword: str) -> list[Any]:
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []
+
+
+def _values(schema: dict[str, Any]) -> list[Any] | None:
+    """Return the values that a schema lists, if it does."""
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _kinds(schema: dict[str, Any]) -> frozenset[str]:
+    said = schema.get("type")
+    types = [said] if isinstance(said, str) else said
+    if not isinstance(types, list):
+        return _KINDS
+    return frozenset("number" if one == "integer" else one for one in types if isinstance(one, str))
+
+
+def _kind(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    kinds = {str: "string", list: "array", dict: "object"}
+    return next((kind for of, kind in kinds.items() if isinstance(value, of)), "number")
+
+
+def name_of(value: Any) -> str:
+    """Return a text that equal values share, as 1 and 1.0."""
+    if isinstance(value, list):
+        return f"[{','.join(map(name_of, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{name_of(value[key])}" for key in sorted(value)) + "}"
+    return str(int(value)) if is_number(value) and value == math.trunc(value) else json.dumps(value)
+
+
+def _member(schema: dict[str, Any], key: str) -> Any:
+    """Return what a schema says of a key's value."""
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and key in properties:
+        return properties[key]
+    return True if schema.get("patternProperties") else schema.get("additionalProperties", True)
+
+
+def _of_size(kind: str, value: Any) -> dict[str, Any]:
+    size = value if kind == "number" else len(value)
+    return {ends[0][0]: size for ends in _ENDS[kind]}
+
+
+def _is_without_room(kind: str, plain: Sequence[dict[str, Any]]) -> bool:
+    """Say whether a least is above a most."""
+    least, most = (
+        [(schema[name], is_open) for schema in plain for name, is_open in ends if is_number(schema.get(name))]
+        for ends in _ENDS.get(kind, ((), ()))
+    )
+    return any(low > high or (low == high and (one or other)) for (low, one), (high, other) in product(least, most))
