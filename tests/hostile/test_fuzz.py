@@ -28,6 +28,7 @@ BLOCK = 16
 TOTAL = 8 * BLOCK
 CAPACITY = 4 * TOTAL
 PLACES = 12
+WITHOUT_MARKS = "POST /infill"
 ANSWER_LIMIT_S = 60.0
 """Longer means a hang."""
 ORDINARY = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 24, "details": True, "ignore_eos": True}}
@@ -66,6 +67,7 @@ def test_random_requests_of_our_own_document(server: RunningServer, kind: str) -
     posts = {label: seen for label, seen in statuses.items() if label.startswith("POST")}
     assert len(posts) >= 9
     if mode is GenerationMode.POSITIVE:
+        assert posts.pop(WITHOUT_MARKS) == {422}, "the demo model has no marks of gaps"
         assert all(200 in seen for seen in posts.values()), posts
     else:
         # Few cases for each route: all of one may happen to be no JSON at all.
