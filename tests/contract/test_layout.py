@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_398,
-    "model_server": 52_354,
+    "model_server": 52_403,
     "router": 36_438,
     "tercet": 63,
     "wire": 7_346,

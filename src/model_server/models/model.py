@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from model_server.cpp import library as cpp
 from model_server.errors import StartupError
 from model_server.kernels.availability import has_float8, refusal
 from model_server.models.config import CROSSING, ModelConfig
+from model_server.models.decoder.experts_beside import ExpertsBeside
 from model_server.models.decoder.mixers.gated_delta import GatedDeltaSpec
 from model_server.models.decoder.mixers.kimi_delta import KimiDeltaSpec
 from model_server.models.decoder.mixers.short_conv import ShortConvSpec
@@ -182,17 +183,38 @@ def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple
     return dataclasses.replace(spec, names=names), dataclasses.replace(checkpoint, headers=headers, other=others)
 
 
+_ONE_BY_ONE = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+"""What files call an expert's gate, up and down."""
+
+
 def _with_stored_experts(spec: Spec, checkpoint: Checkpoint) -> Spec:
     """Return a spec whose experts are read as they are stored: one by one, or all in one tensor."""
-    if not any(isinstance(mlp, Moe) for mlp in spec.mlps):
+    if not any(isinstance(mlp, Moe | ExpertsBeside) for mlp in spec.mlps):
         return spec
     shapes = {name: one.shape for header in checkpoint.headers.values() for name, one in header.tensors.items()}
     layers = spec.names.layers
+    modules = {name.rpartition(".")[0] for name in shapes}
     prefixes = (layers, layers.removeprefix(spec.names.base))
-    mlps = [
-        _as_stored(mlp, [f"{one}.{layer}." for one in prefixes], shapes, spec) for layer, mlp in enumerate(spec.mlps)
-    ]
+    mlps: list[MlpSpec | None] = []
+    for layer, mlp in enumerate(spec.mlps):
+        of_layer = [f"{one}.{layer}." for one in prefixes]
+        if isinstance(mlp, ExpertsBeside):
+            mlps.append(dataclasses.replace(mlp, experts=_one_by_one(mlp.experts, of_layer, modules)))
+        else:
+            found = _as_stored(mlp, of_layer, shapes, spec)
+            mlps.append(_one_by_one(found, of_layer, modules) if isinstance(found, Moe) else found)
     return dataclasses.replace(spec, mlps=tuple(mlps))
+
+
+def _one_by_one(moe: Moe, prefixes: Sequence[str], modules: Collection[str]) -> Moe:
+    """Return a mixture with experts as stored: quantizers write a module for each matrix of fused ones."""
+    store = moe.store
+    if not isinstance(store, StackedExperts):
+        return moe
+    for names in _ONE_BY_ONE:
+        if any(f"{prefix}{store.module}.0.{names[0]}" in modules for prefix in prefixes):
+            return dataclasses.replace(moe, store=store.one_by_one(*names))
+    return moe
 
 
 def _as_stored(

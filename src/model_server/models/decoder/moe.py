@@ -6,7 +6,7 @@ routed and shared experts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -216,8 +216,10 @@ class SeparateExperts:
     gate: str | None = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    # The module that transformers makes of them.
-    fused: str = "mlp.experts"
+    # The module that transformers makes of them; None: one that holds them in another order.
+    fused: str | None = "mlp.experts"
+    # Matrices may have biases.
+    biased: bool = False
 
     def products(self, moe: Moe, hidden_size: int) -> Products:
         size = moe.intermediate_size
@@ -226,8 +228,8 @@ class SeparateExperts:
             name = f"{self.experts}.{expert}."
             found.update((name + one, (hidden_size, size)) for one in self._ups)
             found[name + self.down] = size, hidden_size
-        experts = {} if self.gate is None else {self.fused: _fused(moe, hidden_size)}
-        return Products(linear=found, experts=experts)
+        fused = {} if self.gate is None or self.fused is None else {self.fused: _fused(moe, hidden_size)}
+        return Products(linear=found, experts=fused)
 
     @property
     def _ups(self) -> tuple[str, ...]:
@@ -236,7 +238,7 @@ class SeparateExperts:
     def places(self, moe: Moe) -> Mapping[str, ExpertPlace]:
         up, down = f"{self.fused}.{_UP}", f"{self.fused}.{_DOWN}"
         found: dict[str, ExpertPlace] = {}
-        if self.gate is None:
+        if self.gate is None or self.fused is None:
             return found
         for expert in range(moe.routing.num_experts):
             name = f"{self.experts}.{expert}."
@@ -257,13 +259,12 @@ class SeparateExperts:
         part = Part(name + self.down, ((0, hidden_size),), hidden_size)
         down = MatrixSlice(parts=(part,), columns=share, num_columns=size)
         whole = replace(down, columns=(0, size))
-        fused = prefix + self.fused
         halves = (share,) if self.gate is None else (share, (size + start, size + stop))
-        rows = ExpertRows(name=f"{fused}.{_UP}", expert=expert, rows=halves)
+        rows = self._rows(prefix, _UP, expert, halves)
         up_product = Product(
             parts=up.parts, columns=None, weight=lambda: loader.read_again(up, torch.float32), expert=rows
         )
-        rows = ExpertRows(name=f"{fused}.{_DOWN}", expert=expert, rows=((0, hidden_size),))
+        rows = self._rows(prefix, _DOWN, expert, ((0, hidden_size),))
         down_product = Product(
             parts=down.parts,
             columns=share,
@@ -271,7 +272,27 @@ class SeparateExperts:
             adds_bias=loader.tensor_group.rank == 0,
             expert=rows,
         )
-        return ExpertWeights(loader.matrix(up), loader.matrix(down), up_product=up_product, down_product=down_product)
+        up_bias, down_bias = self._biases(loader, name, share, (size, hidden_size))
+        return ExpertWeights(loader.matrix(up), loader.matrix(down), up_bias, down_bias, up_product, down_product)
+
+    def _rows(self, prefix: str, name: str, expert: int, rows: Sequence[Range]) -> ExpertRows | None:
+        if self.fused is None:
+            return None
+        return ExpertRows(name=f"{prefix}{self.fused}.{name}", expert=expert, rows=tuple(rows))
+
+    def _biases(
+        self, loader: Loader, expert: str, share: Range, sizes: tuple[int, int]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        ups, down = [f"{expert}{part}.bias" for part in self._ups], f"{expert}{self.down}.bias"
+        up_bias = down_bias = None
+        if not self.biased:
+            return None, None
+        if any(map(loader.has, ups)):
+            up_bias = torch.cat([loader.vector(name, [share], sizes[0]) for name in ups])
+        if loader.has(down) and loader.tensor_group.rank == 0:  # summed over the ranks it must count once
+            down_bias = loader.vector(down, [(0, sizes[1])], sizes[1])
+        loader.reader.skip(down)
+        return up_bias, down_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,11 +344,11 @@ class StackedExperts:
     swapped: bool = False
 
     def products(self, moe: Moe, hidden_size: int) -> Products:
-        return Products(linear={}, experts={self._module: _fused(moe, hidden_size, swapped=self.swapped)})
+        return Products(linear={}, experts={self.module: _fused(moe, hidden_size, swapped=self.swapped)})
 
     def places(self, moe: Moe) -> Mapping[str, ExpertPlace]:
         return {
-            stored: ExpertPlace(parameter=f"{self._module}.{name}", transposed=not self.rows_first)
+            stored: ExpertPlace(parameter=f"{self.module}.{name}", transposed=not self.rows_first)
             for stored, name in ((self.up, _UP), (self.down, _DOWN))
         }
 
@@ -353,7 +374,7 @@ class StackedExperts:
             gate_first = torch.arange(2 * (stop - start), device=loader.device).view(-1, 2).t().flatten()
             up = up.permuted(gate_first)
             up_bias = None if up_bias is None else up_bias[gate_first]
-        module = prefix + self._module
+        module = prefix + self.module
         rows = ExpertRows(name=f"{module}.{_UP}", expert=expert, rows=halves, order=gate_first)
         up_product = Product(parts=(), columns=None, weight=_without_lengths, expert=rows)
         rows = ExpertRows(name=f"{module}.{_DOWN}", expert=expert, rows=((0, hidden_size),))
@@ -361,8 +382,14 @@ class StackedExperts:
         return ExpertWeights(up, down, up_bias, down_bias, up_product, down_product)
 
     @property
-    def _module(self) -> str:
+    def module(self) -> str:
+        """Return the module that transformers has for all of them."""
         return self.fused or self.up.rpartition(".")[0]
+
+    def one_by_one(self, gate: str, up: str, down: str) -> SeparateExperts:
+        """Return the same with a module for each matrix."""
+        is_same = self.rows_first and not self.interleaved and not self.swapped
+        return SeparateExperts(self.module, gate, up, down, self.module if is_same else None, biased=True)
 
     def _slice(self, part: Part, expert: int, columns: Range, sizes: tuple[int, int]) -> MatrixSlice:
         """Return a part of one expert's [out, in], of all experts' sizes."""
