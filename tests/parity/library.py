@@ -48,7 +48,7 @@ PAGED = (
     *(_NOW_PAGED if _SINCE_5_24 else ()),
     # The text of models that see or hear, whose text model is no native family.
     "apertus1p5", "aria", "audioflamingo3", "chameleon", "cohere_compass", "cosmos3_edge", "cosmos3_omni",
-    "deepseek_ocr2", "emu3", "ernie4_5_vl_moe", "exaone4_5", "fuyu", "gemma4", "gemma4_unified", "glm4v_moe", "glm_ocr",
+    "deepseek_ocr2", "emu3", "ernie4_5_vl_moe", "exaone4_5", "fuyu", "gemma4", "gemma4_unified", "glm_ocr",
     "glmasr", "granite_speech", "hunyuan_vl", "hyperclovax_vision_v2", "minimax_m3_vl", "mistral4", "molmo2",
     "gemma3n", "muse_glimmer", "muse_spark", "paddleocr_vl", "qwen2_audio", "qwen3_asr", "step3p7", "voxtral",
 )  # fmt: skip

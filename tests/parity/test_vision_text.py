@@ -23,6 +23,7 @@ TEXT_OF: dict[str, dict[str, Any]] = {
     "gemma3": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "glm4v": GLM,
     "glm46v": GLM,
+    "glm4v_moe": GLM,
     "mistral3": {"sliding_window": None},
     "llama4": {
         "interleave_moe_layer_step": 2, "layer_types": ["chunked_attention", "full_attention"] * 2,

@@ -39,7 +39,7 @@ NESTED = ("idefics2", "idefics3", "smolvlm")
 # Families whose image tokens are one run.
 WHOLE_RUNS = (
     "gemma3", "gemma4", "gemma4_small", "gemma4_unified", "paligemma", "paligemma2", "qwen2_vl", "qwen2_5_vl",
-    "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm46v",
+    "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm46v", "glm4v_moe",
 )  # fmt: skip
 
 

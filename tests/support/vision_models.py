@@ -155,6 +155,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     ),
     "glm4v": _GLM,
     "glm46v": _GLM,
+    "glm4v_moe": (
+        "glm4v_moe_text",
+        _GLM[1] | {
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+        _GLM[2], {},
+    ),
     "gemma3": (
         "gemma3_text",
         {"num_hidden_layers": 7, "sliding_window": 3, "query_pre_attn_scalar": 16},
@@ -246,6 +254,7 @@ PROCESSORS["vipllava"] = PROCESSORS["llava"]
 PROCESSORS["aya_vision"] = PROCESSORS["internvl"]
 PROCESSORS["glm46v"] = ("Glm46VImageProcessor", PROCESSORS["glm4v"][1])
 PROCESSORS["gemma4_small"] = PROCESSORS["gemma4"]
+PROCESSORS["glm4v_moe"] = PROCESSORS["glm4v"]
 PROCESSORS["paligemma2"] = PROCESSORS["paligemma"]
 
 # Processors of these classes take their classes' names from the model's type.

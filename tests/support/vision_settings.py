@@ -104,6 +104,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pixtral": _pixtral("llava", 1024, 16, 1),
     "mistral3": _pixtral("mistral3", 1540, 14, 2),
     "glm4v": _glm("glm4v", "Glm4vImageProcessor"),
+    "glm4v_moe": _glm("glm4v_moe", "Glm4vImageProcessor"),
     "glm46v": _glm("glm46v", "Glm46VImageProcessor"),
 }  # fmt: skip
 

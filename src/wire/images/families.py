@@ -103,6 +103,7 @@ FAMILIES: Mapping[str, ImageFamily] = {
     "mistral3": _PIXTRAL,
     "pixtral": _PIXTRAL,
     "glm4v": _GLM,
+    "glm4v_moe": _GLM,
     "glm46v": _GLM,
 }
 """By `model_type`; `pixtral` stands for LLaVA with Pixtral's tower, which is a `llava` in its config."""

@@ -93,6 +93,7 @@ _ROWS: Mapping[str, _Row] = {
     "mistral3": _PIXTRAL,
     "pixtral": _PIXTRAL,
     "glm4v": _GRID,
+    "glm4v_moe": _GRID,
     "glm46v": _GRID,
 }
 

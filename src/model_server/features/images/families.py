@@ -52,6 +52,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "gemma4_unified": _GEMMA4_UNIFIED,
     "glm46v": _GRID,
     "glm4v": _GRID,
+    "glm4v_moe": _GRID,
     "idefics": VisionFamily(("pixel_values",), crosses=True),
     "idefics2": _MASKED,
     "idefics3": _MASKED,

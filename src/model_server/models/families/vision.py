@@ -24,6 +24,7 @@ TEXT_TYPES: dict[str, str] = {
     "gemma4_unified": "gemma4_unified_text",
     "glm46v": "glm4v_text",
     "glm4v": "glm4v_text",
+    "glm4v_moe": "glm4v_moe_text",
     "glmga": "glm4v_text",
     "got_ocr2": "qwen2",
     "granite4_vision": "granite4_vision_text",
@@ -66,9 +67,9 @@ TEXT_TYPES: dict[str, str] = {
 
 # Text models that are another one's but for the positions of images.
 _SAME_TEXT = {
-    "glm4v_text": "glm4", "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe", "qwen2_5_omni_text": "qwen2", "qwen3_omni_moe_text": "qwen3_moe",
-    "granite4_vision_text": "granite", "granite_docling_text": "granite",
+    "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe", "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "qwen2_5_omni_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe", "granite4_vision_text": "granite", "granite_docling_text": "granite",
 }  # fmt: skip
 # What transformers' modelling of a type does whatever its config says.
 _ALWAYS: dict[str, dict[str, float | None]] = {
@@ -96,6 +97,7 @@ _ROPES: dict[str, dict[str, object]] = {
     "glm46v": _GLM_ROPE,
     "glmga": _GLM_ROPE,
     "glm4v": _GLM_ROPE,
+    "glm4v_moe": {"mrope_section": [8, 12, 12]},
     "qwen3_5": _QWEN35_ROPE,
     "qwen3_5_moe": _QWEN35_ROPE,
     "qwen3_vl": {"mrope_section": [24, 20, 20]},
@@ -145,6 +147,15 @@ DEFAULTS: dict[str, dict[str, float]] = {
     },
     "qwen2_5_omni_text": {"num_attention_heads": 28, "num_key_value_heads": 4},
     "qwen3_omni_moe_text": {"num_attention_heads": 28, "num_key_value_heads": 4, "norm_topk_prob": True},
+    "glm4v_moe_text": {
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "vocab_size": 151424,
+        "max_position_embeddings": 65536,
+    },
     "glm4v_text": {
         "hidden_size": 4096,
         "intermediate_size": 13696,
