@@ -42,13 +42,13 @@ from model_server.runner.graph_choice import with_graphs
 from model_server.runner.graph_sizes import decode_rows, graph_sizes, window_sizes
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
+from model_server.speculation.device.model_speculator import DeviceModelSpeculator
 from model_server.speculation.drafters.drafter import DraftedRunner
 from model_server.speculation.loading import (
     LOOKUP,
     FoundSpeculator,
     can_draft,
     check_window_rows,
-    drafting_speculator,
     find_speculator,
     load_drafter,
     lookup_speculator,
@@ -212,13 +212,15 @@ def _with_drafts(
     placement: Placement,
 ) -> tuple[Runner, Speculator]:
     """Add the drafter that `found` names."""
-    drafted = config.num_drafted, config.most_window_rows
+    most, max_rows = config.num_drafted, config.most_window_rows
     device, alone = placement.device, placement.ranks.world.size == 1
     if found is None:
-        return runner, lookup_speculator(runner.traits, *drafted, device, alone=alone)
+        return runner, lookup_speculator(runner.traits, most, max_rows, device, alone=alone)
     choice = AttentionChoice(config.attention, device, placement.dtype, placement.cache_dtype)
     drafter = load_drafter(found, config.num_drafted, model, runner, tokenizer.vocab_size, placement, choice)
-    return DraftedRunner(runner, drafter), drafting_speculator(drafter, runner.traits, *drafted, device, alone=alone)
+    block_size = runner.traits.block_size
+    speculator = DeviceModelSpeculator(most, max_rows, device, block_size, drafter, alone=alone)
+    return DraftedRunner(runner, drafter), speculator
 
 
 def _engine(

@@ -25,9 +25,9 @@ from model_server.errors import StartupError
 from model_server.features.images.families import FAMILIES
 from model_server.features.images.image import AskedImages, EncodedImages, Feature
 from model_server.features.images.tower import load_tower
+from model_server.speculation.device.model_speculator import DeviceModelSpeculator
 from model_server.speculation.drafters.draft_model import DraftModel
 from model_server.speculation.drafters.drafter import DraftedRunner
-from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.pace import Pace
 from model_server.speculation.speculator import Speculator
 
@@ -197,7 +197,7 @@ def test_a_draft_model_changes_nothing(scene: VisionScene) -> None:
         pytest.skip("nothing is drafted where states cannot go back")
     drafter = DraftModel(load(scene.folder), base)
     shard = scene.shard(runner=DraftedRunner(base, drafter))
-    speculator = ModelSpeculator(3, drafter)
+    speculator = DeviceModelSpeculator(3, 128, torch.device("cpu"), BLOCK, drafter, alone=True)
     speculator.pace, drafter.pace = Pace([(1, 1.0)]), Pace([(1, 0.01)])
     shard.engine.steps.speculator = speculator
     requests = [request(shard, one) for one in prompts]

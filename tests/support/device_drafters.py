@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from support.device_windows import FREE, NUM_BLOCKS
-from support.drafted_shard import CHEAP
+from support.drafted_shard import CHEAP, Asked, note_drafts
 from support.engine_shard import EngineShard
 from support.graph_doubles import PlainGraphCapture, copying_staging
 from support.loading import CPU, FixedAttention, load
-from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend, ReferenceStep
@@ -25,15 +24,11 @@ from model_server.memory.kv_cache import KvCache
 from model_server.models.model import describe
 from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.speculation.device.model_speculator import DeviceModelSpeculator
-from model_server.speculation.device.queries import RowsAt
 from model_server.speculation.device.speculator import BatchWindows
 from model_server.speculation.drafters.drafter import DraftedRunner
-from model_server.speculation.loading import FoundSpeculator, device_drafter, find_speculator, load_drafter
+from model_server.speculation.loading import FoundSpeculator, find_speculator, load_drafter
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
-
-# Tokens of a row, the draft behind them, and how many tokens were asked for.
-Drafted = tuple[list[int], list[int], int]
 
 
 class DeviceLengths(ReferenceBackend):
@@ -62,28 +57,11 @@ class DiceDrafts(DeviceModelSpeculator):
         return self.dice.choice([0, self.most, self.dice.randint(0, self.most)])
 
 
-def noting(row_drafts: Any, asked: list[Drafted]) -> Any:
-    """The same drafts, noted as far as a step may check them."""
-    draft = row_drafts.draft
-
-    def noted(rows: RowsAt, length: int) -> tuple[Tensor, Tensor]:
-        found, valid = draft(rows, length)
-        counts = torch.minimum(valid, rows.limit - rows.start - 1).tolist()
-        for row, count in enumerate(counts):
-            if count > 0:
-                ids = rows.history[row, : int(rows.start[row]) + 1].tolist()
-                asked.append((ids, found[row, :count].tolist(), count))
-        return found, valid
-
-    row_drafts.draft = noted
-    return row_drafts
-
-
 def drafting_on_a_gpu(
     tokenizer: Tokenizer, base: Path, found: FoundSpeculator, most: int, seed: int = 0, *,
     group: ProcessGroup | None = None, budget: int = 1000,
     speculator: Callable[[Any], DeviceModelSpeculator] | None = None, **options: Any,
-) -> tuple[EngineShard, list[Drafted]]:  # fmt: skip
+) -> tuple[EngineShard, list[Asked]]:  # fmt: skip
     """Replayed steps, uploads through buffers; and what is drafted on the device."""
     ranks = group or ProcessGroup()
     runner = load(base, group=group, backend=DeviceLengths())
@@ -97,14 +75,11 @@ def drafting_on_a_gpu(
     shard = EngineShard(tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS, runner=graphed, **rank, **options)
     graphed.capture(shard.engine.cache, 96, ranks)
     shard.engine.steps.staging = copying_staging()
-    made = DiceDrafts(most, random.Random(seed), device_drafter(drafter), alone=ranks.size == 1)
+    made = DiceDrafts(most, random.Random(seed), drafter, alone=ranks.size == 1)
     if speculator is not None:
-        made = speculator(device_drafter(drafter))
-    asked: list[Drafted] = []
-    begin = made.drafter.start
-    made.drafter.start = lambda staging: noting(begin(staging), asked)  # type: ignore[method-assign]
+        made = speculator(drafter)
     shard.engine.steps.speculator = made
-    return shard, asked
+    return shard, note_drafts(drafter)
 
 
 def found_in(folder: Path | str, tokenizer: Tokenizer, base: Path) -> FoundSpeculator:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from support.engine_shard import EngineShard, generations_of
+from support.engine_shard import BLOCK, EngineShard, generations_of
 from support.loading import CPU, load
 from support.meeting_ranks import on_ranks
+from torch import Tensor
 
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.group import ProcessGroup
@@ -16,15 +17,50 @@ from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.models.model import describe
 from model_server.runner.runner import Runner
-from model_server.speculation.drafters.drafter import DraftedRunner, Drafter, DraftRow
+from model_server.speculation.device.model_speculator import DeviceModelSpeculator
+from model_server.speculation.drafters.drafter import DraftedRunner, Drafter
+from model_server.speculation.drafters.queries import RowsAt
 from model_server.speculation.loading import find_speculator, load_drafter
-from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.pace import Pace
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 
 FREE, CHEAP = Pace([(1, 1.0)]), Pace([(1, 0.001)])
 MOST = 4
+
+
+class Asked(NamedTuple):
+    """Tokens of a row, those that its draft was to begin with, and what a drafter guessed behind them."""
+
+    ids: list[int]
+    forced: list[int]
+    draft: list[int]
+
+
+def noting(row_drafts: Any, asked: list[Asked]) -> Any:
+    """The same drafts, noted as far as a step may check them."""
+    draft = row_drafts.draft
+
+    def noted(rows: RowsAt, length: int, forced: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        found, valid = draft(rows, length, forced)
+        counts = torch.minimum(valid, rows.limit - rows.start - 1).tolist()
+        for row, count in enumerate(counts):
+            known = [] if forced is None else [one for one in forced[row].tolist() if one >= 0]
+            if count > len(known):
+                ids = rows.history[row, : int(rows.start[row]) + 1].tolist()
+                asked.append(Asked(ids, known, found[row, len(known) : count].tolist()))
+        return found, valid
+
+    row_drafts.draft = noted
+    return row_drafts
+
+
+def note_drafts(drafter: Any) -> list[Asked]:
+    """What it will draft."""
+    asked: list[Asked] = []
+    start = drafter.start
+    drafter.start = lambda staging: noting(start(staging), asked)
+    return asked
 
 
 def drafter_of(
@@ -40,8 +76,8 @@ def drafter_of(
 def shard_of(
     tokenizer: Tokenizer, base: Path, speculator: Path | str | None, group: ProcessGroup | None = None, *,
     budget: int = 1000, **options: Any,
-) -> tuple[EngineShard, list[tuple[DraftRow, list[int], list[int]]]]:  # fmt: skip
-    """And every draft that is made: the row, its tokens then, the draft."""
+) -> tuple[EngineShard, list[Asked]]:  # fmt: skip
+    """And every draft that is made."""
     runner: Any = load(base, group=group)
     rank = {} if group is None else {"rank": group.rank, "world_size": group.size}
     if speculator is None:
@@ -49,19 +85,10 @@ def shard_of(
     drafter = drafter_of(speculator, base, runner, tokenizer, group)
     whole: Any = DraftedRunner(runner, drafter)
     shard = EngineShard(tokenizer, budget=budget, runner=whole, **rank, **options)
-    drafts = ModelSpeculator(MOST, drafter)
+    drafts = DeviceModelSpeculator(MOST, 128, CPU, BLOCK, drafter, alone=group is None)
     drafts.pace, drafter.pace = FREE, CHEAP
     shard.engine.steps.speculator = drafts
-    asked: list[tuple[DraftRow, list[int], list[int]]] = []
-    drafted = drafter.draft
-
-    def draft(rows: Any) -> list[list[int]]:
-        found = drafted(rows)
-        asked.extend((row, list(row.sequence.ids), ids) for row, ids in zip(rows, found, strict=True))
-        return found
-
-    drafter.draft = draft  # type: ignore[method-assign]
-    return shard, asked
+    return shard, note_drafts(drafter)
 
 
 def ids_of(found: dict[int, list[Any]]) -> dict[int, list[int]]:
@@ -76,7 +103,7 @@ def check_two_ranks(tokenizer: Tokenizer, base: Path, speculator: Path | str) ->
         results = [shard.prefill(0, *[shard.request([5 + i, 6, 7, 8], 12) for i in range(3)])]
         while results[-1].batch is not None:
             results.append(shard.decode(0))
-        return ids_of(generations_of(*results)), [ids for _, _, ids in asked]
+        return ids_of(generations_of(*results)), [one.draft for one in asked]
 
     alone, drafts = work(ProcessGroup())
     ranks = on_ranks(2, work)

@@ -19,11 +19,6 @@ from model_server.models.decoder.spec import Spec
 from model_server.models.load import load_runner
 from model_server.models.model import Model, describe
 from model_server.runner.runner import Runner, RunnerTraits
-from model_server.speculation.device.drafters.draft_model import DeviceDraftModel
-from model_server.speculation.device.drafters.drafter import DeviceDrafter
-from model_server.speculation.device.drafters.heads import DeviceHeads
-from model_server.speculation.device.drafters.layer import DeviceLayer
-from model_server.speculation.device.model_speculator import DeviceModelSpeculator
 from model_server.speculation.device.speculator import DeviceSpeculator
 from model_server.speculation.drafters.draft_model import DraftModel
 from model_server.speculation.drafters.drafter import Drafter
@@ -33,7 +28,6 @@ from model_server.speculation.drafters.layer_drafter import LayerDrafter
 from model_server.speculation.drafters.medusa import load_medusa
 from model_server.speculation.drafters.mlp_speculator import SpeculatorShape, load_mlp_speculator
 from model_server.speculation.drafters.mtp import load_mtp
-from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
@@ -162,25 +156,6 @@ def load_drafter(
             return _load_heads(found, found.heads, number, model.spec, base, placement)
     except StartupError as error:
         raise _named(found.value, error) from None
-
-
-def device_drafter(drafter: Drafter) -> DeviceDrafter:
-    """Return the drafter's form for the device."""
-    if isinstance(drafter, Heads):
-        return DeviceHeads(drafter)
-    if isinstance(drafter, LayerDrafter):
-        return DeviceLayer(drafter)
-    assert isinstance(drafter, DraftModel)
-    return DeviceDraftModel(drafter)
-
-
-def drafting_speculator(
-    drafter: Drafter, traits: RunnerTraits, num_drafted: int, max_rows: int, device: torch.device, *, alone: bool
-) -> Speculator:
-    """What drafts by `drafter`; as `lookup_speculator`."""
-    if device.type == "cpu":
-        return ModelSpeculator(num_drafted, drafter)
-    return DeviceModelSpeculator(num_drafted, max_rows, device, traits.block_size, device_drafter(drafter), alone=alone)
 
 
 def _load_draft_model(

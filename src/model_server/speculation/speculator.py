@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from model_server.batch.results import Drafted
 from model_server.batch.sequence import Sequence
@@ -11,11 +15,13 @@ from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import Kept, Runner
 from model_server.speculation.costs import step_costs
 from model_server.speculation.drafters.drafter import ComputedRow, ComputedStep
-from model_server.speculation.lookup import NO_GUESS, History, Prediction
+from model_server.speculation.lookup import NO_GUESS, Guess, History, Prediction
 from model_server.speculation.pace import FIRST_SHARE, Acceptance, Pace
 from model_server.speculation.window import CheckedTokens, Window
 from wire.step_phases import DraftKind
 
+# Returns a drafter's tokens for these rows; [num_rows, length] int64: those that are drafted instead, or -1.
+Compute = Callable[[list[Sequence], npt.NDArray[np.int64]], list[list[int]]]
 # Of a step for which nothing paid, for each of the steps behind it that are not searched for.
 _ROWS_OF_REST = 10
 
@@ -47,9 +53,6 @@ class Drafting:
     draft: Draft = NO_DRAFT
     # An unchecked draft, compared with the next tokens.
     untried: list[int] = field(default_factory=list)
-    # Tokens with keys of a draft model; `written` with those being checked.
-    keys: int = 0
-    written: int = 0
 
 
 class Speculator:
@@ -66,15 +69,19 @@ class Speculator:
         self.first_share = FIRST_SHARE  # of a request's tokens that is taken to be right, where no other request runs
         self._rest = 0  # so many steps are not searched for
 
-    def window(self, rows: list[Sequence]) -> Window | None:
-        """Return what the next step checks, if it pays; the host has seen all tokens."""
+    def window(self, rows: list[Sequence], compute: Compute | None = None) -> Window | None:
+        """Return what the next step checks, if it pays; the host has seen all tokens.
+
+        Args:
+            compute: Asks the batch's drafter, if there is one.
+        """
         if self.pace is None:
             return None
         if self._rest:
             self._rest -= 1
             return None
         known = self._follow(rows)
-        drafts = self._drafts(rows, known, self.pace)
+        drafts = self._drafts(rows, known, self.pace, compute)
         if drafts is None:
             self._rest = self._rest_after(len(rows))
             return None
@@ -132,7 +139,9 @@ class Speculator:
         """Return the longest draft for so many rows."""
         return self.most
 
-    def _drafts(self, rows: list[Sequence], known: list[Drafting], pace: Pace) -> list[Draft] | None:
+    def _drafts(
+        self, rows: list[Sequence], known: list[Drafting], pace: Pace, compute: Compute | None
+    ) -> list[Draft] | None:
         """Return drafts that pay, if any."""
         drafts = [self._draft(sequence, drafting) for sequence, drafting in zip(rows, known, strict=True)]
         lengths = [len(one.ids) for one in drafts]
@@ -153,11 +162,8 @@ class Speculator:
         found = []
         for sequence, one in zip(rows, known, strict=True):
             if one is None or len(sequence.ids) < one.length:
-                one = Drafting(
-                    Acceptance(mean),
-                    Prediction(sequence.prediction) if sequence.prediction else None,
-                    keys=sequence.prefill_length,
-                )
+                foretold = Prediction(sequence.prediction) if sequence.prediction else None
+                one = Drafting(Acceptance(mean), foretold)
             if one.untried and len(sequence.ids) > one.length:
                 right = sequence.ids[one.length] == one.untried[0]
                 one.acceptance.note(accepted=int(right), refused=not right)
@@ -181,25 +187,30 @@ class Speculator:
             return NO_DRAFT
         grammar = sequence.row.grammar
         forced = [] if grammar is None else grammar.forced()[:most]
-        ids, kind = _looked_up(sequence, drafting, most - len(forced), forced)
+        ids, kind = self._guess(sequence, drafting, most - len(forced), forced)
         if grammar is not None:
             ids = grammar.possible([*forced, *ids])
-        elif not ids:
+        elif not ids and kind is not DraftKind.MODEL:
             return NO_DRAFT
         return Draft(ids, num_forced=len(forced), others=kind)
+
+    def _guess(
+        self, sequence: Sequence, drafting: Drafting, most: int, forced: list[int]
+    ) -> tuple[list[int], DraftKind]:
+        """Return what the prediction, or a longer match in its own tokens, has next."""
+        foretold, own = foretold_after(sequence, drafting, most, forced), drafting.history.guess(most, forced)
+        if foretold.ids and foretold.matched >= own.matched:
+            return foretold.ids, DraftKind.PREDICTION
+        return own.ids, DraftKind.LOOKUP
 
 
 def _kind(drafting: Drafting | None, place: int) -> DraftKind:
     return DraftKind.LOOKUP if drafting is None else drafting.draft.kind(place)
 
 
-def _looked_up(sequence: Sequence, drafting: Drafting, most: int, forced: list[int]) -> tuple[list[int], DraftKind]:
-    """Return what the prediction, or a longer match in its own tokens, has next."""
-    foretold, history = NO_GUESS, drafting.history
-    if drafting.prediction is not None:
-        num_generated = len(sequence.ids) - sequence.prompt_length + len(forced)
-        foretold = drafting.prediction.guess(most, history.end(forced), num_generated)
-    own = history.guess(most, forced)
-    if foretold.ids and foretold.matched >= own.matched:
-        return foretold.ids, DraftKind.PREDICTION
-    return own.ids, DraftKind.LOOKUP
+def foretold_after(sequence: Sequence, drafting: Drafting, most: int, forced: list[int]) -> Guess:
+    """Return what the prediction, if any, has behind its tokens and `forced`."""
+    if drafting.prediction is None:
+        return NO_GUESS
+    num_generated = len(sequence.ids) - sequence.prompt_length + len(forced)
+    return drafting.prediction.guess(most, drafting.history.end(forced), num_generated)

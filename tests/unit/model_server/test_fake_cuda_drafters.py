@@ -46,7 +46,6 @@ from model_server.speculation.drafters.heads import Heads
 from model_server.speculation.drafters.medusa import load_medusa
 from model_server.speculation.drafters.mlp_speculator import SpeculatorShape, load_mlp_speculator
 from model_server.speculation.drafters.mtp import load_mtp
-from model_server.speculation.loading import device_drafter
 from model_server.speculation.pace import Pace
 
 MOST, HIDDEN, VOCAB = 3, 64, 320
@@ -112,7 +111,7 @@ def test_drafts_stay_on_the_device(kind: str, tmp_path: Path, monkeypatch: pytes
         graphs = GraphedRunner(whole, (32,), DeviceGraphCapture(), keeps=whole.retains)
         graphs.capture(cache, MAX_LENGTH, ProcessGroup())
         assert graphs.captured_sizes == (32,)
-        speculator = DeviceModelSpeculator(MOST, 128, CUDA, BLOCK, device_drafter(drafter), alone=True)
+        speculator = DeviceModelSpeculator(MOST, 128, CUDA, BLOCK, drafter, alone=True)
         running, step = step_windows(graphs, speculator, sampler, cache, monkeypatch)
         assert running.windows is not None
         running.windows.unseen = 0

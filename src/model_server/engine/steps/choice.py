@@ -67,8 +67,11 @@ def next_step(
         return DeviceVerifyStep(context, rows, passage, times, speculator, windows, running.decode, newest)
     drafted: Drafted | None = None
     if speculator is not None and not any(s.has_unseen for s in rows):
+        compute = None
+        if isinstance(speculator, DeviceSpeculator):
+            compute = running.device_windows(speculator, context.staging).state.guess
         with context.phase("drafting"), times.drafting():
-            window = speculator.window(rows)
+            window = speculator.window(rows, compute)
         if window is not None:
             running.note_other_step()
             return VerifyStep(context, passage, times, speculator, window, running.decode)

@@ -82,7 +82,7 @@ class Running:
     def device_windows(self, speculator: DeviceSpeculator, staging: Staging) -> BatchWindows:
         """Return the drafts that the device makes, from now on."""
         if self.windows is None:
-            self.windows = speculator.start(staging)
+            self.windows = speculator.start(staging, self.decode.tables)
         return self.windows
 
     def note_other_step(self) -> None:

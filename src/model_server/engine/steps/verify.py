@@ -72,9 +72,10 @@ class DeviceVerifyStep(Step):
         self._length = speculator.length(windows, rows)
 
     def inputs(self) -> ModelInputs:
-        windows, tables = self._windows.state, self._state.tables
-        windows.start(self.rows, tables, self._newest, self._windows.unseen)
-        inputs = windows.inputs(self._length, tables)
+        windows = self._windows.state
+        with self.times.drafting():
+            windows.start(self.rows, self._newest, self._windows.unseen)
+            inputs = windows.inputs(self._length)
         return self._state.extension.of_rows(inputs, self.rows, self._length + 1, self.context.staging)
 
     def submit(self, previous: Step | None) -> None:

@@ -1,6 +1,6 @@
-"""Drafts from requests' own tokens in one launch, by the rule of `speculation.device.lookup`."""
+"""Drafts from requests' own tokens in one launch, by the rule of `speculation.drafters.lookup`."""
 
-# `speculation.device.lookup` has the rule, and the same in plain torch. A program keeps, for each of its lanes, the
+# `speculation.drafters.lookup` has the rule, and the same in plain torch. A program keeps, for each of its lanes, the
 # best place that the lane has met, as length of the match * 2^27 + place, so that the largest number is the longest
 # match, and of equal ones the latest. The newest tokens are the same for all lanes; those before a place come from the
 # cache that the load of the place has filled.
@@ -51,7 +51,7 @@ def look_up(history, lengths, drafts, counts, stride, most, LANES: tl.constexpr,
 
 
 def look_up_rows(history: Tensor, lengths: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Compute `speculation.device.lookup.plain`."""
+    """Compute `speculation.drafters.lookup.plain`."""
     rows = history.shape[0]
     drafts = torch.empty(rows, most, dtype=torch.int64, device=history.device)
     counts = torch.empty(rows, dtype=torch.int64, device=history.device)

@@ -1,7 +1,6 @@
-"""Drafts found and checked on the device, and the length of a batch's windows.
+"""Drafts found and checked on the device, and the length of a batch's windows."""
 
-Rows with a grammar, watermark, prediction, or penalised image tokens need the host: their batches draft as on a CPU.
-"""
+# Rows with a grammar, watermark, prediction, or penalised image tokens need the host: their batches draft as on a CPU.
 
 from __future__ import annotations
 
@@ -11,17 +10,18 @@ import torch
 
 from model_server.batch.results import Drafted
 from model_server.batch.sequence import Sequence
+from model_server.batch.tables import BlockTables
 from model_server.memory.transfer import Staging
 from model_server.runner.graph_sizes import window_lengths
 from model_server.sampling import places
 from model_server.sampling.places import PENALTY_BYTES
-from model_server.speculation.device.drafts import LookedUp, RowDrafts
 from model_server.speculation.device.history import history_bytes
-from model_server.speculation.device.lookup import LookUp, look_up_on
 from model_server.speculation.device.state import WindowState
 from model_server.speculation.device.tokens import RowOutcome, WindowTokens
+from model_server.speculation.drafters.drafts import LookedUp, RowDrafts
+from model_server.speculation.drafters.lookup import LookUp, look_up_on
 from model_server.speculation.pace import LEAST_GAIN, Acceptance, Pace
-from model_server.speculation.speculator import Speculator
+from model_server.speculation.speculator import Compute, Speculator
 from model_server.speculation.window import Window
 from wire.step_phases import DraftKind
 
@@ -45,10 +45,9 @@ class KnownDrafts:
 class BatchWindows:
     """The windows of one batch."""
 
-    def __init__(self, state: WindowState, kind: DraftKind = DraftKind.LOOKUP) -> None:
-        """kind: of its drafts."""
+    def __init__(self, state: WindowState, speculator: DeviceSpeculator) -> None:
         self.state = state
-        self.kind = kind
+        self._speculator = speculator
         # Bound of the newest window's drafts.
         self.length = 0
         # Tokens beyond one that windows may have brought unseen.
@@ -56,25 +55,26 @@ class BatchWindows:
         self.steps = STEPS  # since the length was decided
         # Steps without windows.
         self.rest = 0
-        self.undrafted = 0  # windows without drafts since the last one with some
+        self.undrafted = 0  # steps without drafts since the last one with some
         self.looks = 0  # since a request joined: how often drafts were tried again after they had not paid
         self._known: dict[Sequence, KnownDrafts] = {}
 
     def known(self, rows: list[Sequence]) -> list[KnownDrafts]:
         """Return what is known of rows; new ones begin at the mean."""
         shares = [one.acceptance.share for one in self._known.values()]
-        mean = sum(shares) / len(shares) if shares else None
+        mean = sum(shares) / len(shares) if shares else self._speculator.first_share
         for sequence in rows:
             if sequence not in self._known:
                 self.looks = 0
-                self._known[sequence] = KnownDrafts(Acceptance() if mean is None else Acceptance(mean))
+                self._known[sequence] = KnownDrafts(Acceptance(mean))
         return [self._known[sequence] for sequence in rows]
 
     def release(self, kept: list[Sequence]) -> None:
         """Forget sequences that leave."""
         self.state.release(kept)
         wanted = set(kept)
-        self._known = {s: one for s, one in self._known.items() if s in wanted}
+        for sequence in self._known.keys() - wanted:
+            self._speculator.note_ended(self._known.pop(sequence).acceptance)
 
     def submitted(self, rows: list[Sequence], length: int) -> None:
         """Note a submitted window."""
@@ -88,6 +88,11 @@ class BatchWindows:
     def rested(self) -> None:
         """A plain step is submitted."""
         self.rest = max(0, self.rest - 1)
+        self.undrafted += 1
+
+    def has_new(self, rows: list[Sequence]) -> bool:
+        """Whether some rows joined since a length was decided."""
+        return any(sequence not in self._known for sequence in rows)
 
     def seen(self, rows: list[Sequence], tokens: WindowTokens, length: int) -> Drafted:
         """Note a seen window, and return this rank's drafts."""
@@ -104,12 +109,16 @@ class BatchWindows:
                 num_tokens += outcome.checked
                 num_right += right
         found = [0] * len(DraftKind), [0] * len(DraftKind)
-        found[0][self.kind], found[1][self.kind] = num_tokens, num_right
+        kind = self._speculator.kind
+        found[0][kind], found[1][kind] = num_tokens, num_right
         return Drafted(longest, tuple(found[0]), tuple(found[1]))
 
 
 class DeviceSpeculator(Speculator):
-    """A `Speculator` for an asynchronous device."""
+    """A `Speculator` whose windows a device makes, which may run ahead of the host."""
+
+    # Of the device's drafts.
+    kind = DraftKind.LOOKUP
 
     def __init__(self, most: int, max_rows: int, device: torch.device, block_size: int, *, alone: bool) -> None:
         """Take the bounds of drafts.
@@ -124,6 +133,7 @@ class DeviceSpeculator(Speculator):
         self._max_rows = max_rows
         self._device = device
         self._block_size = block_size
+        self._choices = window_lengths(most)
         self._look_up: LookUp = look_up_on(device)
         self._judged: Pace | None = None
         # By number of rows, and whether the host drafts, at the pace that was judged.
@@ -134,8 +144,10 @@ class DeviceSpeculator(Speculator):
         most_rows = self._max_rows // 2
         return 2 * most_rows * history_bytes(max_length) + self._max_rows * max_length * PENALTY_BYTES
 
-    def start(self, staging: Staging) -> BatchWindows:
-        return BatchWindows(self._state(staging, LookedUp(self._look_up, self.most)))
+    def start(self, staging: Staging, tables: BlockTables) -> BatchWindows:
+        """Return the windows of a batch with these tables."""
+        drafts = self._row_drafts(staging)
+        return BatchWindows(WindowState(self._device, self._block_size, staging, tables, self.most, drafts), self)
 
     def on_device(self, windows: BatchWindows | None, rows: list[Sequence]) -> bool:
         """Whether the device makes the next window of these decoding rows."""
@@ -147,9 +159,12 @@ class DeviceSpeculator(Speculator):
         """Whether the host may make it, having seen all tokens."""
         return not all(map(_fits, rows)) and self._may_pay(len(rows), by_host=True)
 
-    def window(self, rows: list[Sequence]) -> Window | None:
+    def window(self, rows: list[Sequence], compute: Compute | None = None) -> Window | None:
         """Return the host's window."""
-        return super().window(rows) if self.on_host(rows) else None
+        return super().window(rows, compute) if self.on_host(rows) else None
+
+    def note_ended(self, acceptance: Acceptance) -> None:
+        """Note what became of a request's drafts."""
 
     def length(self, windows: BatchWindows, rows: list[Sequence]) -> int:
         """Return the next window's longest draft; 0: as a plain step."""
@@ -170,8 +185,8 @@ class DeviceSpeculator(Speculator):
         """Whether the length is decided again."""
         return windows.steps >= STEPS
 
-    def _state(self, staging: Staging, drafts: RowDrafts) -> WindowState:
-        return WindowState(self._device, self._block_size, staging, self.most, drafts)
+    def _row_drafts(self, staging: Staging) -> RowDrafts:
+        return LookedUp(self._look_up, self.most)
 
     def _lengths(self, rows: list[Sequence], known: list[KnownDrafts]) -> list[float]:
         """Return rows' mean draft lengths."""
@@ -190,7 +205,7 @@ class DeviceSpeculator(Speculator):
         return min(self.most, self._max_rows // num_rows - 1)
 
     def _allowed(self, num_rows: int) -> list[int]:
-        return [one for one in window_lengths(self.most) if num_rows * (one + 1) <= self._max_rows]
+        return [one for one in self._choices if num_rows * (one + 1) <= self._max_rows]
 
     def _may_pay(self, num_rows: int, *, by_host: bool = False) -> bool:
         """Whether perfect drafts would gain; `by_host`: no drafter computes them."""

@@ -1,14 +1,14 @@
-"""What decides a step with drafts, as tensors, so that the next is launched before the host knows the tokens.
+"""What decides a step with drafts, as tensors, so that the next is launched before the host knows the tokens."""
 
-A window is a row's newest token and draft, cut to its slots and tokens left. The host knows bounds. Places behind a
-draft, and idle rows, are padding in the reserved block.
-"""
+# A window is a row's newest token and draft, cut to its slots and tokens left. The host knows bounds. Places behind a
+# draft, and idle rows, are padding in the reserved block.
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,9 +18,9 @@ from model_server.batch.tables import BlockTables
 from model_server.memory.transfer import Staging
 from model_server.runner.runner import Kept, ModelInputs
 from model_server.sampling.places import Places
-from model_server.speculation.device.drafts import Brought, RowDrafts
 from model_server.speculation.device.history import Histories
-from model_server.speculation.device.queries import RowsAt, single_queries
+from model_server.speculation.drafters.drafts import Brought, RowDrafts
+from model_server.speculation.drafters.queries import RowsAt, single_queries
 
 # What became of the first token of a draft.
 NO_DRAFT, WRONG, RIGHT = range(3)
@@ -62,13 +62,16 @@ class Checked:
 class WindowState:
     """The rows of a batch while windows continue, on the device thread."""
 
-    def __init__(self, device: torch.device, block_size: int, staging: Staging, most: int, drafts: RowDrafts) -> None:
+    def __init__(
+        self, device: torch.device, block_size: int, staging: Staging, tables: BlockTables, most: int, drafts: RowDrafts
+    ) -> None:
         """most: the longest draft."""
         self.rows: list[Sequence] = []
         self.is_stale = True
         self._device = device
         self._block_size = block_size
         self._staging = staging
+        self._tables = tables
         self._most = most
         self._drafts = drafts
         self._histories = Histories(device)
@@ -101,13 +104,14 @@ class WindowState:
         """Whether a window of `rows` needs nothing of the last step's result."""
         return not self.is_stale and all(s in self._place for s in rows)
 
-    def start(self, rows: list[Sequence], tables: BlockTables, newest: NewestTokens | None, unseen: int) -> None:
+    def start(self, rows: list[Sequence], newest: NewestTokens | None, unseen: int) -> None:
         """Begin the next window of `rows`.
 
         Args:
             newest: Last sampled tokens.
             unseen: Tokens that rows may have got beyond those counted.
         """
+        tables = self._tables
         change = tables.follow(rows)
         ends = np.fromiter((s.prompt_length + s.max_new_tokens - 1 for s in rows), np.int64, len(rows))
         self._limits = np.minimum(tables.num_slots, ends)
@@ -149,14 +153,20 @@ class WindowState:
         self.rows = rows
         self._place = {s: i for i, s in enumerate(rows)}
 
-    def inputs(self, length: int, tables: BlockTables) -> ModelInputs:
+    def guess(self, rows: list[Sequence], forced: npt.NDArray[np.int64]) -> list[list[int]]:
+        """Draft for a step that the host lays out, which has seen all tokens; `forced` as in `RowDrafts.draft`."""
+        self.start(rows, None, 0)
+        (uploaded,) = self._staging.upload(forced)
+        ids, _ = self._drafts.draft(self._before(), forced.shape[1], uploaded)
+        self.note_other_step()
+        found: list[list[int]] = ids.tolist()
+        return found
+
+    def inputs(self, length: int) -> ModelInputs:
         """Return inputs with length + 1 places for each row."""
         rows, num_places = self._tensors, length + 1
         assert rows is not None
-        before = RowsAt(
-            rows.newest, rows.start, rows.limit, self._histories.ids, tables.device, self._block_size, self._longest,
-            self._limits,
-        )  # fmt: skip
+        before = self._before()
         rows.draft, rows.valid = self._drafts.draft(before, length)
         left = torch.minimum(rows.left - 1, rows.limit - rows.start - 1)
         # A row without a token or a slot left has -1 here, or less.
@@ -168,6 +178,14 @@ class WindowState:
         self._stored, self._attention = single_queries(before, at, inside, 0, joined=True)
         positions = (self._stored + rows.offset[:, None]).masked_fill(~inside, 0)
         return ModelInputs(ids.masked_fill(~inside, 0).view(-1), positions.view(-1), self._attention, None)
+
+    def _before(self) -> RowsAt:
+        rows = self._tensors
+        assert rows is not None
+        return RowsAt(
+            rows.newest, rows.start, rows.limit, self._histories.ids, self._tables.device, self._block_size,
+            self._longest, self._limits, is_known=self._staging.shares_memory,
+        )  # fmt: skip
 
     def places(self, length: int) -> Places:
         """Return what comes before each place of the last inputs."""

@@ -1,12 +1,12 @@
-"""A small model that drafts, with keys in the same blocks as the model's.
+"""A small model that drafts, with keys in the same blocks as the model's."""
 
-It follows prompts, so shared prefixes, growth and preemption serve both, and computes missing tokens when it drafts.
-Blocks filled without it make guesses worse, never tokens wrong.
-"""
+# It follows prompts, so shared prefixes, growth and preemption serve both, and computes missing tokens when it drafts.
+# Blocks filled without it make guesses worse, never tokens wrong.
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
 import torch
@@ -16,19 +16,25 @@ from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
-from model_server.memory.transfer import upload
+from model_server.memory.transfer import Staging, upload
 from model_server.runner.runner import Kept, ModelInputs, Runner
 from model_server.speculation.costs import step_costs
-from model_server.speculation.drafters.drafter import ComputedRow, DraftRow
-from model_server.speculation.drafters.spans import Span, counted_places, span_inputs
+from model_server.speculation.drafters.drafter import ComputedRow, ComputedStep
+from model_server.speculation.drafters.drafts import Brought, RowDrafts, forced_or, no_drafts
+from model_server.speculation.drafters.queries import RowsAt, counted_places, single_queries
 from model_server.speculation.pace import Pace
 
-# The most tokens that one forward computes where a request's keys are behind by many.
-_MOST_TOKENS = 512
+# Tokens of all rows that one forward computes where keys are behind by many.
+_MOST_TOKENS = 2048
 
 
 class DraftModel:
-    """A `Drafter` of likeliest tokens, one forward a place."""
+    """A `Drafter` of likeliest tokens, one forward a place.
+
+    `Sequence.drafts_from` counts tokens before the newest that may lack keys.
+    """
+
+    is_lost_in_plain_steps = False
 
     def __init__(self, runner: Runner, base: Runner) -> None:
         """base: the model that it drafts for."""
@@ -52,13 +58,19 @@ class DraftModel:
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:
         self.pace = Pace(step_costs(self.runner, cache, world))
 
+    def seconds(self, num_rows: int, length: int) -> float:
+        assert self.pace is not None
+        return 0.0 if not length else self.pace.cost(2 * num_rows) + (length - 1) * self.pace.cost(num_rows)
+
     def retains(self) -> Kept | None:
         return None
 
-    def on_step(self, rows: Rows[ComputedRow], kept: Kept) -> None: ...
-
-    def can_draft(self, sequence: Sequence) -> bool:
-        return True
+    def on_step(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
+        """Count tokens that may lack keys; prompts are computed in `follow`."""
+        for row in rows:
+            one = row.sequence
+            is_new = one.is_prefilling or one.drafts_from is None
+            one.drafts_from = 0 if is_new else max(0, one.drafts_from + row.count)
 
     def follow(self, inputs: ModelInputs) -> None:
         """Compute keys of a step with prompts; image tokens count as text."""
@@ -81,33 +93,8 @@ class DraftModel:
         )
         self.runner.forward(own, self._cache)
 
-    def draft(self, rows: Rows[DraftRow]) -> list[list[int]]:
-        """Return likeliest tokens behind each row's and `forced`, writing keys of each except the last."""
-        assert self._cache is not None, "prompts come before drafts"
-        spans = [(row.known, len(row.ids)) for row in rows]
-        for index, (first, stop) in enumerate(spans):
-            while stop - first > _MOST_TOKENS:
-                self._forward([Span(rows[index].sequence, first, rows[index].ids[first : first + _MOST_TOKENS])])
-                first += _MOST_TOKENS
-            spans[index] = (first, stop)
-        newest = self._forward(
-            [Span(row.sequence, first, row.ids[first:]) for row, (first, _) in zip(rows, spans, strict=True)]
-        )
-        drafts = [[token] for token in newest]
-        for place in range(1, max(row.most for row in rows)):
-            going = [index for index, row in enumerate(rows) if row.most > place]
-            steps = [Span(rows[index].sequence, spans[index][1] + place - 1, drafts[index][-1:]) for index in going]
-            for index, token in zip(going, self._forward(steps), strict=True):
-                drafts[index].append(token)
-        return drafts
-
-    def _forward(self, spans: Rows[Span]) -> list[int]:
-        """Compute spans; return the likeliest token behind each."""
-        assert self._cache is not None
-        step = span_inputs(spans, self._cache.rows[0].device)
-        rows = None if len(step.ids) == len(spans) else step.last
-        found: list[int] = self.likeliest(step.ids, step.positions, step.attention, rows).tolist()
-        return found
+    def start(self, staging: Staging) -> RowDrafts:
+        return ModelDrafts(self)
 
     def likeliest(
         self, ids: Tensor, positions: Tensor, attention: AttentionMetadata, rows: Tensor | None = None
@@ -120,3 +107,56 @@ class DraftModel:
     def _embedded(self, ids: Tensor) -> Tensor:
         """Bound ids to those with an embedding; no text has others."""
         return ids.clamp(max=self.runner.vocab_size - 1)
+
+
+class ModelDrafts:
+    """A `RowDrafts`; keys may be computed again where other rows lack theirs."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+        self._behind = 1  # the most that any row is; below 0: so many drafted tokens have keys
+        self._length = 0  # of the draft that is checked
+
+    def set_rows(self, rows: list[Sequence]) -> None:
+        self._behind = max((row.drafts_from for row in rows if row.drafts_from is not None), default=1)
+
+    def select(self, kept: Tensor) -> None:
+        """All rows are behind alike."""
+
+    def stop(self, places: Mapping[Sequence, int]) -> None:
+        for sequence in places:
+            sequence.drafts_from = self._behind
+
+    def draft(self, rows: RowsAt, length: int, forced: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        self._length = length
+        if not length:
+            return no_drafts(rows.count, rows.start.device)
+        found = [forced_or(self._newest(rows), forced, 0)]
+        for place in range(1, length):
+            at = (rows.start + place)[:, None]
+            stored, attention = single_queries(rows, at, at < rows.limit[:, None], place)
+            found.append(forced_or(self._model.likeliest(found[-1], stored.view(-1), attention), forced, place))
+        self._behind = -length
+        return torch.stack(found, 1), torch.full_like(rows.start, length)
+
+    def apply(self, brought: Brought) -> None:
+        """Note that a draft's last token, before the newest if all were right, has no keys."""
+        self._behind = 1 if self._length else self._behind + 1
+
+    def _newest(self, rows: RowsAt) -> Tensor:
+        """Compute what lacks keys; return the likeliest next token, [num_rows] int64."""
+        device, first = rows.start.device, -self._behind
+        part = max(1, _MOST_TOKENS // rows.count)
+        while True:
+            stop = min(1, first + part)
+            at = rows.start[:, None] + torch.arange(first, stop, device=device)
+            inside = (at >= 0) & (at < rows.limit[:, None])
+            ids = rows.history.gather(1, at.clamp(min=0)).long()
+            stored, attention = single_queries(rows, at, inside, first)
+            last = None
+            if stop - first > 2:
+                last = torch.arange(1, rows.count + 1, device=device) * (stop - first) - 1
+            found = self._model.likeliest(ids.view(-1), stored.view(-1), attention, last)
+            if stop == 1:
+                return found if last is not None else found.view(rows.count, -1)[:, -1]
+            first = stop

@@ -15,24 +15,8 @@ from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.memory.transfer import Staging
 from model_server.runner.runner import Kept, ModelInputs, Runner, RunnerTraits
+from model_server.speculation.drafters.drafts import RowDrafts
 from model_server.speculation.pace import Pace
-
-
-@dataclass(frozen=True, slots=True)
-class DraftRow:
-    """What to draft for one request."""
-
-    sequence: Sequence
-    # Tokens with keys of a draft model.
-    known: int
-    # The draft's first tokens.
-    forced: list[int]
-    # May follow them, at least 1.
-    most: int
-
-    @property
-    def ids(self) -> list[int]:
-        return [*self.sequence.ids, *self.forced]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +45,7 @@ class ComputedStep:
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens, alike on all ranks, on the device thread."""
+    """Guesses the next tokens of sequences with `drafts_from`, alike on all ranks, on the device thread."""
 
     # Of its layers, in the model's blocks.
     kv_shapes: tuple[KvShape, ...]
@@ -69,6 +53,8 @@ class Drafter(Protocol):
     weight_bytes: int
     # Cost of a place by rows; before it is measured nothing is drafted.
     pace: Pace | None
+    # It must see all steps of its rows.
+    is_lost_in_plain_steps: bool
 
     def set_longest(self, longest: int) -> None: ...
 
@@ -80,20 +66,20 @@ class Drafter(Protocol):
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:
         """Set `pace`; overwrites `cache`."""
 
+    def seconds(self, num_rows: int, length: int) -> float:
+        """Return the time of drafts, and of seeing the step that checks them."""
+
     def retains(self) -> Kept | None:
         """Return what a step must keep for it, if anything."""
 
     def follow(self, inputs: ModelInputs) -> None:
         """Note a step with prompts."""
 
-    def on_step(self, rows: Rows[ComputedRow], kept: Kept) -> None:
-        """A step was computed, and `kept` filled."""
+    def on_step(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
+        """Note a submitted step whose drafts, if any, the device did not make."""
 
-    def can_draft(self, sequence: Sequence) -> bool:
-        """Whether it knows enough of the request."""
-
-    def draft(self, rows: Rows[DraftRow]) -> list[list[int]]:
-        """Return likeliest tokens behind each row's and `forced`, which have slots."""
+    def start(self, staging: Staging) -> RowDrafts:
+        """Return the drafts of a batch."""
 
 
 def decoded_rows(rows: Rows[Sequence]) -> list[ComputedRow]:

@@ -6,16 +6,20 @@ import time
 from collections.abc import Sequence as Rows
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.memory.transfer import Staging
 from model_server.models.decoder.loader import Loader
 from model_server.runner.runner import Kept, ModelInputs
 from model_server.speculation.costs import finish
-from model_server.speculation.drafters.drafter import ComputedRow, DraftRow
+from model_server.speculation.drafters.drafter import ComputedRow, ComputedStep
+from model_server.speculation.drafters.drafts import Brought, RowDrafts, State, last_of, no_drafts
+from model_server.speculation.drafters.queries import RowsAt
+from model_server.speculation.drafters.states import RowStates
 from model_server.speculation.pace import Pace
 
 # Rows for which the heads are measured, and how often each.
@@ -26,15 +30,18 @@ _REPEATS = 3
 class Guesser(Protocol):
     """Heads of one kind."""
 
-    def guess(self, hidden: Tensor, newest: Tensor, forced: Rows[list[int]], most: int) -> Tensor:
-        """Return likeliest tokens [n, most] int64 behind `newest` [n], drawn from `hidden` [n, hidden],
-        `forced` first.
+    def guess(self, hidden: Tensor, newest: Tensor, forced: Tensor | None, most: int) -> Tensor:
+        """Return likeliest tokens [n, most] int64 behind `newest` [n], drawn from `hidden` [n, hidden].
+
+        Args:
+            forced: [n, most] int64, tokens that take a guess's place, or -1.
         """
 
 
 class Heads:
-    """A `Drafter`; `Sequence.drafts_from` is a hidden state."""
+    """A `Drafter`; `Sequence.drafts_from` is a row's `State`."""
 
+    is_lost_in_plain_steps = False
     position_rows: int | None = None
 
     def __init__(self, guesser: Guesser, number: int, width: int, loader: Loader) -> None:
@@ -60,22 +67,18 @@ class Heads:
     def retains(self) -> Kept | None:
         return Kept()
 
-    def on_step(self, rows: Rows[ComputedRow], kept: Kept) -> None:
-        assert kept.final is not None
-        for row in rows:
-            if row.logit_row is not None:
-                row.sequence.drafts_from = kept.final[row.logit_row]
+    def on_step(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
+        drawn = [row for row in rows if row.logit_row is not None]
+        if not drawn:
+            return
+        assert step.kept is not None and step.kept.final is not None
+        (index,) = step.staging.upload(np.array([row.logit_row for row in drawn], np.int64))
+        states = step.kept.final.index_select(0, index)  # a copy: a replay writes where the one before wrote
+        for number, row in enumerate(drawn):
+            row.sequence.drafts_from = State(states, number)
 
-    def can_draft(self, sequence: Sequence) -> bool:
-        return sequence.drafts_from is not None
-
-    def draft(self, rows: Rows[DraftRow]) -> list[list[int]]:
-        hidden = torch.stack([row.sequence.drafts_from for row in rows])
-        most = max(len(row.forced) + row.most for row in rows)
-        newest = torch.tensor([row.sequence.ids[-1] for row in rows], device=hidden.device)
-        guessed = self.guesser.guess(hidden, newest, [row.forced for row in rows], most)
-        pairs = zip(rows, guessed.tolist(), strict=True)
-        return [ids[len(row.forced) : len(row.forced) + row.most] for row, ids in pairs]
+    def start(self, staging: Staging) -> RowDrafts:
+        return HeadDrafts(self.guesser, staging)
 
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:
         costs = []
@@ -85,9 +88,35 @@ class Heads:
             shortest = float("inf")
             for _ in range(_REPEATS):
                 begun = time.perf_counter()
-                self.guesser.guess(hidden, newest, (), self._number)
+                self.guesser.guess(hidden, newest, None, self._number)
                 finish(self._device)
                 shortest = min(shortest, time.perf_counter() - begun)
             # The slowest rank's, of one place of a draft.
             costs.append((size, -world.all_reduce_min(-round(shortest * 1e9)) / 1e9 / self._number))
         self.pace = Pace(costs)
+
+    def seconds(self, num_rows: int, length: int) -> float:
+        assert self.pace is not None
+        return length * self.pace.cost(num_rows)
+
+
+class HeadDrafts(RowStates):
+    """A `RowDrafts`."""
+
+    def __init__(self, guesser: Guesser, staging: Staging) -> None:
+        super().__init__(staging)
+        self._guesser = guesser
+
+    def draft(self, rows: RowsAt, length: int, forced: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if self._states is None or not length:
+            return no_drafts(rows.count, rows.start.device)
+        hidden, known = self._states
+        return self._guesser.guess(hidden, rows.newest, forced, length), known.long() * length
+
+    def apply(self, brought: Brought) -> None:
+        if self._states is None:
+            return
+        assert brought.kept is not None and brought.kept.final is not None
+        hidden, known = self._states
+        states = brought.kept.final.view(*brought.drawn.shape, -1)
+        self._states = last_of(states, brought.got, hidden), known

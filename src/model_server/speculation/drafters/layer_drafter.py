@@ -1,33 +1,33 @@
-"""Drafts by a layer on the model's hidden states at i and the embedding of token i + 1.
+"""Drafts by a layer on the model's hidden states at i and the embedding of token i + 1: EAGLE-3 and MTP."""
 
-It follows the model's positions with its states, and drafts with its own output. Draft keys, in the model's blocks, are
-computed again from true states.
-"""
+# It follows the model's positions with its states, right behind each step, and drafts with its own output. Draft keys,
+# in the model's blocks, are computed again from true states by the step that checks them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.metadata import AttentionMetadata
-from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.memory.transfer import Staging
 from model_server.models.decoder.parts import Step
 from model_server.runner.runner import Kept, ModelInputs
 from model_server.speculation.costs import step_costs
-from model_server.speculation.drafters.drafter import ComputedRow, DraftRow
-from model_server.speculation.drafters.spans import Span, span_inputs
+from model_server.speculation.drafters.drafter import ComputedRow, ComputedStep
+from model_server.speculation.drafters.drafts import Brought, RowDrafts, State, forced_or, last_of, no_drafts
+from model_server.speculation.drafters.queries import RowsAt, counted_places, single_queries
+from model_server.speculation.drafters.states import RowStates
 from model_server.speculation.pace import Pace
-
-# Positions of a request that wait to be computed, beyond which they are, even if nothing is drafted.
-_MOST_WAITING = 256
 
 
 def begin_step(inputs: ModelInputs, rotaries: Rows[Rotary], backend: AttentionBackend, cache: KvCache) -> Step:
@@ -73,35 +73,10 @@ class DraftLayer(Protocol):
         """Return what the next place reads instead of the model's states."""
 
 
-class _Waiting:
-    """Positions from `position` on that the layer has yet to compute."""
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-        # The model's, [n, width] each, in order.
-        self.states: list[Tensor] = []
-        self.count = 0
-
-    @property
-    def end(self) -> int:
-        return self.position + self.count
-
-    def add(self, states: Tensor) -> None:
-        self.states.append(states)
-        self.count += len(states)
-
-    def pop(self, count: int) -> Tensor:
-        """Take the first positions' states."""
-        states = torch.cat(self.states)
-        self.position += count
-        self.count -= count
-        self.states = [states[count:].clone()] if self.count else []  # not a view, which keeps all of a prompt's
-        return states[:count]
-
-
 class LayerDrafter:
-    """A `Drafter`; `Sequence.drafts_from` is what waits."""
+    """A `Drafter`; `Sequence.drafts_from` is what the layer last gave."""
 
+    is_lost_in_plain_steps = True
     position_rows: int | None = None
 
     def __init__(self, layer: DraftLayer, weight_bytes: int) -> None:
@@ -125,53 +100,39 @@ class LayerDrafter:
     def measure(self, cache: KvCache, world: ProcessGroup) -> None:
         self.pace = Pace(step_costs(_Place(self._layer), cache, world))
 
+    def seconds(self, num_rows: int, length: int) -> float:
+        assert self.pace is not None
+        return self.pace.cost(num_rows * (length + 1)) + max(0, length - 1) * self.pace.cost(num_rows)
+
     def retains(self) -> Kept | None:
         return self._layer.retains()
 
     def follow(self, inputs: ModelInputs) -> None:
         """`on_step` does, where the hidden states are."""
 
-    def on_step(self, rows: Rows[ComputedRow], kept: Kept) -> None:
-        states = self._layer.kept(kept)
-        full = []
-        for row in rows:
-            waiting = row.sequence.drafts_from
-            if waiting is None or waiting.end != row.position:
-                waiting = row.sequence.drafts_from = _Waiting(row.position)
-            own = states[row.first : row.first + row.count]
-            waiting.add(own if len(own) == len(states) else own.clone())  # a view would keep the whole step's
-            # Of the last position the next token is known only if it is one of the prompt's.
-            known = min(waiting.end, len(row.sequence.ids) - 1) - waiting.position
-            if known > 0 and (row.sequence.is_prefilling or waiting.count > _MOST_WAITING):
-                full.append((row.sequence, known))
-        if full:
-            self._compute_waiting(full)
+    def on_step(self, rows: Rows[ComputedRow], step: ComputedStep) -> None:
+        """Compute the step's positions, followed by the prompt's or drawn tokens."""
+        assert step.kept is not None
+        places = [row.first + row.count - 1 for row in rows]
+        drew = [number for number, row in enumerate(rows) if row.logit_row is not None]
+        known = [_following(row) for row in rows]
+        arrays = np.array(places, np.int64), np.array(known, np.int64), np.array(drew, np.int64)
+        last, following, drawn = step.staging.upload(*arrays)
+        if step.newest is not None and drew:
+            following = following.index_copy(0, drawn, step.newest)
+        ids = step.inputs.input_ids.roll(-1).index_copy(0, last, following)
+        attention = step.inputs.attention
+        if attention.last_keys is not None:
+            attention = dataclasses.replace(attention, last_keys=None, first_keys=None)
+        (positions,) = step.staging.upload(counted_places(attention))
+        given = self.compute(ids, positions, attention, step.kept).index_select(0, last)
+        for number, row in enumerate(rows):
+            one = row.sequence
+            if row.logit_row is not None and (one.drafts_from is not None or one.is_prefilling):
+                one.drafts_from = State(given, number)
 
-    def can_draft(self, sequence: Sequence) -> bool:
-        waiting = sequence.drafts_from
-        return waiting is not None and waiting.count > 0 and waiting.end == len(sequence.ids) - 1
-
-    def draft(self, rows: Rows[DraftRow]) -> list[list[int]]:
-        """Whatever waits is computed first."""
-        hidden = self._compute_waiting([(row.sequence, row.sequence.drafts_from.count) for row in rows])
-        places = [len(row.forced) + row.most for row in rows]
-        drafts: list[list[int]] = [[] for _ in rows]
-        going = list(range(len(rows)))
-        for place in range(max(places)):
-            for row, token in zip(going, self._layer.likeliest(hidden).tolist(), strict=True):
-                forced = rows[row].forced
-                drafts[row].append(forced[place] if place < len(forced) else token)
-            kept = [index for index, row in enumerate(going) if places[row] > place + 1]
-            if not kept:
-                break
-            if len(kept) < len(going):
-                hidden = hidden[kept]
-                going = [going[index] for index in kept]
-            spans = [
-                Span(rows[row].sequence, len(rows[row].sequence.ids) - 1 + place, drafts[row][-1:]) for row in going
-            ]
-            hidden = self._forward(spans, self._layer.next_states(hidden))
-        return [ids[len(row.forced) :] for row, ids in zip(rows, drafts, strict=True)]
+    def start(self, staging: Staging) -> RowDrafts:
+        return LayerDrafts(self, staging)
 
     def compute(self, ids: Tensor, positions: Tensor, attention: AttentionMetadata, kept: Kept) -> Tensor:
         """Compute a step's positions, followed by `ids`; return [n, hidden]."""
@@ -188,21 +149,42 @@ class LayerDrafter:
         assert self._cache is not None, "prompts come before drafts"
         return self._layer.forward(ModelInputs(ids, positions, attention, None, hidden=states), self._cache)
 
-    def _compute_waiting(self, rows: Rows[tuple[Sequence, int]]) -> Tensor:
-        """Compute waiting positions; return the layer's output at each row's last."""
-        spans, states = [], []
-        for sequence, count in rows:
-            waiting: _Waiting = sequence.drafts_from
-            first = waiting.position
-            spans.append(Span(sequence, first, sequence.ids[first + 1 : first + 1 + count]))
-            states.append(waiting.pop(count))
-        return self._forward(spans, self._layer.states(torch.cat(states)))
 
-    def _forward(self, spans: Rows[Span], states: Tensor) -> Tensor:
-        """Compute spans whose tokens follow their positions; return the last outputs."""
-        step = span_inputs(spans, states.device)
-        given = self._computed(step.ids, step.positions, step.attention, states)
-        return given if len(given) == len(spans) else given[step.last]
+class LayerDrafts(RowStates):
+    """A `RowDrafts`."""
+
+    def __init__(self, drafter: LayerDrafter, staging: Staging) -> None:
+        super().__init__(staging)
+        self._drafter = drafter
+
+    def draft(self, rows: RowsAt, length: int, forced: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if self._states is None or not length:
+            return no_drafts(rows.count, rows.start.device)
+        hidden, known = self._states
+        found = [forced_or(self._drafter.likeliest(hidden), forced, 0)]
+        for place in range(length - 1):
+            at = (rows.start + place)[:, None]
+            stored, attention = single_queries(rows, at, at < rows.limit[:, None], place)
+            hidden = self._drafter.go_on(found[-1], stored.view(-1), attention, hidden)
+            found.append(forced_or(self._drafter.likeliest(hidden), forced, place + 1))
+        return torch.stack(found, 1), known.long() * length
+
+    def apply(self, brought: Brought) -> None:
+        if self._states is None:
+            return
+        assert brought.kept is not None
+        hidden, known = self._states
+        shape = brought.drawn.shape
+        given = self._drafter.compute(
+            brought.drawn.reshape(-1), brought.stored.reshape(-1), brought.attention, brought.kept
+        )
+        self._states = last_of(given.view(*shape, -1), brought.got, hidden), known
+
+
+def _following(row: ComputedRow) -> int:
+    """Return the prompt's next token; 0 if drawn."""
+    end = row.position + row.count
+    return row.sequence.ids[end] if row.logit_row is None else 0
 
 
 @dataclass(frozen=True, slots=True)

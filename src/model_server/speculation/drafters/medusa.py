@@ -1,11 +1,8 @@
-"""Medusa heads: head k guesses the token k + 1 places behind the drawn one.
+"""Medusa heads: head k guesses the token k + 1 places behind the drawn one."""
 
-Version 1 has residual layers and a matrix each; version 2 one layer, and the model's matrix.
-"""
+# Version 1 has residual layers and a matrix each; version 2 one layer, and the model's matrix.
 
 from __future__ import annotations
-
-from collections.abc import Sequence as Rows
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +22,7 @@ class Medusa:
         self._layers = layers
         self._heads = heads
 
-    def guess(self, hidden: Tensor, newest: Tensor, forced: Rows[list[int]], most: int) -> Tensor:
+    def guess(self, hidden: Tensor, newest: Tensor, forced: Tensor | None, most: int) -> Tensor:
         found = []
         for layers, head in zip(self._layers[:most], self._heads, strict=False):
             x = hidden

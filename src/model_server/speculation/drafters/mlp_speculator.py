@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,7 @@ from model_server.layers.embedding import Embedding, Head, vocab_range
 from model_server.layers.linear.linear import Linear
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.vocabulary import head_over
+from model_server.speculation.drafters.drafts import forced_or
 from model_server.weights.matrix import Part
 
 _EPS = 1e-6
@@ -52,7 +52,7 @@ class MlpSpeculator:
         self._state_weight = 0.5 ** (0.5 / shape.number)
         self._token_weight = math.sqrt((1 - self._state_weight**2) * (shape.inner / 2))
 
-    def guess(self, hidden: Tensor, newest: Tensor, forced: Rows[list[int]], most: int) -> Tensor:
+    def guess(self, hidden: Tensor, newest: Tensor, forced: Tensor | None, most: int) -> Tensor:
         state = _normalized(hidden) / math.sqrt(2) if self._scales_input else hidden
         token = newest.clamp(max=self._last_id)
         found: list[Tensor] = []
@@ -62,10 +62,7 @@ class MlpSpeculator:
             )
             weight, bias = place.norm
             state = F.gelu(_normalized(state) * weight + bias)
-            token = place.head.likeliest(state)
-            for row, ids in enumerate(forced):
-                if number < len(ids):
-                    token[row] = min(ids[number], self._last_id)
+            token = forced_or(place.head.likeliest(state), forced, number).clamp(max=self._last_id)
             found.append(token)
         return torch.stack(found, dim=1)
 

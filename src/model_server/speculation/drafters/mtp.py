@@ -1,8 +1,7 @@
-"""Multi-token prediction: decoder layers behind the model's own, the first of which drafts.
+"""Multi-token prediction: decoder layers behind the model's own, the first of which drafts."""
 
-In DeepSeek's files layer L has `enorm`, `hnorm` and `eh_proj`, which mix the next token's embedding with what the head
-reads, and `shared_head`.
-"""
+# In DeepSeek's files layer L has `enorm`, `hnorm` and `eh_proj`, which mix the next token's embedding with what the
+# head reads, and `shared_head`.
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from model_server.batch.sequence import NewRequest, Sequence
 from model_server.engine.engine import Engine
 from model_server.runner.runner import RunnerTraits
 from model_server.speculation.device.speculator import BatchWindows
-from model_server.speculation.speculator import Speculator
+from model_server.speculation.speculator import Compute, Speculator
 from model_server.speculation.window import Window
 from model_server.text.tokenizer import Tokenizer
 
@@ -112,7 +112,7 @@ def test_an_adapter_that_the_model_does_not_have_is_refused_alone(slots: Slots) 
 class Drafts(Speculator):
     """One more token for each row than for the one before."""
 
-    def window(self, rows: list[Sequence]) -> Window:
+    def window(self, rows: list[Sequence], compute: Compute | None = None) -> Window:
         return Window(rows, [[5] * number for number, _ in enumerate(rows)])
 
 

@@ -16,7 +16,7 @@ from unit.model_server.engine.test_engine_random import drive
 
 from model_server.batch.sequence import Sequence
 from model_server.speculation.pace import Pace
-from model_server.speculation.speculator import Draft, Drafting, Speculator
+from model_server.speculation.speculator import Compute, Draft, Drafting, Speculator
 from model_server.speculation.window import Window
 from model_server.text.tokenizer import Tokenizer
 
@@ -37,9 +37,9 @@ class HostDice(Speculator):
         super().__init__(most)
         self.dice, self.vocab_size, self.wrong, self.num_windows = dice, vocab_size, wrong, 0
 
-    def window(self, rows: list[Sequence]) -> Window | None:
+    def window(self, rows: list[Sequence], compute: Compute | None = None) -> Window | None:
         self.pace = self.dice.choice(PACES)
-        found = super().window(rows)
+        found = super().window(rows, compute)
         self.num_windows += found is not None
         return found
 

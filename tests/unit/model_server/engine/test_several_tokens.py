@@ -16,7 +16,7 @@ from model_server.batch.results import Drafted, FinishReason, Generation
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.runner.runner import Kept
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
-from model_server.speculation.speculator import Speculator
+from model_server.speculation.speculator import Compute, Speculator
 from model_server.speculation.window import CheckedTokens, Window
 from model_server.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ class Oracle(Speculator):
         self.num_right += drafted.num_right
         return drafted
 
-    def window(self, rows: list[Sequence]) -> Window:
+    def window(self, rows: list[Sequence], compute: Compute | None = None) -> Window:
         return Window(rows, [self._guess(sequence) for sequence in rows])
 
     def _guess(self, sequence: Sequence) -> list[int]:

@@ -42,7 +42,7 @@ def drafting(shard: EngineShard, guesses: dict[int, list[int]], monkeypatch: pyt
     speculator = shard.engine.speculator
     assert speculator is not None
 
-    def window(rows):  # type: ignore[no-untyped-def]
+    def window(rows, compute=None):  # type: ignore[no-untyped-def]
         from model_server.speculation.window import Window
 
         drafts = [guesses.get(len(s.ids), [])[: speculator.longest(s)] for s in rows]

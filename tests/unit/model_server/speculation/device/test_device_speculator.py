@@ -9,6 +9,7 @@ import torch
 from support.graph_doubles import copying_staging
 
 from model_server.batch.sequence import Sequence
+from model_server.batch.tables import BlockTables
 from model_server.speculation.device.speculator import BatchWindows, DeviceSpeculator
 from model_server.speculation.device.tokens import RowOutcome
 from model_server.speculation.pace import Pace
@@ -53,7 +54,7 @@ def step(made: DeviceSpeculator, windows: BatchWindows, batch: list[Sequence], *
 )
 def test_more_rows_have_shorter_drafts(num_rows: int, longest: int) -> None:
     made, batch = speculator(FLAT), rows(num_rows)
-    windows = made.start(copying_staging())
+    windows = made.start(copying_staging(), BlockTables(CPU, shares_memory=False))
     assert made.on_device(windows, batch) is (longest > 0)
     if longest:
         lengths = [step(made, windows, batch, right=True, draft=9) for _ in range(30)]
@@ -64,7 +65,7 @@ def test_more_rows_have_shorter_drafts(num_rows: int, longest: int) -> None:
 def test_wrong_drafts_end_drafting_and_then_windows() -> None:
     """Windows of one token look now and then whether drafts would pay: plain steps are between them."""
     made, batch = speculator(Pace([(1, 1.0), (6, 1.5)])), rows(1)
-    windows = made.start(copying_staging())
+    windows = made.start(copying_staging(), BlockTables(CPU, shares_memory=False))
     for _ in range(20):
         step(made, windows, batch, right=True, draft=5)
     assert windows.length == 5
@@ -114,7 +115,7 @@ def test_drafts_of_the_host_have_no_more_tokens_than_a_step_may(num_rows: int, l
 
 def test_ranks_decide_only_where_all_have_seen_the_same() -> None:
     made = speculator(FLAT, alone=False)
-    windows, batch = made.start(copying_staging()), rows(2)
+    windows, batch = made.start(copying_staging(), BlockTables(CPU, shares_memory=False)), rows(2)
     for _ in range(20):
         step(made, windows, batch, right=True, draft=5)
     assert windows.length == 5

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from support.drafted_shard import FREE, check_two_ranks, drafter_of, ids_of, shard_of
+from support.drafted_shard import check_two_ranks, drafter_of, ids_of, shard_of
 from support.engine_shard import generations_of, mixed_requests, tokens_of
 from support.loading import load
 from support.tiny_drafters import eagle3
@@ -23,8 +23,9 @@ from transformers import AutoModelForCausalLM
 
 from model_server.batch.growth import BlockGrowth
 from model_server.errors import StartupError
-from model_server.speculation.drafters import layer_drafter
-from model_server.speculation.model_speculator import ModelSpeculator
+from model_server.speculation.device.model_speculator import DeviceModelSpeculator
+from model_server.speculation.drafters.layer_drafter import LayerDrafts
+from model_server.speculation.drafters.queries import RowsAt
 from model_server.text.tokenizer import Tokenizer
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -140,40 +141,40 @@ def test_drafts_are_those_of_the_formulas_and_tokens_those_without(
     assert [rows[-1].generated_text for rows in found.values()] == [g[-1].generated_text for g in wanted.values()]
     reference = Reference(folders[kind], base, library)
     assert len(asked) > 40
-    for row, ids, draft in asked[::2]:
-        assert draft == reference.draft(ids, row.forced, row.most)
+    for ids, forced, draft in asked[::2]:
+        assert draft == reference.draft(ids, forced, len(draft))
 
 
-def test_through_chunks_plain_steps_growth_and_what_was_right(
+def test_through_chunks_growth_and_what_was_right(
     folders: dict[str, Path], base: Path, tokenizer: Tokenizer, library: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts that are right move several positions on; forced here by drafting what the request says."""
-    monkeypatch.setattr(layer_drafter, "_MOST_WAITING", 3)
     plain, _ = shard_of(tokenizer, base, None)
     prompt = list(range(5, 26))
     request = plain.request(prompt, 30)
     said = tokens_of(*plain.run_out(plain.prefill(0, request), 0))[request.id]
     shard, asked = shard_of(tokenizer, base, folders["midlayer"], grows=True)
     speculator = shard.engine.speculator
-    assert isinstance(speculator, ModelSpeculator)
-    draft = speculator.drafter.draft
+    assert isinstance(speculator, DeviceModelSpeculator)
+    draft = LayerDrafts.draft
     right = itertools.count()
 
-    def sometimes_right(rows: Any) -> list[list[int]]:
-        found = [list(ids) for ids in draft(rows)]
-        for row, ids in zip(rows, found, strict=True):
-            if row.sequence.id == first.id and next(right) % 2:
-                done = len(row.sequence.ids) - len(prompt)
-                ids[:] = (said[done : done + row.most] + ids)[: row.most]
-        return found
+    def sometimes_right(self: LayerDrafts, rows: RowsAt, length: int, forced: Any = None) -> tuple[Tensor, Tensor]:
+        found, valid = draft(self, rows, length, forced)
+        if length and next(right) % 2:
+            for row, start in enumerate(rows.start.tolist()):
+                if rows.history[row, : len(prompt)].tolist() == prompt:
+                    following = said[start + 1 - len(prompt) :][:length]
+                    found[row, : len(following)] = torch.tensor(following)
+        return found, valid
 
-    speculator.drafter.draft = sometimes_right  # type: ignore[method-assign]
     first, other = shard.request(prompt, 30, tokens=24, chunk_len=6), shard.request([4, 4], 6)
     results = [shard.prefill(0, first, other, chunk_tokens=5)]
     for step in itertools.count():
         if results[-1].batch is None:
             break
-        speculator.pace = FREE if step % 7 > 3 else None
+        monkeypatch.setattr(LayerDrafts, "draft", sometimes_right)
+        monkeypatch.setattr(speculator, "length", lambda *_, step=step: (0, 4, 2)[step % 3])
         growth = []
         (sequence,) = [s for s in shard.engine._store.find(0).batch.sequences if s.id == first.id]
         if len(sequence.slots) < sequence.cache_length + sequence.input_length + 4 and len(sequence.slots) < 52:
@@ -182,24 +183,12 @@ def test_through_chunks_plain_steps_growth_and_what_was_right(
     assert tokens_of(*results)[first.id] == said
     assert sum(one.drafted.num_right for one in results if one.drafted is not None) > 4
     reference = Reference(folders["midlayer"], base, library)
-    of_first = [one for one in asked if one[0].sequence.id == first.id]
+    of_first = [one for one in asked if one.ids[: len(prompt)] == prompt]
     assert len(of_first) > 5
-    for row, ids, found in of_first:
-        assert found == reference.draft(ids, row.forced, row.most)
-
-
-def test_what_waits_keeps_no_memory_of_other_tokens(folders: dict[str, Path], base: Path, tokenizer: Tokenizer) -> None:
-    shard, _ = shard_of(tokenizer, base, folders["midlayer"])
-    speculator = shard.engine.speculator
-    assert isinstance(speculator, ModelSpeculator)
-    speculator.pace = None
-    shard.prefill(0, shard.request(list(range(5, 26)), 9), shard.request([4, 4], 9))
-    for num_waiting in (1, 2):
-        for sequence in shard.engine._store.find(0).batch.sequences:
-            waiting = sequence.drafts_from.states
-            assert sum(map(len, waiting)) == num_waiting
-            assert all(one.untyped_storage().nbytes() == one.nbytes for one in waiting)
-        shard.decode(0)
+    behind = [said[len(one.ids) - len(prompt) :][: len(one.draft)] for one in of_first]
+    for (ids, forced, found), following in zip(of_first, behind, strict=True):
+        assert found in (reference.draft(ids, forced, len(found)), following)
+    assert sum(one.draft != following for one, following in zip(of_first, behind, strict=True)) > 3
 
 
 def test_a_request_that_was_preempted(folders: dict[str, Path], base: Path, tokenizer: Tokenizer, library: Any) -> None:
@@ -210,8 +199,8 @@ def test_a_request_that_was_preempted(folders: dict[str, Path], base: Path, toke
     again = shard.request([5, 6, 7, 8], 20, resume_ids=tuple(said[:9]), chunk_len=6)
     assert tokens_of(*shard.run_out(shard.prefill(0, again), 0))[again.id] == said[9:]
     reference = Reference(folders["nested"], base, library)
-    for row, ids, found in asked:
-        assert found == reference.draft(ids, row.forced, row.most)
+    for ids, forced, found in asked:
+        assert found == reference.draft(ids, forced, len(found))
 
 
 @pytest.mark.parametrize("kind", ["midlayer", "nested"])

@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from support.engine_shard import EngineShard, generations_of, mixed_requests
+from support.drafted_shard import Asked, note_drafts
+from support.engine_shard import BLOCK, EngineShard, generations_of, mixed_requests
 from support.loading import CPU, load
 from support.meeting_ranks import on_ranks
 from support.tiny_drafters import medusa, mlp_speculator
@@ -27,10 +28,10 @@ from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.model import describe
 from model_server.runner.runner import Runner
-from model_server.speculation.drafters.drafter import DraftedRunner, DraftRow
+from model_server.speculation.device.model_speculator import DeviceModelSpeculator
+from model_server.speculation.drafters.drafter import DraftedRunner
 from model_server.speculation.drafters.heads import Heads
 from model_server.speculation.loading import find_speculator, load_drafter
-from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.pace import Pace
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
@@ -153,7 +154,7 @@ def shard_of(
     drafter = drafter_of(folder, base, runner, tokenizer, group=group)
     whole: Any = DraftedRunner(runner, drafter)
     shard = EngineShard(tokenizer, budget=1000, runner=whole, **rank, **options)
-    speculator = ModelSpeculator(drafter._number, drafter)
+    speculator = DeviceModelSpeculator(drafter._number, 128, CPU, BLOCK, drafter, alone=group is None)
     speculator.pace, drafter.pace = FREE, CHEAP
     shard.engine.steps.speculator = speculator
     return shard, drafter
@@ -161,29 +162,21 @@ def shard_of(
 
 @pytest.mark.parametrize("kind", ["medusa 1", "medusa 2", "mlp", "mlp tied"])
 def test_guesses_are_those_of_the_formulas(
-    kind: str, folders: dict[str, Path], base: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    kind: str, folders: dict[str, Path], base: Path, tokenizer: Tokenizer
 ) -> None:
     """From the hidden state behind which the newest token was drawn, after prompts, plain steps and windows, with
     tokens of grammars before the first guess."""
     shard, drafter = shard_of(tokenizer, base, folders[kind])
     assert drafter is not None
-    asked: list[tuple[DraftRow, list[int], list[int]]] = []
-    drafted = drafter.draft
-
-    def draft(rows: list[DraftRow]) -> list[list[int]]:
-        found = drafted(rows)
-        asked.extend((row, list(row.sequence.ids), ids) for row, ids in zip(rows, found, strict=True))
-        return found
-
-    monkeypatch.setattr(drafter, "draft", draft)
+    asked = note_drafts(drafter)
     requests = mixed_requests(shard, tokenizer)
     results = shard.run_out(shard.prefill(0, *requests), 0)
     assert results and len(asked) > 40
     model = AutoModelForCausalLM.from_pretrained(base)
-    for row, ids, found in asked:
+    for ids, forced, found in asked:
         hidden = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0][-2]
-        most = len(row.forced) + row.most
-        assert found == reference(folders[kind], base, hidden, ids[-1], row.forced, most)[len(row.forced) :]
+        most = len(forced) + len(found)
+        assert found == reference(folders[kind], base, hidden, ids[-1], forced, most)[len(forced) :]
 
 
 @pytest.mark.parametrize("kind", ["medusa 1", "medusa 2", "mlp", "mlp tied", "fitted"])
@@ -211,12 +204,10 @@ def test_each_kind_of_request_says_what_it_says_without(
 def test_two_ranks_guess_and_say_what_one_does(
     kind: str, folders: dict[str, Path], base: Path, tokenizer: Tokenizer
 ) -> None:
-    def work(group: ProcessGroup) -> tuple[dict[int, list[int]], list[list[list[int]]]]:
+    def work(group: ProcessGroup) -> tuple[dict[int, list[int]], list[Asked]]:
         shard, drafter = shard_of(tokenizer, base, folders[kind], group if group.size > 1 else None)
         assert drafter is not None
-        drafts: list[list[list[int]]] = []
-        draft = drafter.draft
-        drafter.draft = lambda rows: drafts.append(draft(rows)) or drafts[-1]  # type: ignore[assignment,func-returns-value]
+        drafts = note_drafts(drafter)
         requests = [shard.request([5 + i, 6, 7, 8], 12) for i in range(3)]
         results = [shard.prefill(0, *requests)]
         while results[-1].batch is not None:
@@ -233,7 +224,7 @@ def test_two_ranks_guess_and_say_what_one_does(
 def test_a_draft_is_at_most_as_long_as_asked(folders: dict[str, Path], base: Path, tokenizer: Tokenizer) -> None:
     runner = load(base)
     drafter = drafter_of(folders["medusa 1"], base, runner, tokenizer, number=2)
-    assert drafter.guesser.guess(torch.randn(3, HIDDEN), torch.tensor([1, 2, 3]), [[], [], []], 2).shape == (3, 2)
+    assert drafter.guesser.guess(torch.randn(3, HIDDEN), torch.tensor([1, 2, 3]), None, 2).shape == (3, 2)
     drafter.measure(None, ProcessGroup())  # type: ignore[arg-type]
     assert drafter.pace is not None and drafter.pace.cost(1) > 0
 

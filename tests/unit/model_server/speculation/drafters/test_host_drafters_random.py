@@ -19,7 +19,7 @@ from unit.model_server.engine.test_engine_random import drive
 from unit.model_server.speculation.drafters import test_eagle
 
 from model_server.sampling.parameters import SamplingParameters
-from model_server.speculation.model_speculator import ModelSpeculator
+from model_server.speculation.device.model_speculator import DeviceModelSpeculator
 from model_server.speculation.pace import Pace
 from model_server.text.tokenizer import Tokenizer
 
@@ -50,21 +50,26 @@ def test_whatever_a_router_does_each_request_says_what_it_says_alone_without_dra
         tokenizer, base, root / kind, budget=dice.choice([3, 8, 40, 1000]), grows=True, num_blocks=NUM_BLOCKS
     )
     speculator = shard.engine.speculator
-    assert isinstance(speculator, ModelSpeculator)
+    assert isinstance(speculator, DeviceModelSpeculator)
     window = speculator.window
 
-    def at_another_pace(rows):  # type: ignore[no-untyped-def]
+    def at_another_pace(rows, compute):  # type: ignore[no-untyped-def]
         speculator.pace = dice.choice(PACES)
-        return window(rows)
+        return window(rows, compute)
 
     monkeypatch.setattr(speculator, "window", at_another_pace)
+    monkeypatch.setattr(speculator, "length", lambda *_: dice.randint(0, MOST))
     router = WindowRouter([shard], dice)
     drive(router, tokenizer, lambda tokenizer: EngineShard(tokenizer, runner=plain))  # type: ignore[arg-type]
     assert asked
     if kind != "base":
         return
-    for row, known, draft in asked:
-        request = router.requests[row.sequence.id]
-        if request.sampling == SamplingParameters():
-            following = (router.shard.prompts[request.id] + router.said[request.id])[len(known) :]
-            assert all(one == said for one, said in zip(draft, following, strict=False)), (known, draft, following)
+    greedy = [
+        router.shard.prompts[key] + router.said[key]
+        for key, request in router.requests.items()
+        if request.sampling == SamplingParameters()
+    ]
+    for ids, forced, draft in asked:
+        known = [*ids, *forced]
+        for said in (one for one in greedy if one[: len(known)] == known):
+            assert all(a == b for a, b in zip(draft, said[len(known) :], strict=False)), (known, draft, said)

@@ -27,12 +27,12 @@ from model_server.engine.engine import Engine
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.places import Places
 from model_server.speculation.device import state
-from model_server.speculation.device.drafters import draft_model
-from model_server.speculation.device.drafters.layer import LayerDrafts
-from model_server.speculation.device.drafts import Brought
-from model_server.speculation.device.queries import RowsAt, single_queries
 from model_server.speculation.device.speculator import BatchWindows
 from model_server.speculation.device.state import WindowState
+from model_server.speculation.drafters import draft_model
+from model_server.speculation.drafters.drafts import Brought
+from model_server.speculation.drafters.layer_drafter import LayerDrafts
+from model_server.speculation.drafters.queries import RowsAt, single_queries
 from model_server.text.tokenizer import Tokenizer
 
 # What checks the comparison itself: it changes with that alone.
@@ -128,7 +128,7 @@ def drafted(root: Path, tokenizer: Tokenizer, stop: str, monkeypatch: Patch) -> 
         )  # fmt: skip
         results = answers(shard, requests_of(shard, stop), ahead=True)
         right = sum(one.drafted.num_right for one in results if one.drafted is not None)
-        return Run(said_in(results), right, {tuple(ids): draft for ids, draft, _ in asked})
+        return Run(said_in(results), right, {tuple(ids): draft for ids, _, draft in asked})
 
     return run
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.device_drafters import Drafted, drafting_on_a_gpu, found_in
-from support.drafted_shard import ids_of
+from support.device_drafters import drafting_on_a_gpu, found_in
+from support.drafted_shard import Asked, ids_of
 from support.engine_shard import EngineShard, generations_of, mixed_requests, tokens_of
 from support.loading import load
 from support.meeting_ranks import on_ranks
@@ -28,7 +28,7 @@ KINDS = ("medusa", "mlp", "eagle", "eagle nested", "mtp", "model", "same model")
 MOST = 3
 # `make test` has every kind in steps ahead, and one or two of them in each of the other tests.
 WEEKLY = pytest.mark.weekly
-# Needs the host: drafted for by lookup.
+# Needs the host, which lays out what the drafter guesses.
 GRAMMAR, WATERMARK = 4, 7
 
 
@@ -55,16 +55,17 @@ def folder_of(kind: str, root: Path) -> Path | str:
     return kind if kind == "mtp" else root / ("base" if kind == "same model" else kind)
 
 
-def drafts_of(kind: str, root: Path) -> Callable[[list[int], int], list[int]]:
-    """Written from the formulas: tokens of a row -> its draft."""
+def drafts_of(kind: str, root: Path) -> Callable[[list[int], list[int], int], list[int]]:
+    """Written from the formulas: tokens of a row, and the first of its draft -> so many behind them."""
     library = AutoModelForCausalLM.from_pretrained(base_of(kind, root))
     folder = root / kind
 
-    def heads(ids: list[int], most: int) -> list[int]:
+    def heads(ids: list[int], forced: list[int], most: int) -> list[int]:
         hidden = library(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0][-2]
-        return test_heads.reference(folder, root / "base", hidden, ids[-1], [], most)
+        return test_heads.reference(folder, root / "base", hidden, ids[-1], forced, len(forced) + most)[len(forced) :]
 
-    def model(ids: list[int], most: int) -> list[int]:
+    def model(ids: list[int], forced: list[int], most: int) -> list[int]:
+        ids = [*ids, *forced]
         for _ in range(most):
             ids = [*ids, int(drafter(torch.tensor([ids])).logits[0, -1].argmax())]
         return ids[-most:]
@@ -79,13 +80,13 @@ def drafts_of(kind: str, root: Path) -> Callable[[list[int], int], list[int]]:
         if kind == "mtp"
         else test_eagle.Reference(folder, root / "base", library)
     )
-    return lambda ids, most: reference.draft(ids, [], most)  # type: ignore[no-any-return]
+    return reference.draft  # type: ignore[no-any-return]
 
 
-def assert_formulas(kind: str, root: Path, asked: list[Drafted]) -> None:
+def assert_formulas(kind: str, root: Path, asked: list[Asked]) -> None:
     reference = drafts_of(kind, root)
-    for ids, draft, count in asked:
-        assert draft == reference(ids, count)
+    for ids, forced, draft in asked:
+        assert draft == reference(ids, forced, len(draft))
 
 
 def chosen(shard: EngineShard, tokenizer: Tokenizer, *, all_kinds: bool = False) -> list[NewRequest]:
@@ -124,7 +125,7 @@ def test_drafts_are_those_of_the_formulas_and_tokens_those_without(
     "kind", [pytest.param("medusa", marks=WEEKLY), "eagle", pytest.param("same model", marks=WEEKLY)]
 )
 def test_beside_requests_that_need_the_host(kind: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those are drafted for by lookup, and behind them the drafter goes on with what it saw meanwhile."""
+    """The drafter guesses for windows that the host makes, too, behind what a grammar forces."""
     base = base_of(kind, root)
     tokenizer = Tokenizer.load(base)
     plain: Any = EngineShard(tokenizer, budget=1000, runner=load(base), num_blocks=256)  # type: ignore[arg-type]
@@ -182,7 +183,7 @@ def test_two_ranks_draft_and_say_what_one_does(kind: str, root: Path, monkeypatc
     tokenizer = Tokenizer.load(base)
     monkeypatch.setattr(Engine, "_runs_ahead", True)
 
-    def work(group: ProcessGroup) -> tuple[dict[int, list[int]], list[Drafted]]:
+    def work(group: ProcessGroup) -> tuple[dict[int, list[int]], list[Asked]]:
         found = found_in(folder_of(kind, root), tokenizer, base)
         shard, asked = drafting_on_a_gpu(tokenizer, base, found, MOST, group=group if group.size > 1 else None)
         results = [shard.prefill(0, *[shard.request([5 + i, 6, 7, 8], 12) for i in range(3)])]

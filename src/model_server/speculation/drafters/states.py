@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model_server.batch.sequence import Sequence
 from model_server.memory.transfer import Staging
-from model_server.speculation.device.drafts import State, gathered
+from model_server.speculation.drafters.drafts import State, gathered
 
 
 class RowStates:

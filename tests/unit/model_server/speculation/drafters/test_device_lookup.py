@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_server.speculation.device.lookup import plain
+from model_server.speculation.drafters.lookup import plain
 from model_server.speculation.lookup import History
 
 TRACES = [

@@ -14,8 +14,8 @@ from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
 from model_server.memory.transfer import Staging
 from model_server.runner.runner import Kept
-from model_server.speculation.device.lookup import LookUp
-from model_server.speculation.device.queries import RowsAt
+from model_server.speculation.drafters.lookup import LookUp
+from model_server.speculation.drafters.queries import RowsAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,12 @@ class RowDrafts(Protocol):
     def stop(self, places: Mapping[Sequence, int]) -> None:
         """End before another step than a window."""
 
-    def draft(self, rows: RowsAt, length: int) -> tuple[Tensor, Tensor]:
-        """Return tokens [num_rows, `length` or more] int64, and how many are each row's draft."""
+    def draft(self, rows: RowsAt, length: int, forced: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return tokens [num_rows, `length` or more] int64, and how many are each row's draft.
+
+        Args:
+            forced: [num_rows, `length`] int64, tokens that are drafted whatever would be guessed, or -1.
+        """
 
     def apply(self, brought: Brought) -> None:
         """The window is computed."""
@@ -65,7 +69,7 @@ class LookedUp:
 
     def stop(self, places: Mapping[Sequence, int]) -> None: ...
 
-    def draft(self, rows: RowsAt, length: int) -> tuple[Tensor, Tensor]:
+    def draft(self, rows: RowsAt, length: int, forced: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return self._look_up(rows.history, rows.start + 1, self._most)
 
     def apply(self, brought: Brought) -> None: ...
@@ -105,3 +109,8 @@ def last_of(values: Tensor, got: Tensor, before: Tensor) -> Tensor:
 
 def no_drafts(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.zeros(count, 1, dtype=torch.int64, device=device), torch.zeros(count, dtype=torch.int64, device=device)
+
+
+def forced_or(guessed: Tensor, forced: Tensor | None, place: int) -> Tensor:
+    """Return `guessed` [num_rows] int64, or the tokens that `RowDrafts.draft` is given for this place."""
+    return guessed if forced is None else torch.where(forced[:, place] < 0, guessed, forced[:, place])

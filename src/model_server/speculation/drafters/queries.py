@@ -29,6 +29,8 @@ class RowsAt:
     # The host's bound of `start`; `limits`: of `limit`.
     longest: Indices
     limits: Indices
+    # The host knows `start`: its memory is the device's.
+    is_known: bool = False
 
     @property
     def count(self) -> int:
@@ -53,8 +55,11 @@ def single_queries(
     slots = torch.add(stored % size, blocks, alpha=size).masked_fill(~inside, 0)
     spread = rows.tables if num_places == 1 else rows.tables.repeat_interleave(num_places, 0)
     count = rows.count * num_places
-    bounds = rows.longest[:, None] + 1 + first + np.arange(num_places)
-    lengths = np.clip(bounds, 1, np.maximum(rows.limits, 1)[:, None])
+    if rows.is_known:
+        lengths = stored.numpy() + 1
+    else:
+        bounds = rows.longest[:, None] + 1 + first + np.arange(num_places)
+        lengths = np.clip(bounds, 1, np.maximum(rows.limits, 1)[:, None])
     metadata = AttentionMetadata(
         slots=slots.view(-1),
         block_tables=spread.masked_fill(~inside.reshape(-1, 1), 0),
@@ -65,3 +70,9 @@ def single_queries(
         places=num_places if joined else 1,
     )
     return stored, metadata
+
+
+def counted_places(metadata: AttentionMetadata) -> npt.NDArray[np.int64]:
+    """Return tokens' places in the cache, by lengths that the host knows."""
+    counts, lengths = metadata.query_lengths_host, metadata.kv_lengths_host
+    return np.concatenate([np.arange(n - count, n) for count, n in zip(counts, lengths, strict=True)]).astype(np.int64)

@@ -1,1 +1,0 @@
-"""Drafters that compute on the device, ahead of the host."""
