@@ -21,10 +21,19 @@ from model_server.engine.device_thread import LOOK_EVERY_S, DeviceThread
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.engine.memory_plan import MemoryPlan, plan_memory
 from model_server.engine.profile import StepProfiler
+from model_server.engine.steps.maker import StepMaker
 from model_server.engine.warm_up import Capacity, WarmupRequest, warm_up
 from model_server.errors import LostPeerError, StartupError, parts_ranks
 from model_server.features.adapters.load import describe_adapters, load_adapters
 from model_server.features.adapters.residents import Residents
+from model_server.features.drafts.drafters.drafter import DraftedRunner
+from model_server.features.drafts.load import (
+    LOOKUP,
+    can_draft,
+    check_window_rows,
+    find_speculator,
+    load_drafts,
+)
 from model_server.features.images.load import load_images
 from model_server.models.load import load_runner
 from model_server.models.model import Model, cache_dtype, check_batch_invariance, describe
@@ -42,18 +51,6 @@ from model_server.runner.graph_choice import with_graphs
 from model_server.runner.graph_sizes import decode_rows, graph_sizes, window_sizes
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
-from model_server.speculation.device.model_speculator import DeviceModelSpeculator
-from model_server.speculation.drafters.drafter import DraftedRunner
-from model_server.speculation.loading import (
-    LOOKUP,
-    FoundSpeculator,
-    can_draft,
-    check_window_rows,
-    find_speculator,
-    load_drafter,
-    lookup_speculator,
-)
-from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.load_progress import LoadProgress
@@ -114,9 +111,9 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         adapters = load_adapters(config, model, runner, dtype, layout)
         residents = None if adapters is None else adapters.residents
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
-        speculator: Speculator | None = None
+        maker: StepMaker | None = None
         if can_draft(runner.traits, *asked, config.speculate_max_rows):
-            runner, speculator = _with_drafts(config, found, model, runner, tokenizer, placement)
+            runner, maker = load_drafts(config, found, model, runner, tokenizer.vocab_size, placement)
         if device.type == "cuda":
             windows = window_sizes(config.num_drafted, config.most_window_rows, config.max_batch_size)
             keeps = runner.retains if isinstance(runner, DraftedRunner) else None
@@ -129,14 +126,14 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             )
             config = replace(config, prefill_chunking=False, prefix_caching=False)
         features = tuple([one for one in (adapters, images) if one is not None])
-        engine = _engine(config, runner, tokenizer, device, ranks, links, speculator, features)
+        engine = _engine(config, runner, tokenizer, device, ranks, links, maker, features)
         states = reserve_states(runner.traits.recurrent, config, device, layout.local.size)
         facts = replace(
             announce(config, runner, device, dtype, layout, stored, model.scheme.method),
             state_slots=states.num_slots,
             images=images is not None,
             image_reserve=0 if images is None else images.reserve,
-            speculator=None if speculator is None else LOOKUP if found is None else found.kind,
+            speculator=None if maker is None else LOOKUP if found is None else found.kind,
             loads_adapters=residents is not None,
             adapter_slots=config.lora_slots if model.slots is None else model.slots.number,
         )
@@ -203,26 +200,6 @@ def _load(
     return runner
 
 
-def _with_drafts(
-    config: ServeConfig,
-    found: FoundSpeculator | None,
-    model: Model,
-    runner: Runner,
-    tokenizer: Tokenizer,
-    placement: Placement,
-) -> tuple[Runner, Speculator]:
-    """Add the drafter that `found` names."""
-    most, max_rows = config.num_drafted, config.most_window_rows
-    device, alone = placement.device, placement.ranks.world.size == 1
-    if found is None:
-        return runner, lookup_speculator(runner.traits, most, max_rows, device, alone=alone)
-    choice = AttentionChoice(config.attention, device, placement.dtype, placement.cache_dtype)
-    drafter = load_drafter(found, config.num_drafted, model, runner, tokenizer.vocab_size, placement, choice)
-    block_size = runner.traits.block_size
-    speculator = DeviceModelSpeculator(most, max_rows, device, block_size, drafter, alone=alone)
-    return DraftedRunner(runner, drafter), speculator
-
-
 def _engine(
     config: ServeConfig,
     runner: Runner,
@@ -230,7 +207,7 @@ def _engine(
     device: torch.device,
     ranks: Ranks,
     links: StageLinks | None,
-    speculator: Speculator | None,
+    maker: StepMaker | None,
     features: tuple[ModelFeature, ...],
 ) -> Engine:
     sampler = Sampler(
@@ -242,7 +219,7 @@ def _engine(
         chunking=config.prefill_chunking and not runner.traits.keeps_state, grows=_grows(config, runner),
         peers=ranks.tensor,
     )  # fmt: skip
-    return Engine(runner, tokenizer, sampler, options, links, speculator, features)
+    return Engine(runner, tokenizer, sampler, options, links, maker, features)
 
 
 def _grows(config: ServeConfig, runner: Runner) -> bool:

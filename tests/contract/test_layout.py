@@ -12,12 +12,12 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 955,
-    "files below 50 lines": 249,
+    "files": 958,
+    "files below 50 lines": 251,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
-    "files of the spine that name a feature": 65,
+    "files of the spine that name a feature": 60,
     "functions named begin": 0,
     "functions named take": 0,
     "functions named keeps": 0,
@@ -27,13 +27,13 @@ LIMITS = {
     "functions named brought": 0,
     "files that name adapters": 133,
     "files that name images": 130,
-    "files that name drafts": 92,
-    "files that name stages": 40,
+    "files that name drafts": 83,
+    "files that name stages": 39,
     "files that name states": 36,
 }
 LINES = {
     "launcher": 14_398,
-    "model_server": 52_022,
+    "model_server": 52_147,
     "router": 36_438,
     "tercet": 63,
     "wire": 7_348,

@@ -35,7 +35,7 @@ ASKED: dict[str, dict[str, Any]] = {
 _CHEAP_STEPS = """
 import os
 if os.environ.get("RANK"):
-    from model_server.speculation import costs
+    from model_server.features.drafts import costs
     costs.step_costs = lambda *_: [(1, 1e-3), (128, 2e-3)]
 """
 
@@ -44,7 +44,7 @@ if os.environ.get("RANK"):
 _CHEAP_DRAFTS = """
 import os
 if os.environ.get("RANK"):
-    from model_server.speculation import costs
+    from model_server.features.drafts import costs
     costs.step_costs = lambda runner, *_: [(1, 1e-3 if type(runner).__name__ == "DraftedRunner" else 1e-6)]
 """
 
@@ -54,9 +54,9 @@ _ON_A_DEVICE = (
     _CHEAP_STEPS
     + """
     from model_server.engine.engine import Engine
-    from model_server.speculation import loading
-    from model_server.speculation.device.speculator import DeviceSpeculator
-    from model_server.speculation.speculator import Speculator
+    from model_server.features.drafts import load as loading
+    from model_server.features.drafts.device.speculator import DeviceSpeculator
+    from model_server.features.drafts.speculator import Speculator
     Engine._runs_ahead = True
     Speculator._draft = None  # nothing is left to the host
     loading.lookup_speculator = lambda traits, most, rows, device, *, alone: DeviceSpeculator(

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 
-MODULE = "model_server.speculation.costs"
+MODULE = "model_server.features.drafts.costs"
 MOST_ROWS = 4
 
 

@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 
 from support.triton_interpreter import mend
 
+from model_server.features.drafts.drafters.lookup import look_up_on, plain
 from model_server.kernels.speculation.lookup import look_up_rows
-from model_server.speculation.drafters.lookup import look_up_on, plain
 
 mend()
 

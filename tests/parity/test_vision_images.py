@@ -14,6 +14,7 @@ import torch
 from parity.vision_ranks import VisionRanks
 from parity.vision_scene import BLOCK, VisionScene, request
 from safetensors.torch import load_file, save_file
+from support.drafts import drafts_in, use_drafts
 from support.effort import examples
 from support.engine_shard import EngineShard, errors_of, tokens_of
 from support.loading import CPU, load
@@ -22,14 +23,14 @@ from support.vision_models import CONFIGS, MODEL_TYPES, write_vision_checkpoint
 from model_server.attention.choice import AttentionChoice
 from model_server.batch.sequence import NewRequest
 from model_server.errors import StartupError
+from model_server.features.drafts.device.model_speculator import DeviceModelSpeculator
+from model_server.features.drafts.drafters.draft_model import DraftModel
+from model_server.features.drafts.drafters.drafter import DraftedRunner
+from model_server.features.drafts.pace import Pace
+from model_server.features.drafts.speculator import Speculator
 from model_server.features.images.families import FAMILIES
 from model_server.features.images.image import AskedImages, EncodedImages, Feature
 from model_server.features.images.tower import load_tower
-from model_server.speculation.device.model_speculator import DeviceModelSpeculator
-from model_server.speculation.drafters.draft_model import DraftModel
-from model_server.speculation.drafters.drafter import DraftedRunner
-from model_server.speculation.pace import Pace
-from model_server.speculation.speculator import Speculator
 
 SERVED = [name for name in CONFIGS if name in FAMILIES or name in MODEL_TYPES]
 ALWAYS = ("llava", "qwen2_vl")
@@ -182,11 +183,11 @@ def test_drafts_change_nothing(scene: VisionScene) -> None:
     shard = scene.shard()
     speculator = Speculator(3)
     speculator.pace = Pace([(1, 1.0)])
-    shard.engine.steps.speculator = speculator
+    use_drafts(shard.engine, speculator)
     new = request(shard, prompt, prediction_ids=tuple(expected))
     results = shard.run_out(shard.prefill(0, new), 0)
     assert tokens_of(*results)[new.id] == expected
-    assert sum(r.drafted.num_right for r in results if r.drafted is not None) >= 4
+    assert sum(r.num_right for r in drafts_in(results)) >= 4
 
 
 def test_a_draft_model_changes_nothing(scene: VisionScene) -> None:
@@ -199,13 +200,13 @@ def test_a_draft_model_changes_nothing(scene: VisionScene) -> None:
     shard = scene.shard(runner=DraftedRunner(base, drafter))
     speculator = DeviceModelSpeculator(3, 128, torch.device("cpu"), BLOCK, drafter, alone=True)
     speculator.pace, drafter.pace = Pace([(1, 1.0)]), Pace([(1, 0.01)])
-    shard.engine.steps.speculator = speculator
+    use_drafts(shard.engine, speculator)
     requests = [request(shard, one) for one in prompts]
     results = [shard.prefill(0, requests[0]), shard.prefill(1, requests[1], cached=0)]
     results += shard.run_out(results.pop(), 0)
     found = tokens_of(*results)
     assert [found[one.id] for one in requests] == [scene.generate(one) for one in prompts]
-    assert sum(r.drafted.num_tokens for r in results if r.drafted is not None) >= 4
+    assert sum(r.num_tokens for r in drafts_in(results)) >= 4
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from support.device_windows import FREE, NUM_BLOCKS
 from support.drafted_shard import CHEAP, Asked, note_drafts
+from support.drafts import use_drafts
 from support.engine_shard import EngineShard
 from support.graph_doubles import PlainGraphCapture, copying_staging
 from support.loading import CPU, FixedAttention, load
@@ -20,13 +21,13 @@ from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
+from model_server.features.drafts.device.model_speculator import DeviceModelSpeculator
+from model_server.features.drafts.device.speculator import BatchWindows
+from model_server.features.drafts.drafters.drafter import DraftedRunner
+from model_server.features.drafts.load import FoundSpeculator, find_speculator, load_drafter
 from model_server.memory.kv_cache import KvCache
 from model_server.models.model import describe
 from model_server.runner.cuda_graphs import GraphedRunner
-from model_server.speculation.device.model_speculator import DeviceModelSpeculator
-from model_server.speculation.device.speculator import BatchWindows
-from model_server.speculation.drafters.drafter import DraftedRunner
-from model_server.speculation.loading import FoundSpeculator, find_speculator, load_drafter
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 
@@ -78,7 +79,7 @@ def drafting_on_a_gpu(
     made = DiceDrafts(most, random.Random(seed), drafter, alone=ranks.size == 1)
     if speculator is not None:
         made = speculator(drafter)
-    shard.engine.steps.speculator = made
+    use_drafts(shard.engine, made)
     return shard, note_drafts(drafter)
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import torch
+from support.drafts import use_drafts
 from support.engine_shard import EngineShard
 from support.fake_model import next_token
 from support.graph_doubles import CapturableRunner, PlainGraphCapture, copying_staging
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
+from model_server.features.drafts.device.speculator import BatchWindows, DeviceSpeculator
+from model_server.features.drafts.pace import Pace
 from model_server.runner.cuda_graphs import GraphedRunner
-from model_server.speculation.device.speculator import BatchWindows, DeviceSpeculator
-from model_server.speculation.pace import Pace
 from model_server.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
@@ -69,5 +70,5 @@ def on_a_gpu(
     )  # fmt: skip
     graphed.capture(shard.engine.cache, 96, ProcessGroup())
     shard.engine.steps.staging = copying_staging()
-    shard.engine.steps.speculator = speculator
+    use_drafts(shard.engine, speculator)
     return shard

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from support.drafts import use_drafts
 from support.engine_shard import BLOCK, EngineShard, generations_of
 from support.loading import CPU, load
 from support.meeting_ranks import on_ranks
@@ -15,13 +16,13 @@ from model_server.attention.choice import AttentionChoice
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
+from model_server.features.drafts.device.model_speculator import DeviceModelSpeculator
+from model_server.features.drafts.drafters.drafter import DraftedRunner, Drafter
+from model_server.features.drafts.drafters.queries import RowsAt
+from model_server.features.drafts.load import find_speculator, load_drafter
+from model_server.features.drafts.pace import Pace
 from model_server.models.model import describe
 from model_server.runner.runner import Runner
-from model_server.speculation.device.model_speculator import DeviceModelSpeculator
-from model_server.speculation.drafters.drafter import DraftedRunner, Drafter
-from model_server.speculation.drafters.queries import RowsAt
-from model_server.speculation.loading import find_speculator, load_drafter
-from model_server.speculation.pace import Pace
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 
@@ -87,7 +88,7 @@ def shard_of(
     shard = EngineShard(tokenizer, budget=budget, runner=whole, **rank, **options)
     drafts = DeviceModelSpeculator(MOST, 128, CPU, BLOCK, drafter, alone=group is None)
     drafts.pace, drafter.pace = FREE, CHEAP
-    shard.engine.steps.speculator = drafts
+    use_drafts(shard.engine, drafts)
     return shard, note_drafts(drafter)
 
 

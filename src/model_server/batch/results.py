@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from wire.step_phases import DraftKind
-
 
 class FinishReason(enum.Enum):
     """Why a request ended; the first in this order wins."""
@@ -86,30 +84,6 @@ class CachedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
-    """What a step drafted for this rank's requests."""
-
-    # The longest draft.
-    longest: int
-    # Drafted, and (`right`) accepted, by `DraftKind`.
-    tokens: tuple[int, ...]
-    right: tuple[int, ...]
-    # By request id, accepted and rejected tokens of its prediction.
-    predicted: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.tokens)
-
-    @property
-    def num_right(self) -> int:
-        return sum(self.right)
-
-
-NOTHING_DRAFTED = Drafted(0, (0,) * len(DraftKind), (0,) * len(DraftKind))
-
-
-@dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to a Prefill or Decode; durations in nanoseconds."""
 
@@ -121,5 +95,4 @@ class StepResult:
     total_ns: int
     concat_ns: int | None = None
     phases_ns: tuple[int, ...] = ()  # in the order of `wire.step_phases.PHASES`
-    drafted: Drafted | None = None
-    reports: tuple[object, ...] = ()  # of features, on what they did before the step
+    reports: tuple[object, ...] = ()  # of features

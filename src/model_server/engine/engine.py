@@ -34,6 +34,7 @@ from model_server.engine.profile import StepProfiler
 from model_server.engine.sequences import CacheLayout, SequenceFactory
 from model_server.engine.steps.choice import may_follow, next_step, prepare_rows
 from model_server.engine.steps.context import StepContext, StepTimes
+from model_server.engine.steps.maker import StepMaker
 from model_server.engine.steps.running import Running, SubmittedCall
 from model_server.engine.steps.step import Step
 from model_server.engine.store import BatchStore
@@ -43,7 +44,6 @@ from model_server.memory.transfer import Staging
 from model_server.runner.runner import Runner
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
-from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
 
 # Waits for a submitted step and gives its answer.
@@ -80,16 +80,17 @@ class Engine:
         sampler: Sampler,
         options: EngineOptions,
         links: StageLinks | None = None,
-        speculator: Speculator | None = None,
+        maker: StepMaker | None = None,
         features: tuple[ModelFeature, ...] = (),
     ) -> None:
-        """links, speculator, features: as in `StepContext`."""
+        """links, features: as in `StepContext`; maker: of the feature that makes steps, if any."""
         self.runner = runner
         self.tokenizer = tokenizer
         self.options = options
         self._sampler = sampler
         self.keeps_state = runner.traits.keeps_state
         self.session = Session()
+        self.maker = maker
         self.steps = StepContext(
             runner=runner,
             sampler=sampler,
@@ -99,7 +100,7 @@ class Engine:
             block_size=options.block_size,
             grows=options.grows,
             links=links,
-            speculator=speculator,
+            watcher=None if maker is None else maker.watcher,
             features=features,
         )
         self._factory = SequenceFactory(
@@ -113,10 +114,6 @@ class Engine:
     @property
     def cache(self) -> KvCache:
         return self.steps.cache
-
-    @property
-    def speculator(self) -> Speculator | None:
-        return self.steps.speculator
 
     def start(self, session: Session) -> None:
         """Begin a router's session."""
@@ -161,7 +158,7 @@ class Engine:
         # All ranks then build the same rows, collected or not, and collectives have the same shapes. Not if a row would
         # lack a slot: it may end in the last step, and then must not fail.
         running.drop(lambda s: s.ended_in is not None and call.follows_answer_of(s.ended_in))
-        if not call.unanswered or running.needs_last_step or not may_follow(self.steps, running, call):
+        if not call.unanswered or running.needs_last_step or not may_follow(running, call):
             return False
         return (
             not self.options.grows
@@ -207,7 +204,7 @@ class Engine:
                     self._join(running, Batch(call.batch_id, sequences))
             elif sequences:
                 batch_id = call.batch_id if call.cached_id is None else call.cached_id
-                running = Running(Batch(batch_id, sequences), self.steps.decode_state())
+                running = Running(Batch(batch_id, sequences), self.steps, self.maker)
         if running is None:
             return lambda: _nothing(times, refused)
         submitted = self._submit(running, call, times, refused)
@@ -362,7 +359,7 @@ class Engine:
         except (torch.OutOfMemoryError, MemoryError) as error:
             if running is not None:
                 self._lose(running, times)
-                running.drop_tensors(self.steps)
+                running.drop_tensors()
             # The error's frames hold the step's tensors for as long as the error is being reported.
             traceback.clear_frames(error.__traceback__)
             torch.cuda.empty_cache()

@@ -23,7 +23,7 @@ from model_server.memory.budget import DeviceMemory, Measured, is_out_of_memory
 from model_server.memory.kv_cache import KvCache
 from model_server.memory.report import MemoryUse
 from model_server.runner.cuda_graphs import GraphCost, GraphedRunner
-from model_server.speculation.drafters.drafter import DraftedRunner
+from model_server.runner.runner import CacheHolder
 from wire.host.machine import free_memory, total_memory
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
@@ -113,8 +113,8 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     )
     if graphs is not None:
         graphs.capture(cache, capacity.max_total_tokens, world)
-    if engine.speculator is not None:
-        engine.speculator.measure(engine.runner, cache, world, capacity.max_total_tokens)  # replays, if it can
+    if engine.steps.watcher is not None:
+        engine.steps.watcher.measure(engine.runner, cache, world, capacity.max_total_tokens)  # replays, if it can
     _report_memory(engine, world, plan, request, measured, cache)
     return capacity
 
@@ -123,7 +123,7 @@ def _drop_cache(engine: Engine) -> None:
     """Drop the cache, which graphs may still refer to."""
     engine.set_cache(None)
     runner = engine.runner.inner if isinstance(engine.runner, GraphedRunner) else engine.runner
-    if isinstance(runner, DraftedRunner):
+    if isinstance(runner, CacheHolder):
         runner.forget_cache()
 
 
@@ -216,8 +216,8 @@ def _measure(
     cost = GraphCost(0, 0)
     lengths = (engine.runner.max_positions, plan.model_max_length, UNKNOWN_LENGTH)
     longest = request.max_total_tokens or min(length for length in lengths if length)
-    if engine.speculator is not None:
-        peak += engine.speculator.bytes_beside(longest)
+    if engine.steps.watcher is not None:
+        peak += engine.steps.watcher.bytes_beside(longest)
     if graphs is not None:
         cost = graphs.measure(engine.cache, longest, world)
     _drop_cache(engine)

@@ -17,6 +17,7 @@ from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
 from model_server.features.adapters.feature import AskedAdapter, SlotUse
+from model_server.features.drafts.report import Drafted
 from model_server.features.images.image import AskedImages, EncodedImages, Feature, Image, ImagePlace, LostBytes
 from model_server.sampling.parameters import Grammar, GrammarKind, SamplingParameters, StoppingParameters
 from wire.processes.shared_memory import SharedBytes, SharedMemory
@@ -212,22 +213,23 @@ def _fill(response: R, result: StepResult) -> R:
             response.images.CopyFrom(counts)
         elif isinstance(report, SlotUse) and isinstance(response, pb.PrefillResponse):
             response.adapter_slots.CopyFrom(pb.AdapterSlots(loads=report.loads, held=report.held))
-    if result.drafted is not None:
-        drafted = result.drafted
-        response.speculation.CopyFrom(
-            pb.Speculation(
-                drafted=drafted.num_tokens,
-                accepted=drafted.num_right,
-                window=drafted.longest,
-                drafted_by_kind=drafted.tokens,
-                accepted_by_kind=drafted.right,
-                predicted=[
-                    pb.PredictedTokens(request_id=request_id, accepted=accepted, rejected=rejected)
-                    for request_id, (accepted, rejected) in drafted.predicted.items()
-                ],
-            )
-        )
+        elif isinstance(report, Drafted):
+            response.speculation.CopyFrom(_drafted_to(report))
     return response
+
+
+def _drafted_to(drafted: Drafted) -> pb.Speculation:
+    return pb.Speculation(
+        drafted=drafted.num_tokens,
+        accepted=drafted.num_right,
+        window=drafted.longest,
+        drafted_by_kind=drafted.tokens,
+        accepted_by_kind=drafted.right,
+        predicted=[
+            pb.PredictedTokens(request_id=request_id, accepted=accepted, rejected=rejected)
+            for request_id, (accepted, rejected) in drafted.predicted.items()
+        ],
+    )
 
 
 def _plain_tokens(generation: Generation) -> Tokens | None:

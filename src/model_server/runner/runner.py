@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -214,3 +214,11 @@ class Runner(Protocol):
 
         A stage that is not the last returns the residual stream.
         """
+
+
+@runtime_checkable
+class CacheHolder(Protocol):
+    """A runner that refers to the cache of its last forward."""
+
+    def forget_cache(self) -> None:
+        """Drop references to it."""

@@ -33,7 +33,9 @@ from model_server.engine.steps.choice import next_step, prepare_rows
 from model_server.engine.steps.context import StepContext, StepTimes
 from model_server.engine.steps.running import Running
 from model_server.engine.steps.step import Step
-from model_server.engine.steps.verify import DeviceVerifyStep
+from model_server.features.drafts.device.speculator import BatchWindows, DeviceSpeculator
+from model_server.features.drafts.pace import Pace
+from model_server.features.drafts.steps import DeviceVerifyStep, DraftedSteps, drafts_by
 from model_server.layers.experts.experts import ExpertWeights
 from model_server.layers.experts.grouped import GroupedExperts
 from model_server.memory.kv_cache import KvCache
@@ -47,8 +49,6 @@ from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.runner.runner import Runner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
-from model_server.speculation.device.speculator import DeviceSpeculator
-from model_server.speculation.pace import Pace
 
 BLOCK, NUM_BLOCKS, MAX_LENGTH = 16, 64, 256
 DTYPE = torch.bfloat16
@@ -139,7 +139,13 @@ def context_of(runner: Runner, sampler: Sampler, cache: KvCache, **more: Any) ->
 
 
 def start(context: StepContext, batch: Batch) -> Running:
-    return Running(batch, context.decode_state())
+    maker = None if context.watcher is None else drafts_by(cast(Any, context.watcher))
+    return Running(batch, context, maker)
+
+
+def windows_of(running: Running) -> BatchWindows:
+    assert isinstance(running.own, DraftedSteps) and running.own.windows is not None
+    return running.own.windows
 
 
 def submit(context: StepContext, running: Running, *new_blocks: BlockGrowth) -> Step:
@@ -217,7 +223,7 @@ def step_windows(
     speculator.pace = Pace([(1, 1.0)])
     lengths = itertools.cycle([3, 1, 0, 2])
     monkeypatch.setattr(type(speculator), "length", lambda *_: next(lengths))
-    context = context_of(graphs, sampler, cache, speculator=speculator)
+    context = context_of(graphs, sampler, cache, watcher=speculator)
     running = start(context, Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
 
     step = partial(submit, context, running)
@@ -229,8 +235,9 @@ def step_windows(
     assert isinstance(step(), DeviceVerifyStep)
     running.filter([2, 5])
     assert isinstance(step(), DeviceVerifyStep)
-    assert running.windows is not None and running.windows.unseen > 0
-    running.windows.unseen = 0  # as if the host had seen all
+    windows = windows_of(running)
+    assert windows.unseen > 0
+    windows.unseen = 0  # as if the host had seen all
     for sequence in running.batch.sequences:
         sequence.ids += [7] * (sequence.num_sampled - 1)
     running.batch.join(Batch(1, requests(sampler, [{}], 20)))

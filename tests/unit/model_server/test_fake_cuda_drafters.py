@@ -24,12 +24,22 @@ from unit.model_server.test_fake_cuda import (
     attend,
     decoder,
     step_windows,
+    windows_of,
 )
 
 from model_server.attention.torch_varlen import TorchVarlenBackend
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.placement import Placement
-from model_server.engine.steps.verify import DeviceVerifyStep
+from model_server.features.drafts.device.model_speculator import DeviceModelSpeculator
+from model_server.features.drafts.drafters.draft_model import DraftModel
+from model_server.features.drafts.drafters.drafter import DraftedRunner, Drafter
+from model_server.features.drafts.drafters.eagle_loading import load_eagle
+from model_server.features.drafts.drafters.heads import Heads
+from model_server.features.drafts.drafters.medusa import load_medusa
+from model_server.features.drafts.drafters.mlp_speculator import SpeculatorShape, load_mlp_speculator
+from model_server.features.drafts.drafters.mtp import load_mtp
+from model_server.features.drafts.pace import Pace
+from model_server.features.drafts.steps import DeviceVerifyStep
 from model_server.memory.kv_cache import KvCache
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.decoder import Decoder
@@ -38,15 +48,6 @@ from model_server.models.families import spec_of
 from model_server.quantization.scheme import Scheme
 from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.sampling.sampler import Sampler
-from model_server.speculation.device.model_speculator import DeviceModelSpeculator
-from model_server.speculation.drafters.draft_model import DraftModel
-from model_server.speculation.drafters.drafter import DraftedRunner, Drafter
-from model_server.speculation.drafters.eagle_loading import load_eagle
-from model_server.speculation.drafters.heads import Heads
-from model_server.speculation.drafters.medusa import load_medusa
-from model_server.speculation.drafters.mlp_speculator import SpeculatorShape, load_mlp_speculator
-from model_server.speculation.drafters.mtp import load_mtp
-from model_server.speculation.pace import Pace
 
 MOST, HIDDEN, VOCAB = 3, 64, 320
 PLACEMENT = Placement(CUDA, DTYPE)
@@ -100,7 +101,7 @@ def test_drafts_stay_on_the_device(kind: str, tmp_path: Path, monkeypatch: pytes
         with_mtp(base, copies_head=False)
     state, fields = read(base)
     found = read(FOLDERS[kind](tmp_path / "drafter"))
-    monkeypatch.setattr("model_server.speculation.drafters.mtp._is_shared", lambda *_: False)  # compares numbers
+    monkeypatch.setattr("model_server.features.drafts.drafters.mtp._is_shared", lambda *_: False)  # compares numbers
     with fake_cuda(monkeypatch):
         runner = decoder(state, ModelConfig(fields))
         drafter = drafter_of(kind, *found, runner, fields)
@@ -113,7 +114,6 @@ def test_drafts_stay_on_the_device(kind: str, tmp_path: Path, monkeypatch: pytes
         assert graphs.captured_sizes == (32,)
         speculator = DeviceModelSpeculator(MOST, 128, CUDA, BLOCK, drafter, alone=True)
         running, step = step_windows(graphs, speculator, sampler, cache, monkeypatch)
-        assert running.windows is not None
-        running.windows.unseen = 0
+        windows_of(running).unseen = 0
         speculator.pace = Pace([(1, 1.0), (2, 9.0)])
         assert not isinstance(step(), DeviceVerifyStep)

@@ -122,7 +122,7 @@ def test_threads_of_loading_end_once_all_is_loaded(monkeypatch: pytest.MonkeyPat
     def serve(*_: Any) -> None:
         raise Served
 
-    for name in ("load_runner", "load_drafter", "load_images"):
+    for name in ("load_runner", "load_drafts", "load_images"):
         noted(name, getattr(shard, name))
     noted("finish_loading", lambda device: None)
     monkeypatch.setattr(shard, "tune", lambda *args, **kwargs: 1)
@@ -131,4 +131,4 @@ def test_threads_of_loading_end_once_all_is_loaded(monkeypatch: pytest.MonkeyPat
     config = ServeConfig(model_id=str(folder), speculator=str(folder), uds_path=tmp_path / "s")
     with pytest.raises(Served):
         run_shard(config, examine(folder))
-    assert done == ["load_runner", "load_drafter", "load_images", "finish_loading"]
+    assert done == ["load_runner", "load_drafts", "load_images", "finish_loading"]

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from model_server.batch.growth import Failure, append_blocks, rows_without_slots
-from model_server.batch.results import NOTHING_DRAFTED, Drafted
 from model_server.engine.calls import PrefillCall, Session, StepCall
 from model_server.engine.steps.context import StepContext, StepTimes
 from model_server.engine.steps.decode import DecodeStep
 from model_server.engine.steps.ragged import RaggedStep
 from model_server.engine.steps.running import Running
 from model_server.engine.steps.step import Step
-from model_server.engine.steps.verify import DeviceVerifyStep, VerifyStep
-from model_server.speculation.device.speculator import DeviceSpeculator
 
 
-def may_follow(context: StepContext, running: Running, call: StepCall) -> bool:
-    """Whether, by its drafts, the next step can be submitted before the host has seen the last."""
-    speculator = context.speculator
-    if not isinstance(speculator, DeviceSpeculator):
+def may_follow(running: Running, call: StepCall) -> bool:
+    """Whether the next step can be submitted before the host has seen the last, by a feature that makes steps."""
+    if running.own is None:
         return True
-    rows = running.rows
-    if rows and running.batch.is_uniform and not isinstance(call, PrefillCall):
-        if speculator.on_host(rows):
-            return False
-        if running.windows is not None and running.has_open_window:
-            return speculator.on_device(running.windows, rows) and running.windows.state.can_go_on(rows)
-    return not running.has_open_window
+    decodes = running.batch.is_uniform and not isinstance(call, PrefillCall)
+    return running.own.may_follow(running.rows if decodes else [])
 
 
 def prepare_rows(context: StepContext, running: Running, call: StepCall) -> tuple[list[Failure], tuple[object, ...]]:
@@ -60,26 +51,14 @@ def next_step(
     if not batch.is_uniform:
         running.note_other_step()
         return RaggedStep(context, rows, passage, times, batch, running.decode, newest, session, call)
-    speculator = context.speculator
-    if isinstance(speculator, DeviceSpeculator) and speculator.on_device(running.windows, rows):
-        running.decode.note_other_step()
-        windows = running.device_windows(speculator, context.staging)
-        return DeviceVerifyStep(context, rows, passage, times, speculator, windows, running.decode, newest)
-    drafted: Drafted | None = None
-    if speculator is not None and not any(s.has_unseen for s in rows):
-        compute = None
-        if isinstance(speculator, DeviceSpeculator):
-            compute = running.device_windows(speculator, context.staging).state.guess
-        with context.phase("drafting"), times.drafting():
-            window = speculator.window(rows, compute)
-        if window is not None:
-            running.note_other_step()
-            return VerifyStep(context, passage, times, speculator, window, running.decode)
-        drafted = NOTHING_DRAFTED
-    running.leave_windows()
-    if running.windows is not None:
-        running.windows.rested()
-    return DecodeStep(context, rows, passage, times, running.decode, newest, drafted)
+    reports: tuple[object, ...] = ()
+    if running.own is not None:
+        step = running.own.next(rows, times, newest)
+        if step is not None:
+            running.decode.note_other_step()
+            return step
+        reports = running.own.reports
+    return DecodeStep(context, rows, passage, times, running.decode, newest, reports)
 
 
 def _append_blocks(context: StepContext, running: Running, call: StepCall) -> list[Failure]:

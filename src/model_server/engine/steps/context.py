@@ -15,12 +15,12 @@ from model_server.batch.feature import ModelFeature
 from model_server.distributed.stage_links import StageLinks
 from model_server.engine.answers import Answers
 from model_server.engine.profile import NoProfiler, StepProfiler
+from model_server.engine.steps.watcher import StepWatcher
 from model_server.errors import RequestError
 from model_server.memory.kv_cache import KvCache
 from model_server.memory.transfer import Staging
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
-from model_server.speculation.speculator import Speculator
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +37,8 @@ class StepContext:
     grows: bool
     # To other stages of a pipeline.
     links: StageLinks | None = None
-    speculator: Speculator | None = None
+    # Of a feature that makes steps.
+    watcher: StepWatcher | None = None
     features: tuple[ModelFeature, ...] = ()
     profiler: StepProfiler | NoProfiler = field(default_factory=NoProfiler)
     warmed_cache: KvCache | None = None
@@ -75,8 +76,8 @@ class StepTimes:
     sampled: int = 0
     # Merging batches.
     concat_ns: int | None = None
-    # Drafting, before inputs.
-    drafting_ns: int = 0
+    # Guessing tokens, before inputs.
+    guessing_ns: int = 0
     # Nothing of the batch was on the device before.
     idle_ns: int = 0
 
@@ -88,11 +89,11 @@ class StepTimes:
         self.concat_ns = time.perf_counter_ns() - started
 
     @contextlib.contextmanager
-    def drafting(self) -> Iterator[None]:
+    def guessing(self) -> Iterator[None]:
         """While tokens are guessed."""
         started = time.perf_counter_ns()
         yield
-        self.drafting_ns = time.perf_counter_ns() - started
+        self.guessing_ns = time.perf_counter_ns() - started
 
     def phases(self, waited_from: int, on_host: int, done: int) -> tuple[int, ...]:
         """Return durations by `wire.step_phases.PHASES`; empty if nothing was sampled.
@@ -105,6 +106,6 @@ class StepTimes:
         if not self.sampled:
             return ()
         return (
-            self.idle_ns, self.laid_out - self.began - self.drafting_ns, self.enqueued - self.laid_out,
-            self.sampled - self.enqueued, on_host - waited_from, done - on_host, self.drafting_ns,
+            self.idle_ns, self.laid_out - self.began - self.guessing_ns, self.enqueued - self.laid_out,
+            self.sampled - self.enqueued, on_host - waited_from, done - on_host, self.guessing_ns,
         )  # fmt: skip

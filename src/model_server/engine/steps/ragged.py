@@ -16,8 +16,8 @@ from model_server.distributed.stage_links import Passage
 from model_server.engine.calls import Session, StepCall
 from model_server.engine.steps.context import StepContext, StepTimes
 from model_server.engine.steps.step import Step
+from model_server.engine.steps.watcher import ragged_rows
 from model_server.sampling.logprobs import prompt_scores
-from model_server.speculation.drafters.drafter import ragged_rows
 
 
 class RaggedStep(Step):
@@ -43,10 +43,10 @@ class RaggedStep(Step):
         return replace(inputs, model=self._state.extension.of(inputs.model, rows, counts, staging))
 
     def submit(self, previous: Step | None) -> None:
-        speculator = self.context.speculator
+        watcher = self.context.watcher
         with self.context.phase("inputs"):
             inputs = self.inputs()
-        kept = None if speculator is None else speculator.retains()
+        kept = None if watcher is None else watcher.retains()
         logits = self.forward(inputs.model, kept)
         if self.passage is None or self.passage.is_last:
             _keep_prompt_scores(inputs, logits)
@@ -57,8 +57,8 @@ class RaggedStep(Step):
         elif logits.is_cuda:
             # No caller waits for ids of this step; without this one, whole prompts would queue up on the device.
             torch.cuda.current_stream(logits.device).synchronize()
-        if speculator is not None and speculator.watches:
-            speculator.on_step(ragged_rows(self._all_rows, inputs), self.computed(inputs.model, kept))
+        if watcher is not None and watcher.watches:
+            watcher.on_step(ragged_rows(self._all_rows, inputs), self.computed(inputs.model, kept))
         for sequence in self._all_rows:
             sequence.advance()
         self._batch.plan_chunks(self._prefill_tokens, self._chunk_tokens)

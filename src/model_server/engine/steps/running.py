@@ -13,23 +13,24 @@ from model_server.batch.results import Generation, StepResult
 from model_server.batch.sequence import Sequence
 from model_server.engine.calls import StepCall
 from model_server.engine.steps.context import StepContext, StepTimes
+from model_server.engine.steps.maker import BatchSteps, StepMaker
 from model_server.engine.steps.step import Collected, Step
-from model_server.memory.transfer import Staging
-from model_server.speculation.device.speculator import BatchWindows, DeviceSpeculator
 
 
 class Running:
     """A batch, and what its steps leave for the next one."""
 
-    def __init__(self, batch: Batch, decode: DecodeState) -> None:
+    def __init__(self, batch: Batch, context: StepContext, maker: StepMaker | None = None) -> None:
         """Take a batch that has taken no step."""
         self.batch = batch
+        self._context = context
+        self._maker = maker
         # The tensors of its decode steps.
-        self.decode = decode
+        self.decode: DecodeState = context.decode_state()
+        # A feature's.
+        self.own: BatchSteps | None = None if maker is None else maker.of_batch(context, self.decode)
         # Last sampled tokens, on the device.
         self.newest: NewestTokens | None = None
-        # Drafts made by the device, if any.
-        self.windows: BatchWindows | None = None
         # The next step follows from what the newest brings, seen or not.
         self.needs_last_step = False
         # When the failed step that ended the batch began.
@@ -58,14 +59,9 @@ class Running:
         return self.batch.is_uniform and self.decode.repeats(self.batch.sequences)
 
     @property
-    def has_open_window(self) -> bool:
-        """Whether the host does not know rows' token counts yet; only a window of these can follow."""
-        return self.windows is not None and self.windows.unseen > 0
-
-    @property
     def has_run(self) -> bool:
         """A step was taken that only decodes."""
-        return self.decode.has_run or self.windows is not None
+        return self.decode.has_run or (self.own is not None and self.own.has_run)
 
     def on_submitted(self, step: Step) -> None:
         """Keep what the next step continues."""
@@ -79,25 +75,16 @@ class Running:
         if self._last is step:
             self._last = None
 
-    def device_windows(self, speculator: DeviceSpeculator, staging: Staging) -> BatchWindows:
-        """Return the drafts that the device makes, from now on."""
-        if self.windows is None:
-            self.windows = speculator.start(staging, self.decode.tables)
-        return self.windows
-
     def note_other_step(self) -> None:
-        """Note a step that neither `decode` nor `windows` made."""
+        """Note a step that neither `decode` nor `own` made."""
         self.decode.note_other_step()
-        self.leave_windows()
-
-    def leave_windows(self) -> None:
-        """The next step is none of `windows`."""
-        if self.windows is not None:
-            self.windows.state.note_other_step()
+        if self.own is not None:
+            self.own.note_other_step()
 
     def join(self, other: Running) -> None:
         """Join a batch without uncollected steps."""
-        other.leave_windows()  # what they know of its rows goes to these
+        if other.own is not None:
+            other.own.note_other_step()  # what it knows of its rows goes to these
         self.batch.join(other.batch)
 
     def filter(self, request_ids: Iterable[int]) -> None:
@@ -113,9 +100,10 @@ class Running:
     def drop_finished(self) -> None:
         self.drop(lambda sequence: sequence.finished)
 
-    def drop_tensors(self, context: StepContext) -> None:
+    def drop_tensors(self) -> None:
         """Free a lost batch's tensors, except the cache."""
-        self.decode, self.newest, self.windows, self._last = context.decode_state(), None, None, None
+        self.decode, self.newest, self._last = self._context.decode_state(), None, None
+        self.own = None if self._maker is None else self._maker.of_batch(self._context, self.decode)
 
     def has_ended(self, call: StepCall) -> bool:
         """Whether all requests ended, as the router knew at the call."""
@@ -123,8 +111,8 @@ class Running:
 
     def _forget_others(self) -> None:
         self.decode.release(self.batch.sequences)
-        if self.windows is not None:
-            self.windows.release(self.batch.sequences)
+        if self.own is not None:
+            self.own.release(self.batch.sequences)
         if self.in_flight is None and not any(s.has_unseen for s in self.batch.sequences):
             self.newest = None
 
@@ -159,7 +147,7 @@ class SubmittedCall:
         """Wait for what the step brings."""
         if self.step is None:
             now = time.perf_counter_ns()
-            return Collected([], None, now, now, now)
+            return Collected([], (), now, now, now)
         return self.step.collect()
 
     def release(self) -> None:
@@ -184,6 +172,5 @@ class SubmittedCall:
             total_ns=done - times.called,
             concat_ns=times.concat_ns,
             phases_ns=times.phases(found.waited_from, found.on_host, found.done),
-            drafted=found.drafted,
-            reports=self.reports,
+            reports=(*self.reports, *found.reports),
         )

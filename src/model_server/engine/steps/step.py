@@ -11,14 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_server.batch.results import Drafted, Generation
+from model_server.batch.results import Generation
 from model_server.batch.sequence import Sequence
 from model_server.distributed.stage_links import Passage, StageTokens
 from model_server.engine.steps.context import StepContext, StepTimes
+from model_server.engine.steps.watcher import ComputedStep
 from model_server.memory.transfer import upload
 from model_server.runner.runner import Kept, ModelInputs
 from model_server.sampling.sampler import HostSampled
-from model_server.speculation.drafters.drafter import ComputedStep
 
 
 class StepTokens(Protocol):
@@ -58,8 +58,8 @@ class Collected:
     """What a step brought; times by `time.perf_counter_ns`."""
 
     generations: list[Generation]
-    # What became of drafts; None: none were looked for.
-    drafted: Drafted | None
+    # Of features.
+    reports: tuple[object, ...]
     waited_from: int
     on_host: int
     done: int
@@ -143,13 +143,13 @@ class Step(ABC):
             self.times.sampled = time.perf_counter_ns()
 
     def computed(self, inputs: ModelInputs, kept: Kept | None) -> ComputedStep:
-        """Return what drafters learn from the step."""
+        """Return what watchers learn from the step."""
         newest = None if self.sampled is None else self.sampled.ids
         return ComputedStep(inputs, kept, newest, self.context.staging)
 
-    def accept(self, host: HostSampled) -> Drafted | None:
-        """Note what the sequences got, and return what became of drafts."""
-        return None
+    def accept(self, host: HostSampled) -> tuple[object, ...]:
+        """Note what the sequences got, and return reports."""
+        return ()
 
     def _collect(self) -> Collected:
         waited_from = time.perf_counter_ns()
@@ -160,5 +160,5 @@ class Step(ABC):
             self.passage.reply(StageTokens([], []) if host is None else StageTokens(host.ids, host.failed))
         with self.context.phase("text"):
             generations = [] if host is None else self.context.answers.step(self.rows, host)
-        drafted = None if host is None else self.accept(host)
-        return Collected(generations, drafted, waited_from, on_host, time.perf_counter_ns())
+        reports = () if host is None else self.accept(host)
+        return Collected(generations, reports, waited_from, on_host, time.perf_counter_ns())

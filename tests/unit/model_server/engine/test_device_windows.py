@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.device_windows import Dice, guessing, on_a_gpu
+from support.drafts import drafts_in
 from support.effort import examples
 from support.engine_shard import EngineShard, generations_of, mixed_requests, tokens_of
 from support.graph_doubles import CapturableRunner
@@ -20,9 +21,9 @@ from model_server.batch.results import FinishReason, GeneratedText, StepResult
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.engine.calls import DecodeCall
 from model_server.engine.engine import Engine
+from model_server.features.drafts.device.speculator import BatchWindows
+from model_server.features.drafts.pace import Pace
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
-from model_server.speculation.device.speculator import BatchWindows
-from model_server.speculation.pace import Pace
 from model_server.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
@@ -105,7 +106,7 @@ def test_a_draft_that_is_half_right(tiny_tokenizer: Tokenizer, monkeypatch: pyte
     text = ended(shard, results, request)
     assert text.finish_reason is FinishReason.LENGTH and text.generated_tokens == 6
     assert results[-1].batch is None
-    assert [(one.drafted.num_tokens, one.drafted.num_right) for one in results[1:] if one.drafted] == [(2, 1), (2, 2)]
+    assert [(one.num_tokens, one.num_right) for one in drafts_in(results[1:])] == [(2, 1), (2, 2)]
 
 
 def test_a_window_is_cut_to_what_is_left(tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.device_windows import Dice, guessing, on_a_gpu
+from support.drafts import speculator_of
 from support.effort import examples
 from support.engine_shard import BLOCK, EngineShard
 from unit.model_server.engine.test_engine_random import Router, drive, noted
@@ -60,7 +61,7 @@ def test_whatever_a_router_does_each_request_says_what_it_says_alone(
     shard = speculating(tiny_tokenizer, seed, dice.choice([1, 3, 8, 40, 1000]))
     router = WindowRouter([shard], dice, ahead=ahead)
     drive(router, tiny_tokenizer)
-    speculator = shard.engine.speculator
+    speculator = speculator_of(shard.engine)
     assert isinstance(speculator, Dice)
     if not router.has_grammars:  # these need the host
         assert (router.num_ahead > 3) is ahead and speculator.num_windows > 0

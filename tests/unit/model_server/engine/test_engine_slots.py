@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.device_windows import Dice, guessing, on_a_gpu
+from support.drafts import use_drafts
 from support.engine_shard import EngineShard, errors_of
 from support.fake_model import FakeRunner
 from support.graph_doubles import CapturableRunner
@@ -17,10 +18,10 @@ from model_server.adapters.rows import BASE
 from model_server.adapters.slot_table import SlotTable
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.engine.engine import Engine
+from model_server.features.drafts.device.speculator import BatchWindows
+from model_server.features.drafts.speculator import Compute, Speculator
+from model_server.features.drafts.window import Window
 from model_server.runner.runner import RunnerTraits
-from model_server.speculation.device.speculator import BatchWindows
-from model_server.speculation.speculator import Compute, Speculator
-from model_server.speculation.window import Window
 from model_server.text.tokenizer import Tokenizer
 
 
@@ -118,8 +119,8 @@ class Drafts(Speculator):
 
 def test_each_place_of_a_draft_has_the_adapter_of_its_row(slots: Slots) -> None:
     shard = slots.shard
+    use_drafts(shard.engine, Drafts(3))
     shard.prefill(0, slots.request("b", 9), slots.request(None, 9), slots.request("a", 9))
-    shard.engine.steps.speculator = Drafts(3)
     shard.decode(0)
     assert slots.adapters == [1, BASE, BASE, 0, 0, 0]
 

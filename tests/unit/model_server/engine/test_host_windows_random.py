@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from support.device_windows import NUM_BLOCKS
+from support.drafts import use_drafts
 from support.effort import examples
 from support.engine_shard import EngineShard
 from support.fake_model import next_token
@@ -15,9 +16,9 @@ from unit.model_server.engine.test_device_windows_random import WindowRouter
 from unit.model_server.engine.test_engine_random import drive
 
 from model_server.batch.sequence import Sequence
-from model_server.speculation.pace import Pace
-from model_server.speculation.speculator import Compute, Draft, Drafting, Speculator
-from model_server.speculation.window import Window
+from model_server.features.drafts.pace import Pace
+from model_server.features.drafts.speculator import Compute, Draft, Drafting, Speculator
+from model_server.features.drafts.window import Window
 from model_server.text.tokenizer import Tokenizer
 
 PACES = [Pace([(1, 1.0)]), Pace([(1, 1.0), (2, 2.0)]), Pace([(1, 1.0), (8, 1.5), (16, 9.0)])]
@@ -60,6 +61,6 @@ def test_whatever_a_router_does_each_request_says_what_it_says_alone(tiny_tokeni
     shard = EngineShard(tiny_tokenizer, budget=dice.choice([1, 3, 8, 40, 1000]), grows=True, num_blocks=NUM_BLOCKS)
     wrong = (None, 0.0, 0.2, 1.0)[seed % 4]
     speculator = HostDice(dice.choice([1, 2, 3, 5, 8]), dice, tiny_tokenizer.vocab_size, wrong)
-    shard.engine.steps.speculator = speculator
+    use_drafts(shard.engine, speculator)
     drive(WindowRouter([shard], dice), tiny_tokenizer)
     assert speculator.num_windows > 0 or wrong is None

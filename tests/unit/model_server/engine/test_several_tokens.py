@@ -8,16 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from support.drafts import speculator_of, use_drafts
 from support.engine_shard import EngineShard, generations_of, mixed_requests, tokens_of
 from support.fake_model import FakeRunner
 from support.logprobs import logprobs_of
 
-from model_server.batch.results import Drafted, FinishReason, Generation
+from model_server.batch.results import FinishReason, Generation
 from model_server.batch.sequence import NewRequest, Sequence
+from model_server.features.drafts.report import Drafted
+from model_server.features.drafts.speculator import Compute, Speculator
+from model_server.features.drafts.window import CheckedTokens, Window
 from model_server.runner.runner import Kept
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
-from model_server.speculation.speculator import Compute, Speculator
-from model_server.speculation.window import CheckedTokens, Window
 from model_server.text.tokenizer import Tokenizer
 
 
@@ -67,7 +69,7 @@ def several(
 ) -> EngineShard:
     shard = EngineShard(tokenizer, budget=1000, **options)  # type: ignore[arg-type]
     assert isinstance(shard.runner, FakeRunner)
-    shard.engine.steps.speculator = Oracle(shard.runner, most, seed, wrong, known or {})
+    use_drafts(shard.engine, Oracle(shard.runner, most, seed, wrong, known or {}))
     return shard
 
 
@@ -100,7 +102,7 @@ def test_a_mixed_batch_says_what_it_says_with_one_token_a_step(tiny_tokenizer: T
     together = several(tiny_tokenizer, most=6, wrong=wrong, known=known)
     requests = mixed_requests(together, tiny_tokenizer)
     assert said(together, requests) == wanted
-    speculator = together.engine.speculator
+    speculator = speculator_of(together.engine)
     assert isinstance(speculator, Oracle) and speculator.num_drafted > 20
     share = speculator.num_right / speculator.num_drafted
     assert share == 1.0 if not wrong else share < 0.9

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from support.drafts import use_drafts
 from support.fake_model import FakeRunner, FakeStateRunner
 from support.graph_doubles import CapturableRunner, PlainGraphCapture
 from support.tiny_models import write_tokenizer
@@ -24,6 +25,9 @@ from model_server.engine.memory_plan import MemoryPlan
 from model_server.engine.warm_up import Capacity, WarmupRequest, warm_up
 from model_server.errors import RequestError, StartupError, WarmUpMemoryError
 from model_server.features.adapters.feature import Adapters
+from model_server.features.drafts.device.speculator import DeviceSpeculator
+from model_server.features.drafts.drafters.drafter import DraftedRunner
+from model_server.features.drafts.drafters.heads import Heads
 from model_server.features.images.encoder import ImageEncoder, SampleImages
 from model_server.features.images.families import FAMILIES
 from model_server.features.images.feature import Images
@@ -34,9 +38,6 @@ from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.runner.runner import ModelInputs, RunnerTraits
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
-from model_server.speculation.device.speculator import DeviceSpeculator
-from model_server.speculation.drafters.drafter import DraftedRunner
-from model_server.speculation.drafters.heads import Heads
 from model_server.text.tokenizer import Tokenizer
 
 BLOCK = 16
@@ -443,7 +444,7 @@ def test_memory_of_drafts_beside_the_model_is_kept_free(tokenizer: Tokenizer) ->
     """Histories of the longest sequences, and what penalties make of them."""
     engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size))
     speculator = DeviceSpeculator(3, 8, torch.device("cpu"), BLOCK, alone=True)
-    engine.steps.speculator = speculator
+    use_drafts(engine, speculator)
     _warm_up(tokenizer, engine=engine, memory=FakeMemory(), max_total_tokens=1000)
     beside = speculator.bytes_beside(1000)
     assert 8 * 1000 * 17 < beside < 8 * 1000 * 40

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from model_server.batch.results import CachedBatch, Drafted, FinishReason, GeneratedText, Generation, StepResult, Tokens
+from model_server.batch.results import CachedBatch, FinishReason, GeneratedText, Generation, StepResult, Tokens
 from model_server.errors import RequestError
 from model_server.features.adapters.feature import AskedAdapter, SlotUse
+from model_server.features.drafts.report import Drafted
 from model_server.features.images.image import AskedImages, EncodedImages
 from model_server.rpc import convert
 from model_server.sampling.parameters import Grammar
@@ -189,6 +190,6 @@ def test_slots_of_adapters_are_told_where_requests_come() -> None:
 def test_what_became_of_predictions_is_told() -> None:
     drafted = Drafted(4, (0, 0, 7, 0), (0, 0, 5, 0), {3: (4, 0), 9: (1, 2)})
     for response in (convert.prefill_response, convert.decode_response):
-        said = response(StepResult([], None, 1, 2, 3, drafted=drafted)).speculation
+        said = response(StepResult([], None, 1, 2, 3, reports=(drafted,))).speculation
         assert (said.drafted, said.accepted) == (7, 5)
         assert [(one.request_id, one.accepted, one.rejected) for one in said.predicted] == [(3, 4, 0), (9, 1, 2)]

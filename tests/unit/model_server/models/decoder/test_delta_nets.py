@@ -16,12 +16,12 @@ from torch import Tensor
 
 from model_server.attention.choice import AttentionChoice
 from model_server.errors import StartupError
+from model_server.features.drafts.load import can_draft
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import spec_of
 from model_server.models.model import check_batch_invariance, describe
 from model_server.recurrence.states import StatePool
-from model_server.speculation.loading import can_draft
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from parity.protocol import CPU, PagedBatch, prompts
+from support.drafts import use_drafts
 from support.engine_shard import EngineShard, tokens_of
 from support.loading import load
 from support.tiny_models import tiny_checkpoint
@@ -19,6 +20,8 @@ from model_server.attention.choice import AttentionChoice
 from model_server.batch.sequence import Sequence as Row
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
+from model_server.features.drafts.pace import Pace
+from model_server.features.drafts.speculator import Draft, Drafting, Speculator
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import pooled_spec_of, spec_of
@@ -26,8 +29,6 @@ from model_server.models.families.base import UnknownFamilyError
 from model_server.models.load import load_runner
 from model_server.models.model import describe
 from model_server.runner.runner import Runner
-from model_server.speculation.pace import Pace
-from model_server.speculation.speculator import Draft, Drafting, Speculator
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 
@@ -111,7 +112,7 @@ def test_drafts_change_no_token(folder: Path, tiny_tokenizer: Tokenizer, seed: i
         plain, drafted = (EngineShard(tiny_tokenizer, budget=1000, runner=runner) for _ in range(2))
         ids = tokens_of(*plain.run_out(plain.prefill(0, plain.request(prompt, 60)), 0))[0]
         speculator = Guesses(prompt + ids, most, seed)
-        drafted.engine.steps.speculator = speculator
+        use_drafts(drafted.engine, speculator)
         steps = drafted.run_out(drafted.prefill(0, drafted.request(prompt, 60)), 0)
     assert tokens_of(*steps)[0] == ids
     assert max(speculator.lengths) == most and len(steps) < 60
