@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
 FLOORS: dict[str, tuple[int, int]] = {
     "bitsandbytes": (29, 29),
     "autoawq": (10, 10),
-    "torchao": (58, 64),
+    "torchao": (60, 66),
     "gptqmodel": (46, 79),
     "auto_round": (67, 80),
     "llm_compressor": (91, 97),

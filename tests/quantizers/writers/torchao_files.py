@@ -66,9 +66,8 @@ def cases() -> Iterator[tuple[str, Write]]:
 
 def eight_bits() -> Iterator[tuple[str, Write]]:
     rows_and_tensor = {"row": PerRow(), "tensor": PerTensor()}
-    for name, granularity in {**rows_and_tensor, "groups-64": PerGroup(64)}.items():
+    for name, granularity in {**rows_and_tensor, "groups-64": PerGroup(64), "groups-32": PerGroup(32)}.items():
         yield f"int8-by-{name}", quantized("llama", ao.Int8WeightOnlyConfig, granularity=granularity)
-    yield "int8-group-size-32", quantized("llama", ao.Int8WeightOnlyConfig, group_size=32)
     inputs = ao.Int8DynamicActivationInt8WeightConfig
     for name, granularity in rows_and_tensor.items():
         yield f"int8-inputs-by-{name}", quantized("qwen2", inputs, granularity=granularity)
@@ -133,7 +132,8 @@ def mixtures() -> Iterator[tuple[str, Write]]:
         "plain": {r"re:.*o_proj": None, "_default": int8},
         "head": {"lm_head": int8},
     }.items():
-        yield f"mixed-by-{name}", quantized("qwen2", ao.FqnToConfig, fqn_to_config=modules)
+        kind = "llama" if name == "module" else "qwen2"  # whole numbers of groups are for matrices alone, no biases
+        yield f"mixed-by-{name}", quantized(kind, ao.FqnToConfig, fqn_to_config=modules)
 
 
 def prototypes() -> Iterator[tuple[str, Write]]:
