@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_398,
-    "model_server": 52_147,
+    "model_server": 52_150,
     "router": 36_438,
     "tercet": 63,
     "wire": 7_348,

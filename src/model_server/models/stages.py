@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 from model_server.errors import StartupError
+from model_server.models.decoder.attention.mla import Mla
 from model_server.models.decoder.spec import Spec
 from model_server.models.model import Model, whole_only
 from wire.text.counting import counted
@@ -28,7 +29,13 @@ def layer_counts(model: Model, num_stages: int, asked: Sequence[int] = ()) -> tu
         raise StartupError(f"--num-stage {num_stages}: the model has only {counted(layers, 'layer')}")
     if not asked:
         sizes, first, last = stored_bytes(model, model.spec)
-        return split(sizes, num_stages, first=first, last=last, together=shared_keys(model.spec))
+        starts = [index for index in range(layers) if may_begin(model.spec, index)]
+        if num_stages > len(starts):
+            raise StartupError(
+                f"--num-stage {num_stages}: this model can be divided into {counted(len(starts), 'stage')} at most, "
+                "since its other layers read what a layer before them keeps"
+            )
+        return split(sizes, num_stages, first=first, last=last, starts=starts)
     if len(asked) != num_stages or min(asked) < 1 or sum(asked) != layers:
         raise StartupError(
             f"--stage-layers {','.join(map(str, asked))}: give {num_stages} numbers of at least 1, one for each "
@@ -37,28 +44,25 @@ def layer_counts(model: Model, num_stages: int, asked: Sequence[int] = ()) -> tu
     return tuple(asked)
 
 
-def shared_keys(spec: Spec) -> range:
-    """Return the layers that read each other's keys."""
-    readers = [index for index in range(spec.num_layers) if spec.owner(index) != index]
-    return range(min(map(spec.owner, readers)), max(readers) + 1) if readers else range(0)
+def may_begin(spec: Spec, index: int) -> bool:
+    """Whether a stage may begin with layer `index`: no layer from there on reads what one before it keeps."""
+    indexer = spec.attention.indexer if isinstance(spec.attention, Mla) else None
+    if indexer is not None and not indexer.is_full(index):
+        return False
+    return all(spec.owner(later) >= index for later in range(index, spec.num_layers))
 
 
 def split(
-    sizes: Sequence[int], num_stages: int, *, first: int = 0, last: int = 0, together: range = range(0)
+    sizes: Sequence[int], num_stages: int, *, first: int = 0, last: int = 0, starts: Collection[int] | None = None
 ) -> tuple[int, ...]:
     """Cut layers into `num_stages` runs with the smallest maximum, of equal cuts with most layers in front.
 
     Args:
         first: What the first run holds beside layers.
         last: What the last one does.
-        together: Layers of one run.
+        starts: Layers that runs may begin with; None: all.
     """
     count = len(sizes)
-    if num_stages > count - max(len(together) - 1, 0):
-        raise StartupError(
-            f"--num-stage {num_stages}: layers {together.start} to {together.stop - 1} of this model read each other's "
-            "keys and must be in one stage; choose fewer stages"
-        )
     until = [0, *accumulate(sizes)]
 
     def size(stage: int, begin: int, end: int) -> int:
@@ -66,15 +70,14 @@ def split(
 
     # best[end]: the largest run of the stages up to this one over the layers before `end`, and their ends.
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    allowed = range(count) if starts is None else starts
     for stage in range(num_stages):
         following = {}
         for end in range(stage + 1, count - (num_stages - stage - 1) + 1):
-            if end - 1 in together and end in together:
-                continue
             ways = [
                 (max(most, size(stage, begin, end)), (*ends, end))
                 for begin, (most, ends) in best.items()
-                if begin < end
+                if begin < end and begin in allowed
             ]
             if ways:
                 following[end] = min(ways, key=lambda way: (way[0], [-e for e in way[1]]))
