@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 958,
+    "files": 959,
     "files below 50 lines": 251,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -32,11 +32,11 @@ LIMITS = {
     "files that name states": 36,
 }
 LINES = {
-    "launcher": 14_398,
-    "model_server": 52_150,
+    "launcher": 14_421,
+    "model_server": 52_250,
     "router": 36_438,
     "tercet": 63,
-    "wire": 7_348,
+    "wire": 7_356,
 }
 LONG_FILE = 400
 

@@ -17,8 +17,8 @@ from support.tiny_types import type_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-# Model type, the runner that must serve it.
-SERVED = (("olmo", "transformers"), ("mamba", "stateful"), ("t5", "transformers"))
+# Model type, the runner that must serve it; without a layer that caches keys, too.
+SERVED = (("olmo", "transformers"), ("rwkv", "stateful"), ("t5", "transformers"), ("mamba", "native"))
 # One of each runner beside the parity tests.
 PARAMS = [pytest.param(one, id=one[0], marks=pytest.mark.parity if one[0] == "t5" else ()) for one in SERVED]
 PROMPTS = (
@@ -97,7 +97,8 @@ async def test_a_request_that_leaves_does_not_disturb_the_others(served: Served)
 
 
 def test_the_log_names_the_runner(served: Served) -> None:
-    assert f"Runner `{served.runner}` serves {served.model_type}" in served.server.log()
+    found = f"Runner `{served.runner}` serves {served.model_type}" in served.server.log()
+    assert found == (served.runner != "native")
 
 
 @pytest.mark.long
@@ -117,7 +118,7 @@ def test_two_shards_give_the_same_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_model_with_states_is_not_sharded(tmp_path: Path) -> None:
-    type_checkpoint("mamba", tmp_path, vocab_size=VOCAB_SIZE)
+    type_checkpoint("rwkv", tmp_path, vocab_size=VOCAB_SIZE)
     write_tokenizer(tmp_path)
     with running_server(tmp_path, "--num-shard", "2", wait=False) as server:
         assert server.process.wait(90) != 0

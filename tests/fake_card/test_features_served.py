@@ -137,14 +137,14 @@ def test_pictures(name: str, order: str, tmp_path: Path) -> None:
 # ---- A model that transformers computes
 
 
-@pytest.mark.parametrize("kind", ["olmo", "mamba"])
+@pytest.mark.parametrize("kind", ["olmo", "rwkv"])
 def test_a_model_that_transformers_computes(kind: str, tmp_path: Path, order: str) -> None:
     """Paged, whose steps are captured where they ask the device for nothing; and with a state for each request."""
     model = tmp_path / "model"
     type_checkpoint(kind, model, vocab_size=VOCAB_SIZE)
     write_tokenizer(model, vocab_size=VOCAB_SIZE)
     asked: Asked = [(prompt, {"ignore_eos": True}) for prompt in PROMPTS]
-    options = small(**(WHOLE_PROMPTS if kind == "mamba" else {}))
+    options = small(**(WHOLE_PROMPTS if kind == "rwkv" else {}))
     with on_cpu(model, *options) as server:
         expected = [said(answer(server, inputs, **parameters)) for inputs, parameters in asked]
     with on_card(model, tmp_path / "reports", *options, order=order) as server:

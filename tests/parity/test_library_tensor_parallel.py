@@ -16,7 +16,7 @@ pytestmark = pytest.mark.parity
 EQUAL = ("olmo", "granitemoe", "glm4", "t5", "umt5", "bart")
 REFUSED = {
     "jetmoe": "transformers has no tensor-parallel plan for jetmoe: use --num-shard 1",
-    "mamba": "mamba needs a state for each request (its layers are recurrent), which cannot be divided among shards: "
+    "rwkv": "rwkv needs a state for each request (its layers are recurrent), which cannot be divided among shards: "
     "use --num-shard 1",
 }
 

@@ -505,6 +505,10 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
         "mamba_d_conv": 3,
         "tie_word_embeddings": True,
     },
+    ("mamba", "plain"): {"state_size": 12, "time_step_rank": 6},
+    ("mamba", "biases"): {"state_size": 16, "use_bias": True, "use_conv_bias": False, "conv_kernel": 3},
+    ("falcon_mamba", "plain"): {"state_size": 12, "tie_word_embeddings": False},
+    ("mamba2", "plain"): {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24, "time_step_min": 1e-30},
     ("bamba", "plain"): _MAMBA2 | {"attn_layer_indices": [1, 3], "mamba_n_groups": 4},
     ("falcon_h1", "plain"): _MAMBA2
     | {

@@ -24,7 +24,7 @@ MOST_AT_ONCE = 6
 # Of one type, with the compilation of its kernels.
 LIMIT_S = 60.0
 TOLERANCE = 1e-4
-TINY_TYPES = ("llama", "olmo", "mamba")
+TINY_TYPES = ("llama", "olmo", "rwkv")
 
 
 class _Worker:

@@ -71,7 +71,7 @@ def estimate(
     text = info.text if info.text is not None and not info.num_layers else info
     token = token_bytes(text, num_shard // stages, 1 if cache_type is not None else width)
     state = 0
-    if text.mixers is not None and token and text.hidden_size:
+    if text.mixers is not None and token is not None and text.hidden_size:
         ranks = num_shard // stages
         block = text.mixers.block_bytes(text.hidden_size, ranks, width, config.speculate or 0, kv_memory.BLOCK)
         token += block // kv_memory.BLOCK
@@ -80,12 +80,13 @@ def estimate(
     sizes = [gpu.memory_mib << 20 for gpu in gpus if gpu.memory_mib]
     cache, tokens, requests = asked, None, None
     if gpus:
-        if weights is not None and token and sizes and len(sizes) == num_shard:
+        if weights is not None and token is not None and sizes and len(sizes) == num_shard:
             free = int(min(sizes) * config.cuda_memory_fraction) - weights // num_shard
             free -= slot_bytes(config, info, num_shard // stages, width, listed) // stages
             requests = _state_slots(config, state, free // 2, on_gpu=True)
             free -= _states(state, requests)
-            tokens = max(0, free if asked is None else min(free, asked)) // token
+            cached = max(0, free if asked is None else min(free, asked))
+            tokens = cached // token if token else kv_memory.UNCACHED_TOKENS
     else:
         if weights is not None and hardware.free_bytes is not None:
             free = hardware.free_bytes - weights
@@ -93,7 +94,7 @@ def estimate(
             requests = _state_slots(config, state, share, on_gpu=False)
             if asked is None:
                 cache = kv_memory.default_bytes(free - _states(state, requests) * num_shard) // num_shard
-        if cache is not None and token:
+        if cache is not None and token is not None:
             tokens = _cpu_tokens(config, cache, token, longest)
     return Estimate(
         weights=weights,
@@ -227,6 +228,8 @@ def token_bytes(info: ModelInfo, num_shard: int, width: int) -> int | None:
     if not info.num_layers:
         return None
     layers = info.num_layers - (0 if info.mixers is None else info.mixers.without_keys)
+    if not layers:
+        return 0
     if info.latent is not None:
         return info.latent.cached(layers) * width
     if not info.num_kv_heads or not info.head_dim:

@@ -10,6 +10,7 @@ _CONVOLUTIONS = ("lfm2", "lfm2_moe")
 _DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
 _KIMI = "kimi_linear"
 _JAMBA = "jamba"
+_WITHOUT_ATTENTION = ("mamba", "falcon_mamba", "mamba2")
 _MAMBA2 = ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h")
 # Names and signs of layers with a state, and of those that keep nothing.
 _WITH_STATE, _UNCACHED = ("linear_attention", "mamba", "M"), ("mlp", "moe", "-", "E")
@@ -71,6 +72,8 @@ def mixers_in(config: Mapping[str, Any]) -> Mixers | None:
         return _mamba2(config)
     if model_type == _JAMBA:
         return _jamba(config)
+    if model_type in _WITHOUT_ATTENTION:
+        return _alone(config)
     if model_type == _KIMI:
         return _kimi(config)
     if model_type not in _DELTA_NETS:
@@ -119,6 +122,23 @@ def _jamba(config: Mapping[str, Any]) -> Mixers:
         layers=sum(index % period != offset for index in range(_count(config, "num_hidden_layers", 0))),
         inputs=channels * (_count(config, "mamba_d_conv", 4) - 1),
         state=channels * _count(config, "mamba_d_state", 16),
+    )
+
+
+def _alone(config: Mapping[str, Any]) -> Mixers:
+    """Read the sizes of models of Mamba or Mamba-2 alone."""
+    channels = _count(config, "expand", 2) * _count(config, "hidden_size", 0)
+    layers, before = _count(config, "num_hidden_layers", 0), _count(config, "conv_kernel", 4) - 1
+    if config.get("model_type") != "mamba2":
+        channels = _count(config, "intermediate_size", channels)
+        return Mixers(layers=layers, inputs=channels * before, state=channels * _count(config, "state_size", 16))
+    state = _count(config, "state_size", 128)
+    return Mixers(
+        layers=layers,
+        inputs=channels * before,
+        grouped_inputs=2 * state * before,
+        groups=_count(config, "n_groups", 8),
+        state=channels * state,
     )
 
 

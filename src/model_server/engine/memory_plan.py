@@ -59,6 +59,9 @@ def plan_memory(
 def measured_blocks(engine: Engine, plan: MemoryPlan, measured: Measured) -> int:
     """Return the blocks that a GPU's memory holds beside what the warm-up measured, within the user's bounds."""
     num_bytes, fraction = block_bytes(engine, plan.dtype), plan.cuda_memory_fraction
+    if not num_bytes:
+        tokens = kv_memory.UNCACHED_TOKENS
+        return min(tokens, plan.max_batch_total_tokens or tokens) // engine.options.block_size
     num_blocks = cache_blocks(measured, fraction, num_bytes)
     text = "Of %.0f MiB for the KV cache at a memory fraction of %g, %.0f are used"
     logger.info(text, measured.budget(fraction) / 2**20, fraction, num_blocks * num_bytes / 2**20)
@@ -79,7 +82,7 @@ def cpu_blocks(engine: Engine, plan: MemoryPlan, longest: int) -> int:
         StartupError: The user's memory holds no cache.
     """
     block_size, bound = engine.options.block_size, plan.max_batch_total_tokens
-    token_bytes = max(1, block_bytes(engine, plan.dtype) // block_size)
+    token_bytes = -(-block_bytes(engine, plan.dtype) // block_size)
     if plan.cache_bytes is not None:
         tokens = kv_memory.tokens_in(plan.cache_bytes, token_bytes)
         if tokens < 2 * block_size:

@@ -11,6 +11,8 @@ LEAST_STATES, MOST_STATES_CPU, MOST_STATES_GPU = 4, 64, 1024
 """Requests that run at once where each keeps a state beside the cache, and no option says how many."""
 STATES_SHARE = 0.2
 """Of a CPU's memory that is free beside the weights, for these states."""
+UNCACHED_TOKENS = 2**24
+"""Tokens that blocks are numbered for where no layer caches keys, and blocks take no memory."""
 _STEP = 256
 
 
@@ -35,7 +37,13 @@ def default_bytes(free: int) -> int:
 
 
 def tokens_in(num_bytes: int, token_bytes: int) -> int:
-    """Return the tokens that `num_bytes` hold, a whole number of blocks of any size."""
+    """Return the tokens that `num_bytes` hold, a whole number of blocks of any size.
+
+    Args:
+        token_bytes: 0: no layer caches keys.
+    """
+    if not token_bytes:
+        return UNCACHED_TOKENS
     return num_bytes // token_bytes // _STEP * _STEP
 
 

@@ -14,7 +14,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.models.families import alibi, cohere, corrected, deepseek, gemma, gpt, llama, llama4, moe
 from model_server.models.families.base import UnknownFamilyError
 from model_server.models.families.encoders import ENCODERS
-from model_server.models.families.hybrid import jamba, kimi, lfm2, mamba2, nemotron, olmo, qwen
+from model_server.models.families.hybrid import jamba, kimi, lfm2, mamba, mamba2, nemotron, olmo, qwen
 from model_server.models.families.vision import TEXT_TYPES, text_config
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
@@ -31,6 +31,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "deepseek_v32": deepseek.deepseek_v32,
     "falcon": alibi.falcon,
     "falcon_h1": mamba2.falcon_h1,
+    "falcon_mamba": mamba.falcon_mamba,
     "gemma": gemma.gemma,
     "gemma2": gemma.gemma2,
     "gemma3_text": gemma.gemma3_text,
@@ -56,6 +57,8 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "lfm2_moe": lfm2.lfm2_moe,
     "llama": llama.llama,
     "llama4_text": llama4.llama4_text,
+    "mamba": mamba.mamba,
+    "mamba2": mamba.mamba2,
     "minimax_m2": corrected.minimax_m2,
     "ministral3": llama.ministral3,
     "mistral": llama.mistral,

@@ -30,7 +30,7 @@ from router.scheduling.cache.states import StateSlots
 NUM_BLOCKS, NUM_SLOTS = 120, 5
 
 
-@pytest.fixture(scope="module", params=["qwen3_5_text", "bamba", "jamba", "qwen3_5_text in one call"])
+@pytest.fixture(scope="module", params=["qwen3_5_text", "bamba", "jamba", "mamba", "qwen3_5_text in one call"])
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     model_type, _, in_one_call = request.param.partition(" ")
     # Else the reference, which layers do not share a call with.

@@ -65,7 +65,7 @@ def test_latent_attention_keeps_the_models_type(tmp_path: Path, caplog: pytest.L
 
 
 def test_a_model_that_keeps_states_is_refused(tmp_path: Path) -> None:
-    found = model(tmp_path, "mamba")
+    found = model(tmp_path, "rwkv")
     placement = Placement(CPU, torch.float32, cache_dtype=cache_dtype(found, "fp8_e5m2", CPU))
-    with pytest.raises(StartupError, match=r"--kv-cache-dtype: mamba keeps a state .* leave it out"):
+    with pytest.raises(StartupError, match=r"--kv-cache-dtype: rwkv keeps a state .* leave it out"):
         load_runner(found, placement, AttentionChoice(None, CPU))

@@ -59,6 +59,7 @@ CASES += [
         "kimi_linear",
         "olmo_hybrid",
         "jamba",
+        "mamba",
     )
     for way in ("fp8 blocks", "int4")
 ]
@@ -81,6 +82,8 @@ def test_logits_equal_those_of_the_decoded_weights(model_type: str, variant: str
         sizes |= {"shared_expert_intermediate_size": 64}
     if model_type == "kimi_linear":
         sizes |= {"kv_lora_rank": 32, "v_head_dim": 16, "linear_head_dim": 32}
+    if model_type == "mamba":
+        sizes |= {"time_step_rank": 32, "state_size": 16}
     if model_type == "jamba":
         sizes |= {"mamba_dt_rank": 32, "mamba_d_state": 16}
     if model_type == "nemotron_h":

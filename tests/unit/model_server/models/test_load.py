@@ -43,7 +43,7 @@ def change_config(path: Path, **fields: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
-@pytest.mark.parametrize(("model_type", "runner"), [("olmo", TransformersRunner), ("mamba", StatefulRunner)])
+@pytest.mark.parametrize(("model_type", "runner"), [("olmo", TransformersRunner), ("rwkv", StatefulRunner)])
 def test_the_choice_and_its_log_line(
     model_type: str, runner: type, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -122,7 +122,7 @@ def test_asked_counts_are_taken_or_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_of_the_transformers_runner_is_refused_by_name(tmp_path: Path) -> None:
-    model = described("mamba", tmp_path)
+    model = described("rwkv", tmp_path)
     assert model.spec is None
-    with pytest.raises(StartupError, match="--num-stage 2: mamba is served by the transformers runner"):
+    with pytest.raises(StartupError, match="--num-stage 2: rwkv is served by the transformers runner"):
         layer_counts(model, 2)

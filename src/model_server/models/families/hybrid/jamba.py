@@ -8,7 +8,7 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.mixers.mamba1 import Mamba1Spec
 from model_server.models.decoder.moe import Moe, SeparateExperts
 from model_server.models.decoder.spec import Names, Spec
-from model_server.models.families.base import UnknownFamilyError, base
+from model_server.models.families.base import base
 from model_server.models.families.moe import top_k
 
 _NAMES = Names(
@@ -23,8 +23,6 @@ def jamba(config: ModelConfig) -> Spec:
     """Describe Jamba: a layer in `attn_layer_period` has attention, one in `expert_layer_period` experts."""
     num_layers = config.count("num_hidden_layers")
     attends = _every(config, "attn_layer", num_layers, 8, 4)
-    if not any(attends):
-        raise UnknownFamilyError("the native jamba serves models with a layer of attention")
     if config.text("hidden_act", "silu") not in ("silu", "swish"):
         raise StartupError("config.json: `hidden_act` is served for jamba as 'silu' only")
     mixer = _mixer(config)

@@ -11,7 +11,7 @@ from model_server.models.decoder.mixers.beside import BesideSpec, ScaledMlpSpec
 from model_server.models.decoder.mixers.mamba2 import Mamba2Spec
 from model_server.models.decoder.moe import Moe, SeparateExperts
 from model_server.models.decoder.spec import Names, Spec
-from model_server.models.families.base import UnknownFamilyError, base
+from model_server.models.families.base import base
 from model_server.models.families.llama import granite
 from model_server.models.families.moe import granitemoe, indices
 from model_server.recurrence.mamba2 import NormPlace
@@ -133,8 +133,6 @@ def _factors(config: ModelConfig, name: str, count: int) -> list[float]:
 
 def _mixers(config: ModelConfig, are_mamba: Sequence[bool]) -> tuple[Mamba2Spec | None, ...]:
     """Read the fields of Granite and Bamba."""
-    if all(are_mamba):
-        raise UnknownFamilyError(f"the native {config.model_type} serves models with a layer of attention")
     mixer = _mixer(config, config.count("mamba_expand", 2) * config.count("hidden_size"))
     return tuple(mixer if is_mamba else None for is_mamba in are_mamba)
 

@@ -11,7 +11,7 @@ from model_server.models.decoder.mixers.mamba2 import Mamba2Spec
 from model_server.models.decoder.mixers.nothing import Nothing
 from model_server.models.decoder.moe import Latent, Moe, SeparateExperts
 from model_server.models.decoder.spec import MixerSpec, MlpSpec, Names, Spec
-from model_server.models.families.base import UnknownFamilyError, base
+from model_server.models.families.base import base
 from model_server.models.families.hybrid.mamba2 import time_limits
 from model_server.models.families.moe import top_k
 
@@ -44,8 +44,6 @@ _RENAMED: dict[str, str | tuple[str, ...]] = {
 def nemotron_h(config: ModelConfig) -> Spec:
     """Describe Nemotron H, also with experts."""
     kinds = _kinds(config)
-    if "full_attention" not in kinds:
-        raise UnknownFamilyError("the native nemotron_h serves models with a layer of attention")
     config = config.renamed(_RENAMED).replaced(num_hidden_layers=len(kinds))
     mixer = _mixer(config)
     nothing = Nothing()

@@ -67,6 +67,7 @@ FAMILIES: list[Any] = [
             ),
             ("kimi_linear", "plain", {"target_modules": OF_KIMI}),
             ("jamba", "plain", {"target_modules": OF_JAMBA}),
+            ("mamba2", "plain", {"target_modules": ["in_proj"]}),
             ("deepseek_v32", "plain", {"target_modules": ["q_b_proj", "wq_b", "wk", "weights_proj", "o_proj"]}),
             ("lfm2", "plain", {"target_modules": ["q_proj", "out_proj", "in_proj", "w1", "w2", "w3"]}),
             ("bamba", "plain", {"target_modules": ["q_proj", "in_proj", "out_proj", "gate_proj", "down_proj"]}),

@@ -39,6 +39,7 @@ FAMILIES = [
     "kimi_linear",
     "olmo_hybrid",
     "jamba",
+    "falcon_mamba",
     "deepseek_v32",
     "gemma4_text",
 ]

@@ -1,4 +1,4 @@
-"""Configs of Jamba: which layers are what, what is refused, what another runner serves."""
+"""Configs of Jamba and of Mamba alone: which layers are what, what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from model_server.models.decoder.mixers.mamba1 import Mamba1Spec
 from model_server.models.decoder.moe import Moe
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import spec_of
-from model_server.models.families.base import UnknownFamilyError
 
 
 def spec(**fields: Any) -> Spec:
@@ -47,6 +46,25 @@ def test_configs_that_are_refused(fields: dict[str, Any], message: str) -> None:
         spec(**fields)
 
 
-def test_a_model_without_attention_is_for_another_runner() -> None:
-    with pytest.raises(UnknownFamilyError, match="with a layer of attention"):
-        spec(num_hidden_layers=2, attn_layer_period=8, attn_layer_offset=4)
+def test_a_model_without_any_layer_of_attention() -> None:
+    assert None not in spec(num_hidden_layers=2, attn_layer_period=8, attn_layer_offset=4).mixers
+
+
+MAMBA = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
+
+
+def test_models_of_mamba_alone() -> None:
+    """Of `intermediate_size` and `expand` the first counts, as published files of Falcon Mamba have it."""
+    [mixer] = set(spec_of(ModelConfig({**MAMBA, "intermediate_size": 96, "expand": 16})).mixers)
+    assert isinstance(mixer, Mamba1Spec) and (mixer.channels, mixer.rank, mixer.norms) == (96, 4, None)
+    falcon = spec_of(ModelConfig({**MAMBA, "model_type": "falcon_mamba", "mixer_rms_eps": 0.5}))
+    assert isinstance(falcon.mixers[0], Mamba1Spec)
+    assert (falcon.mixers[0].channels, falcon.mixers[0].norms, falcon.mixers[0].norm_eps) == (128, "ones", 0.5)
+    assert falcon.tied_head and falcon.max_positions is None
+    sizes = {"model_type": "mamba2", "num_heads": 8, "head_dim": 16, "n_groups": 3}
+    with pytest.raises(StartupError, match="in 3 equal groups"):
+        spec_of(ModelConfig({**MAMBA, **sizes}))
+    with pytest.raises(StartupError, match="`conv_kernel` must be at least 2"):
+        spec_of(ModelConfig({**MAMBA, "conv_kernel": 1}))
+    with pytest.raises(StartupError, match="`hidden_act` is served for mamba as 'silu' only"):
+        spec_of(ModelConfig({**MAMBA, "hidden_act": "gelu"}))

@@ -30,6 +30,7 @@ BY_TENSORS = {
 WITHOUT_EFFECT = {
     "pad_token_id", "router_jitter_noise", "num_logits_to_keep", "use_mamba_kernels", "mamba_chunk_size", "chunk_size",
     "z_loss_coefficient", "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min",
+    "time_step_scale",
     "use_associative_scan", "use_mambapy",
     "linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max", "linear_dt_min",
 }  # fmt: skip
@@ -47,6 +48,10 @@ OF_TYPE = {
     "glm4_moe_lite": {"head_dim", "num_key_value_heads"},
     "kimi_linear": {"num_key_value_heads"},
     "nemotron_h": {"num_hidden_layers"},  # its kinds of layers are as many
+    # The type of a sum that is float32 here where the model is (docs/compatibility.md).
+    "mamba": {"residual_in_fp32"},
+    "falcon_mamba": {"residual_in_fp32"},
+    "mamba2": {"residual_in_fp32", "time_step_rank"},
     "mistral4": {"num_key_value_heads"},
     # How the sum of shared and chosen experts is rounded.
     "hy_v3": {"enable_moe_fp32_combine"},

@@ -118,10 +118,10 @@ def test_qwen3_heads_are_128_wide() -> None:
 
 def test_unknown_type_names_the_served_ones() -> None:
     with pytest.raises(StartupError) as caught:
-        spec("mamba")
+        spec("rwkv")
     assert (
         str(caught.value)
-        == f"Unsupported model type mamba; this version serves {', '.join(sorted({*FAMILIES, *TEXT_TYPES}))}"
+        == f"Unsupported model type rwkv; this version serves {', '.join(sorted({*FAMILIES, *TEXT_TYPES}))}"
     )
 
 

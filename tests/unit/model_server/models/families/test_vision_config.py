@@ -44,7 +44,7 @@ def test_positions_in_sections_are_plain_for_text(kind: dict[str, str]) -> None:
 
 def test_text_model_that_is_not_native() -> None:
     with pytest.raises(UnknownFamilyError, match="Unsupported model type llava"):
-        spec_of(config("llava", text_config={"model_type": "mamba"}))
+        spec_of(config("llava", text_config={"model_type": "rwkv"}))
 
 
 def test_no_window_in_qwen3_vl_whatever_its_text_says() -> None:

@@ -61,9 +61,9 @@ def test_rows_of_two_adapters_and_none(
 
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = write_adapter(tmp_path / "a", {"lm_head": (64, 512)})
-    mamba = tiny_checkpoint("mamba", tmp_path / "mamba", with_tokenizer=False)
-    with pytest.raises(StartupError, match=r"mamba needs a state for each request .*, and takes no LoRA adapters"):
-        load(mamba, adapters={"a": adapter})
+    recurrent = tiny_checkpoint("rwkv", tmp_path / "rwkv", with_tokenizer=False)
+    with pytest.raises(StartupError, match=r"rwkv needs a state for each request .*, and takes no LoRA adapters"):
+        load(recurrent, adapters={"a": adapter})
     olmo = tiny_checkpoint("olmo", tmp_path / "olmo", with_tokenizer=False)
     with pytest.raises(StartupError, match="--lora-root: olmo is served by the transformers runner, whose adapters"):
         load(olmo, adapter_room=4)

@@ -229,14 +229,14 @@ def test_several_shards(source: Path, tmp_path: Path) -> None:
 
 
 def test_models_that_keep_a_state_are_refused(tmp_path: Path) -> None:
-    type_checkpoint("mamba", tmp_path / "plain")
+    type_checkpoint("rwkv", tmp_path / "plain")
     refused = refusal(tmp_path / "plain", quantize="eetq")
     assert refused.startswith(
-        "`--quantize eetq`: mamba is served by the stateful runner, which serves plain weights only"
+        "`--quantize eetq`: rwkv is served by the stateful runner, which serves plain weights only"
     )
     stored, _ = quantize_folder(tmp_path / "plain", tmp_path, *WAYS["bitsandbytes int8"]())
     assert refusal(stored).startswith(
-        "mamba is stored as bitsandbytes; the stateful runner serves plain weights only (its layers are recurrent"
+        "rwkv is stored as bitsandbytes; the stateful runner serves plain weights only (its layers are recurrent"
     )
 
 
