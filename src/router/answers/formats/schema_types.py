@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
+from urllib.parse import unquote
 
+from router.grammar.references import at
 from router.grammar.unfit import name_of
 
 JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
@@ -165,10 +167,7 @@ def _widened(types: Iterable[str]) -> frozenset[str]:
 
 
 def _target(reference: str, root: Any) -> Any:
-    for step in reference.removeprefix("#").split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        root = root.get(key) if isinstance(root, dict) else None
-    return root
+    return at(root, unquote(reference.removeprefix("#")))
 
 
 def _type_of(value: Any) -> frozenset[str]:

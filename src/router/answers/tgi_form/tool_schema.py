@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from router.answers.tgi_form.call_parser import NAME_KEY
 from router.errors import ToolError
@@ -112,12 +113,9 @@ class _Tool:
             raise self._error("refer to themselves")
         if not isinstance(reference, str) or not reference.startswith(f"{self._place}/"):
             raise self._error("have a reference that does not resolve")
-        value: Any = self.schema
-        for step in reference[len(self._place) + 1 :].split("/"):
-            key = step.replace("~1", "/").replace("~0", "~")
-            if not isinstance(value, dict) or key not in value:
-                raise self._error("have a reference that does not resolve")
-            value = value[key]
+        value = at(self.schema, unquote(reference[len(self._place) :]))
+        if value is None:
+            raise self._error("have a reference that does not resolve")
         return value
 
     def _check_object(self, schema: Schema) -> None:

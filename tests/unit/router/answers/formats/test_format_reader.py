@@ -191,12 +191,14 @@ def test_arguments_without_quotes_have_the_type_of_the_schema() -> None:
         "maybe": {"type": ["integer", "null"]},
         "either": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/text"}]},
         "one": {"enum": ["1", "2"]},
+        "spaced": {"$ref": "#/$defs/a%20text"},
     }
-    types = ArgumentTypes({"f": {"properties": properties, "$defs": {"text": {"type": "string"}}}})
+    texts = {"text": {"type": "string"}, "a text": {"type": "string"}}
+    types = ArgumentTypes({"f": {"properties": properties, "$defs": texts}})
     written = {
         ("text", "5"): '"5"', ("maybe", "null"): "null", ("maybe", "x"): '"x"', ("maybe", "1.5"): '"1.5"',
         ("either", "5"): "5", ("either", "five"): '"five"', ("one", "1"): '"1"', ("other", "[1]"): "[1]",
-        ("other", "NaN"): '"NaN"',
+        ("other", "NaN"): '"NaN"', ("spaced", "5"): '"5"',
     }  # fmt: skip
     assert {(key, text): types.json_of(text, types.of("f", key)) for key, text in written} == written
 

@@ -56,6 +56,12 @@ def test_the_alternative_to_call_nothing() -> None:
     assert accepted([("w", WEATHER)], calls, or_none=True) == [True, False, True]
 
 
+def test_parameters_are_what_their_reference_names() -> None:
+    for name, reference in (("a b", "#/$defs/a%20b"), ("a/b", "#/$defs/a~1b")):
+        parameters = {"$ref": reference, "$defs": {name: WEATHER}}
+        assert accepted([("w", parameters)], [{"_name": "w", "city": "x"}, {"_name": "w"}]) == [True, False]
+
+
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"type": "object", "properties": {}}])
 def test_a_function_without_parameters(parameters: Any) -> None:
     assert accepted([("f", parameters)], [{"_name": "f"}, {"_name": "f", "a": 1}]) == [True, False]
