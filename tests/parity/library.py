@@ -96,7 +96,7 @@ def make_case(model_type: str, path: Path, *, eager: bool = True, **overrides: A
     if model_type in FOREIGN:
         _with_foreign_tower(model_type, path)
     if model_type in THINKERS:
-        _with_talker(model_type, path)
+        with_talker(model_type, path)
     text_config = model.config.get_text_config(decoder=True)
     # Without the padding token, which some models skip when they count positions.
     padding = getattr(text_config, "pad_token_id", None)
@@ -135,7 +135,7 @@ def _with_foreign_tower(model_type: str, path: Path) -> None:
     config.write_text(json.dumps(fields))
 
 
-def _with_talker(model_type: str, path: Path) -> None:
+def with_talker(model_type: str, path: Path) -> None:
     """Make a model that reads a part of one that speaks, as public files hold it."""
     file, config = path / "model.safetensors", path / "config.json"
     tensors = {f"thinker.{name}": one for name, one in load_file(file).items()}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from parity.library import THINKERS, with_talker
 from parity.vision_ranks import VisionRanks
 from parity.vision_scene import BLOCK, VisionScene, request
 from safetensors.torch import load_file, save_file
@@ -18,6 +19,7 @@ from support.drafts import drafts_in, use_drafts
 from support.effort import examples
 from support.engine_shard import EngineShard, errors_of, tokens_of
 from support.loading import CPU, load
+from support.pictures import picture as file
 from support.vision_models import CONFIGS, MODEL_TYPES, write_vision_checkpoint
 
 from model_server.attention.choice import AttentionChoice
@@ -31,6 +33,8 @@ from model_server.features.drafts.speculator import Speculator
 from model_server.features.images.families import FAMILIES
 from model_server.features.images.image import AskedImages, EncodedImages, Feature
 from model_server.features.images.tower import load_tower
+from wire.images.families import FAMILIES as FAMILIES_OF_PROMPTS
+from wire.images.preparing import Preparer
 
 SERVED = [name for name in CONFIGS if name in FAMILIES or name in MODEL_TYPES]
 ALWAYS = ("llava", "qwen2_vl")
@@ -234,6 +238,26 @@ def test_an_image_that_cannot_be_encoded_fails_alone(scene: VisionScene) -> None
     results[0] = dataclasses.replace(results[0], generations=[g for g in results[0].generations if g.error is None])
     other = scene.shard()
     assert tokens_of(*results)[requests[0].id] == alone(other, request(other, good))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_the_part_of_a_model_that_speaks_reads_images(model_type: str, tmp_path: Path) -> None:
+    """As public files hold it, beside what speaks."""
+    scene = VisionScene(tmp_path, THINKERS[model_type])
+    prompt = scene.prompt((0, 1))
+    expected = scene.generate(prompt)
+    with_talker(model_type, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {f"thinker.{name}" for name in ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight")} <= set(
+        tensors
+    )
+    assert {name.split(".")[1] for name in tensors if name.startswith("thinker.")} == {
+        "audio_tower", "lm_head", "model", "visual",
+    }  # fmt: skip
+    shard = scene.shard()
+    assert alone(shard, request(shard, prompt)) == expected
+    made = Preparer(tmp_path, "float32").prepare(bytes(32), file(80, 120), max_pixels=10**6)
+    assert made.num_embeds == made.expansion.count(FAMILIES_OF_PROMPTS[THINKERS[model_type]].image_token) > 0
 
 
 @pytest.mark.parametrize("said", ["does not exist", "has another shape"])

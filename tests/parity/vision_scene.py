@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from model_server.text.tokenizer import Tokenizer
 from wire.images.borders import chunk_end
 from wire.images.gemma4_unified import gemma4_unified_processor
 from wire.images.llama4 import Llama4Processor
+from wire.model_files import read_config
 
 NEW_TOKENS = 12
 FEATURES = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw", "image_position_ids")
@@ -39,7 +39,8 @@ NESTED = ("idefics2", "idefics3", "smolvlm")
 # Families whose image tokens are one run.
 WHOLE_RUNS = (
     "gemma3", "gemma4", "gemma4_small", "gemma4_unified", "paligemma", "paligemma2", "qwen2_vl", "qwen2_5_vl",
-    "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm46v", "glm4v_moe",
+    "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen2_5_omni_thinker",
+    "qwen3_omni_moe_thinker", "glm4v", "glm46v", "glm4v_moe",
 )  # fmt: skip
 
 
@@ -80,8 +81,7 @@ class VisionScene:
 
     @cached_property
     def tower(self) -> Any:
-        fields = json.loads((self.folder / "config.json").read_text())
-        family = vision_family(fields)
+        family = vision_family(read_config(self.folder / "config.json", ValueError))
         assert family is not None
         with torch.inference_mode():
             return load_tower(self.folder, self.name, family, CPU, torch.float32)
@@ -143,7 +143,7 @@ class VisionScene:
         more: dict[str, Any] = {}
         if prompt.pictures:
             more = {name: torch.from_numpy(array) for name, array in self.process(prompt.pictures).items()}
-        if self.name.startswith(("qwen", "glm", "gemma4")):
+        if self.name.startswith(("qwen", "glm", "gemma4")) and "omni" not in self.name:
             more["mm_token_type_ids"] = (ids == IMAGE).int()
         if self.name in ("gemma3", "paligemma", "paligemma2"):
             more["token_type_ids"] = (ids == IMAGE).long() if self.name == "gemma3" else torch.zeros_like(ids)

@@ -41,6 +41,10 @@ _QWEN35_TOWER = QWEN_TOWER | {
     "depth": 2, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 16,
     "num_position_embeddings": 64,
 }  # fmt: skip
+_SOUND = {
+    "num_mel_bins": 16, "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32,
+    "n_window": 4, "max_source_positions": 64,
+}  # fmt: skip
 _GEMMA4: dict[str, Any] = {
     "num_hidden_layers": 7,
     "sliding_window": 8,
@@ -169,6 +173,29 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
         TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
         {"mm_tokens_per_image": 4, "boi_token_index": START, "eoi_token_index": END},
     ),
+    "qwen2_5_omni_thinker": (
+        "qwen2_5_omni_text", {"rope_parameters": MROPE},
+        QWEN_TOWER | {
+            "depth": 3, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "window_size": 56,
+            "fullatt_block_indexes": [1],
+        },
+        {"vision_start_token_id": START, "audio_config": _SOUND | {"output_dim": 64}},
+    ),
+    "qwen3_omni_moe_thinker": (
+        "qwen3_omni_moe_text",
+        {
+            "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+            "mlp_only_layers": [1], "rope_parameters": MROPE | {"mrope_interleaved": True},
+        },
+        QWEN_TOWER | {
+            "depth": 4, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 16,
+            "deepstack_visual_indexes": [0, 1, 2], "num_position_embeddings": 64,
+        },
+        {
+            "vision_start_token_id": START,
+            "audio_config": _SOUND | {"output_dim": 64, "downsample_hidden_size": 16, "n_window_infer": 8},
+        },
+    ),
     "gemma4": (
         "gemma4_text", _GEMMA4 | {"use_bidirectional_attention": "vision"}, _GEMMA4_TOWER | {"standardize": True}, {},
     ),
@@ -254,6 +281,8 @@ PROCESSORS["vipllava"] = PROCESSORS["llava"]
 PROCESSORS["aya_vision"] = PROCESSORS["internvl"]
 PROCESSORS["glm46v"] = ("Glm46VImageProcessor", PROCESSORS["glm4v"][1])
 PROCESSORS["gemma4_small"] = PROCESSORS["gemma4"]
+PROCESSORS["qwen2_5_omni_thinker"] = PROCESSORS["qwen2_vl"]
+PROCESSORS["qwen3_omni_moe_thinker"] = PROCESSORS["qwen3_vl"]
 PROCESSORS["glm4v_moe"] = PROCESSORS["glm4v"]
 PROCESSORS["paligemma2"] = PROCESSORS["paligemma"]
 

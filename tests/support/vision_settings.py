@@ -84,6 +84,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "smolvlm": _tiles("smolvlm", "SmolVLMImageProcessor", {"image_size": 512, "patch_size": 16}, 4, 2048, 512),
     "qwen2_vl": _qwen("qwen2_vl", 14, 3136, 12845056),
     "qwen2_5_vl": _qwen("qwen2_5_vl", 14, 3136, 12845056),
+    "qwen2_5_omni_thinker": _qwen("qwen2_5_omni_thinker", 14, 3136, 12845056),
+    "qwen3_omni_moe_thinker": _qwen("qwen3_omni_moe_thinker", 16, 65536, 16777216),
     "qwen3_5": _qwen("qwen3_5", 16, 65536, 16777216),
     "qwen3_5_moe": _qwen("qwen3_5_moe", 16, 65536, 16777216),
     "qwen3_vl": _qwen("qwen3_vl", 16, 65536, 16777216),

@@ -49,6 +49,12 @@ _QWEN = ImageFamily(
     marker="<|vision_start|><|image_pad|><|vision_end|>",
     positions="mrope",
 )
+_QWEN_OMNI = ImageFamily(
+    image_token="<|IMAGE|>",
+    placeholder="<|IMAGE|>",
+    marker="<|vision_bos|><|IMAGE|><|vision_eos|>",
+    positions="mrope",
+)
 _GLM = ImageFamily(
     image_token="<|image|>",
     placeholder="<|image|>",
@@ -91,9 +97,11 @@ FAMILIES: Mapping[str, ImageFamily] = {
     "gemma4_unified": _GEMMA4,
     "mllama": _same("<|image|>"),
     "qwen2_vl": _QWEN,
+    "qwen2_5_omni_thinker": _QWEN_OMNI,
     "qwen2_5_vl": _QWEN,
     "qwen3_5": _QWEN,
     "qwen3_5_moe": _QWEN,
+    "qwen3_omni_moe_thinker": _QWEN,
     "qwen3_vl": _QWEN,
     "qwen3_vl_moe": _QWEN,
     "llama4": ImageFamily(

@@ -83,9 +83,11 @@ _ROWS: Mapping[str, _Row] = {
         layout=layouts.one_token, features=("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"), nested=True
     ),
     "qwen2_vl": _GRID,
+    "qwen2_5_omni_thinker": _GRID,
     "qwen2_5_vl": _GRID,
     "qwen3_5": _GRID,
     "qwen3_5_moe": _GRID,
+    "qwen3_omni_moe_thinker": _GRID,
     "qwen3_vl": _GRID,
     "qwen3_vl_moe": _GRID,
     "llama4": _Row(layout=layouts.llama4, load=Llama4Processor.from_folder),
@@ -104,7 +106,8 @@ class Preparer:
     def __init__(self, folder: Path, dtype: ModelType) -> None:
         """folder: with config.json and the processor's settings. Raises UnpreparableError."""
         try:
-            self.config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            self.config = getattr(config, "thinker_config", config)  # of a model that speaks, the part that reads
             name = family_name(self.config.to_dict())
         except Exception as error:
             raise UnpreparableError(f"the config of the model cannot be read: {_line(error)}") from None

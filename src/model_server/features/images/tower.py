@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,7 +26,11 @@ logger = logging.getLogger(__name__)
 # What is cut down to almost nothing: tensors of the text model, which the native decoder has.
 _TEXT_TENSORS = ("embed_tokens.weight", "lm_head.weight")
 # What reads sound, and is left out.
-_OF_SOUND = (r"^(model\.)?(audio_tower|embed_audio)\.",)
+_OF_SOUND = (r"^(model\.)?(audio_tower|embed_audio)\.", r"^(talker|token2wav|code2wav)\.")
+_WITHOUT_SOUND = ("gemma4", "gemma4_unified")
+"""Types whose models may lack what reads sound."""
+_THINKER = "thinker."
+"""What the names of the tensors that read and think begin with, in models that speak too."""
 
 
 class Tower:
@@ -84,6 +89,7 @@ def load_tower(
     started = time.perf_counter()
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = getattr(config, "thinker_config", config)
         _without_text(config)
         tower, info = loader.from_pretrained(
             directory,
@@ -94,6 +100,7 @@ def load_tower(
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            key_mapping={rf"^{re.escape(_THINKER)}": ""} if config.model_type.endswith("_thinker") else None,
         )
     except Exception as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -108,10 +115,17 @@ def load_tower(
     if mismatched:
         raise StartupError(f"the vision tower of {name} cannot be loaded: weight {mismatched[0]} has another shape")
     names = StoredNames(tower)
-    check_leftover(names.without_place(stored), name, lambda name: None, known=(*names.left_over, *_OF_SOUND))
+    check_leftover(
+        names.without_place(one.removeprefix(_THINKER) for one in stored),
+        name,
+        lambda name: None,
+        known=(*names.left_over, *_OF_SOUND),
+    )
     image_token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
     if type(image_token) is not int:
         raise StartupError(f"config.json of {name} has no `image_token_id`")
+    if config.model_type.endswith("_thinker"):
+        tower.model.audio_tower = None
     tower = tower.eval().to(device)
     width = config.get_text_config(decoder=True).hidden_size
     if family.is_deep:
@@ -160,7 +174,7 @@ def _without_text(config: Any) -> None:
     text.vocab_size = 8
     if getattr(text, "hidden_size_per_layer_input", None):
         text.hidden_size_per_layer_input = 0
-    if getattr(config, "audio_config", None) is not None:
+    if config.model_type in _WITHOUT_SOUND:
         config.audio_config = None
     for field in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(text, field, None)
