@@ -114,21 +114,18 @@ def _linear(module: Any) -> nn.Linear:
 
 @torch.no_grad()
 def _product(module: Any) -> Tensor:
-    """The matrix [out, in]; of arithmetic in float16 or bfloat16 where the library has no other."""
+    """The matrix [out, in]; of arithmetic in float16 where the library has no other."""
     decode = getattr(module, "dequant_weight_online", None)
     if decode is not None:
         decoded: Tensor = decode()
         return decoded.float()
-    failure = None
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        unit = torch.eye(module.in_features, dtype=dtype)
-        try:
-            product = module.to(dtype)(unit).float() - module(unit[:1] * 0).float()
-        except RuntimeError as error:
-            failure = error
-        else:
-            return product.T.contiguous()
-    raise failure or RuntimeError("no arithmetic")
+    unit = torch.eye(module.in_features)
+    try:
+        product = module(unit) - module(unit[:1] * 0)
+    except RuntimeError:
+        unit = unit.half()
+        product = module.half()(unit).float() - module(unit[:1] * 0).float()
+    return product.float().T.contiguous()
 
 
 def write_all(cases: Iterator[tuple[str, Write]]) -> None:
