@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.host.kv_memory import BLOCK, LEAST_TOKENS, MOST_TOKENS, SHARE, default_bytes, default_tokens, tokens_in
+from wire.host.kv_memory import (
+    BLOCK,
+    LEAST_TOKENS,
+    MOST_TOKENS,
+    SHARE,
+    UNCACHED_TOKENS,
+    default_bytes,
+    default_tokens,
+    tokens_in,
+)
 
 GIB = 2**30
 
@@ -31,3 +40,9 @@ def test_tokens_are_within_their_bounds_and_whole_blocks(size: int, token: int, 
     assert tokens <= max(MOST_TOKENS, longest + 2 * BLOCK)
     if LEAST_TOKENS < tokens < MOST_TOKENS and tokens > longest + 2 * BLOCK:
         assert tokens == tokens_in(size, token) and tokens * token <= size
+
+
+def test_blocks_without_keys_are_numbered_up_to_a_bound() -> None:
+    """Of models in which no layer has attention; on a CPU a default is bounded as others are."""
+    assert tokens_in(1, 0) == tokens_in(2**40, 0) == UNCACHED_TOKENS
+    assert default_tokens(2**30, 0, 100) == MOST_TOKENS
