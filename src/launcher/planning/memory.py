@@ -86,7 +86,8 @@ def estimate(
             requests = _state_slots(config, state, free // 2, on_gpu=True)
             free -= _states(state, requests)
             cached = max(0, free if asked is None else min(free, asked))
-            tokens = cached // token if token else kv_memory.UNCACHED_TOKENS
+            uncached = kv_memory.UNCACHED_TOKENS if free > 0 else 0
+            tokens = cached // token if token else uncached
     else:
         if weights is not None and hardware.free_bytes is not None:
             free = hardware.free_bytes - weights

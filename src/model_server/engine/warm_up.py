@@ -24,6 +24,7 @@ from model_server.memory.kv_cache import KvCache
 from model_server.memory.report import MemoryUse
 from model_server.runner.cuda_graphs import GraphCost, GraphedRunner
 from model_server.runner.runner import CacheHolder
+from wire.host import kv_memory
 from wire.host.machine import free_memory, total_memory
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
@@ -322,6 +323,8 @@ def _limits(engine: Engine, plan: MemoryPlan, request: WarmupRequest, num_blocks
     max_total = request.max_total_tokens
     if max_total is None:
         bounds = [total_tokens, plan.model_max_length, engine.runner.max_positions]
+        if not any(bounds[1:]) and not block_bytes(engine, plan.dtype):
+            bounds.append(kv_memory.MOST_TOKENS)
         if not engine.options.chunking:
             bounds.append(request.max_prefill_tokens)
         max_total = min(b for b in bounds if b)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
+
 from model_server.batch.decode_state import DecodeState
 from model_server.batch.newest import NewestTokens
 from model_server.batch.sequence import Sequence
@@ -63,7 +66,7 @@ class DraftedSteps:
             windows = self._device_windows(speculator)
             return DeviceVerifyStep(context, rows, times, speculator, windows, self._decode, newest)
         if not any(s.has_unseen for s in rows):
-            compute = self._device_windows(speculator).state.guess if isinstance(speculator, DeviceSpeculator) else None
+            compute = partial(self._guess, speculator) if isinstance(speculator, DeviceSpeculator) else None
             with context.phase("drafting"), times.guessing():
                 window = speculator.window(rows, compute)
             if window is not None:
@@ -82,6 +85,11 @@ class DraftedSteps:
     def release(self, kept: list[Sequence]) -> None:
         if self.windows is not None:
             self.windows.release(kept)
+
+    def _guess(
+        self, speculator: DeviceSpeculator, rows: list[Sequence], forced: npt.NDArray[np.int64]
+    ) -> list[list[int]]:
+        return self._device_windows(speculator).state.guess(rows, forced)
 
     def _device_windows(self, speculator: DeviceSpeculator) -> BatchWindows:
         if self.windows is None:

@@ -185,6 +185,14 @@ def test_states_take_what_was_estimated(tmp_path: Path, model_type: str, world_s
         assert sum(shape.block_bytes(16, torch.bfloat16) for shape in runner.kv_shapes) // 16 == expected.token
 
 
+def test_a_model_without_attention_that_does_not_fit_a_gpu_has_no_tokens_there(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("mamba", tmp_path, with_tokenizer=False)
+    fits = dataclasses.replace(read(folder), weight_bytes=1 << 30)
+    large = dataclasses.replace(fits, weight_bytes=54 << 30)
+    assert estimate(LauncherConfig(), gpus(), fits, 1).tokens == kv_memory.UNCACHED_TOKENS
+    assert estimate(LauncherConfig(), gpus(), large, 1).tokens == 0
+
+
 QWEN35_27B = {
     "model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 24,
     "num_key_value_heads": 4, "head_dim": 256, "num_hidden_layers": 64, "vocab_size": 248320, "dtype": "bfloat16",

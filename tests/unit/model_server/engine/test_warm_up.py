@@ -39,6 +39,7 @@ from model_server.runner.runner import ModelInputs, RunnerTraits
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
+from wire.host import kv_memory
 
 BLOCK = 16
 
@@ -336,6 +337,21 @@ def test_a_runner_that_keeps_states_gets_blocks_without_memory(tokenizer: Tokeni
     assert capacity.max_total_tokens == 4096
     _, bounded = _warm_up(tokenizer, FakeStateRunner(vocab_size=tokenizer.vocab_size), max_batch_total_tokens=640)
     assert bounded.total_tokens == 640
+
+
+def test_without_layers_of_keys_and_a_known_length_a_request_is_bounded(tokenizer: Tokenizer) -> None:
+    """Tables of a graph have a column for each block of the longest request."""
+
+    class UncachedRunner(FakeRunner):
+        def forward(self, inputs: ModelInputs, cache: KvCache) -> torch.Tensor:
+            rows = inputs.input_ids if inputs.logit_rows is None else inputs.logit_rows
+            return torch.zeros(len(rows), self.vocab_size)
+
+    runner = UncachedRunner(vocab_size=tokenizer.vocab_size, max_positions=None, kv_shapes=())
+    engine = _engine(tokenizer, runner, chunking=True)
+    _, capacity = _warm_up(tokenizer, engine=engine, cache_bytes=1 << 20)
+    assert capacity.total_tokens == kv_memory.UNCACHED_TOKENS
+    assert capacity.max_total_tokens == kv_memory.MOST_TOKENS
 
 
 GIB = 2**30

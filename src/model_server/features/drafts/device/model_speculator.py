@@ -14,7 +14,7 @@ from model_server.engine.steps.watcher import ComputedRow, ComputedStep
 from model_server.features.drafts.device.speculator import STEPS, BatchWindows, DeviceSpeculator, KnownDrafts
 from model_server.features.drafts.drafters.drafter import DraftedRunner, Drafter
 from model_server.features.drafts.drafters.drafts import RowDrafts
-from model_server.features.drafts.pace import Acceptance, Pace
+from model_server.features.drafts.pace import LEAST_GAIN, Acceptance, Pace
 from model_server.features.drafts.report import Drafted
 from model_server.features.drafts.speculator import Compute, Draft, Drafting, foretold_after
 from model_server.features.drafts.window import CheckedTokens, Window
@@ -28,7 +28,8 @@ from wire.step_phases import DraftKind
 # times those, and in at most this share of the time.
 _LEAST_PAUSE = 32
 _MOST_TIME = 0.01
-# A drafter that has to see every step is given up for the present requests when it has not paid so often.
+# A drafter that has to see every step is given up for the present requests when it has not paid so often, or at once,
+# where it would not pay for any of them alone either.
 _MOST_LOOKS = 2
 # Weight of the request that ended last in what is expected of the drafter for one that runs alone.
 _ENDED_WEIGHT = 0.5
@@ -52,6 +53,7 @@ class DeviceModelSpeculator(DeviceSpeculator):
         # All ranks must expect the same, and those that run ahead have not seen the same steps when a request leaves.
         self._learns = alone or device.type == "cpu"
         self._undrafted = 0  # the host's steps without drafts since the last one with some
+        self._given_up = 0  # steps for which a drafter that has to see every step was given up, since it was tried
 
     def measure(self, runner: Runner, cache: KvCache, world: ProcessGroup, max_length: int) -> None:
         inner = runner.inner if isinstance(runner, GraphedRunner) else runner
@@ -69,8 +71,9 @@ class DeviceModelSpeculator(DeviceSpeculator):
 
     def retains_plain(self, rows: list[Sequence]) -> Kept | None:
         """Return what plain steps keep; where drafts do not pay, not even a drafter that must see all."""
-        if not self.drafter.is_lost_in_plain_steps or self.on_host(rows):
+        if not self.drafter.is_lost_in_plain_steps or (self.on_host(rows) and any(map(_can_draft, rows))):
             return self.retains()
+        self._given_up += 1
         self._give_up(rows)
         return None
 
@@ -101,7 +104,10 @@ class DeviceModelSpeculator(DeviceSpeculator):
             for one, sequence in zip(drafts, rows, strict=True)
         ]
         lengths = [max(len(one.ids), places.stop) for one, places in zip(drafts, asked, strict=True)]
-        longest = self._best_length(drafts, asked, lengths, [one.acceptance.share for one in known], pace)
+        shares = [one.acceptance.share for one in known]
+        longest = self._best_length(drafts, asked, lengths, shares, pace)
+        if not longest and self._is_hopeless(rows, shares):
+            longest = self._look_or_give_up(rows)
         if not longest:
             return None
         if _asks(asked, longest):
@@ -126,10 +132,20 @@ class DeviceModelSpeculator(DeviceSpeculator):
             lambda length: self.drafter.seconds(count, length) if _asks(asked, length) else 0.0,
         )  # fmt: skip
         self._undrafted = 0 if longest else self._undrafted + 1
-        if longest or not any(lengths) or not self._allowed(count) or self._undrafted < self._pause(count, 1):
+        if longest or not any(lengths) or not self._allowed(count) or self._undrafted < self._pause(count, 1) // STEPS:
             return longest
         self._undrafted = 0
         return 1
+
+    def _follow(self, rows: list[Sequence]) -> list[Drafting]:
+        present = {sequence.id for sequence in rows}
+        for request_id, one in self.drafting.items():
+            if request_id not in present:
+                self.note_ended(one.acceptance)
+        return super()._follow(rows)
+
+    def _rest_after(self, num_rows: int) -> int:
+        return 0  # `_best_length` pauses
 
     def _guess(
         self, sequence: Sequence, drafting: Drafting, most: int, forced: list[int]
@@ -151,6 +167,8 @@ class DeviceModelSpeculator(DeviceSpeculator):
     def _when_none_pays(self, windows: BatchWindows, rows: list[Sequence], *, is_new: bool, present: int) -> int:
         """Return 1 now and then, to see whether drafts would be right; plain steps are between."""
         allowed = self._allowed(len(rows))
+        if self._is_hopeless(rows, [one.acceptance.share for one in windows.known(rows)]):
+            return self._look_or_give_up(rows, tried=present > 0)
         if present or not allowed:
             return 0
         pause = self._pause(len(rows), allowed[0]) - windows.undrafted
@@ -162,6 +180,25 @@ class DeviceModelSpeculator(DeviceSpeculator):
             return 0
         windows.looks += 1
         return allowed[0]
+
+    def _is_hopeless(self, rows: list[Sequence], shares: list[float]) -> bool:
+        """Whether a drafter that has to see every step, which costs time too, would not pay for any row alone."""
+        if not self.drafter.is_lost_in_plain_steps or not self._allowed(len(rows)):
+            return False
+        return not any(
+            self._gain(length, [float(self.most)], [share]) >= LEAST_GAIN
+            for row, share in zip(rows, shares, strict=True)
+            if _can_draft(row)
+            for length in self._allowed(1)
+        )
+
+    def _look_or_give_up(self, rows: list[Sequence], *, tried: bool = False) -> int:
+        """Return 1, to see whether drafts would be right, once in a pause; otherwise give the drafter up."""
+        if not tried and any(map(_can_draft, rows)) and self._given_up >= self._pause(len(rows), 1):
+            self._given_up = 0
+            return 1
+        self._give_up(rows)
+        return 0
 
     def _pause(self, num_rows: int, length: int) -> int:
         """Steps between two looks."""

@@ -73,7 +73,7 @@ class BatchWindows:
         """Forget sequences that leave."""
         self.state.release(kept)
         wanted = set(kept)
-        for sequence in self._known.keys() - wanted:
+        for sequence in [one for one in self._known if one not in wanted]:  # in an order that all ranks have
             self._speculator.note_ended(self._known.pop(sequence).acceptance)
 
     def submitted(self, rows: list[Sequence], length: int) -> None:
@@ -115,7 +115,7 @@ class BatchWindows:
 
 
 class DeviceSpeculator(Speculator):
-    """A `Speculator` whose windows a device makes, which may run ahead of the host."""
+    """A `Speculator` whose windows a device makes, which on a GPU may run ahead of the host."""
 
     # Of the device's drafts.
     kind = DraftKind.LOOKUP

@@ -1,4 +1,4 @@
-"""Drafts from the requests' own tokens (`speculation.lookup`), on the device."""
+"""Drafts from the requests' own tokens (`features.drafts.lookup`), on the device."""
 
 # g(e) is how many tokens up to place e < n - 1 equal the newest, at most 8. The draft follows the largest g, the latest
 # of equals.

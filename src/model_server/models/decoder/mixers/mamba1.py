@@ -1,4 +1,4 @@
-"""Mamba-1 (Jamba): a decaying state of each channel; a product within chooses what is added to it, and when."""
+"""Mamba-1 (Jamba, Mamba): a decaying state of each channel; a product within chooses what is added to it, and when."""
 
 from __future__ import annotations
 
