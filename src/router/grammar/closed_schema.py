@@ -51,7 +51,7 @@ def close_objects(schema: Any) -> Any:
         # A schema that turned out to be merged or referred to may refer to others: look again.
         if known.size != before:
             continue
-        for reference, path in pass_.references.items():
+        for reference, path in pass_.references:
             if path not in pass_.walked:
                 raise ValueError(f"the `$ref` {reference} leads to no schema within this one")
         pass_.branches.enforce(ROOT)
@@ -83,7 +83,8 @@ class _Pass:
         self._merged = frozenset(known.merged)
         self._has_parts = has_parts
         self.walked: set[str] = set()
-        self.references: dict[str, str | None] = {}
+        # A text leads elsewhere in other documents.
+        self.references: list[tuple[str, str | None]] = []
         self.branches = Branches(is_alone=known.places.is_alone)
 
     def closed(self, schema: Any, *, is_merged: bool, path: str, address: Address) -> Any:
@@ -121,7 +122,8 @@ class _Pass:
         return copy
 
     def _refer(self, reference: str, address: Address, *, is_merged: bool) -> str | None:
-        target = self.references[reference] = self._known.places.find(reference, address)
+        target = self._known.places.find(reference, address)
+        self.references.append((reference, target))
         if target is not None:
             self._known.reached.add(target)
             if is_merged:

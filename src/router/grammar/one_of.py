@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.grammar.unfit import Joint
+from router.grammar.unfit import Joint, are_told_by_a_key
 
+_MOST_REFERENCES = 16
 _DATA = frozenset({"const", "enum", "default", "examples"})
 _APART = frozenset({"$defs", "definitions"})
 """Only references lead there."""
@@ -17,6 +18,10 @@ _OVERLAP = "a `oneOf` whose branches overlap cannot be enforced: use `anyOf`, or
 _OPEN = (
     "the branches of a `oneOf` exclude each other only where objects are closed and have their `type`: say `type`, and "
     "`additionalProperties: false` or `required` keys, or use `anyOf`"
+)
+_TOO_MANY = (
+    "the branches of the `oneOf` are too many to compare: give each a required key with a `const` of its own, "
+    "or use `anyOf`"
 )
 
 
@@ -32,6 +37,8 @@ class Branches:
     _pairs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     # What a `$ref` names, by the identity of its schema: whether as closed, and where.
     _targets: dict[int, tuple[bool, str]] = field(default_factory=dict)
+    # Closed schemas that a `$ref` names, by identity: they hold elsewhere, too.
+    _named: set[int] = field(default_factory=set)
 
     def add(self, path: str, written: Any, closed: Any, target: str | None = None) -> None:
         """Note a schema, and the path that its `$ref` names."""
@@ -47,6 +54,7 @@ class Branches:
             ValueError: A value may fit two branches.
         """
         joint, seen, reached = Joint(self._target, is_alone=self.is_alone), {path}, [path]
+        self._named = {id(self._closed.get(target)) for _, target in self._targets.values()}
         while reached:
             for target in self._enforced(self._closed[reached.pop()], (), joint):
                 if target not in seen:
@@ -69,13 +77,14 @@ class Branches:
                 targets += self._enforced(one, (), joint)
         if not isinstance(value, dict):
             return targets
-        context = (*context, value) if id(value) in self._pairs else ()
+        beside = () if id(value) in self._named else context
+        context = (*beside, value) if id(value) in self._pairs else ()
         if id(value) in self._targets:
             targets.append(self._targets[id(value)][1])
         branches = value.get("oneOf")
         if context and isinstance(branches, list):
             self._check(branches, context, joint)
-            _choose(value)
+            self._choose(value)
         for keyword, inner in value.items():
             if keyword in ("allOf", "anyOf") and isinstance(inner, list):
                 for one in inner:
@@ -85,22 +94,36 @@ class Branches:
         return targets
 
     def _check(self, branches: list[Any], context: tuple[Any, ...], joint: Joint) -> None:
+        if are_told_by_a_key([self._resolved(one) for one in branches]):
+            return
         for number, branch in enumerate(branches):
             for other in (one for place, one in enumerate(branches) if place != number):
                 if joint.fits_nothing([branch, self._pairs.get(id(other), (other, other))[1]], context):
                     continue
-                raise ValueError(_OPEN if joint.fits_nothing([branch, other], context) else _OVERLAP)
+                is_closing = joint.fits_nothing([branch, other], context)
+                raise ValueError(_TOO_MANY if joint.is_tired else _OPEN if is_closing else _OVERLAP)
 
+    def _resolved(self, branch: Any) -> tuple[Any, Any]:
+        """Return a branch, or what its `$ref` leads to, closed and as written."""
+        for _ in range(_MOST_REFERENCES):
+            target = self._target(branch) if isinstance(branch, dict) else None
+            if target is None:
+                break
+            branch = target
+        return self._pairs.get(id(branch), (branch, branch))
 
-def _choose(schema: dict[str, Any]) -> None:
-    """Put `anyOf` where `oneOf` is."""
-    # Keys are written in the order in which a schema names them.
-    items = list(schema.items())
-    schema.clear()
-    for keyword, value in items:
-        if keyword != "oneOf":
-            schema[keyword] = value
-        elif "anyOf" not in dict(items):
-            schema["anyOf"] = value
-        else:
-            schema["allOf"] = [*schema.get("allOf", []), {"anyOf": value}]
+    def _choose(self, schema: dict[str, Any]) -> None:
+        """Put `anyOf` where `oneOf` is."""
+        branches, parts = schema["oneOf"], schema.get("allOf", [])
+        if "anyOf" not in schema:
+            # Keys are written in the order in which a schema names them.
+            items = [("anyOf" if keyword == "oneOf" else keyword, value) for keyword, value in schema.items()]
+            schema.clear()
+            schema.update(items)
+            return
+        if not isinstance(parts, list):
+            raise ValueError("`allOf` is not a list of schemas")
+        chosen = {"anyOf": branches}
+        self._pairs[id(chosen)] = chosen, chosen
+        del schema["oneOf"]
+        schema["allOf"] = [*parts, chosen]

@@ -98,7 +98,7 @@ def at(root: Any, path: str) -> Any:
     for name in path.split("/")[1:]:
         key = name.replace("~1", "/").replace("~0", "~")
         if isinstance(root, list):
-            root = root[int(key)] if key.isdecimal() and int(key) < len(root) else None
+            root = root[int(key)] if key.isdecimal() and len(key) < 10 and int(key) < len(root) else None
         else:
             root = root.get(key) if isinstance(root, dict) else None
     return root

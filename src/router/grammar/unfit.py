@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 from router.grammar.exact_schema import is_number
@@ -34,6 +33,13 @@ class Joint:
     is_alone: bool = False
     # Of all questions together.
     num_left: int = field(default=_STEPS, init=False)
+    # The texts of a list of values, by its identity, and the list.
+    _texts: dict[int, tuple[frozenset[str], list[Any]]] = field(default_factory=dict, init=False)
+
+    @property
+    def is_tired(self) -> bool:
+        """Whether questions are not answered any more."""
+        return self.num_left < 0
 
     def fits_nothing(self, schemas: Iterable[Any], context: Iterable[Any] = ()) -> bool:
         """Say whether certainly no value fits all schemas, those of `context` without their branches."""
@@ -86,8 +92,11 @@ class Joint:
 
     def _excludes(self, schema: dict[str, Any], value: Any, depth: int) -> bool:
         """Say whether a value does not fit what a schema says itself."""
-        values, kind = _values(schema), _kind(value)
-        if kind not in _kinds(schema) or (values is not None and name_of(value) not in map(name_of, values)):
+        self.num_left -= 1
+        if self.num_left < 0:
+            return False
+        kind = _kind(value)
+        if kind not in _kinds(schema) or not self._lists(schema, value):
             return True
         if kind in _ENDS and _is_without_room(kind, [schema, _of_size(kind, value)]):
             return True
@@ -100,14 +109,47 @@ class Joint:
             self._is_empty([], [{"const": one}, _member(schema, key)], [], depth - 1) for key, one in value.items()
         )
 
+    def _lists(self, schema: dict[str, Any], value: Any) -> bool:
+        """Say whether a value is one of those that a schema lists, if it lists some."""
+        if "const" in schema:
+            return name_of(value) == name_of(schema["const"])
+        values = schema.get("enum")
+        if not isinstance(values, list):
+            return True
+        if id(values) not in self._texts:
+            self._texts[id(values)] = frozenset(map(name_of, values)), values
+        return name_of(value) in self._texts[id(values)][0]
+
+
+def are_told_by_a_key(schemas: Sequence[tuple[Any, Any]]) -> bool:
+    """Say whether a key that all require has other values in each, of objects alone.
+
+    Args:
+        schemas: Each as it is closed, and as written.
+    """
+    written = [one for closed, one in schemas if isinstance(closed, dict) and _kinds(closed) == {"object"}]
+    if not written or len(written) < len(schemas) or not all(isinstance(one, dict) for one in written):
+        return False
+    required = [{key for key in _listed(one, "required") if isinstance(key, str)} for one in written]
+    keys = required[0].intersection(*required[1:])
+    return any(_are_apart([_values(_member(one, key)) for one in written]) for key in keys)
+
+
+def _are_apart(lists: Sequence[list[Any] | None]) -> bool:
+    """Say whether no value is in two lists, each of which exists."""
+    texts = [frozenset(map(name_of, values)) for values in lists if values is not None]
+    return len(texts) == len(lists) and len(frozenset[str]().union(*texts)) == sum(map(len, texts))
+
 
 def _listed(schema: dict[str, Any], keyword: str) -> list[Any]:
     value = schema.get(keyword)
     return value if isinstance(value, list) else []
 
 
-def _values(schema: dict[str, Any]) -> list[Any] | None:
+def _values(schema: Any) -> list[Any] | None:
     """Return the values that a schema lists, if it does."""
+    if not isinstance(schema, dict):
+        return None
     if "const" in schema:
         return [schema["const"]]
     values = schema.get("enum")
@@ -157,4 +199,7 @@ def _is_without_room(kind: str, plain: Sequence[dict[str, Any]]) -> bool:
         [(schema[name], is_open) for schema in plain for name, is_open in ends if is_number(schema.get(name))]
         for ends in _ENDS.get(kind, ((), ()))
     )
-    return any(low > high or (low == high and (one or other)) for (low, one), (high, other) in product(least, most))
+    if not least or not most:
+        return False
+    (low, is_above), (high, is_below) = max(least), min(most, key=lambda end: (end[0], not end[1]))
+    return low > high or (low == high and (is_above or is_below))

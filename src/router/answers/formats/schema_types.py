@@ -100,7 +100,10 @@ def exclude_each_other(schemas: Sequence[Any], root: Any) -> bool:
         return True
     if any(types_in(one, root) != {"object"} for one in schemas):
         return False
-    marks = [_marks(resolved(one, root)) for one in schemas]
+    try:
+        marks = [_marks(resolved(one, root)) for one in schemas]
+    except RecursionError:  # a listed value is nested deeply
+        return False
     return any(
         all(not one[key] & other[key] for one, other in combinations(marks, 2))
         for key in set(marks[0]).intersection(*marks[1:])

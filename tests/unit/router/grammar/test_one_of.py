@@ -106,6 +106,49 @@ def test_what_stands_beside_the_branches_tells_them_apart() -> None:
     assert takes(beside | {"oneOf": branches, "anyOf": [{"minProperties": 1}]}, {"kind": "dog"})
 
 
+@pytest.mark.parametrize(
+    "last", [{"allOf": [{"title": "x"}]}, {"not": {"const": 3}}, {"if": {"const": 3}, "then": False}]
+)
+def test_branches_beside_others_stay(last: dict[str, Any]) -> None:
+    """Whatever else is written as a part, and wherever in the schema it is named."""
+    schema = {"oneOf": [{"type": "integer", "minimum": 5}, {"type": "null"}], "anyOf": [{"type": ["integer", "null"]}]}
+    for whole in (schema | last, last | schema):
+        assert takes(whole, 7) and takes(whole, None) and not takes(whole, 4)
+
+
+def test_branches_that_are_named_elsewhere_are_told_apart_without_what_stands_beside_them() -> None:
+    part = {"oneOf": [{"type": ["string", "integer"]}, {"type": "integer"}]}
+    beside = {"type": "string", "allOf": [part]}
+    assert takes({"properties": {"b": beside}}, {"b": "x"})
+    schema = {"properties": {"b": beside, "a": {"$ref": "#/properties/b/allOf/0"}}}
+    assert check("json", json.dumps(schema), TOKENIZER)["fault"] == OVERLAP
+
+
+def test_many_models_are_told_apart_by_a_key() -> None:
+    models = {
+        f"m{number}": OBJECT | {"properties": {"kind": {"const": number}, "v": {}}, "required": ["kind"]}
+        for number in range(600)
+    }
+    schema = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in models], "$defs": models}
+    assert takes(schema, {"kind": 599}) and not takes(schema, {"kind": 600})
+
+
+def test_branches_that_are_too_many_to_compare_are_refused_in_these_words() -> None:
+    branches = [{"type": "string", "minLength": 2 * number, "maxLength": 2 * number + 1} for number in range(400)]
+    fault = check("json", json.dumps({"oneOf": branches}), TOKENIZER)["fault"]
+    assert fault.startswith("the branches of the `oneOf` are too many to compare: give each a required key"), fault
+
+
+def test_the_same_reference_in_two_documents_leads_to_two_places() -> None:
+    inner = OBJECT | {"$id": "http://x/a", "properties": {"q": {"$ref": "#/definitions/x"}}}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": {"A": inner},
+        "definitions": {"x": {"type": "integer"}}, "properties": {"r": {"$ref": "#/definitions/x"}},
+    }  # fmt: skip
+    fault = check("json", json.dumps(schema), TOKENIZER)["fault"]
+    assert fault == "the `$ref` #/definitions/x leads to no schema within this one"
+
+
 def test_keys_stay_in_the_order_of_the_schema() -> None:
     branches = [OBJECT | {"properties": {"a": {"const": value}}, "required": ["a"]} for value in (1, 2)]
     schema = {"oneOf": branches, "properties": {"b": {"type": "integer"}}, "required": ["b"]}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from router.grammar.references import Places, step
+from router.grammar.references import Places, at, step
 from router.grammar.worker import _Bytes, check
 from wire.grammar import compile_grammar
 
@@ -150,3 +150,9 @@ def test_names_of_keys_are_those_of_the_document_that_they_are_in() -> None:
     }  # fmt: skip
     schema = {"type": "object", "properties": {"v": inner}, "$defs": {"n": {"enum": ["a"]}}}
     assert takes(schema, {"v": {"b": 1}}) and not takes(schema, {"v": {"a": 1}})
+
+
+def test_a_place_in_a_list_that_no_list_has_is_nothing() -> None:
+    """Python refuses to read numbers of thousands of digits."""
+    assert at({"a": [1]}, "#/a/0") == 1
+    assert at({"a": [1]}, "#/a/1") is None and at({"a": [1]}, "#/a/" + "9" * 5000) is None
