@@ -31,6 +31,8 @@ _MOST_TIME = 0.01
 # A drafter that has to see every step is given up for the present requests when it has not paid so often, or at once,
 # where it would not pay for any of them alone either.
 _MOST_LOOKS = 2
+# Its first look comes after so many steps: waiting costs as much as its layer does in each.
+_FIRST_PAUSE = 24
 # Weight of the request that ended last in what is expected of the drafter for one that runs alone.
 _ENDED_WEIGHT = 0.5
 
@@ -171,7 +173,10 @@ class DeviceModelSpeculator(DeviceSpeculator):
             return self._look_or_give_up(rows, tried=present > 0)
         if present or not allowed:
             return 0
-        pause = self._pause(len(rows), allowed[0]) - windows.undrafted
+        pause = self._pause(len(rows), allowed[0])
+        if self.drafter.is_lost_in_plain_steps and not windows.looks:
+            pause = _FIRST_PAUSE
+        pause -= windows.undrafted
         if pause > 0:
             windows.rest = 0 if self.drafter.is_lost_in_plain_steps else pause
             return 0

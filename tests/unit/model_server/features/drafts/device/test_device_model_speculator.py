@@ -146,6 +146,17 @@ def test_where_drafts_pay_for_a_request_alone_many_of_them_do_not_give_the_draft
     assert batch[0].drafts_from is not None
 
 
+def test_what_nobody_knows_of_many_requests_is_looked_at_soon() -> None:
+    """Waiting costs as much as a look where the drafter has to see every step."""
+    made, batch = (
+        speculator(Drafter(0.2, is_lost=True), Pace([(1, 1.0), (10, 1.0), (20, 1.55), (64, 6.0)])),
+        batch_of(10),
+    )
+    windows = windows_of(made)
+    assert made.on_device(windows, batch) and step(made, windows, batch, right=False) == 0
+    assert steps_until_given_up(made, windows, batch) < 100
+
+
 def test_a_drafter_that_does_not_pay_is_given_up_where_the_host_drafts_too() -> None:
     made, batch = speculator(Drafter(0.2, is_lost=True)), batch_of(2, grammar=object())
     assert made.retains_plain(batch) == "all"
