@@ -46,7 +46,8 @@ inline Subtracted subtracted_of(const CodeShape& m) {
 
 // The zero points of a group, four bytes for each output of the v-th vector.
 INLINE vi zero_bytes(const CodeShape& m, const uint8_t* head, int v) {
-    return (m.zero < 0 ? load_zeros(m.zeros_of(head) + v * LANES) : vi{} + int(m.zero)) * 0x01010101;
+    const vi zeros = m.zero < 0 ? load_zeros(m.zeros_of(head) + v * LANES) : vi{} + int(m.zero);
+    return (vi)((vu)zeros * 0x01010101);  // without a sign, of which 128 would take the place
 }
 
 // A byte for each code of `inputs` inputs of a panel: tiles do not read parts of bytes. DIFFERENCES: with `zeros` subtracted.
