@@ -283,10 +283,10 @@ class SeparateExperts:
     def _biases(
         self, loader: Loader, expert: str, share: Range, sizes: tuple[int, int]
     ) -> tuple[Tensor | None, Tensor | None]:
-        ups, down = [f"{expert}{part}.bias" for part in self._ups], f"{expert}{self.down}.bias"
-        up_bias = down_bias = None
         if not self.biased:
             return None, None
+        ups, down = [f"{expert}{part}.bias" for part in self._ups], f"{expert}{self.down}.bias"
+        up_bias = down_bias = None
         if any(map(loader.has, ups)):
             up_bias = torch.cat([loader.vector(name, [share], sizes[0]) for name in ups])
         if loader.has(down) and loader.tensor_group.rank == 0:  # summed over the ranks it must count once

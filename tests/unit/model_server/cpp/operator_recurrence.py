@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -122,27 +123,17 @@ def gated_delta_case(operators: Operators, random: np.random.Generator, type: in
     def run(steps: list[list[tuple[int, int]]]) -> tuple[list[Array], Array, Array]:
         inputs = exact(AS[type](np.full((slots.max() + 1, width - 1, channels), np.nan)))
         states = exact(np.full((slots.max() + 1, heads, key_dim, value_dim), np.nan, np.float32))
-        found: list[list[Array]] = [[] for _ in lengths]
-        for step in steps:
-            taking = [i for i, (first, stop) in enumerate(step) if stop > first]
-            if not taking:
-                continue
-            counts = [step[i][1] - step[i][0] for i in taking]
-            taken = exact(slots[taking])
-            segments, _held = _segments(counts, [step[i][0] for i in taking], taken)
-            given = exact(np.concatenate([rows[i][step[i][0] : step[i][1]] for i in taking]))
-            out = exact(np.zeros((sum(counts), values), given.dtype))
+
+        def compute(segments: Any, given: Array) -> Array:
+            out = exact(np.zeros((len(given), values), given.dtype))
             operators.cpp_gated_delta(
                 type, shape, segments, address(given), address(inputs), address(states), address(out)
             )
-            for i, part in zip(taking, np.split(out, np.cumsum(counts)[:-1]), strict=True):
-                found[i].append(part.copy())
-        return [np.concatenate(parts) for parts in found], inputs[slots], states[slots]
+            return out
 
-    whole, *halves = _cuts(random, lengths)
-    outputs, inputs, states = run([whole])
-    for one, other in zip((*outputs, inputs, states), _flat(run(halves)), strict=True):
-        np.testing.assert_array_equal(one, other)
+        return _taken(steps, slots, rows, compute), inputs[slots], states[slots]
+
+    outputs, inputs, states = _same_in_parts(random, lengths, run)
     for given, out, kept, state in zip(rows, outputs, inputs, states, strict=True):
         mixed, gates, strength, decay = np.split(widen(given), np.cumsum([channels, values, heads]), axis=1)
         newest = [lag[-1] for lag in _lags(mixed, width)[:-1]]
@@ -196,28 +187,17 @@ def mamba1_case(operators: Operators, random: np.random.Generator, type: int) ->
     def run(steps: list[list[tuple[int, int]]]) -> tuple[list[Array], Array, Array]:
         inputs = exact(AS[type](np.full((slots.max() + 1, width - 1, channels), np.nan)))
         states = exact(np.full((slots.max() + 1, size, channels), np.nan, np.float32))
-        found: list[list[Array]] = [[] for _ in lengths]
-        for step in steps:
-            taking = [i for i, (start, stop) in enumerate(step) if stop > start]
-            if not taking:
-                continue
-            counts = [step[i][1] - step[i][0] for i in taking]
-            taken = exact(slots[taking])
-            segments, _held = _segments(counts, [step[i][0] for i in taking], taken)
-            given = np.concatenate([given_rows[i][step[i][0] : step[i][1]] for i in taking])
-            projected, mixed = exact(given[:, : 2 * channels]), exact(np.zeros((sum(counts), channels), given.dtype))
+
+        def compute(segments: Any, given: Array) -> Array:
+            projected, mixed = exact(given[:, : 2 * channels]), exact(np.zeros((len(given), channels), given.dtype))
             operators.cpp_kept_convolution(type, kept, segments, address(projected), address(inputs), address(mixed))
             read, out = exact(np.concatenate((mixed, given[:, channels:]), axis=1)), exact(np.zeros_like(mixed))
             operators.cpp_mamba1(type, shape, segments, address(read), address(states), address(out))
-            both = np.concatenate((mixed, out), axis=1)
-            for i, part in zip(taking, np.split(both, np.cumsum(counts)[:-1]), strict=True):
-                found[i].append(part.copy())
-        return [np.concatenate(parts) for parts in found], inputs[slots], states[slots]
+            return np.concatenate((mixed, out), axis=1)
 
-    whole, *halves = _cuts(random, lengths)
-    outputs, inputs, states = run([whole])
-    for one, other in zip((*outputs, inputs, states), _flat(run(halves)), strict=True):
-        np.testing.assert_array_equal(one, other)
+        return _taken(steps, slots, given_rows, compute), inputs[slots], states[slots]
+
+    outputs, inputs, states = _same_in_parts(random, lengths, run)
     for given, both, newest, state in zip(given_rows, outputs, inputs, states, strict=True):
         first, gates, times, key, query = np.split(widen(given), np.cumsum([channels] * 3 + [size]), axis=1)
         lags = _lags(first, width)
@@ -268,25 +248,15 @@ def mamba2_case(operators: Operators, random: np.random.Generator, type: int) ->
     def run(steps: list[list[tuple[int, int]]]) -> tuple[list[Array], Array, Array]:
         inputs = exact(AS[type](np.full((slots.max() + 1, width - 1, channels), np.nan)))
         states = exact(np.full((slots.max() + 1, heads, rows, head_dim), np.nan, np.float32))
-        found: list[list[Array]] = [[] for _ in lengths]
-        for step in steps:
-            taking = [i for i, (start, stop) in enumerate(step) if stop > start]
-            if not taking:
-                continue
-            counts = [step[i][1] - step[i][0] for i in taking]
-            taken = exact(slots[taking])
-            segments, _held = _segments(counts, [step[i][0] for i in taking], taken)
-            given = exact(np.concatenate([given_rows[i][step[i][0] : step[i][1]] for i in taking]))
-            out = exact(np.zeros((sum(counts), values), given.dtype if gating else np.float32))
-            operators.cpp_mamba2(type, shape, segments, address(given), address(inputs), address(states), address(out))
-            for i, part in zip(taking, np.split(out, np.cumsum(counts)[:-1]), strict=True):
-                found[i].append(part.copy())
-        return [np.concatenate(parts) for parts in found], inputs[slots], states[slots]
 
-    whole, *halves = _cuts(random, lengths)
-    outputs, inputs, states = run([whole])
-    for one, other in zip((*outputs, inputs, states), _flat(run(halves)), strict=True):
-        np.testing.assert_array_equal(one, other)
+        def compute(segments: Any, given: Array) -> Array:
+            out = exact(np.zeros((len(given), values), given.dtype if gating else np.float32))
+            operators.cpp_mamba2(type, shape, segments, address(given), address(inputs), address(states), address(out))
+            return out
+
+        return _taken(steps, slots, given_rows, compute), inputs[slots], states[slots]
+
+    outputs, inputs, states = _same_in_parts(random, lengths, run)
     group_of = (first + np.arange(heads)) // (each + first)
     for given, out, kept, state in zip(given_rows, outputs, inputs, states, strict=True):
         gates, mixed, times = np.split(widen(given), np.cumsum([values, channels]), axis=1)
@@ -318,6 +288,35 @@ def mamba2_case(operators: Operators, random: np.random.Generator, type: int) ->
             # Of small outputs the norm makes large ones, with their errors.
             loss = np.broadcast_to(1 + 1e-3 * largest / scale, parts.shape).reshape(normed.shape)
             assert_near(out, normed, 4 * TOLERANCE[type], np.abs(norm) * (np.abs(gate) + 1) * loss + 1)
+
+
+Steps = list[list[tuple[int, int]]]
+Found = tuple[list[Array], Array, Array]
+
+
+def _taken(steps: Steps, slots: Array, rows: list[Array], compute: Callable[[Any, Array], Array]) -> list[Array]:
+    """What `compute(segments, given)` makes of each sequence's rows, step by step."""
+    found: list[list[Array]] = [[] for _ in rows]
+    for step in steps:
+        taking = [i for i, (start, stop) in enumerate(step) if stop > start]
+        if not taking:
+            continue
+        counts = [step[i][1] - step[i][0] for i in taking]
+        taken = exact(slots[taking])
+        segments, _held = _segments(counts, [step[i][0] for i in taking], taken)
+        out = compute(segments, exact(np.concatenate([rows[i][step[i][0] : step[i][1]] for i in taking])))
+        for i, part in zip(taking, np.split(out, np.cumsum(counts)[:-1]), strict=True):
+            found[i].append(part.copy())
+    return [np.concatenate(parts) for parts in found]
+
+
+def _same_in_parts(random: np.random.Generator, lengths: list[int], run: Callable[[Steps], Found]) -> Found:
+    """Outputs, inputs and states of one step of all, which are those of two steps to the bit."""
+    whole, *halves = _cuts(random, lengths)
+    found = run([whole])
+    for one, other in zip(_flat(found), _flat(run(halves)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    return found
 
 
 def _flat(found: tuple[list[Array], Array, Array]) -> list[Array]:
