@@ -14,7 +14,7 @@ _MOST_REFERENCES = 16
 _DATA = frozenset({"const", "enum", "default", "examples"})
 _APART = frozenset({"$defs", "definitions"})
 """Only references lead there."""
-_OVERLAP = "a `oneOf` whose branches overlap cannot be enforced: use `anyOf`, or branches that exclude each other"
+OVERLAP = "a `oneOf` whose branches overlap cannot be enforced: use `anyOf`, or branches that exclude each other"
 _OPEN = (
     "the branches of a `oneOf` exclude each other only where objects are closed and have their `type`: say `type`, and "
     "`additionalProperties: false` or `required` keys, or use `anyOf`"
@@ -101,7 +101,7 @@ class Branches:
                 if joint.fits_nothing([branch, self._pairs.get(id(other), (other, other))[1]], context):
                     continue
                 is_closing = joint.fits_nothing([branch, other], context)
-                raise ValueError(_TOO_MANY if joint.is_tired else _OPEN if is_closing else _OVERLAP)
+                raise ValueError(_TOO_MANY if joint.is_tired else _OPEN if is_closing else OVERLAP)
 
     def _resolved(self, branch: Any) -> tuple[Any, Any]:
         """Return a branch, or what its `$ref` leads to, closed and as written."""

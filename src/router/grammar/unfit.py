@@ -122,17 +122,22 @@ class Joint:
 
 
 def are_told_by_a_key(schemas: Sequence[tuple[Any, Any]]) -> bool:
-    """Say whether a key that all require has other values in each, of objects alone.
+    """Say whether a key tells all schemas apart, and they are of objects alone.
 
     Args:
         schemas: Each as it is closed, and as written.
     """
     written = [one for closed, one in schemas if isinstance(closed, dict) and _kinds(closed) == {"object"}]
-    if not written or len(written) < len(schemas) or not all(isinstance(one, dict) for one in written):
+    return len(written) == len(schemas) and all(isinstance(one, dict) for one in written) and has_apart_values(written)
+
+
+def has_apart_values(schemas: Sequence[dict[str, Any]]) -> bool:
+    """Say whether a key that all schemas require has other listed values in each."""
+    if not schemas:
         return False
-    required = [{key for key in _listed(one, "required") if isinstance(key, str)} for one in written]
+    required = [{key for key in _listed(one, "required") if isinstance(key, str)} for one in schemas]
     keys = required[0].intersection(*required[1:])
-    return any(_are_apart([_values(_member(one, key)) for one in written]) for key in keys)
+    return any(_are_apart([_values(_member(one, key)) for one in schemas]) for key in keys)
 
 
 def _are_apart(lists: Sequence[list[Any] | None]) -> bool:

@@ -11,6 +11,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from router.grammar.closed_schema import close_objects
 from router.grammar.listed import listed
+from router.grammar.one_of import OVERLAP
 from router.grammar.text_grammar import lark_of, lark_of_regex
 from router.grammar.walk import walked
 from wire.grammar import OF_CALLS, GrammarKind, compile_grammar
@@ -22,7 +23,7 @@ _CPU_LIMIT_S = 10
 _LONGEST_FAULT = 300
 _NOTHING_FITS = "NoExtensionBias"  # how llguidance calls it
 _UNKNOWN = re.compile(r"Unimplemented keys: (\[[^\]]*\])")
-_OVERLAP = "oneOf constraints are not supported"
+_OF_OVERLAP = "oneOf constraints are not supported"
 _REGEX_FAULT = re.compile(r"^error: (.*)$", re.MULTILINE)
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 
@@ -137,8 +138,8 @@ def _sentence(message: str) -> str:
     if found := _UNKNOWN.search(message):
         names = ", ".join(f"`{name}`" for name in orjson.loads(found[1]))
         return f"{names} cannot be enforced"[:_LONGEST_FAULT]
-    if _OVERLAP in message:
-        return "a `oneOf` whose branches overlap cannot be enforced: use `anyOf`, or branches that exclude each other"
+    if _OF_OVERLAP in message:
+        return OVERLAP
     if found := _REGEX_FAULT.search(message):
         message = found[1]
     message = _PLACE.sub("", message.partition("\n   1 |")[0])

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from router.grammar.references import at
-from router.grammar.unfit import name_of
+from router.grammar.unfit import has_apart_values
 
 JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _MAX_DEPTH = 16
@@ -100,29 +100,11 @@ def exclude_each_other(schemas: Sequence[Any], root: Any) -> bool:
         return True
     if any(types_in(one, root) != {"object"} for one in schemas):
         return False
+    found = [resolved(one, root) for one in schemas]
     try:
-        marks = [_marks(resolved(one, root)) for one in schemas]
+        return all(isinstance(one, dict) for one in found) and has_apart_values(found)
     except RecursionError:  # a listed value is nested deeply
         return False
-    return any(
-        all(not one[key] & other[key] for one, other in combinations(marks, 2))
-        for key in set(marks[0]).intersection(*marks[1:])
-    )
-
-
-def _marks(schema: Any) -> dict[str, frozenset[str]]:
-    """Return the listed values of required keys, as texts that equal ones share."""
-    properties, required = (schema.get(keyword) for keyword in ("properties", "required"))
-    if not isinstance(properties, dict) or not isinstance(required, list):
-        return {}
-    marks = {}
-    for key, one in properties.items():
-        if not isinstance(one, dict) or key not in required:
-            continue
-        values = [one["const"]] if "const" in one else one.get("enum")
-        if isinstance(values, list):
-            marks[key] = frozenset(map(name_of, values))
-    return marks
 
 
 def member_of(schema: Any, key: str | None, root: Any, depth: int = 0) -> Any:
