@@ -116,8 +116,7 @@ class _Pass:
             copy["type"] = "object"
         if isinstance(format := schema.get("format"), str) and format not in _FORMATS:
             del copy["format"]
-        named = partial(self._known.places.named, address=address)
-        copy = with_plain_keys(copy, named, is_merged=is_merged)
+        copy = with_plain_keys(copy, partial(self._named, address), is_merged=is_merged)
         self.branches.add(path, written, copy, target)
         return copy
 
@@ -129,6 +128,14 @@ class _Pass:
             if is_merged:
                 self._known.merged.add(target)
         return target
+
+    def _named(self, address: Address, schema: dict[str, Any]) -> Any:
+        """Return what the reference of a schema of names leads to: no name, as long as that is not known."""
+        reference, places = schema["$ref"], self._known.places
+        if (target := places.named(reference, places.within.get(id(schema), address))) is not None:
+            return target
+        self.references.append((reference, None))
+        return False
 
     def _value(
         self, keyword: str, value: Any, *, is_merged: bool, has_several: bool, path: str, address: Address

@@ -8,7 +8,10 @@ from typing import Any
 
 from router.grammar.exact_schema import of_parsed_text
 
-_NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
+_NOTES = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "$comment", "$anchor", "$dynamicAnchor"}
+)  # fmt: skip
+_IDENTITY = frozenset({"$schema", "$id", "id"})
 _OTHER_PARTS = ("patternProperties", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
 _LONGEST = 10_000
 _MOST_REFERENCES = 16
@@ -16,7 +19,7 @@ _MOST_REFERENCES = 16
 
 def with_plain_keys(
     schema: dict[str, Any],
-    named: Callable[[str], Any],
+    named: Callable[[dict[str, Any]], Any],
     *,
     is_merged: bool,
     write: Callable[[str], str] = of_parsed_text,
@@ -24,7 +27,7 @@ def with_plain_keys(
     """Replace `propertyNames` and `dependentRequired` of a closed schema, whose number of keys can be enforced.
 
     Args:
-        named: Returns the schema that a reference names, or None.
+        named: Returns what a schema's `$ref` names; if that is not known, False.
         write: Makes a pattern of names one of `patternProperties`.
         is_merged: Whether the object has other parts.
 
@@ -64,7 +67,9 @@ def _with_needed(schema: dict[str, Any], needed: dict[str, Any]) -> dict[str, An
     return rest | {"allOf": [*others, *choices]} if choices else rest
 
 
-def _with_names(schema: dict[str, Any], named: Callable[[str], Any], write: Callable[[str], str]) -> dict[str, Any]:
+def _with_names(
+    schema: dict[str, Any], named: Callable[[dict[str, Any]], Any], write: Callable[[str], str]
+) -> dict[str, Any]:
     names = _resolved(schema["propertyNames"], named)
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
     rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
@@ -87,13 +92,14 @@ def _with_names(schema: dict[str, Any], named: Callable[[str], Any], write: Call
     return rest | closed | {"properties": described, "patternProperties": {write(pattern): others}}
 
 
-def _resolved(names: Any, named: Callable[[str], Any]) -> Any:
+def _resolved(names: Any, named: Callable[[dict[str, Any]], Any]) -> Any:
     for _ in range(_MOST_REFERENCES):
-        if not isinstance(names, dict) or not isinstance(reference := names.get("$ref"), str):
+        if not isinstance(names, dict) or not isinstance(names.get("$ref"), str):
             return names
-        if names.keys() - _NOTES != {"$ref"} or (names := named(reference)) is None:
-            break
-    raise ValueError("the `$ref` of `propertyNames` leads nowhere")
+        if names.keys() - _NOTES != {"$ref"}:
+            raise ValueError(_refusal(names))
+        names = named(names)
+    raise ValueError("the `$ref` of `propertyNames` leads to no end of others")
 
 
 def _listed(names: Any) -> list[str] | None:
@@ -101,7 +107,7 @@ def _listed(names: Any) -> list[str] | None:
     if not isinstance(names, dict) or not names.keys() & {"enum", "const"}:
         return None
     choices = [names["const"]] if "const" in names else names["enum"]
-    if names.keys() - _NOTES - {"type"} > {"enum"} or not isinstance(choices, list) or not _is_text(names):
+    if _said(names) > {"enum"} or not isinstance(choices, list) or not _is_text(names):
         raise ValueError(_refusal(names))
     return [one for one in choices if isinstance(one, str)]
 
@@ -110,13 +116,17 @@ def _pattern(names: Any) -> str:
     """Return what keys match, as a regular expression."""
     if not isinstance(names, dict) or not _is_text(names):
         raise ValueError("`propertyNames` must be a schema of texts")
-    said = names.keys() - _NOTES - {"type"}
+    said = _said(names)
     if said == {"pattern"} and isinstance(pattern := names["pattern"], str):
         return pattern
     least, most = names.get("minLength", 0), names.get("maxLength")
     if said <= {"minLength", "maxLength"} and all(_is_length(one) for one in (least, 0 if most is None else most)):
         return rf"^[\s\S]{{{int(least)},{'' if most is None else int(most)}}}$"
     raise ValueError(_refusal(names))
+
+
+def _said(names: dict[str, Any]) -> set[str]:
+    return names.keys() - _NOTES - _IDENTITY - {"type"}
 
 
 def _is_text(names: dict[str, Any]) -> bool:

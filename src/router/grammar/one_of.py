@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.grammar.references import ROOT, step
 from router.grammar.unfit import Joint, are_told_by_a_key
 
 _MOST_REFERENCES = 16
@@ -20,7 +21,7 @@ _OPEN = (
     "`additionalProperties: false` or `required` keys, or use `anyOf`"
 )
 _TOO_MANY = (
-    "the branches of the `oneOf` are too many to compare: give each a required key with a `const` of its own, "
+    "the branches of a `oneOf` are too many to compare: give each a required key with a `const` of its own, "
     "or use `anyOf`"
 )
 
@@ -83,7 +84,8 @@ class Branches:
             targets.append(self._targets[id(value)][1])
         branches = value.get("oneOf")
         if context and isinstance(branches, list):
-            self._check(branches, context, joint)
+            if fault := self._fault(branches, context, joint):
+                raise ValueError(f"{self._pointer(value)}{fault}")
             self._choose(value)
         for keyword, inner in value.items():
             if keyword in ("allOf", "anyOf") and isinstance(inner, list):
@@ -93,15 +95,27 @@ class Branches:
                 targets += self._enforced(inner, (), joint)
         return targets
 
-    def _check(self, branches: list[Any], context: tuple[Any, ...], joint: Joint) -> None:
+    def _fault(self, branches: list[Any], context: tuple[Any, ...], joint: Joint) -> str | None:
         if are_told_by_a_key([self._resolved(one) for one in branches]):
-            return
+            return None
         for number, branch in enumerate(branches):
             for other in (one for place, one in enumerate(branches) if place != number):
                 if joint.fits_nothing([branch, self._pairs.get(id(other), (other, other))[1]], context):
                     continue
                 is_closing = joint.fits_nothing([branch, other], context)
-                raise ValueError(_TOO_MANY if joint.is_tired else _OPEN if is_closing else OVERLAP)
+                return _TOO_MANY if joint.is_tired else _OPEN if is_closing else OVERLAP
+        return None
+
+    def _pointer(self, closed: dict[str, Any]) -> str:
+        """Return where the client wrote the branches of a closed schema, before a sentence about them."""
+        branches, waiting = self._pairs[id(closed)][1]["oneOf"], [(ROOT, self._written[ROOT])]
+        while waiting:
+            path, value = waiting.pop()
+            if value is branches:
+                return f"{path}: "
+            inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+            waiting += [(step(path, name), one) for name, one in inner]
+        return ""
 
     def _resolved(self, branch: Any) -> tuple[Any, Any]:
         """Return a branch, or what its `$ref` leads to, closed and as written."""

@@ -67,13 +67,17 @@ class Places:
         else:
             self._readings = [new, since_6, since_4]
         self.address: Address = ("",) * len(self._readings)
+        # Addresses by the identity of the schemas within.
+        self.within: dict[int, Address] = {}
 
     def __len__(self) -> int:
         return sum(len(one.paths) for one in self._readings)
 
     def add(self, schema: Mapping[str, Any], path: str, address: Address) -> Address:
         """Note names, and return the address within."""
-        return tuple(one.add(schema, path, given) for one, given in zip(self._readings, address, strict=True))
+        address = tuple(one.add(schema, path, given) for one, given in zip(self._readings, address, strict=True))
+        self.within[id(schema)] = address
+        return address
 
     def find(self, reference: str, address: Address) -> str | None:
         """Return the path that a reference names, if any.

@@ -6,7 +6,6 @@ Whole tool schemas are definitions, too, for their local references.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -82,7 +81,7 @@ class _Tool:
         root = {"$defs": {self._place.rpartition("/")[2]: self.schema}}
         try:
             # Patterns are written for the grammar with the whole schema.
-            return with_plain_keys(closed, partial(at, root), is_merged=False, write=str)
+            return with_plain_keys(closed, lambda names: at(root, names["$ref"]), is_merged=False, write=str)
         except ValueError as error:
             raise self._error(f"cannot be enforced: {error}") from None
 

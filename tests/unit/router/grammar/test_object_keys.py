@@ -35,6 +35,15 @@ def takes(start: LLMatcher, value: Any) -> bool:
         ANY | {"propertyNames": {"enum": ["c", "a"], "type": "string"}, "additionalProperties": {"type": "integer"}},
         ANY | {"propertyNames": {"const": "a"}, "minProperties": 1},
         ANY | {"propertyNames": {"$ref": "#/$defs/k"}, "$defs": {"k": {"enum": ["a", "ab"], "title": "K"}}},
+        ANY | {"propertyNames": {"$ref": "#k"}, "$defs": {"k": {"enum": ["a", "ab"], "$anchor": "k"}}},
+        ANY
+        | {"additionalProperties": {"propertyNames": {"$ref": "#k"}}, "$defs": {"k": {"enum": ["a"], "$anchor": "k"}}},
+        ANY
+        | {
+            "propertyNames": {"$ref": "#k"},
+            "minProperties": 1,
+            "$defs": {"k": {"$ref": "#l", "$dynamicAnchor": "k"}, "l": {"enum": ["a"], "$dynamicAnchor": "l"}},
+        },
         ANY | {"propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
         ANY | {"propertyNames": {"pattern": '^[^"]*$'}},
         ANY | {"propertyNames": {"maxLength": 2}},
@@ -63,6 +72,14 @@ def test_objects_that_can_be_written_are_those_that_fit(schema: dict[str, Any]) 
         assert can_come == jsonschema.Draft202012Validator(schema).is_valid(value), value
 
 
+def test_names_are_those_of_the_document_they_are_in() -> None:
+    inner = {"$id": "https://example.com/in", "$defs": {"k": {"$ref": "#/$defs/e"}, "e": {"const": "in"}}}
+    names = {"$ref": "https://example.com/in#/$defs/k"}
+    schema = ANY | {"propertyNames": names, "$defs": {"e": {"const": "out"}, "inner": inner}}
+    start = compile_grammar("json", orjson.dumps(close_objects(schema)).decode(), TOKENIZER, [256])
+    assert takes(start, {"in": 1}) and not takes(start, {"out": 1})
+
+
 def test_objects_with_properties_stay_closed() -> None:
     schema = ANY | {"properties": NAMED, "propertyNames": {"enum": ["a", "abc"]}}
     closed = {"a": NAMED["a"], "ab": False, "c": False}
@@ -77,8 +94,8 @@ def test_objects_with_properties_stay_closed() -> None:
         ANY | {"propertyNames": {"format": "uuid"}},
         ANY | {"propertyNames": {"type": "integer"}},
         ANY | {"propertyNames": {"not": {"const": "a"}}},
-        ANY | {"propertyNames": {"$ref": "#/$defs/none"}},
         ANY | {"propertyNames": {"$ref": "#/propertyNames"}},
+        ANY | {"propertyNames": {"$ref": "#/$defs/k", "enum": ["a"]}, "$defs": {"k": {"enum": ["a", "b"]}}},
         ANY | {"propertyNames": {"maxLength": 10**9}},
         ANY | {"propertyNames": 3},
         ANY | {"propertyNames": {"enum": ["a"]}, "patternProperties": {"^a": {}}},
@@ -92,6 +109,14 @@ def test_objects_with_properties_stay_closed() -> None:
 def test_what_is_not_exact_is_refused_by_name(schema: dict[str, Any]) -> None:
     fault = check("json", json.dumps(schema), TOKENIZER)["fault"]
     assert "`propertyNames`" in fault or "`dependentRequired`" in fault
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/none", "#none", "https://example.com/none"])
+def test_names_that_are_nowhere_are_refused(reference: str) -> None:
+    for names in ({"$ref": reference}, {"$ref": "#/$defs/k"}):
+        schema = ANY | {"propertyNames": names, "$defs": {"k": {"$ref": reference}}}
+        fault = check("json", json.dumps(schema), TOKENIZER)["fault"]
+        assert fault == f"the `$ref` {reference} leads to no schema within this one"
 
 
 @pytest.mark.parametrize(
