@@ -68,6 +68,26 @@ class LayerNorm:
         return added, self(added)
 
 
+class OfWideStream:
+    """A norm of a float32 residual stream, in the model's type."""
+
+    __slots__ = ("_dtype", "_norm", "_rounds_first")
+
+    # rounds_first: it reads the rounded stream, as transformers' blocks do; the last norm reads it as it is.
+
+    def __init__(self, norm: Norm, dtype: torch.dtype, *, rounds_first: bool) -> None:
+        self._norm = norm
+        self._dtype = dtype
+        self._rounds_first = rounds_first
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._norm(x.to(self._dtype)) if self._rounds_first else self._norm(x).to(self._dtype)
+
+    def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        total = hidden + added
+        return total, self(total)
+
+
 class WideRmsNorm:
     """RMS norms over a token's whole query and whole key, of all ranks; weight, x: [.., num_heads + num_kv_heads,
     head_dim].

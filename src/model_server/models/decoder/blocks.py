@@ -27,8 +27,9 @@ def residual_norm(norm: AddNorm | None, hidden: Tensor, added: Tensor | None) ->
         return hidden, hidden if norm is None else norm(hidden)
     if norm is not None:
         return norm.add(hidden, added)
-    added.add_(hidden)
-    return added, added
+    # Perhaps the stream is wider than what is added.
+    total = added.add_(hidden) if added.dtype == hidden.dtype else hidden + added
+    return total, total
 
 
 class Block(Protocol):

@@ -110,7 +110,11 @@ def build(
         max_positions=spec.max_positions,
         weight_bytes=loader.held_bytes,
         stream=Rows(
-            spec.hidden_size, spec.layer_input_width or 0, spec.num_layers - layers.start, len(layers), reader.dtype
+            spec.hidden_size,
+            spec.layer_input_width or 0,
+            spec.num_layers - layers.start,
+            len(layers),
+            torch.float32 if spec.wide_stream else reader.dtype,
         ),
         stack=_stack(spec, blocks, group.size),
         bidirectional=spec.bidirectional,
@@ -171,7 +175,7 @@ def load_block(loader: Loader, spec: Spec, index: int, mixers: dict[int, MixerPa
     prefix = f"{names.layers}.{index}."
 
     def norm(name: str | None) -> AddNorm | None:
-        return None if name is None else loader.norm(prefix + name, spec.hidden_size)
+        return None if name is None else loader.stream_norm(prefix + name, spec.hidden_size, is_wide=spec.wide_stream)
 
     has_norm = index > 0 or spec.first_norm
     attention_norm = norm(names.attention_norm) if has_norm else None

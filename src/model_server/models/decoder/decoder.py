@@ -238,7 +238,8 @@ class Decoder:
         """Return what the first block reads, [num_tokens, hidden], and the layers' vectors."""
         if self._embedding is not None:
             hidden = self._embedding(ids, step.positions, inputs.embeddings, inputs.token_types)
-            return hidden, None if self._layer_inputs is None else self._layer_inputs(ids, hidden)
+            vectors = None if self._layer_inputs is None else self._layer_inputs(ids, hidden)
+            return hidden.to(self._stream.dtype), vectors
         assert inputs.hidden is not None, "the ranks with the layers before have computed it"
         return self._stream.split(inputs.hidden)
 

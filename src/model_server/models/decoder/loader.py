@@ -19,7 +19,7 @@ from model_server.layers.fused.fused import Fused
 from model_server.layers.fused.torch import TorchFused
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear
-from model_server.layers.norm import AddNorm
+from model_server.layers.norm import AddNorm, OfWideStream
 from model_server.layers.rotary import Rope
 from model_server.quantization.forms import Form
 from model_server.quantization.kv_cache import CacheScales
@@ -236,6 +236,11 @@ class Loader:
             return self.fused.layer_norm(None, None, self.norm_eps)
         bias = self.vector(name + ".bias", [(0, size)], size) if self.has_norm_bias(name) else None
         return self.norm_of(self.vector(name + ".weight", [(0, size)], size), bias)
+
+    def stream_norm(self, name: str, size: int, *, is_wide: bool, is_last: bool = False) -> AddNorm:
+        """Load a norm of the residual stream."""
+        norm, dtype = self.norm(name, size), self.reader.dtype
+        return OfWideStream(norm, dtype, rounds_first=not is_last) if is_wide else norm
 
     def has_norm_bias(self, name: str) -> bool:
         """Whether a norm has a bias; RMS norms never do."""

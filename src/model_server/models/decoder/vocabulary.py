@@ -53,7 +53,7 @@ def load_vocabulary(
     if not has_output:
         return start, None
     if not spec.has_head:
-        return start, Output(None if names.norm is None else loader.norm(names.norm, spec.hidden_size), None, None)
+        return start, Output(_last_norm(loader, spec), None, None)
     stored = embedding
     if not spec.tied_head and loader.holds(names.head):
         stored = names.head
@@ -127,6 +127,12 @@ def _input(loader: Loader, spec: Spec, rows: Form, stored: str) -> InputEmbeddin
     )
 
 
+def _last_norm(loader: Loader, spec: Spec) -> AddNorm | None:
+    if spec.names.norm is None:
+        return None
+    return loader.stream_norm(spec.names.norm, spec.hidden_size, is_wide=spec.wide_stream, is_last=True)
+
+
 def _head_bias(loader: Loader, spec: Spec, rows: Range) -> Tensor | None:
     """Read the head's bias. Raises StartupError for one that the family does not have: its own code would ignore it."""
     name = spec.names.head + ".bias"
@@ -150,7 +156,7 @@ def _output(
     if spec.normalized_head:
         form = Plain(F.normalize(form.dequantize(loader.reader.dtype)))
     bias = _head_bias(loader, spec, rows)
-    norm = None if names.norm is None else loader.norm(names.norm, spec.hidden_size)
+    norm = _last_norm(loader, spec)
     if names.output_projection is not None and loader.holds(names.output_projection):
         part = Part(names.output_projection, ((0, _embedding_width(spec)),), _embedding_width(spec))
         projection = loader.column_linear([part], spec.hidden_size, as_stored=True)

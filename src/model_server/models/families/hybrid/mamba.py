@@ -92,6 +92,7 @@ def _alone(config: ModelConfig, mixer: MixerSpec, *, tied: bool) -> Spec:
         tied=tied,
         names=_NAMES,
         block="single",
+        wide_stream=config.flag("residual_in_fp32", True),
         intermediate_size=config.count("hidden_size"),
         max_positions=None,
         ropes=(None,) * num_layers,

@@ -48,10 +48,7 @@ OF_TYPE = {
     "glm4_moe_lite": {"head_dim", "num_key_value_heads"},
     "kimi_linear": {"num_key_value_heads"},
     "nemotron_h": {"num_hidden_layers"},  # its kinds of layers are as many
-    # The type of a sum that is float32 here where the model is (docs/compatibility.md).
-    "mamba": {"residual_in_fp32"},
-    "falcon_mamba": {"residual_in_fp32"},
-    "mamba2": {"residual_in_fp32", "time_step_rank"},
+    "mamba2": {"time_step_rank"},
     "mistral4": {"num_key_value_heads"},
     # How the sum of shared and chosen experts is rounded.
     "hy_v3": {"enable_moe_fp32_combine"},
