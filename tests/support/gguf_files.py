@@ -16,8 +16,10 @@ from safetensors.torch import load_file, save_file
 from support.gguf_hybrids import (
     HYBRIDS,
     PLAIN,
+    WITHOUT_ATTENTION,
     Move,
     add_hybrid,
+    add_without_attention,
     architecture_of,
     hybrid_moves,
     joined_experts,
@@ -141,6 +143,8 @@ def _stored(values: Tensor, name: str, mixture: str) -> tuple[numpy.ndarray, GGM
         return values.half().numpy(), GGMLQuantizationType.F16
     if values.shape[-1] % gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]:
         kind = "Q8_0"  # as llama.cpp does
+    if values.shape[-1] % 32:
+        return values.half().numpy(), GGMLQuantizationType.F16
     rows = quantized(values.flatten(0, -2).numpy(), kind)
     return rows.reshape(*values.shape[:-1], -1), GGMLQuantizationType[kind]
 
@@ -166,6 +170,8 @@ def _heads(name: str, config: Mapping[str, Any]) -> int | None:
 
 
 def _add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
+    if config["model_type"] in WITHOUT_ATTENTION:
+        return add_without_attention(writer, config)
     rope = config.get("rope_parameters") or {}
     theta = rope.get("full_attention", rope).get("rope_theta", 10000.0)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

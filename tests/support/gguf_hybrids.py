@@ -15,7 +15,7 @@ from torch import Tensor
 _ARCHITECTURES = {
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1",
-    "nemotron_h": "nemotron_h",
+    "nemotron_h": "nemotron_h", "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
 }  # fmt: skip
 HYBRIDS = tuple(_ARCHITECTURES)
 PLAIN = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_a", "ssm_d", "ssm_norm")
@@ -35,6 +35,13 @@ class Move:
     theirs: Sequence[str]
     convert: Callable[..., Sequence[Tensor]] = lambda *one: one
     back: Callable[..., Sequence[Tensor]] = lambda *one: one
+
+
+WITHOUT_ATTENTION = ("mamba", "falcon_mamba", "mamba2")
+
+
+def _is_mamba1(config: Mapping[str, Any]) -> bool:
+    return config["model_type"] in ("jamba", "mamba", "falcon_mamba")
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -103,6 +110,7 @@ def _name(name: str, config: Mapping[str, Any], names: gguf.TensorNameMap) -> st
         name = name.removesuffix(ours) + theirs if name.endswith(ours) else name
     name = re.sub(r"experts\.w([123])\.", r"experts.w\1.", name)
     name = re.sub(r"^backbone\.(layers\.\d+)\.mixer\.experts\.(\w+)\.weight", r"model.\1.mlp.experts.\2.weight", name)
+    name = re.sub(r"^model\.(layers\.\d+)\.feed_forward\.experts\.(\w+_proj)", r"model.\1.mlp.experts.\2", name)
     name = re.sub(r"^model\.(layers\.\d+)\.feed_forward\.experts", r"\1.feed_forward.experts", name)
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
@@ -120,6 +128,8 @@ def _as_theirs(tensor: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
         return tensor.squeeze(1)
     if config["model_type"] in ("granitemoehybrid", "nemotron_h") and (heads := _heads(name, config)):
         return tensor.view(heads, 2, len(tensor) // heads // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
+    if _is_mamba1(config):
+        return tensor
     if "linear_attn" not in name and name.endswith((".A_log", ".D")):
         return tensor.unsqueeze(1)
     is_grouped = name.endswith(("mamba.norm.weight", "mixer.norm.weight"))
@@ -131,7 +141,7 @@ def _as_ours(tensor: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
         tensor = tensor.unsqueeze(1)
     elif config["model_type"] in ("granitemoehybrid", "nemotron_h") and (heads := _heads(name, config)):
         tensor = tensor.view(heads, len(tensor) // heads // 2, 2, -1).swapaxes(1, 2).reshape(tensor.shape)
-    elif name.endswith((".A_log", ".D", "mamba.norm.weight", "mixer.norm.weight")):
+    elif not _is_mamba1(config) and name.endswith((".A_log", ".D", "mamba.norm.weight", "mixer.norm.weight")):
         tensor = tensor.flatten()
     tensor = _tiled(tensor, name, config, back=True)
     tensor = _folded(tensor, name, config, back=True)
@@ -218,6 +228,15 @@ def _folded(tensor: Tensor, name: str, config: Mapping[str, Any], *, back: bool)
 
 def add_hybrid(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     """Write the metadata of recurrent layers."""
+    if config["model_type"] == "jamba":
+        period, offset = config["attn_layer_period"], config["attn_layer_offset"]
+        layers, groups = range(num_layers_of(config)), config["num_key_value_heads"]
+        writer.add_head_count_kv([groups * (index % period == offset) for index in layers])
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+        writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+        writer.add_ssm_state_size(config["mamba_d_state"])
+        return writer.add_ssm_time_step_rank(config["mamba_dt_rank"])
     kinds = config.get("layers_block_type") or config.get("layer_types") or []
     groups = config["num_key_value_heads"]
     by_layer = config["model_type"] in ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h")
@@ -269,3 +288,21 @@ def add_hybrid(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_ssm_group_count(group_count)
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_inner_size(inner)
+
+
+def add_without_attention(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
+    """Write the metadata of models of Mamba or Mamba-2 alone."""
+    writer.add_context_length(2**20)
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_layer_norm_rms_eps(config["layer_norm_epsilon"])
+    writer.add_ssm_conv_kernel(config["conv_kernel"])
+    writer.add_ssm_inner_size(config["expand"] * config["hidden_size"])
+    writer.add_ssm_state_size(config["state_size"])
+    if config["model_type"] == "mamba2":
+        writer.add_ssm_time_step_rank(config["num_heads"])
+        return writer.add_ssm_group_count(config["n_groups"])
+    writer.add_ssm_time_step_rank(config["time_step_rank"])
+    writer.add_ssm_dt_b_c_rms(config["model_type"] == "falcon_mamba")

@@ -30,6 +30,8 @@ class Architecture:
     experts: Mapping[str, str] = field(default_factory=lambda: _NONE)
     # Files with experts and without are of the same architecture.
     may_be_dense: bool = False
+    # Some layers attend, and have an MLP; else metadata has no sizes of theirs, or 0.
+    attends: bool = True
     # Rows of q and k are in rotated pairs.
     adjacent: bool = False
     # Value heads of delta nets are in turn by key head, instead of those of one key head together.
@@ -39,7 +41,7 @@ class Architecture:
     not_added: tuple[str, ...] = ()
     # The field of the norms' epsilon, and its metadata.
     epsilon: tuple[str, str] = RMS
-    # Further fields of config.json, by metadata; `present`: by the tensor that says so.
+    # Further fields of config.json, by metadata; `present`: by the tensor that says so, with `{}` of each layer.
     fields: Mapping[str, str] = field(default_factory=lambda: _NONE)
     optional: Mapping[str, str] = field(default_factory=lambda: _NONE)
     present: Mapping[str, str] = field(default_factory=lambda: _NONE)

@@ -43,6 +43,9 @@ _BY_LAYER = ("num_key_value_heads", "intermediate_size")
 _LARGEST = 2**31
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
+_OF_ATTENTION = (
+    "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_theta", "sliding_window",
+)  # fmt: skip
 _GEMMA_ACTIVATION = "gelu_pytorch_tanh"
 # The layers of the models whose scores are divided by the root of the width of a head as the embedding has it.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
@@ -92,7 +95,8 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
     architecture = architecture_of(header.metadata, path)
     name = header.metadata["general.architecture"]
     given = {key.removeprefix(f"{name}."): value for key, value in header.metadata.items()}
-    names = {**_FIELDS, **dict([architecture.epsilon]), **architecture.fields, **architecture.optional}
+    known = {ours: key for ours, key in _FIELDS.items() if architecture.attends or ours not in _OF_ATTENTION}
+    names = {**known, **dict([architecture.epsilon]), **architecture.fields, **architecture.optional}
     fields: dict[str, Any] = {ours: given[theirs] for ours, theirs in names.items() if theirs in given}
     if "expert_feed_forward_length" in given:
         fields.setdefault("intermediate_size", given["expert_feed_forward_length"])
@@ -104,23 +108,22 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
         if not (ours in ("sliding_window", *_COUNTS_FROM_0) and value == 0) and ours not in _FLAGS:
             _check(value, ours in _NUMBERS, f"{path}: `{name}.{names[ours]}`")
     for ours in (*_REQUIRED, architecture.epsilon[0], *architecture.fields):
-        if ours not in fields and ours not in _FLAGS:
+        if ours in names and ours not in fields and ours not in _FLAGS:
             raise StartupError(f"{path} lacks the metadata `{name}.{names[ours]}`")
     fields["num_hidden_layers"] = num_layers_of(header.metadata)
-    fields |= {ours: tensor in header.tensors for ours, tensor in architecture.present.items()}
+    count = fields["num_hidden_layers"]
+    fields |= {ours: _presence(tensor, header, count) for ours, tensor in architecture.present.items()}
     fields |= architecture.fixed
     if architecture.derived is not None:
         fields |= _derived(architecture, given, fields, path)
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise StartupError(f"{path} lacks the tensor token_embd.weight")
-    fields |= {
-        "model_type": architecture.model_type,
-        "vocab_size": embedding.shape[0],
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "rope_theta": fields.get("rope_theta", 10000.0),
-    }
-    fields.setdefault("head_dim", fields["hidden_size"] // max(fields["num_attention_heads"], 1))
+    fields.setdefault("model_type", architecture.model_type)
+    fields |= {"vocab_size": embedding.shape[0], "tie_word_embeddings": "output.weight" not in header.tensors}
+    if architecture.attends:
+        fields.setdefault("rope_theta", 10000.0)
+        fields.setdefault("head_dim", fields["hidden_size"] // max(fields["num_attention_heads"], 1))
     if architecture.model_type.startswith("gemma"):
         fields |= _gemma(name, fields, given)
     if name.startswith("qwen"):
@@ -128,7 +131,8 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
     if name == "phi3":
         fields.setdefault("sliding_window", None)
     _check_neutral(name, architecture, fields, given, path)
-    fields |= _rotation(given, fields, header, path)
+    if architecture.attends:
+        fields |= _rotation(given, fields, header, path)
     fields |= _special(header.metadata, path)
     # For the launcher, which sees no more of the file: the type of the KV cache follows from it.
     if (dtype := _DTYPES.get(stored_type(header.tensors.values()) or "")) is not None:
@@ -140,6 +144,13 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
             "growth": round(_growth(header), 3),
         }
     return fields
+
+
+def _presence(tensor: str, header: GgufHeader, num_layers: int) -> bool | list[bool]:
+    """Say whether the file has a tensor; `{}` in its name: of each layer."""
+    if "{}" not in tensor:
+        return tensor in header.tensors
+    return [tensor.format(index) in header.tensors for index in range(num_layers)]
 
 
 def _check(value: Any, is_number: bool, what: str) -> None:
@@ -288,7 +299,7 @@ def _check_neutral(
     name: str, architecture: Architecture, fields: Mapping[str, Any], given: Mapping[str, Any], path: Path
 ) -> None:
     """Refuse unread metadata that changes the model."""
-    neutral = {**_NEUTRAL, "attention.value_length": (fields["head_dim"],), **architecture.expected}
+    neutral = {**_NEUTRAL, "attention.value_length": (fields.get("head_dim"),), **architecture.expected}
     for key, values in neutral.items():
         if key in given and key not in architecture.fields.values() and given[key] not in values:
             raise StartupError(

@@ -29,6 +29,14 @@ def _mamba2(prefix: str) -> tuple[dict[str, str], dict[str, str]]:
     return named[0], named[1]
 
 
+def _mamba1(prefix: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return modules, and the other tensors."""
+    modules, tensors = _mamba2(prefix)
+    del modules["ssm_norm"], tensors["ssm_dt.bias"]
+    norms = {f"ssm_{one}_norm": f"{prefix}.{one}_layernorm" for one in ("dt", "b", "c")}
+    return {**modules, **norms, "ssm_x": f"{prefix}.x_proj", "ssm_dt": f"{prefix}.dt_proj"}, tensors
+
+
 _LFM2 = {
     **_attention(output="out_proj"),
     "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm", "attn_norm": "operator_norm",
@@ -49,6 +57,8 @@ _DELTA_EXPERTS = {
 }  # fmt: skip
 _DELTA_COUNTS = {**_COUNTS, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
 _MAMBA, _MAMBA_TENSORS = _mamba2("mamba")
+_MAMBA1, _MAMBA1_TENSORS = _mamba1("mamba")
+_ALONE, _ALONE_TENSORS = _mamba1("mixer")
 _MIXER, _MIXER_TENSORS = _mamba2("mixer")
 _SSM = {"d_conv": "ssm.conv_kernel", "d_state": "ssm.state_size", "n_groups": "ssm.group_count"}
 _NEMOTRON = {
@@ -130,6 +140,37 @@ def _nemotron(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def _mamba(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model_type": "falcon_mamba"} if given.get("ssm.dt_b_c_rms") else {}
+
+
+def _mamba2_alone(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    heads, values = given["ssm.time_step_rank"], given["ssm.inner_size"]
+    return {"num_heads": heads, "head_dim": values // heads, "expand": values // fields["hidden_size"]}
+
+
+def _jamba(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    attends, experts = _attends(given, fields["num_hidden_layers"]), fields["layers_with_experts"]
+    return {
+        **_every("attn_layer", attends),
+        **(_every("expert_layer", experts) if any(experts) else {"num_experts": 1}),
+        "mamba_expand": given["ssm.inner_size"] // fields["hidden_size"],
+        "mamba_d_conv": given["ssm.conv_kernel"],
+        "mamba_d_state": given["ssm.state_size"],
+        "mamba_dt_rank": given["ssm.time_step_rank"],
+    }
+
+
+def _every(name: str, chosen: list[bool]) -> dict[str, int]:
+    """Return the period and the first of layers that follow each other in equal distances."""
+    numbers = [index for index, one in enumerate(chosen) if one]
+    first = numbers[0] if numbers else len(chosen)
+    period = numbers[1] - first if len(numbers) > 1 else len(chosen) + 1
+    if chosen != [index % period == first for index in range(len(chosen))]:
+        raise ValueError(f"layers {numbers} do not follow each other in equal distances")
+    return {f"{name}_period": period, f"{name}_offset": first}
+
+
 _LFM2_OUTSIDE = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
 _NORM_EPS = ("norm_eps", RMS[1])
 _DELTA_FAMILY: dict[str, Any] = {
@@ -138,6 +179,11 @@ _DELTA_FAMILY: dict[str, Any] = {
 _NEMOTRON_FAMILY: dict[str, Any] = {
     "model_type": "nemotron_h", "adjacent": True, "epsilon": ("layer_norm_epsilon", RMS[1]), "derived": _nemotron,
     "layers": "backbone.layers", "outside": _NEMOTRON_OUTSIDE,
+}  # fmt: skip
+
+_WITHOUT_ATTENTION: dict[str, Any] = {
+    "attends": False, "epsilon": ("layer_norm_epsilon", RMS[1]), "layers": "backbone.layers",
+    "outside": _NEMOTRON_OUTSIDE,
 }  # fmt: skip
 
 HYBRIDS = {
@@ -211,6 +257,42 @@ HYBRIDS = {
         derived=_falcon,
         present={"mamba_rms_norm": "blk.0.ssm_norm.weight"},
         fixed={"mamba_norm_before_gate": False},
+    ),
+    "jamba": Architecture(
+        model_type="jamba",
+        layer={
+            **_MAMBA1, **_attention(), "attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm",
+            **{name: f"feed_forward.{name.removeprefix('ffn_')}_proj" for name in _MLP},
+            "ffn_gate_inp": "feed_forward.router",
+        },
+        tensors=_MAMBA1_TENSORS,
+        experts={f"ffn_{kind}_exps": f"feed_forward.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")},
+        may_be_dense=True,
+        outside={"token_embd": "model.embed_tokens", "output_norm": "model.final_layernorm", "output": "lm_head"},
+        optional={"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+        present={"layers_with_experts": "blk.{}.ffn_gate_inp.weight"},
+        derived=_jamba,
+    ),
+    "mamba": Architecture(
+        model_type="mamba",
+        layer={**_ALONE, "attn_norm": "norm"},
+        tensors=_ALONE_TENSORS,
+        fields={
+            "intermediate_size": "ssm.inner_size",
+            "conv_kernel": "ssm.conv_kernel",
+            "state_size": "ssm.state_size",
+            "time_step_rank": "ssm.time_step_rank",
+        },
+        derived=_mamba,
+        **_WITHOUT_ATTENTION,
+    ),
+    "mamba2": Architecture(
+        model_type="mamba2",
+        layer={**_MIXER, "attn_norm": "norm"},
+        tensors=_MIXER_TENSORS,
+        fields={"conv_kernel": "ssm.conv_kernel", "state_size": "ssm.state_size", "n_groups": "ssm.group_count"},
+        derived=_mamba2_alone,
+        **_WITHOUT_ATTENTION,
     ),
     "nemotron_h": Architecture(
         layer=_NEMOTRON, tensors=_MIXER_TENSORS, fields=_NEMOTRON_FIELDS, **_NEMOTRON_FAMILY

@@ -36,6 +36,10 @@ GRANITE: dict[str, Any] = {
     "ssm__time_step_rank": 8, "ssm__inner_size": 256,
 }  # fmt: skip
 
+MAMBA1: dict[str, Any] = {
+    "ssm__conv_kernel": 4, "ssm__state_size": 16, "ssm__time_step_rank": 8, "ssm__inner_size": 256,
+}  # fmt: skip
+
 
 def header(name: str = "llama", tensors: dict[str, Stored] | None = None, **fields: Any) -> GgufHeader:
     values = {key.replace("__", "."): value for key, value in {**LLAMA, **fields}.items() if value is not None}
@@ -113,7 +117,7 @@ def test_other_rotations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (header("mamba"), "is of the architecture 'mamba', which is not served from GGUF files; served are llama, "),
+        (header("rwkv7"), "is of the architecture 'rwkv7', which is not served from GGUF files; served are llama, "),
         (
             header("qwen3", expert_count=8),
             "architecture qwen3 and a mixture of experts, which is not served from GGUF files",
@@ -256,3 +260,32 @@ def test_layers_of_hybrids() -> None:
     found = config_of(header("nemotron_h", **nemotron), Path("a.gguf"))
     assert found["layers_block_type"] == ["linear_attention", "full_attention", "mlp"]
     assert found["intermediate_size"] == 256
+
+
+def test_layers_of_jamba() -> None:
+    """Files say which layers attend, and config.json how far they are apart."""
+    routers = {f"blk.{number}.ffn_gate_inp.weight": Stored("F32", (4, 128), 0, 2048) for number in (0, 2, 4)}
+    metadata: dict[str, Any] = {**MAMBA1, "block_count": 6, "attention__head_count_kv": [0, 2, 0, 0, 2, 0]}
+    found = config_of(header("jamba", routers, **metadata, expert_count=4, expert_used_count=2), Path("a.gguf"))
+    assert (found["attn_layer_period"], found["attn_layer_offset"]) == (3, 1)
+    assert (found["expert_layer_period"], found["expert_layer_offset"]) == (2, 0)
+    assert (found["num_experts"], found["num_key_value_heads"], found["mamba_expand"]) == (4, 2, 2)
+    found = config_of(header("jamba", **metadata, expert_count=4, expert_used_count=2), Path("a.gguf"))
+    assert found["num_experts"] == 1
+    metadata["attention__head_count_kv"] = [0, 2, 0, 2, 2, 0]
+    with pytest.raises(ValueError, match=r"layers \[1, 3, 4\] do not follow each other in equal distances"):
+        config_of(header("jamba", **metadata), Path("a.gguf"))
+
+
+@pytest.mark.parametrize(("has_norms", "model_type"), [(False, "mamba"), (True, "falcon_mamba")])
+def test_models_without_attention_have_no_sizes_of_it(has_norms: bool, model_type: str) -> None:
+    without: dict[str, Any] = {"feed_forward_length": 0, "attention.head_count": 0, "attention.head_count_kv": None}
+    given = header("mamba", **{**MAMBA1, **without, "rope.freq_base": None}, ssm__dt_b_c_rms=has_norms)
+    found = config_of(given, Path("a.gguf"))
+    assert found == {
+        "model_type": model_type, "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 256,
+        "layer_norm_epsilon": 1e-5, "conv_kernel": 4, "state_size": 16, "time_step_rank": 8,
+        "max_position_embeddings": 4096, "vocab_size": 1000, "tie_word_embeddings": True, "dtype": "float16",
+    }  # fmt: skip
+    with pytest.raises(StartupError, match=r"^a\.gguf lacks the metadata `mamba\.ssm\.state_size`"):
+        config_of(header("mamba", **{**MAMBA1, **without, "ssm__state_size": None}), Path("a.gguf"))
