@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_422,
-    "model_server": 52_453,
+    "model_server": 52_501,
     "router": 36_526,
     "tercet": 63,
     "wire": 7_367,

@@ -8,6 +8,7 @@ from collections import OrderedDict
 
 from llguidance import LLMatcher
 
+from model_server.sampling.grammars.cost import SharedLexer
 from model_server.sampling.parameters import Grammar
 
 MOST_BYTES = 256 << 20
@@ -26,6 +27,7 @@ class KeptGrammar:
     def __init__(self, matcher: LLMatcher, num_characters: int) -> None:
         """Measure nothing yet: the size follows from the text."""
         self.matcher = matcher
+        self.lexer = SharedLexer()
         self.num_bytes = _BYTES + _BYTES_PER_CHARACTER * num_characters
 
 
@@ -50,8 +52,12 @@ class GrammarCache:
         """Return what is kept of a grammar, which is then the last one used."""
         with self._lock:
             kept = self._kept.get(grammar)
-            if kept is not None:
-                self._kept.move_to_end(grammar)
+            if kept is None:
+                return None
+            if kept.lexer.is_taken:
+                del self._kept[grammar]  # it may be for long
+                return None
+            self._kept.move_to_end(grammar)
             return kept
 
     def add(self, grammar: Grammar, matcher: LLMatcher) -> KeptGrammar:

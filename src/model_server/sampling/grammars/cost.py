@@ -1,7 +1,7 @@
 """CPU time of grammars, whose masks all rows of a step wait for.
 
 An ambiguous or large grammar may take seconds within llguidance's bounds, uninterruptibly: expensive work runs in a
-thread that can be given up, and only its request fails.
+thread that can be given up, and only requests with its grammar fail.
 """
 
 from __future__ import annotations
@@ -32,8 +32,14 @@ STEP_S = 0.5
 SLOW_S = 0.2
 """A step whose masks take longer has an expensive one among them."""
 
+MOST_LEFT_BEHIND = 8
+"""So many threads that were given up may still work; grammars of clients wait for none of them, but fail."""
+
 _NUM_PROVING = 8
 _LOOK_EVERY_S = 0.02
+# A tenth of the time of others. Not SCHED_IDLE: on a busy machine such a thread has no turn for seconds, in which the
+# interpreter waits where it is about to take its lock.
+_NICENESS = 10
 
 Agree = Callable[[int], int]
 """The least of the values that the ranks have which sample the same rows: they measure different times, and are to fail
@@ -49,6 +55,13 @@ class GuardedThread:
 
     def __init__(self) -> None:
         self._worker: _Worker | None = None
+        self._left_behind: list[_Worker] = []
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether no more threads should be left behind."""
+        self._left_behind = [worker for worker in self._left_behind if worker.is_alive]
+        return len(self._left_behind) >= MOST_LEFT_BEHIND
 
     def run(self, work: Callable[[], T], limit_s: float) -> T:
         """Return or raise what `work` does.
@@ -68,6 +81,7 @@ class GuardedThread:
         while not job.is_done.wait(_LOOK_EVERY_S):
             if job.clock is not None and time.clock_gettime(job.clock) - job.began > limit_s:
                 self._worker = None
+                self._left_behind.append(worker)
                 worker.abandon()
                 raise GivenUpError
         if job.error is not None:
@@ -91,11 +105,16 @@ class _Worker:
         self._thread = threading.Thread(target=self._work, name="grammars", daemon=True)
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def abandon(self) -> None:
-        """End the thread behind its job, which runs only where nothing else does."""
+        """End the thread behind its job, which hardly keeps others from running."""
         self.jobs.put(None)
-        if self._thread.native_id is not None:
-            os.sched_setscheduler(self._thread.native_id, os.SCHED_IDLE, os.sched_param(0))
+        if (thread := self._thread.native_id) is not None:
+            lowered = os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS
+            os.setpriority(os.PRIO_PROCESS, thread, min(lowered, 19))
 
     def _work(self) -> None:
         clock = time.pthread_getcpuclockid(threading.get_ident())
@@ -109,18 +128,30 @@ class _Worker:
             del job
 
 
+class SharedLexer:
+    """The lexer of all automata of one grammar, which one uses at a time; `is_taken`: by a thread that was given up,
+    so that all others would wait for it.
+    """
+
+    is_taken = False
+
+
 class GrammarCost:
     """One request's time; `is_over`: too much on some rank, and its automaton is not asked again."""
 
-    def __init__(self, guard: GuardedThread, agree: Agree | None, *, may_prove: bool) -> None:
+    def __init__(self, guard: GuardedThread, agree: Agree | None, lexer: SharedLexer, *, may_prove: bool) -> None:
         """Start counting.
 
         Args:
             agree: Between ranks that sample the row, if several.
+            lexer: Of its grammar.
             may_prove: Cheap masks vouch for later ones, unless a client wrote the grammar.
         """
         self.may_prove = may_prove
         self.is_over = False
+        self.is_crowded_out = False
+        """It is over since others took too much."""
+        self._lexer = lexer
         self.last_s = 0.0
         """What the last step took."""
         self._guard = guard
@@ -131,7 +162,12 @@ class GrammarCost:
     @property
     def is_proven(self) -> bool:
         """Whether the next mask needs no measurement."""
-        return self.may_prove and self._num_cheap >= _NUM_PROVING
+        return self.may_prove and self._num_cheap >= _NUM_PROVING and not self._lexer.is_taken
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether the automaton answers."""
+        return not (self.is_over or self._lexer.is_taken)
 
     def doubt(self) -> None:
         """Measure its next masks."""
@@ -141,7 +177,7 @@ class GrammarCost:
         """Return what `work` does at this request's charge, or `default` if it takes too much. Several ranks wait: a
         step's rows follow from it.
         """
-        if self.is_over:
+        if not self.may_ask:
             return default
         result = self._measured(work, default, JOB_S if self._agree is None else math.inf)
         if self._agree is None:
@@ -151,7 +187,11 @@ class GrammarCost:
     def run_for_mask(self, work: Callable[[], object], limit_s: float) -> None:
         """Work unless it takes too much; `finalize` comes next."""
         self.last_s = 0.0
-        if not self.is_over and not self._is_exceeded:
+        if self.is_over or self._is_exceeded:
+            return
+        if not self.may_prove and self._guard.is_crowded:
+            self.is_crowded_out, self._spent_s = True, math.inf
+        else:
             self._measured(work, None, limit_s)
 
     @staticmethod
@@ -165,7 +205,7 @@ class GrammarCost:
     @property
     def _is_exceeded(self) -> bool:
         """By this rank's clock."""
-        return self._spent_s > MOST_S
+        return self._spent_s > MOST_S or self._lexer.is_taken
 
     def _measured(self, work: Callable[[], T], default: T, limit_s: float) -> T:
         def measured() -> tuple[T, float]:
@@ -175,7 +215,7 @@ class GrammarCost:
         try:
             result, self.last_s = self._guard.run(measured, limit_s)
         except GivenUpError:
-            self.last_s, self._spent_s = limit_s, math.inf
+            self.last_s, self._spent_s, self._lexer.is_taken = limit_s, math.inf, True
             return default
         if self.last_s <= FREE_S:
             self._num_cheap += 1

@@ -40,6 +40,8 @@ _NO_FIT = "doesn't satisfy the grammar"  # how llguidance calls it
 _BOUNDS: npt.NDArray[np.float32] = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf
 ).astype(np.float32)
+_TOO_EXPENSIVE = "the grammar takes too much time for each token: name fewer alternatives, or make it unambiguous"
+_CROWDED_OUT = "the server still works on grammars of other requests that take too much time: try again later"
 _MADE_UP_EOS = "<|made up for grammars: the end|>"
 
 
@@ -85,7 +87,7 @@ class GrammarState:
     def error(self) -> str | None:
         """Say why the automaton cannot continue, if so."""
         if self.cost is not None and self.cost.is_over:
-            return "the grammar takes too much time for each token: name fewer alternatives, or make it unambiguous"
+            return _CROWDED_OUT if self.cost.is_crowded_out else _TOO_EXPENSIVE
         return _failure(self.matcher) if self.matcher.is_error() else None
 
     def forced(self) -> list[int]:
@@ -108,7 +110,7 @@ class GrammarState:
 
     def rewind(self, num_tokens: int) -> None:
         """Give back tokens of `try_next`."""
-        if not self.is_asleep and (self.cost is None or not self.cost.is_over):
+        if not self.is_asleep and (self.cost is None or self.cost.may_ask):
             self.matcher.rollback(num_tokens)
 
     def advance(self, token_id: int) -> None:
@@ -127,7 +129,7 @@ class GrammarState:
         self._trigger = None  # the automaton need not know what came before
         # One at a time: behind drafts that were taken and given back `consume_tokens` fails where this does not.
         fits = self._run(lambda: all(self.matcher.consume_token(one) for one in token_ids), True)
-        if self.cost is not None and self.cost.is_over:
+        if self.cost is not None and not self.cost.may_ask:
             return  # as the next mask says
         if not fits:
             raise GrammarError(_failure(self.matcher))
@@ -145,7 +147,7 @@ class GrammarState:
         into[:] = own
 
     def _run(self, work: Callable[[], T], default: T) -> T:
-        if self.cost is None or self.cost.may_prove:
+        if self.cost is None or (self.cost.may_prove and self.cost.may_ask):
             return work()
         return self.cost.run(work, default)
 
@@ -178,7 +180,7 @@ class Grammars:
         cost = None
         if may_be_expensive(grammar.kind, grammar.text):
             may_prove = not is_by_client(grammar.kind, grammar.text)
-            cost = GrammarCost(self._guard, self._agree, may_prove=may_prove)
+            cost = GrammarCost(self._guard, self._agree, kept.lexer, may_prove=may_prove)
         grew = partial(self.cache.grew, kept)
         return GrammarState(
             kept.matcher.deep_copy(), self._eos_token_ids, self._made_up_eos, self._executor, num_words, watched, cost,
