@@ -17,6 +17,7 @@ CROSSING = frozenset(("idefics", "mllama"))
 
 # Kinds of rotation that depend on the length of the texts before they were scaled.
 _WITH_ORIGINAL = ("llama3", "longrope", "su", "yarn")
+_OF_PHIMOE = ("short_mscale", "long_mscale")
 
 
 _SAME: Mapping[str, str] = {}
@@ -124,6 +125,7 @@ class ModelConfig:
         """
         block = self.rope_block() if block is None else block
         kind = block.get("rope_type") or block.get("type") or "default"
+        self._refuse_other_ropes(block)
         own = block.get("rope_theta")
         found = ModelConfig({"rope_theta": own or self._fields.get("rope_theta")}, _SAME if own else self._names)
         parameters = dict(block)
@@ -137,3 +139,14 @@ class ModelConfig:
             max_positions=max_positions,
             parameters=parameters,
         )
+
+    def _refuse_other_ropes(self, block: Mapping[str, Any]) -> None:
+        """Refuse rotary parameters that only other families have: by kind of layer, and Phi MoE's factors."""
+        strange = [name for name, value in block.items() if isinstance(value, Mapping)]
+        if self.model_type != "phimoe":
+            strange += [name for name in _OF_PHIMOE if block.get(name) is not None]
+        if strange:
+            name, family = strange[0], self.model_type
+            raise StartupError(
+                f"config.json: the rope parameters have `{name}`, which {family} does not have: remove it"
+            )

@@ -56,6 +56,8 @@ _TORCHAO = (
 _TORCHAO_BY_MODULE = ("FqnToConfig", "ModuleFqnToConfig")
 # Data types of auto-round whose scales or numbers are not those that their layout suggests.
 _OTHER_TYPES = ("mx_int", "nvfp4_v2", "nv_fp4_v2")
+_ROTATIONS = ("rotation", "rotation_config")
+"""Of gptqmodel and auto-round: inputs of some products are rotated while the model runs."""
 FP8_SCALES = (None, "inverse")
 """`weight_scale_semantics`: gptqmodel's scales divide, all others multiply."""
 _AWQ_BITS, _OTHER_AWQ = (4,), ("gemv", "gemv_fast", "marlin")
@@ -143,6 +145,8 @@ def refuse_gguf(names: Collection[str], model: str, error: type[Exception]) -> N
 def method_of(said: Mapping[str, Any]) -> str:
     """Return `quant_method`, and which way of storing, if some are not served."""
     method = str(said.get("quant_method") or "unknown")
+    if any(said.get(name) for name in _ROTATIONS):
+        return f"{method} with rotations"
     if method.startswith("modelopt"):
         return f"modelopt {_modelopt(said)}"
     variant = _VARIANTS.get(method.removeprefix("intel/"))
@@ -208,8 +212,6 @@ def _torchao_kinds(said: object) -> Iterator[str]:
 
 def _auto_round(said: Mapping[str, Any]) -> str | None:
     kind = said.get("data_type")
-    if said.get("rotation_config"):
-        return "with rotations"
     if isinstance(kind, str) and kind.startswith(_OTHER_TYPES):
         return f"of data type {kind}"
     return _other_bits(said, _GPTQ_BITS)

@@ -230,9 +230,8 @@ def _sizes(config: ModelConfig, kinds: list[str], owners: tuple[int | None, ...]
 
 
 def _rope(config: ModelConfig, kind: str, head_dim: int, positions: int) -> Rope:
-    given = config.get("rope_parameters")
-    blocks = _ROPES if given is None else given
-    block = blocks.get(kind) if isinstance(blocks, Mapping) else None
+    blocks = config.rope_block() or _ROPES
+    block = blocks.get(kind)
     if not isinstance(block, Mapping):
         raise StartupError(f"config.json: `rope_parameters` must have an object for {kind}")
     if block.get("rope_type", "default") == "default":

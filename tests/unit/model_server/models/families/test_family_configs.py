@@ -164,6 +164,11 @@ def test_gemma3_with_the_rotation_of_one_kind_of_layer() -> None:
     assert {rope.kind for rope in older.ropes if rope is not None} == {"default"}, "as in transformers"
 
 
+def test_added_rotations_of_gemma4_replace_those_that_are_there() -> None:
+    made = spec("gemma4_text", rope_scaling=_KINDS)
+    assert {rope.kind for rope in made.ropes if rope is not None} == {"linear", "default"}
+
+
 def test_rotations_of_gpt_oss_where_the_file_has_an_empty_object() -> None:
     """Without one they are YaRN's."""
     assert {rope.kind for rope in spec("gpt_oss").ropes if rope is not None} == {"yarn"}
@@ -232,7 +237,18 @@ def test_layers_without_rotation() -> None:
     assert [rope is not None for rope in mixed.ropes] == [True, False, True, False]
 
 
+_KINDS = {"full_attention": {"rope_type": "linear", "factor": 4.0}, "sliding_attention": {"rope_type": "default"}}
+_OF_PHIMOE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "long_mscale": 2.0}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *(
+        (model_type, {field: _KINDS}, "the rope parameters have `full_attention`, which .* does not have: remove it")
+        for model_type in ("llama", "cohere2", "gpt_oss", "qwen3", "deepseek_v3", "smollm3")
+        for field in ("rope_parameters", "rope_scaling")
+    ),
+    ("llama", {"rope_scaling": _OF_PHIMOE}, "the rope parameters have `long_mscale`, which llama does not have"),
+    ("phi3", {"rope_parameters": _OF_PHIMOE}, "the rope parameters have `long_mscale`, which phi3 does not have"),
+    ("gemma3_text", {"rope_scaling": _KINDS}, "the rope parameters have `full_attention`, which gemma3_text"),
+    ("gemma4_text", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "must have an object for sliding_att"),
     ("bloom", {"apply_residual_connection_post_layernorm": True}, "`apply_residual_connection_post_layernorm` is not"),
     ("mpt", {"attn_config": {"qk_ln": True}}, "`qk_ln` is not served"),
     ("mpt", {"attn_config": {"prefix_lm": True}}, "`prefix_lm` is not served"),
