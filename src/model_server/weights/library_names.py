@@ -63,6 +63,11 @@ class StoredNames:
                 found.append(name)
         return found
 
+    def of_numbers(self, stored: Iterable[str]) -> list[str]:
+        """List tensors whose place takes floating point numbers."""
+        places = {name: place.name for name in stored if (place := self.place(name)) is not None}
+        return [name for name, place in places.items() if self._tensors[place].is_floating_point()]
+
     def layer_beyond(self, stored: str) -> int | None:
         """Return a tensor's layer that the model lacks, if so."""
         name, _ = self._renamed(stored)

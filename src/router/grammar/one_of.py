@@ -61,6 +61,16 @@ class Branches:
                 if target not in seen:
                     seen.add(target)
                     reached.append(target)
+        self._check_ends(seen)
+
+    def _check_ends(self, reached: set[str]) -> None:
+        """Refuse what a `$ref` names where no value has an end."""
+        ending = Joint(self._target, is_alone=self.is_alone, has_end=True)
+        joint = Joint(self._target, is_alone=self.is_alone)
+        for path in dict.fromkeys(path for _, path in self._targets.values() if path in reached):
+            schema = [self._closed.get(path, True)]
+            if ending.fits_nothing(schema) and not joint.fits_nothing(schema):
+                raise ValueError(f"{path}: no value that fits has an end, since a `$ref` within it leads back to it")
 
     def _target(self, schema: dict[str, Any]) -> Any:
         is_closed, path = self._targets.get(id(schema), (False, ""))

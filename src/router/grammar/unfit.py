@@ -21,6 +21,7 @@ _ENDS = {
 }
 _STEPS = 50_000
 _DEPTH = 32
+_DEPTH_OF_LOOPS = 100
 
 
 @dataclass
@@ -31,10 +32,15 @@ class Joint:
     target: Callable[[dict[str, Any]], Any]
     # Whether nothing beside a `$ref` counts.
     is_alone: bool = False
+    # Whether a value has an end: what is asked again on the way to its own answer fits nothing.
+    has_end: bool = False
     # Of all questions together.
     num_left: int = field(default=_STEPS, init=False)
     # The texts of a list of values, by its identity, and the list.
     _texts: dict[int, tuple[frozenset[str], list[Any]]] = field(default_factory=dict, init=False)
+    # Of `has_end`: what is being asked, and what some value fits, by the identities of the schemas.
+    _asked: set[frozenset[int]] = field(default_factory=set, init=False)
+    _fitted: set[frozenset[int]] = field(default_factory=set, init=False)
 
     @property
     def is_tired(self) -> bool:
@@ -44,16 +50,42 @@ class Joint:
     def fits_nothing(self, schemas: Iterable[Any], context: Iterable[Any] = ()) -> bool:
         """Say whether certainly no value fits all schemas, those of `context` without their branches."""
         plain: list[dict[str, Any]] = []
-        return not self._spread(list(context), plain, []) or self._is_empty(plain, list(schemas), [], _DEPTH)
+        depth = _DEPTH_OF_LOOPS if self.has_end else _DEPTH
+        return not self._spread(list(context), plain, []) or self._is_empty(plain, list(schemas), [], depth)
 
     def _is_empty(self, plain: list[dict[str, Any]], others: list[Any], choices: list[Any], depth: int) -> bool:
         self.num_left -= 1
         if self.num_left < 0 or depth < 0:
             return False
         plain, choices = list(plain), list(choices)
-        if not self._spread(others, plain, choices) or self._excludes_all(plain, depth):
+        if self.has_end and any(self._is_circle(one, frozenset()) for one in others):
+            return True
+        if not self._spread(others, plain, choices):
+            return True
+        if not self.has_end:
+            return self._has_no_value(plain, choices, depth)
+        asked = frozenset(map(id, [*(schema for schema in plain if schema.keys() != {"$ref"}), *choices]))
+        if asked in self._asked or asked in self._fitted:
+            return asked in self._asked
+        self._asked.add(asked)
+        is_empty = self._has_no_value(plain, choices, depth)
+        self._asked.remove(asked)
+        if not is_empty:
+            self._fitted.add(asked)
+        return is_empty
+
+    def _has_no_value(self, plain: list[dict[str, Any]], choices: list[Any], depth: int) -> bool:
+        if self._excludes_all(plain, depth):
             return True
         return bool(choices) and all(self._is_empty(plain, [one], choices[1:], depth - 1) for one in choices[0])
+
+    def _is_circle(self, schema: Any, above: frozenset[int]) -> bool:
+        """Say whether a schema is a part of itself."""
+        self.num_left -= 1
+        if not isinstance(schema, dict) or self.num_left < 0:
+            return False
+        parts = [self.target(schema), *([] if self.is_alone and "$ref" in schema else _listed(schema, "allOf"))]
+        return id(schema) in above or any(self._is_circle(one, above | {id(schema)}) for one in parts)
 
     def _spread(self, schemas: list[Any], plain: list[dict[str, Any]], choices: list[Any]) -> bool:
         """Add what all schemas say, and their lists of branches, unless one fits nothing."""
@@ -79,9 +111,27 @@ class Joint:
         if values is not None:
             return all(any(self._excludes(schema, value, depth) for schema in plain) for value in values)
         kinds = frozenset[str].intersection(_KINDS, *(_kinds(schema) for schema in plain))
-        return all(
-            self._has_none(plain, depth) if kind == "object" else _is_without_room(kind, plain) for kind in kinds
+        return all(_is_without_room(kind, plain) or self._lacks_parts(kind, plain, depth) for kind in kinds)
+
+    def _lacks_parts(self, kind: str, plain: Sequence[dict[str, Any]], depth: int) -> bool:
+        if kind == "array":
+            return self._lacks_items(plain, depth)
+        return kind == "object" and (self._has_none(plain, depth) or self._lacks_members(plain, depth))
+
+    def _lacks_items(self, plain: Sequence[dict[str, Any]], depth: int) -> bool:
+        """Say whether no array has its least number of items that fit."""
+        least = max((schema["minItems"] for schema in plain if is_number(schema.get("minItems"))), default=0)
+        num_different = 1 + max((len(_first_items(schema)) for schema in plain), default=0)
+        return any(
+            self._is_empty([], [_item(schema, place) for schema in plain], [], depth - 1)
+            for place in range(min(int(least), num_different))
         )
+
+    def _lacks_members(self, plain: Sequence[dict[str, Any]], depth: int) -> bool:
+        """Say whether objects must have members, and no key has a value that fits."""
+        if not any(is_number(least := schema.get("minProperties")) and least > 0 for schema in plain):
+            return False
+        return any(all(self._is_empty([], [one], [], depth - 1) for one in _members(schema)) for schema in plain)
 
     def _has_none(self, plain: Sequence[dict[str, Any]], depth: int) -> bool:
         """Say whether no object has all required keys with values that fit."""
@@ -191,6 +241,24 @@ def _member(schema: dict[str, Any], key: str) -> Any:
     if isinstance(properties, dict) and key in properties:
         return properties[key]
     return True if schema.get("patternProperties") else schema.get("additionalProperties", True)
+
+
+def _members(schema: dict[str, Any]) -> list[Any]:
+    """Return what a schema says of any key's value."""
+    maps = (schema.get(keyword) for keyword in ("properties", "patternProperties"))
+    said = [one for inner in maps if isinstance(inner, dict) for one in inner.values()]
+    return [*said, schema.get("additionalProperties", True)]
+
+
+def _first_items(schema: dict[str, Any]) -> list[Any]:
+    return _listed(schema, "prefixItems") or _listed(schema, "items")
+
+
+def _item(schema: dict[str, Any], place: int) -> Any:
+    """Return what a schema says of an array's item."""
+    first = _first_items(schema)
+    others = "additionalItems" if isinstance(schema.get("items"), list) else "items"
+    return first[place] if place < len(first) else schema.get(others, True)
 
 
 def _of_size(kind: str, value: Any) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from model_server.models.hf.merge import merge
 from model_server.models.hf.quantized import Exchange, forget_config
 from model_server.models.hf.translation_plans import count_own_heads, plan_of
 from model_server.models.model import Model
-from model_server.weights.leftover import check_leftover
+from model_server.weights.leftover import check_leftover, natural_order
 from model_server.weights.library_names import StoredNames
+from model_server.weights.reader import FLOATING
 from wire.model_files import POSITIONS, check_small_file
 
 # Types all of whose parts read text.
@@ -219,7 +220,11 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
     if missing:
         raise StartupError(f"the weights of {hf.model_type} lack {len(missing)} tensors, the first is {missing[0]}")
     names = StoredNames(model)
-    stored = (name for header in hf.described.checkpoint.headers.values() for name in header.tensors)
+    headers = hf.described.checkpoint.headers.values()
+    stored = {name: tensor.dtype for header in headers for name, tensor in header.tensors.items()}
+    if unreadable := names.of_numbers(name for name, dtype in stored.items() if dtype not in FLOATING):
+        name = min(unreadable, key=natural_order)
+        raise StartupError(f"weight {name} is stored as {stored[name]}, in no format that this version serves")
     unread = names.without_place(stored)
     if merged is not None:
         merge(model, merged, hf.described.name)

@@ -121,6 +121,17 @@ def test_a_bias_that_the_head_of_the_family_has_is_added(model_type: str, tmp_pa
     assert_equal_logits(run_protocol(load(source), sequences, 4), found)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.int32, torch.bool])
+def test_numbers_of_other_types_without_scales_end_the_start(dtype: torch.dtype, library: Path, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def change(tensors: Tensors) -> None:
+        tensors[name] = tensors[name].mul(10).to(dtype)
+
+    with pytest.raises(StartupError, match=rf"^weight {name} is stored as \w+, in no format that this version serves$"):
+        load(changed(library, tmp_path / "m", change))
+
+
 def test_of_several_the_first_is_named_and_the_others_counted(source: Path, tmp_path: Path) -> None:
     names = [f"model.layers.{layer}.extra" for layer in (3, 2, 1)]
     folder = changed(source, tmp_path / "m", lambda tensors: tensors.update({n: torch.ones(1) for n in names}))
