@@ -14,8 +14,9 @@ from support.tiny_models import tiny_checkpoint
 from tokenizers import Tokenizer
 from unit.router.router_fakes import Router
 
+from model_server.features.adapters.load import adapter_of, with_adapters
 from model_server.features.adapters.residents import Residents
-from model_server.models.model import adapter_of, describe, with_adapters
+from model_server.models.model import describe
 from model_server.rpc.lora import LoraServicer
 from model_server.weights.checkpoint import examine
 from router.config import RouterConfig

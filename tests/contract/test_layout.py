@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 959,
+    "files": 962,
     "files below 50 lines": 251,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -33,8 +33,8 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_422,
-    "model_server": 52_523,
-    "router": 36_644,
+    "model_server": 52_568,
+    "router": 36_669,
     "tercet": 63,
     "wire": 7_369,
 }

@@ -19,11 +19,12 @@ from model_server.cpp import library as cpp
 from model_server.errors import StartupError
 from model_server.kernels.availability import has_float8, refusal
 from model_server.models.config import CROSSING, ModelConfig
+from model_server.models.decoder.expert_stores import SeparateExperts, StackedExperts
 from model_server.models.decoder.experts_beside import ExpertsBeside
 from model_server.models.decoder.mixers.gated_delta import GatedDeltaSpec
 from model_server.models.decoder.mixers.kimi_delta import KimiDeltaSpec
 from model_server.models.decoder.mixers.short_conv import ShortConvSpec
-from model_server.models.decoder.moe import Moe, SeparateExperts, StackedExperts
+from model_server.models.decoder.moe import Moe
 from model_server.models.decoder.products import model_products
 from model_server.models.decoder.spec import MlpSpec, Spec
 from model_server.models.families import pooled_spec_of, spec_of
@@ -37,7 +38,6 @@ from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.header import Header
 from model_server.weights.leftover import check_leftover
 from model_server.weights.products import Products
-from wire.adapters import DEFAULT_RANK, DEFAULT_SLOTS, RANKS
 from wire.images.families import family_name
 from wire.quantization.config import wants_float8_cache
 
@@ -140,7 +140,7 @@ def describe_pooled(checkpoint: Checkpoint, *, quantize: str | None = None, name
 
 def _merging(model: Model, spec: Spec, folder: Path) -> Model:
     """Add a merged adapter; changed embedding or head are no longer tied."""
-    adapter = read_adapter(model.name, folder, model_products(spec), _bases(model, spec))
+    adapter = read_adapter(model.name, folder, model_products(spec), module_bases(model, spec))
     tables = (spec.names.embedding, spec.names.head)
     if spec.tied_head:
         adapter = with_tied_rows(adapter, *tables)
@@ -148,8 +148,8 @@ def _merging(model: Model, spec: Spec, folder: Path) -> Model:
     return dataclasses.replace(model, spec=dataclasses.replace(spec, tied_head=tied), merged=adapter)
 
 
-def _bases(model: Model, spec: Spec) -> tuple[str, ...]:
-    """What names of modules may begin with."""
+def module_bases(model: Model, spec: Spec) -> tuple[str, ...]:
+    """Return what names of modules may begin with, in files and in adapters."""
     own = spec.names.base
     others = BASES if own in BASES else _OF_LIBRARY.get(own, ())
     return (own, *(base for base in others if base != own))
@@ -228,53 +228,6 @@ def _as_stored(
     if shape is None or not (isinstance(mlp, Moe) and isinstance(mlp.store, SeparateExperts)):
         return mlp
     return dataclasses.replace(mlp, store=StackedExperts(up, down, rows_first=shape[-1] == spec.hidden_size))
-
-
-def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0, max_rank: int | None = None) -> Model:
-    """Add LoRA adapters by name.
-
-    Args:
-        room: For later ones.
-        max_rank: None: any that is read.
-    """
-    if not folders and not room:
-        return model
-    if model.spec is None:
-        if room:
-            raise StartupError(
-                f"--lora-root: {model.config.model_type} is served by the transformers runner, whose adapters are "
-                "loaded with the model: name them in --lora-adapters"
-            )
-        return dataclasses.replace(model, adapter_folders=folders, max_adapter_rank=max_rank)
-    targets = model_products(model.spec)
-    model = dataclasses.replace(model, adapter_room=room, max_adapter_rank=max_rank, targets=targets)
-    return dataclasses.replace(model, adapters=tuple(adapter_of(model, *one) for one in folders.items()))
-
-
-def in_slots(model: Model, number: int | None) -> Model:
-    """Copy adapters into slots of the device when rows need them.
-
-    Args:
-        number: At most; None: DEFAULT_SLOTS. Without later adapters there are no more than loaded ones.
-    """
-    # The rank of the slots is the largest that is allowed; if none is set, that of the largest adapter loaded with the
-    # model, and for later ones DEFAULT_RANK.
-    largest = max((adapter.rank for adapter in model.adapters), default=1)
-    rank = model.max_adapter_rank or max(DEFAULT_RANK if model.adapter_room else 1, largest)
-    number = number or DEFAULT_SLOTS
-    if not model.adapter_room:
-        number = min(number, len(model.adapters))
-    slots = SlotSizes(number=number, rank=next(size for size in RANKS if size >= rank))
-    return dataclasses.replace(model, slots=slots, max_adapter_rank=slots.rank)
-
-
-def adapter_of(model: Model, name: str, folder: Path) -> Adapter:
-    """Check the adapter in `folder` for a native model."""
-    assert model.spec is not None and model.targets is not None
-    found = read_adapter(name, folder, model.targets, _bases(model, model.spec))
-    check_rank(model, found)
-    warn_of_other_base(model, found)
-    return found
 
 
 def check_rank(model: Model, adapter: Adapter) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from router.metrics import DECLARED, OF_KEYS, Declared, Metrics
+from router.declared_metrics import DECLARED, OF_KEYS, Declared
+from router.metrics import Metrics
 from wire.text.escape import shown
 
 _MODEL: tuple[str, tuple[str, ...]] = ("model", ())

@@ -87,7 +87,7 @@ class Models:
             model = self.by_name.get(name)
             if model is None:
                 model = self.by_name[name] = Model(name)
-                self._metrics.add_label("model", name)
+                self._metrics.add_values("model", [name])
             before = model.state
             self._metrics.count_starts(
                 name, facts["num_loaded"] - model.num_loaded, facts["num_failed"] - model.num_failed, facts["took_s"]

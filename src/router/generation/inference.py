@@ -117,7 +117,7 @@ class Inference:
             valid = replace(valid, priority=valid.priority + 1)  # after requests whose clients wait
         if request.adapter_id is None:
             return Running(valid, self._scheduler.submit(valid), self.metrics, permits)
-        self.metrics.count("tgi_lora_requests", adapter=self.metrics.adapter_label(request.adapter_id))
+        self.metrics.count("tgi_lora_requests", adapter=self.metrics.value_of("adapter", request.adapter_id))
         try:
             use = await self._preparing.of(self.adapters.use(request.adapter_id))
         except GenerationError as error:

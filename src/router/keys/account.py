@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
+from router.declared_metrics import KeyRefusal
 from router.errors import ForbiddenError, RateLimitError
 from router.keys.bucket import Bucket, Clock, spelled_wait
-from router.metrics import KeyRefusal, Metrics
+from router.metrics import Metrics
 from wire.keys import Key, Scope
 
 _MAX_RETRY_AFTER_S = 120
@@ -22,7 +23,7 @@ class Account:
         self.key = key
         self.num_running = 0
         self._metrics = metrics
-        self._label = metrics.key_label(key.name)
+        self._label = metrics.value_of("key", key.name)
         self._clock = clock
         self._requests = _bucket(None, key.requests_per_minute, clock)
         self._tokens = _bucket(None, key.tokens_per_minute, clock)
@@ -30,7 +31,7 @@ class Account:
     def changed(self, key: Key) -> None:
         """Take over the row of the same name."""
         self.key = key
-        self._label = self._metrics.key_label(key.name)
+        self._label = self._metrics.value_of("key", key.name)
         self._requests = _bucket(self._requests, key.requests_per_minute, self._clock)
         self._tokens = _bucket(self._tokens, key.tokens_per_minute, self._clock)
 

@@ -51,7 +51,7 @@ class Accounts:
     def set(self, keys: Sequence[Key]) -> None:
         """Replace the keys; those of the same name keep what they have used."""
         keys = [_limited_to(self._part, key) for key in keys]
-        self._metrics.set_keys([key.name for key in keys])
+        self._metrics.add_values("key", [key.name for key in keys])
         accounts: dict[str, Account] = {}
         for key in keys:
             account = self._by_name.get(key.name)

@@ -120,7 +120,7 @@ class AdapterRegistry:
         self._released = asyncio.Event()
         self._waits_since: float | None = None  # a load for room
         self._dropping: set[asyncio.Task[None]] = set()
-        metrics.set_adapters(self._given)
+        metrics.add_values("adapter", self._given)
         self._count()
 
     @property
@@ -153,7 +153,7 @@ class AdapterRegistry:
             raise AdapterRefused(f"The lora adapter '{name}' has already been loaded: choose another name")
         self.remove(name)
         self._by_name[name] = _Version(name, path, size.num_bytes)
-        self._metrics.set_adapters([name])
+        self._metrics.add_values("adapter", [name])
         self._count()
 
     def remove(self, name: str) -> bool:

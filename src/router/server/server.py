@@ -181,7 +181,7 @@ def _app_state(
     metrics.set_limits(
         max_input_tokens=limits.max_input_tokens,
         max_total_tokens=limits.max_total_tokens,
-        speculate=started.info.speculate,
+        max_step_tokens=started.info.speculate + 1,
     )
     validator = Validator(
         tokenizer,

@@ -88,7 +88,7 @@ async def connect_replicas(
         return started.scheduler, started.shards
 
     for number in range(len(paths)):
-        metrics.add_label("replica", str(number))
+        metrics.add_values("replica", [str(number)])
     all_started: list[Started] = []
     try:
         for number in range(len(paths)):

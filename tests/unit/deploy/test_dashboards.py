@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from router.declared_metrics import DECLARED as ONE_MODEL
 from router.front.metrics import FRONT
-from router.metrics import DECLARED as ONE_MODEL
 from router.metrics import Metrics
 
 DECLARED = ONE_MODEL | FRONT

@@ -13,7 +13,7 @@ from support.documents import bare, rows, section
 from launcher.config import LauncherConfig
 from launcher.config_checks import check
 from router.api.embeddings import schema
-from router.metrics import DECLARED, POOLING
+from router.declared_metrics import DECLARED, POOLING
 from router.schemas.base import Body
 from router.server.pooled import MAX_CLIENT_BATCH_SIZE, MAX_CONCURRENT_REQUESTS
 from router.server.pooled_app import create_pooled_app

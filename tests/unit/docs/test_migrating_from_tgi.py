@@ -22,7 +22,7 @@ from model_server.config import DownloadConfig, ServeConfig
 from router.api.openapi.answers import ERRORS
 from router.api.platforms import kserve
 from router.config import RouterConfig
-from router.metrics import DECLARED
+from router.declared_metrics import DECLARED
 from router.server.app import create_app
 from router.server.startup import (
     CPU_DEFAULT_STEP_TOKENS,

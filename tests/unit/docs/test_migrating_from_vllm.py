@@ -16,7 +16,7 @@ from launcher.config import LauncherConfig
 from launcher.config_checks import check
 from router.api.chat.schema import ChatBody, ChatCompletion, Usage
 from router.api.completions.schema import Completion, CompletionBody
-from router.metrics import DECLARED
+from router.declared_metrics import DECLARED
 from router.schemas.openai import StreamOptions
 from router.schemas.other_fields import HARMLESS, REFUSED
 from router.server.app import create_app

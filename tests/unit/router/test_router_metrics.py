@@ -16,9 +16,10 @@ from router_fakes import Router, failing, says
 
 from router import metrics
 from router.config import RouterConfig
+from router.declared_metrics import DECLARED, KeyRefusal
 from router.errors import IncompleteError, Reason
 from router.front.metrics import FRONT
-from router.metrics import DECLARED, KeyRefusal, Metrics
+from router.metrics import Metrics
 
 MakeRouter = Callable[..., Router]
 
@@ -143,7 +144,7 @@ def families(text: str) -> dict[str, Metric]:
 
 def at_the_start(limits: int = 2000) -> str:
     """The text before anything was counted."""
-    return Metrics(max_input_tokens=limits // 2, max_total_tokens=limits, speculate=2).render().decode()
+    return Metrics(max_input_tokens=limits // 2, max_total_tokens=limits, max_step_tokens=3).render().decode()
 
 
 def edges(family: Metric) -> list[float]:
@@ -220,7 +221,7 @@ def test_a_histogram_counts_upwards() -> None:
 
 
 def test_one_value_several_times() -> None:
-    made = Metrics(speculate=1)
+    made = Metrics(max_step_tokens=2)
     made.observe("tgi_request_skipped_tokens", 0, 5)
     made.observe("tgi_request_skipped_tokens", 2, 2)
     text = made.render().decode()
@@ -269,9 +270,9 @@ def test_what_is_not_declared_is_an_error() -> None:
 
 def test_the_first_hundred_adapters_have_series_of_their_own() -> None:
     made = Metrics()
-    made.set_adapters([f"a{i}" for i in range(102)])
+    made.add_values("adapter", [f"a{i}" for i in range(102)])
     for name in ("a99", "a100", "a101"):
-        made.count("tgi_lora_requests", adapter=made.adapter_label(name))
+        made.count("tgi_lora_requests", adapter=made.value_of("adapter", name))
     samples = families(made.render().decode())["tgi_lora_requests"].samples
     assert {s.labels["adapter"] for s in samples} == {"other", *(f"a{i}" for i in range(100))}
     assert {s.labels["adapter"]: s.value for s in samples if s.value} == {"a99": 1, "other": 2}

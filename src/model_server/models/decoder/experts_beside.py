@@ -38,8 +38,8 @@ class ExpertsBeside:
         dense = dict.fromkeys(spec.names.up, (outer, inner))
         return replace(found, linear={**found.linear, **dense, spec.names.down: (inner, outer)})
 
-    def places(self) -> Mapping[str, ExpertPlace]:
-        return self.experts.places()
+    def places(self, spec: Spec) -> Mapping[str, ExpertPlace]:
+        return self.experts.places(spec)
 
     def load(self, loader: Loader, spec: Spec, index: int) -> ExpertsBesideMlp:
         prefix, size = f"{spec.names.layers}.{index}.", spec.hidden_size

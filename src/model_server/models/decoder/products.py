@@ -55,7 +55,7 @@ def expert_places(spec: Spec) -> dict[str, ExpertPlace]:
     found: dict[str, ExpertPlace] = {}
     for index, mlp in enumerate(spec.mlps):
         prefix = f"{spec.names.layers}.{index}."
-        places = {} if mlp is None else mlp.places()
+        places = {} if mlp is None else mlp.places(spec)
         found.update((prefix + name, replace(one, parameter=prefix + one.parameter)) for name, one in places.items())
     return found
 

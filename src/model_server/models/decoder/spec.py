@@ -100,7 +100,7 @@ class MlpSpec(Protocol):
     def products(self, spec: Spec) -> Products:
         """List the products, relative to the layer."""
 
-    def places(self) -> Mapping[str, ExpertPlace]:
+    def places(self, spec: Spec) -> Mapping[str, ExpertPlace]:
         """Place the tensors and parameters that hold experts, relative to the layer."""
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
-from model_server.models.decoder.moe import Moe, SeparateExperts
+from model_server.models.decoder.expert_stores import SeparateExperts
+from model_server.models.decoder.moe import Moe
 from model_server.models.decoder.spec import Spec
 from model_server.models.families.base import base
 from model_server.models.families.deepseek import behind_dense, by_layer_types, corrected

@@ -11,7 +11,8 @@ from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.attention.indexer import IndexerSpec
 from model_server.models.decoder.attention.mla import Mla
-from model_server.models.decoder.moe import Moe, SeparateExperts
+from model_server.models.decoder.expert_stores import SeparateExperts
+from model_server.models.decoder.moe import Moe
 from model_server.models.decoder.spec import Spec
 from model_server.models.families.base import base, layer_kinds, sharpening
 from model_server.models.families.moe import top_k

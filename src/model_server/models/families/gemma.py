@@ -14,8 +14,9 @@ from model_server.errors import StartupError
 from model_server.layers.rotary import Rope
 from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.expert_stores import StackedExperts
 from model_server.models.decoder.experts_beside import ExpertsBeside
-from model_server.models.decoder.moe import Moe, StackedExperts
+from model_server.models.decoder.moe import Moe
 from model_server.models.decoder.spec import LayerSizes, Names, Spec
 from model_server.models.families.base import BLANK_IDS, UnknownFamilyError, base, layer_kinds, rotary_dim, windows_of
 from model_server.models.families.moe import top_k

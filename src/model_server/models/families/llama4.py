@@ -11,8 +11,9 @@ from model_server.layers.routing import Routing
 from model_server.layers.temperature import QueryTemperature
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.attention.multi_head import Attention, load_attention
+from model_server.models.decoder.expert_stores import StackedExperts
 from model_server.models.decoder.loader import Loader
-from model_server.models.decoder.moe import Moe, StackedExperts
+from model_server.models.decoder.moe import Moe
 from model_server.models.decoder.products import heads_products
 from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base, layer_kinds

@@ -8,7 +8,8 @@ from typing import Any
 from model_server.errors import StartupError
 from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
-from model_server.models.decoder.moe import FlatExperts, Moe, SeparateExperts, StackedExperts
+from model_server.models.decoder.expert_stores import FlatExperts, SeparateExperts, StackedExperts
+from model_server.models.decoder.moe import Moe
 from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base, layer_kinds, one_window, windows_of
 from model_server.models.families.llama import granite

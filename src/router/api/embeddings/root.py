@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
 
-from router.api.embeddings.schema import EmbedBody, InputField, SimilarityInputs, SimilarityParameters
+from router.api.embeddings.inputs import InputField
+from router.api.embeddings.schema import EmbedBody, SimilarityInputs, SimilarityParameters
 
 
 class RootBody(EmbedBody):

@@ -10,13 +10,12 @@ from fastapi import Request
 from starlette.responses import Response
 
 from router.api.embeddings import convert
+from router.api.embeddings.inputs import Inputs, Pairs
 from router.api.embeddings.ranking import rank_documents
 from router.api.embeddings.root import RootBody
 from router.api.embeddings.schema import (
     DecodeBody,
     EmbedBody,
-    Inputs,
-    Pairs,
     PredictBody,
     Prediction,
     Rank,

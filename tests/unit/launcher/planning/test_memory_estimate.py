@@ -28,9 +28,10 @@ from model_server.device import resolve_dtype
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
+from model_server.features.adapters.load import in_slots, with_adapters
 from model_server.models.adapters.heads import AdaptedHeads
 from model_server.models.load import load_runner
-from model_server.models.model import describe, in_slots, with_adapters
+from model_server.models.model import describe
 from model_server.runner.runner import Runner
 from model_server.weights.checkpoint import examine
 from wire.host import kv_memory

@@ -9,7 +9,7 @@ from router.metrics import Metrics
 def test_each_series_gets_its_model_and_each_family_one_head() -> None:
     own = FrontMetrics()
     for name in ("a", 'b"c'):
-        own.add_label("model", name)
+        own.add_values("model", [name])
     own.count_starts("a", 2, 1, 3.0)
     own.set_states(["loaded", "failed", "loaded"])
     own.set_waiting("a", 4)

@@ -33,7 +33,7 @@ def key(name: str = "a", **changes: Any) -> Key:
 
 def account(clock: Clock, **changes: Any) -> Account:
     metrics = Metrics()
-    metrics.set_keys(["a"])
+    metrics.add_values("key", ["a"])
     return Account(key(**changes), metrics, clock)
 
 
@@ -160,5 +160,5 @@ async def test_the_file_is_followed_and_a_bad_one_changes_nothing(
 def test_only_a_hundred_keys_have_labels() -> None:
     metrics = Metrics()
     Accounts([key(f"k{number}") for number in range(150)], metrics)
-    assert (metrics.key_label("k99"), metrics.key_label("k100")) == ("k99", "other")
+    assert (metrics.value_of("key", "k99"), metrics.value_of("key", "k100")) == ("k99", "other")
     assert metrics.render().count(b"tgi_key_requests{") == 101

@@ -102,5 +102,5 @@ class ScaledMlpSpec:
         outer, inner = spec.hidden_size, spec.intermediate_size
         return Products(linear={**dict.fromkeys(spec.names.up, (outer, inner)), spec.names.down: (inner, outer)})
 
-    def places(self) -> Mapping[str, ExpertPlace]:
+    def places(self, spec: Spec) -> Mapping[str, ExpertPlace]:
         return {}

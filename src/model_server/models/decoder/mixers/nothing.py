@@ -28,7 +28,7 @@ class Nothing:
     def products(self, spec: Spec) -> Products:
         return Products(linear={})
 
-    def places(self) -> Mapping[str, ExpertPlace]:
+    def places(self, spec: Spec) -> Mapping[str, ExpertPlace]:
         return {}
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 from model_server.errors import StartupError
 from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.expert_stores import SeparateExperts
 from model_server.models.decoder.mixers.mamba1 import Mamba1Spec
-from model_server.models.decoder.moe import Moe, SeparateExperts
+from model_server.models.decoder.moe import Moe
 from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base
 from model_server.models.families.moe import top_k

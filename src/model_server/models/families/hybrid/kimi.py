@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.expert_stores import SeparateExperts
 from model_server.models.decoder.mixers.kimi_delta import KimiDeltaSpec
-from model_server.models.decoder.moe import SeparateExperts
 from model_server.models.decoder.spec import Spec
 from model_server.models.families.base import layer_kinds
 from model_server.models.families.deepseek import by_layer_types, corrected, expect, latent_decoder

@@ -7,8 +7,9 @@ from dataclasses import replace
 from model_server.errors import StartupError
 from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.expert_stores import SeparateExperts
 from model_server.models.decoder.mixers.short_conv import ShortConvSpec
-from model_server.models.decoder.moe import Moe, SeparateExperts
+from model_server.models.decoder.moe import Moe
 from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base, layer_kinds
 from model_server.models.families.moe import indices, top_k

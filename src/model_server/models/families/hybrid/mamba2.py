@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.expert_stores import SeparateExperts
 from model_server.models.decoder.mixers.beside import BesideSpec, ScaledMlpSpec
 from model_server.models.decoder.mixers.mamba2 import Mamba2Spec
-from model_server.models.decoder.moe import Moe, SeparateExperts
+from model_server.models.decoder.moe import Moe
 from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base
 from model_server.models.families.llama import granite

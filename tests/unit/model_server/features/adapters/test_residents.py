@@ -21,8 +21,9 @@ from model_server.adapters.folder import read_adapter
 from model_server.adapters.reader import AdapterReader
 from model_server.adapters.rows import BASE
 from model_server.errors import StartupError
+from model_server.features.adapters.load import adapter_of, with_adapters
 from model_server.features.adapters.residents import Residence, Residents
-from model_server.models.model import adapter_of, describe, with_adapters
+from model_server.models.model import describe
 from model_server.weights.checkpoint import examine
 from model_server.weights.products import Products
 from wire.lora.merged import ADAPTER_CONFIG

@@ -20,8 +20,9 @@ from model_server.adapters.rows import BASE
 from model_server.cpp.library import usable
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
+from model_server.features.adapters.load import with_adapters
 from model_server.features.adapters.residents import Residents
-from model_server.models.model import describe, with_adapters
+from model_server.models.model import describe
 from model_server.quantization.forms import Plain
 from model_server.weights.checkpoint import examine
 

@@ -12,11 +12,16 @@ from torch import Tensor
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.layers.experts.experts import ExpertWeights
-from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.attention.mla import Mla
+from model_server.models.decoder.expert_stores import (
+    ExpertSizes,
+    ExpertStore,
+    FlatExperts,
+    SeparateExperts,
+    StackedExperts,
+)
 from model_server.models.decoder.loader import Loader
-from model_server.models.decoder.moe import ExpertStore, FlatExperts, Moe, SeparateExperts, StackedExperts
 from model_server.models.families import spec_of
 
 CPU = torch.device("cpu")
@@ -33,14 +38,9 @@ DOWN = torch.randn(EXPERTS, HIDDEN, SIZE)
 GATE_BIAS, UP_BIAS, DOWN_BIAS = torch.randn(EXPERTS, SIZE), torch.randn(EXPERTS, SIZE), torch.randn(EXPERTS, HIDDEN)
 
 
-def moe(store: ExpertStore) -> Moe:
-    routing = Routing(num_experts=EXPERTS, top_k=2)
-    return Moe(routing=routing, intermediate_size=SIZE, router="router", store=store)
-
-
 def read(store: ExpertStore, tensors: dict[str, Tensor], group: ProcessGroup, expert: int = 2) -> ExpertWeights:
     loader = Loader(DictReader({f"layer.{name}": t for name, t in tensors.items()}), CPU, group)
-    return store.read(loader, "layer.", expert, moe(store), HIDDEN)
+    return store.read(loader, "layer.", expert, ExpertSizes(EXPERTS, HIDDEN, SIZE))
 
 
 def separate() -> dict[str, Tensor]:

@@ -18,7 +18,8 @@ from torch import Tensor
 from model_server.adapters.rows import BASE
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
-from model_server.models.model import describe, in_slots, with_adapters
+from model_server.features.adapters.load import in_slots, with_adapters
+from model_server.models.model import describe
 from model_server.weights.checkpoint import examine
 from model_server.weights.reader import SafetensorsReader
 

@@ -66,7 +66,7 @@ async def scene(count: int = 2, policy: ReplicaPolicy = "prefix") -> AsyncIterat
     made = Scene()
     gauges = Gauges(made.metrics)
     for number in range(count):
-        made.metrics.add_label("replica", str(number))
+        made.metrics.add_values("replica", [str(number)])
 
     async def connect(number: int) -> Served:
         await made.is_back.wait()
@@ -193,7 +193,7 @@ async def test_gauges_of_all_and_of_each() -> None:
     gauges = Gauges(metrics)
     one, other = (ReplicaMetrics(metrics, gauges, number) for number in (0, 1))
     for number in ("0", "1"):
-        metrics.add_label("replica", number)
+        metrics.add_values("replica", [number])
     one.gauge("tgi_queue_size", 3)
     other.gauge("tgi_queue_size", 4)
     assert metrics.gauges["tgi_queue_size"] == 7 and metrics.gauges["tgi_replica_queue_size{1}"] == 4
