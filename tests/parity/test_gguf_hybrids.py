@@ -27,6 +27,15 @@ DELTA: dict[str, Any] = {
 MAMBA2 = {**SIZES, "mamba_d_head": 64, "shared_intermediate_size": 256}
 NEMOTRON = {**SIZES, "mamba_head_dim": 32, "moe_intermediate_size": 256, "moe_shared_expert_intermediate_size": 256}
 MAMBA = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "time_step_rank": 32}
+KIMI: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "linear_head_dim": 64,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 64,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {**SIZES, "head_dim": None, "block_multiple_of": 256}),
     "lfm2moe": ("lfm2_moe", {**SIZES, "head_dim": None, "moe_intermediate_size": 256, "routed_scaling_factor": 1.0}),
@@ -45,6 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # Both have the same architecture; times of a width that has no blocks.
     "mamba of Falcon": ("falcon_mamba", {**MAMBA, "expand": 2, "time_step_rank": 16}),
     "mamba2": ("mamba2", {"hidden_size": 256, "num_hidden_layers": 4, "num_heads": 8, "head_dim": 64}),
+    "kimi-linear": ("kimi_linear", KIMI),
     "nemotron_h": ("nemotron_h", {**NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention", "mlp"]}),
     "nemotron_h_moe": ("nemotron_h", {**NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "moe"]}),
     "nemotron_h_moe latent": (
@@ -52,7 +62,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "moe"], "moe_latent_size": 128},
     ),
 }
-ALWAYS = [("lfm2", "Q4_K_M"), ("qwen35", "Q4_K_M"), ("jamba", "Q4_K_M")]
+ALWAYS = [("lfm2", "Q4_K_M"), ("qwen35", "Q4_K_M"), ("jamba", "Q4_K_M"), ("kimi-linear", "Q4_K_M")]
 ALL = [(case, mixture) for case in CASES for mixture in ("F16", "Q8_0", "Q4_K_M")]
 
 

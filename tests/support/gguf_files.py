@@ -175,7 +175,7 @@ def _add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     rope = config.get("rope_parameters") or {}
     theta = rope.get("full_attention", rope).get("rope_theta", 10000.0)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_context_length(config.get("max_position_embeddings") or config["model_max_length"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(num_layers_of(config))
     if config["model_type"] not in HYBRIDS:
@@ -183,7 +183,8 @@ def _add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     if config["model_type"] not in HYBRIDS:
         writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(head_dim)
+    if config["model_type"] != "kimi_linear":
+        writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     if (epsilon := next((config[one] for one in _RMS_NORMS if one in config), None)) is not None:
         writer.add_layer_norm_rms_eps(epsilon)
@@ -224,7 +225,7 @@ def _add_particular(writer: GGUFWriter, config: Mapping[str, Any], head_dim: int
         writer.add_rope_dimension_count(int(head_dim * share))
     if experts := num_experts_of(config):
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_used_count(config.get("num_experts_per_tok") or config["num_experts_per_token"])
     if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "shared_expert_intermediate_size" in config:

@@ -15,7 +15,8 @@ from torch import Tensor
 _ARCHITECTURES = {
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1",
-    "nemotron_h": "nemotron_h", "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
+    "nemotron_h": "nemotron_h", "kimi_linear": "kimi-linear",
+    "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
 }  # fmt: skip
 HYBRIDS = tuple(_ARCHITECTURES)
 PLAIN = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_a", "ssm_d", "ssm_norm")
@@ -83,6 +84,14 @@ def hybrid_moves(tensors: Mapping[str, Tensor], config: Mapping[str, Any], names
             experts = "exps" if "block_sparse" in joined else "shexp" if config["num_local_experts"] else ""
             kinds = [f"blk.{block}.ffn_{kind}{experts and '_' + experts}.weight" for kind in ("gate", "up")]
             yield Move(ours, kinds, lambda one: one.chunk(2, -2), lambda *ones: [torch.cat(ones, -2)])
+        elif joined.endswith("kv_b_proj.weight"):
+            heads, plain = config["num_attention_heads"], config["qk_nope_head_dim"]
+            yield Move(
+                ours,
+                [f"blk.{block}.attn_{kind}_b.weight" for kind in "kv"],
+                lambda one, heads=heads, plain=plain: _by_matrices(one, heads, plain),
+                lambda k, v: [torch.cat((k.transpose(1, 2), v), 1).flatten(0, 1)],
+            )
         elif joined.endswith("in_proj_qkvz.weight"):
             theirs = [f"blk.{block}.{kind}.weight" for kind in ("attn_qkv", "attn_gate")]
             yield Move(ours, theirs, lambda one: _apart(one, config), lambda *ones: [_by_heads(*ones, config)])
@@ -108,7 +117,7 @@ def _name(name: str, config: Mapping[str, Any], names: gguf.TensorNameMap) -> st
         return "output.weight"
     for ours, theirs in _RENAMED.items():
         name = name.removesuffix(ours) + theirs if name.endswith(ours) else name
-    name = re.sub(r"experts\.w([123])\.", r"experts.w\1.", name)
+    name = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name)
     name = re.sub(r"^backbone\.(layers\.\d+)\.mixer\.experts\.(\w+)\.weight", r"model.\1.mlp.experts.\2.weight", name)
     name = re.sub(r"^model\.(layers\.\d+)\.feed_forward\.experts\.(\w+_proj)", r"model.\1.mlp.experts.\2", name)
     name = re.sub(r"^model\.(layers\.\d+)\.feed_forward\.experts", r"\1.feed_forward.experts", name)
@@ -124,11 +133,13 @@ def _as_theirs(tensor: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
         tensor = tensor + 1
     tensor = _folded(tensor, name, config, back=False)
     tensor = _tiled(tensor, name, config, back=False)
+    if re.search("[qkv]_conv1d", name):
+        return tensor.unsqueeze(0)
     if "conv1d.weight" in name or "conv.conv" in name:
         return tensor.squeeze(1)
     if config["model_type"] in ("granitemoehybrid", "nemotron_h") and (heads := _heads(name, config)):
         return tensor.view(heads, 2, len(tensor) // heads // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
-    if _is_mamba1(config):
+    if _is_mamba1(config) or config["model_type"] == "kimi_linear":
         return tensor
     if "linear_attn" not in name and name.endswith((".A_log", ".D")):
         return tensor.unsqueeze(1)
@@ -137,7 +148,9 @@ def _as_theirs(tensor: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
 
 
 def _as_ours(tensor: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
-    if "conv1d.weight" in name or "conv.conv" in name:
+    if config["model_type"] == "kimi_linear":
+        tensor = tensor.squeeze(0) if "conv1d" in name else tensor
+    elif "conv1d.weight" in name or "conv.conv" in name:
         tensor = tensor.unsqueeze(1)
     elif config["model_type"] in ("granitemoehybrid", "nemotron_h") and (heads := _heads(name, config)):
         tensor = tensor.view(heads, len(tensor) // heads // 2, 2, -1).swapaxes(1, 2).reshape(tensor.shape)
@@ -191,6 +204,11 @@ def _tiled(tensor: Tensor, name: str, config: Mapping[str, Any], *, back: bool) 
     return rows(tensor, sizes[kind]) if kind in sizes else tensor
 
 
+def _by_matrices(tensor: Tensor, heads: int, plain: int) -> list[Tensor]:
+    by_head = tensor.view(heads, -1, tensor.shape[1])
+    return [by_head[:, :plain].transpose(1, 2).contiguous(), by_head[:, plain:].contiguous()]
+
+
 def _apart(tensor: Tensor, config: Mapping[str, Any]) -> list[Tensor]:
     keys, repeats, key_dim, value_dim = _delta(config)
     kinds = tensor.view(keys, -1, tensor.shape[1]).split([key_dim, key_dim, *[repeats * value_dim] * 2], 1)
@@ -237,6 +255,8 @@ def add_hybrid(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
         writer.add_ssm_state_size(config["mamba_d_state"])
         return writer.add_ssm_time_step_rank(config["mamba_dt_rank"])
+    if config["model_type"] == "kimi_linear":
+        return _add_kimi(writer, config)
     kinds = config.get("layers_block_type") or config.get("layer_types") or []
     groups = config["num_key_value_heads"]
     by_layer = config["model_type"] in ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h")
@@ -288,6 +308,25 @@ def add_hybrid(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_ssm_group_count(group_count)
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_inner_size(inner)
+
+
+def _add_kimi(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
+    latent, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count_kv([int(kind == "full_attention") for kind in config["layer_types"]])
+    writer.add_key_length(latent + rotated)
+    writer.add_kv_lora_rank(latent)
+    writer.add_rope_dimension_count(rotated)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_kda_head_dim(config["linear_head_dim"])
+    writer.add_expert_group_count(config["num_expert_group"])
+    writer.add_expert_group_used_count(config["topk_group"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_shared_count(config["num_shared_experts"])
+    writer.add_leading_dense_block_count(config["mlp_layer_types"].count("dense"))
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
 
 
 def add_without_attention(writer: GGUFWriter, config: Mapping[str, Any]) -> None:

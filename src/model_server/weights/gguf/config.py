@@ -299,7 +299,9 @@ def _check_neutral(
     name: str, architecture: Architecture, fields: Mapping[str, Any], given: Mapping[str, Any], path: Path
 ) -> None:
     """Refuse unread metadata that changes the model."""
-    neutral = {**_NEUTRAL, "attention.value_length": (fields.get("head_dim"),), **architecture.expected}
+    neutral = {**_NEUTRAL, **architecture.expected}
+    if "attention.value_length_mla" not in given:
+        neutral["attention.value_length"] = (fields.get("head_dim"),)
     for key, values in neutral.items():
         if key in given and key not in architecture.fields.values() and given[key] not in values:
             raise StartupError(

@@ -37,6 +37,12 @@ def _mamba1(prefix: str) -> tuple[dict[str, str], dict[str, str]]:
     return {**modules, **norms, "ssm_x": f"{prefix}.x_proj", "ssm_dt": f"{prefix}.dt_proj"}, tensors
 
 
+# What makes keys and values of latents: two matrices, as they are absorbed, or in old files one.
+_LATENT = {
+    "attn_q_a": "self_attn.q_a_proj", "attn_q_b": "self_attn.q_b_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj", "attn_kv_b": "self_attn.kv_b_proj",
+}  # fmt: skip
 _LFM2 = {
     **_attention(output="out_proj"),
     "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm", "attn_norm": "operator_norm",
@@ -171,6 +177,20 @@ def _every(name: str, chosen: list[bool]) -> dict[str, int]:
     return {f"{name}_period": period, f"{name}_offset": first}
 
 
+def _kimi(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    rotated, heads = given["rope.dimension_count"], fields["num_attention_heads"]
+    kinds = {True: "full_attention", False: "linear_attention"}
+    return {
+        "layer_types": [kinds[one] for one in _attends(given, fields["num_hidden_layers"])],
+        "linear_num_heads": heads,
+        "num_key_value_heads": heads,
+        # Of the part that all heads share; nothing rotates.
+        "head_dim": rotated,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": given["attention.key_length_mla"] - rotated,
+    }
+
+
 _LFM2_OUTSIDE = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
 _NORM_EPS = ("norm_eps", RMS[1])
 _DELTA_FAMILY: dict[str, Any] = {
@@ -293,6 +313,45 @@ HYBRIDS = {
         fields={"conv_kernel": "ssm.conv_kernel", "state_size": "ssm.state_size", "n_groups": "ssm.group_count"},
         derived=_mamba2_alone,
         **_WITHOUT_ATTENTION,
+    ),
+    "kimi-linear": Architecture(
+        model_type="kimi_linear",
+        layer={
+            **_attention(), **_LATENT, **_MLP, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+            **{f"ssm_conv1d_{one}": f"self_attn.{one}_conv1d" for one in "qkv"},
+            **{f"ssm_{one}_{part}": f"self_attn.{one}_{part}_proj" for one in "fg" for part in "ab"},
+            "ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm", "ffn_gate_inp": "block_sparse_moe.gate",
+            **{f"ffn_{kind}_shexp": f"block_sparse_moe.shared_experts.{kind}_proj" for kind in ("gate", "up", "down")},
+        },
+        tensors={
+            "ssm_a": "self_attn.A_log",
+            "ssm_dt.bias": "self_attn.dt_bias",
+            "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
+        },
+        experts={
+            f"ffn_{kind}_exps": f"block_sparse_moe.experts.{{}}.{name}"
+            for kind, name in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
+        },
+        fields={
+            "num_experts": "expert_count",
+            "num_experts_per_token": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "num_shared_experts": "expert_shared_count",
+            "first_k_dense_replace": "leading_dense_block_count",
+            "routed_scaling_factor": "expert_weights_scale",
+            "kv_lora_rank": "attention.kv_lora_rank",
+            "v_head_dim": "attention.value_length_mla",
+            "linear_head_dim": "kda.head_dim",
+            "linear_conv_kernel_dim": "ssm.conv_kernel",
+        },
+        optional={
+            "q_lora_rank": "attention.q_lora_rank",
+            "num_expert_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+        },
+        derived=_kimi,
+        fixed={"moe_renormalize": True, "mla_use_nope": True},
+        expected={"expert_gating_func": (2,), "expert_weights_norm": (True,)},
     ),
     "nemotron_h": Architecture(
         layer=_NEMOTRON, tensors=_MIXER_TENSORS, fields=_NEMOTRON_FIELDS, **_NEMOTRON_FAMILY

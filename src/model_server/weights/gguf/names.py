@@ -20,7 +20,9 @@ from wire.quantization.gguf import first_link
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that belong to the config."""
 
-_CONVOLUTIONS = ("shortconv.conv", "ssm_conv1d")
+_CONVOLUTIONS = ("shortconv.conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
+# One matrix of each head.
+_STACKED = ("attn_k_b", "attn_v_b")
 _VECTORS = ("ssm_a", "ssm_d", "ssm_norm")
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.([\w.]+?)(?:\.(weight|bias))?")
 
@@ -94,8 +96,10 @@ def _shaped(module: str, stored: Stored) -> Stored:
     """Return the tensor with the dimensions that transformers gives it."""
     if module == "ffn_gate_inp_shexp":
         return replace(stored, shape=(1, *stored.shape))
-    if module in _CONVOLUTIONS and len(stored.shape) == 2:
-        return replace(stored, shape=(stored.shape[0], 1, stored.shape[1]))
+    if module in _CONVOLUTIONS:
+        return replace(stored, shape=(math.prod(stored.shape[:-1]), 1, stored.shape[-1]))
+    if module in _STACKED:
+        return replace(stored, shape=(math.prod(stored.shape[:-1]), stored.shape[-1]))
     return replace(stored, shape=(math.prod(stored.shape),)) if module in _VECTORS else stored
 
 

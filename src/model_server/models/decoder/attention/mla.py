@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -141,11 +142,16 @@ class Mla:
     def _up(self, loader: Loader, prefix: str, num_heads: int, heads: Range) -> LatentHeads:
         width = self.plain_dim + self.value_dim
         part = Part(prefix + "kv_b_proj", ((heads[0] * width, heads[1] * width),), num_heads * width)
-        wanted = MatrixSlice(parts=(part,), columns=(0, self.latent_rank), num_columns=self.latent_rank)
-        both = loader.decoded(wanted).view(-1, width, self.latent_rank)
+        both = self._both(loader, prefix, num_heads, heads, loader.decoded)
         up_value = both[:, self.plain_dim :].transpose(1, 2)
+
+        def again(wanted: MatrixSlice) -> Tensor:
+            return loader.read_again(wanted, torch.float32, as_stored=True)
+
         product = Product(
-            parts=(part,), columns=None, weight=lambda: loader.read_again(wanted, torch.float32, as_stored=True)
+            parts=(part,),
+            columns=None,
+            weight=lambda: self._both(loader, prefix, num_heads, heads, again).flatten(0, 1),
         )
         sizes = HeadSizes(
             heads=heads[1] - heads[0], plain=self.plain_dim, value=self.value_dim, latent=self.latent_rank
@@ -156,6 +162,22 @@ class Mla:
         if usable(up_key.device, up_key.dtype) and self.plain_dim % 2 == 0 and self.latent_rank % 2 == 0:
             panels = HeadPanels(up_key.transpose(1, 2)), HeadPanels(up_value.transpose(1, 2))
         return LatentHeads(up_key, up_value, changes, panels)
+
+    def _both(
+        self, loader: Loader, prefix: str, num_heads: int, heads: Range, read: Callable[[MatrixSlice], Tensor]
+    ) -> Tensor:
+        """Read what makes keys and values of latents, [heads, plain_dim + value_dim, latent_rank]."""
+
+        def matrix(name: str, rows: int, columns: int) -> Tensor:
+            part = Part(prefix + name, ((heads[0] * rows, heads[1] * rows),), num_heads * rows)
+            return read(MatrixSlice(parts=(part,), columns=(0, columns), num_columns=columns)).view(-1, rows, columns)
+
+        rank = self.latent_rank
+        if not loader.holds(prefix + "k_b_proj"):
+            return matrix("kv_b_proj", self.plain_dim + self.value_dim, rank)
+        # As GGUF files have them.
+        keys = matrix("k_b_proj", rank, self.plain_dim).transpose(1, 2)
+        return torch.cat((keys, matrix("v_b_proj", self.value_dim, rank)), dim=1)
 
 
 def is_sparse(spec: Spec) -> bool:

@@ -289,3 +289,20 @@ def test_models_without_attention_have_no_sizes_of_it(has_norms: bool, model_typ
     }  # fmt: skip
     with pytest.raises(StartupError, match=r"^a\.gguf lacks the metadata `mamba\.ssm\.state_size`"):
         config_of(header("mamba", **{**MAMBA1, **without, "ssm__state_size": None}), Path("a.gguf"))
+
+
+def test_heads_of_kimi_linear() -> None:
+    """Files say how wide absorbed keys are, and that each layer with attention has one of them."""
+    metadata: dict[str, Any] = {
+        "attention__head_count_kv": [0, 1], "attention__key_length": 80, "attention__value_length": 72,
+        "attention__key_length_mla": 48, "attention__value_length_mla": 24, "attention__kv_lora_rank": 64,
+        "rope__dimension_count": 16, "kda__head_dim": 32, "ssm__conv_kernel": 4, "expert_count": 8,
+        "expert_used_count": 2, "expert_feed_forward_length": 64, "expert_shared_count": 1,
+        "leading_dense_block_count": 1, "expert_weights_scale": 2.5, "expert_gating_func": 2,
+    }  # fmt: skip
+    found = config_of(header("kimi-linear", **metadata), Path("a.gguf"))
+    assert found["layer_types"] == ["linear_attention", "full_attention"]
+    assert (found["qk_nope_head_dim"], found["qk_rope_head_dim"], found["v_head_dim"]) == (32, 16, 24)
+    assert (found["kv_lora_rank"], found["linear_num_heads"], found["linear_head_dim"]) == (64, 4, 32)
+    with pytest.raises(StartupError, match=r"`kimi-linear\.expert_gating_func` with the value 1, which is not served"):
+        config_of(header("kimi-linear", **metadata | {"expert_gating_func": 1}), Path("a.gguf"))
