@@ -1,7 +1,8 @@
 """Which lines of src touch a GPU's driver, and which of them ran: device_lines.py COVERAGE_FILE... [--least SHARE].
 
 A line counts if it calls or reads something of `torch.cuda` (types in annotations apart), asks for or about pinned
-memory, or captures or replays a graph. Device code (functions of Triton) does not: `make kernels` runs it.
+memory, queues a copy, records, asks or awaits an event or a stream, or captures or replays a graph. Device code
+(functions of Triton) does not: `make kernels` runs it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
-# Attributes by which pinned memory and graphs are used, whatever the object is called.
+# Attributes by which pinned memory, events and graphs are used, whatever the object is called.
 NAMES = {"pin_memory", "is_pinned", "capture_begin", "capture_end", "capture_pieces", "warm_up", "replay"}
+NAMES |= {"record", "synchronize", "wait_stream", "elapsed_time", "used_bytes"}
+KEYWORDS = {"pin_memory", "non_blocking"}
 # `warm_up` and `replay` are common words: they count where graphs are.
 OF_GRAPHS = {"warm_up", "replay", "capture_pieces"}
 
@@ -50,8 +53,10 @@ def _is_kernel(node: ast.AST) -> bool:
 
 
 def _touches(node: ast.AST, path: Path) -> Iterator[int]:
-    if isinstance(node, ast.keyword) and node.arg == "pin_memory":
+    if isinstance(node, ast.keyword) and node.arg in KEYWORDS:
         yield node.value.lineno
+    if isinstance(node, ast.Call) and ast.unparse(node).endswith(".query()"):  # a product of that name takes something
+        yield node.lineno
     if not isinstance(node, ast.Attribute):
         return
     is_named = node.attr in NAMES and (node.attr not in OF_GRAPHS or path.parent.name == "runner")

@@ -15,12 +15,16 @@ from support.loading import FixedAttention
 
 from model_server.attention.choice import AttentionChoice
 from model_server.attention.reference import ReferenceBackend
+from model_server.config import ServeConfig
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Layout, Ranks
 from model_server.distributed.placement import Placement
 from model_server.distributed.stage_links import StageLinks
 from model_server.engine.calls import Session
 from model_server.engine.engine import Engine, EngineOptions
+from model_server.engine.steps.maker import StepMaker
+from model_server.features.drafts.drafters.drafter import DraftedRunner
+from model_server.features.drafts.load import find_speculator, load_drafts
 from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
 from model_server.models.model import describe
@@ -61,21 +65,35 @@ def make_engine(
     quantize: str | None = None,
     group: ProcessGroup | None = None,
     layout: Layout | None = None,
+    drafted: int = 0,
+    speculator: str | None = None,
 ) -> tuple[Engine, Any]:
-    """An engine and its runner; on the card with graphs. group, layout: of one rank of several."""
+    """An engine and its runner; on the card with graphs. group, layout: of one rank of several. drafted, speculator:
+    drafts on the card, as `--speculate` and `--speculator` have them."""
     model = describe(examine(checkpoint), quantize=quantize)
     on_card = device.type == "cuda"
     layout = layout or Layout()
     attention = AttentionChoice(None, device, dtype) if on_card else FixedAttention(ReferenceBackend())
-    place = Placement(device, dtype, Ranks.of(group, layout, device)) if group else Placement(device, dtype)
-    runner = load_runner(model, place, attention, captures=on_card)
+    ranks = Ranks.of(group, layout, device) if group else Ranks.of(ProcessGroup())
+    place = Placement(device, dtype, ranks, num_drafted=drafted)
+    runner, tokenizer = load_runner(model, place, attention, captures=on_card), Tokenizer.load(checkpoint)
+    maker: StepMaker | None = None
+    if drafted:
+        config = ServeConfig(model_id=str(checkpoint), speculate=drafted)
+        found = None if speculator is None else find_speculator(speculator, tokenizer, checkpoint)
+        runner, maker = load_drafts(config, found, model, runner, tokenizer.vocab_size, place)
     if on_card:
-        runner = with_graphs(runner, BATCH_SIZES, CudaGraphCapture(device))
+        keeps = runner.retains if isinstance(runner, DraftedRunner) else None
+        windows = {1 + drafted: BATCH_SIZES} if drafted else None
+        runner = with_graphs(runner, BATCH_SIZES, CudaGraphCapture(device), windows, keeps=keeps)
+    states = runner.traits.recurrent
+    if states is not None:
+        states.reserve(len(engine_run.KINDS))
     options = EngineOptions(
         device=device, layout=layout, block_size=BLOCK_SIZE, prompt_logprobs_allowed=True, chunking=True, grows=True
     )
-    links = StageLinks(place.ranks, device) if layout.stage.size > 1 else None
-    engine = Engine(runner, Tokenizer.load(checkpoint), Sampler(runner.vocab_size, device), options, links)
+    links = StageLinks(ranks, device) if layout.stage.size > 1 else None
+    engine = Engine(runner, tokenizer, Sampler(runner.vocab_size, device), options, links, maker)
     engine.start(Session(max_prefill_tokens=PREFILL_BUDGET))
     cache = KvCache(runner.kv_shapes, NUM_BLOCKS, BLOCK_SIZE, dtype, device)
     for rows in cache.rows:

@@ -15,7 +15,7 @@ from support.metrics_text import metrics_of
 from support.peft_adapters import peft_adapter
 from support.pictures import picture
 from support.running_server import RunningServer
-from support.tiny_drafters import eagle3, medusa, mlp_speculator, with_mtp
+from support.tiny_drafters import eagle3, mlp_speculator
 from support.tiny_models import VOCAB_SIZE, tiny_checkpoint, write_tokenizer
 from support.tiny_types import type_checkpoint
 from support.vision_models import write_vision_checkpoint
@@ -42,33 +42,21 @@ def _on_cpu(model: Path, asked: Asked, *options: str) -> list[Any]:
 # ---- Drafts
 
 
-def _mtp(folder: Path) -> list[str]:
-    with_mtp(folder / "model")
-    return ["--speculator", "mtp"]
-
-
 def _heads(write: Callable[..., Path], folder: Path) -> list[str]:
     return ["--speculator", str(write(folder / "heads"))]
 
 
-def _model(folder: Path) -> list[str]:
-    """Of one layer, whose guesses are wrong more often than not."""
-    return ["--speculator", str(tiny_checkpoint("llama", folder / "small", num_hidden_layers=1, vocab_size=320))]
-
-
+# Found in the text, by heads, and by a layer with keys of its own.
 DRAFTS: dict[str, Callable[[Path], list[str]]] = {
     "lookup": lambda folder: [],
-    "medusa": partial(_heads, partial(medusa, number=DRAFTED)),
     "mlp": partial(_heads, partial(mlp_speculator, number=DRAFTED)),
     "eagle": partial(_heads, partial(eagle3, eagle_aux_hidden_state_layer_ids=[0, 2, 3])),
-    "mtp": _mtp,
-    "model": _model,
 }
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_drafts(kind: str, order: str, tmp_path: Path) -> None:
-    """Greedy, drawn, penalised and under a grammar, all at once."""
+    """Greedy, drawn, penalised and under a grammar, all at once; `test_drafts_in_engine.py` has more kinds."""
     model = tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=4, vocab_size=320)
     options = [*DRAFTS[kind](tmp_path), "--speculate", str(DRAFTED)]
     more = {"max_new_tokens": 16, "ignore_eos": True}

@@ -12,21 +12,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from engines import CARD, CPU
 from stand_in import queued
-from stand_in.counters import Counter, counted
 from support.attention_scene import Scene
 from support.latent_scene import LatentScene
 from torch import Tensor
 
 from model_server import device_probe, stopwatch
-from model_server.adapters.factors import Factors, held_bytes, joined, pinned
-from model_server.adapters.product_slots import ProductSlots, SlotSizes
-from model_server.adapters.rows import BASE, adapter_rows
 from model_server.attention import flash_attn, flash_prefill, torch_varlen
 from model_server.attention.availability import UnavailableError
 from model_server.attention.triton_paged import TritonBackend
@@ -46,12 +41,8 @@ from model_server.quantization.forms.float8 import quantize_rows
 from model_server.recurrence.states import StatePool, StateShape, reserve_states
 from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import RequestState
-from model_server.weights.matrix import Part
 
 pytestmark = pytest.mark.short
-
-INPUTS = 48
-PARTS = (Part("q", ((0, 32),), 32), Part("v", ((3, 19),), 32))
 
 
 @pytest.fixture(autouse=True)
@@ -77,46 +68,6 @@ def test_the_card_is_found_and_its_kernels_run() -> None:
 )
 def test_the_type_of_numbers_that_a_card_takes(stored: str, dtype: torch.dtype) -> None:
     assert resolve_dtype(None, CARD, stored) == dtype
-
-
-# ---- Adapters
-
-
-def _factors(rank: int, seed: int) -> Factors:
-    modules = [
-        (noise(rank, INPUTS, seed=seed), noise(32, rank, seed=seed + 1), 0),
-        (noise(rank, INPUTS, seed=seed + 2), noise(16, rank, seed=seed + 3), 32),
-    ]
-    return joined(modules, None, None)
-
-
-@pytest.mark.usefixtures("order")
-def test_adapters_that_take_a_slot_in_turn() -> None:
-    slots = ProductSlots(PARTS, {"q", "v"}, INPUTS, SlotSizes(number=2, rank=8), torch.float32, CARD, affine=False)
-    numbers = np.array([1, BASE, 0, 1], np.int64)
-    rows = adapter_rows(numbers, None, CARD)
-    assert rows is not None and rows.all.tiles is not None
-    x, base = noise(4, INPUTS, seed=1), noise(4, 48, seed=2)
-    held: dict[int, Factors] = {}
-    for slot, given in ((0, _factors(8, 10)), (1, _factors(4, 20)), (0, _factors(3, 30))):
-        slots.write(slot, pinned(given))
-        held[slot] = given
-        out, wanted = base.to(CARD), base.clone()
-        slots.add(rows, x.to(CARD), out)
-        for number, factors in held.items():
-            index = torch.from_numpy(np.flatnonzero(numbers == number))
-            part = wanted[index]
-            factors.add(x[index], part)
-            wanted[index] = part
-        torch.testing.assert_close(out.cpu(), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_pinned_adapters_count_what_torch_takes_for_them() -> None:
-    held = torch.zeros(3, 100)
-    with counted() as grown:
-        moved = pinned(held)
-    assert moved.is_pinned() and grown[Counter.PINNED_ALLOCATIONS] <= 1
-    assert (held_bytes(held), held_bytes(moved, None)) == (1200, 2048)
 
 
 # ---- Attention

@@ -37,7 +37,7 @@ _DATA_DEPENDENT = {
 _FRESH = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 # Nothing to compute: memory, views and questions.
 _NOT_COMPUTED = _FRESH | {
-    "resize_", "set_", "detach", "alias", "_local_scalar_dense", "record_stream", "pin_memory", "is_pinned",
+    "resize_", "set_", "detach", "detach_", "alias", "_local_scalar_dense", "record_stream", "pin_memory", "is_pinned",
     "_pin_memory", "item", "lift_fresh", "is_same_size", "_has_compatible_shallow_copy_type",
 }  # fmt: skip
 _ZEROS = {"zeros", "zero_", "zeros_like", "new_zeros"}
