@@ -285,7 +285,7 @@ class Validator:
                 f"Given: {shown} `{api.prompt}` tokens and {checked} `{api.max_new_tokens}`",
                 param=api.prompt,
                 num_tokens=input_length,
-                asked=None if is_too_long else checked,
+                asked=None if is_too_long else asked,
                 asked_in=api.max_new_tokens,
                 limit=longest_input if is_too_long else most_tokens,
                 or_more=or_more,

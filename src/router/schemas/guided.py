@@ -43,6 +43,8 @@ class StructuredOutputs(Body):
                 if data.get(name):
                     text = f"`{name}` is not served here: use `json`, `regex`, `choice` or `grammar`"
                     raise FieldError(text, param=name, reason="unsupported")
+            if data and cls.known_names.isdisjoint(data):
+                raise FieldError("nothing in it constrains the answer", reason="missing_field")
         return data
 
     @property

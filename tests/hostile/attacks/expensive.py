@@ -97,6 +97,8 @@ def _link(source: random.Random, last: str | None) -> dict[str, Any]:
         body["tools"] = [{"type": "function", "name": f"f{n}", "description": "d" * 1500} for n in tools]
         body["tool_choice"] = "none"
     elif kind == 2:
+        inner = [{"type": "function", "name": f"f{n}"} for n in range(source.choice([3, 10_000]))]
+        body["tools"] = [{"type": "namespace", "name": "n", "tools": inner}]
         body["stream"] = False
         body["instructions"] = "i" * source.randrange(1, 300)
     return body

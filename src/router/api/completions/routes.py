@@ -32,6 +32,7 @@ from router.api.completions.schema import (
     InfillBody,
     InfillEvent,
 )
+from router.api.errors import RENAMED
 from router.api.http import sse
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import stream_headers, summed_headers
@@ -97,6 +98,7 @@ async def infill(request: Request) -> Response:
     state = state_of(request)
     body = with_defaults(await state.read(request, InfillBody), state.sampling_defaults)
     counts = _counts(state, body)
+    request.scope[RENAMED]["suffix"] = "input_suffix"
     gaps = Infill(state.inference.tokenizer)
     marks = gaps.marks()
     (begin,) = body.prompt

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_val
 
 from router.api.chat.schema import Usage
 from router.errors import FieldError
-from router.schemas.base import Body, Items
+from router.schemas.base import Body, Items, UInt32
 from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIBody
 from router.schemas.other_fields import Family
@@ -128,7 +128,7 @@ class InfillBody(CompletionBody):
         description="What editors send. The order of the filters is fixed here, and `infill` is none of them.",
         examples=[["top_k", "top_p", "infill"]],
     )
-    t_max_predict_ms: Number | None = Field(
+    t_max_predict_ms: UInt32 | None = Field(
         default=None,
         description="What editors send. It ends no answer here: `n_predict` does.",
         examples=[1000],

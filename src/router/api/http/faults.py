@@ -73,7 +73,7 @@ def _place(fault: ErrorDetails, value: Any) -> str:
     place = ""
     is_missing = fault["type"] == "missing"  # or null: then the body has its name
     steps = list(fault["loc"][: -1 if is_missing else None])
-    if isinstance(fault.get("ctx", {}).get("error"), FieldError) and _is_tag(steps, value):
+    if (is_missing or isinstance(fault.get("ctx", {}).get("error"), FieldError)) and _is_tag(steps, value):
         del steps[-1]
     for step in steps:
         if isinstance(value, list) and isinstance(step, int) and step < len(value):
@@ -86,11 +86,13 @@ def _place(fault: ErrorDetails, value: Any) -> str:
 
 
 def _is_tag(steps: list[int | str], value: Any) -> bool:
-    """Whether the last step is the object's kind, as with `{"type": "text", "text": ""}`, and none of its fields."""
+    """Whether the last step is the object's kind, as with `{"type": "text", "text": ""}`, and no object of its own."""
     for step in steps[:-1]:
         is_inside = (isinstance(value, list) and isinstance(step, int)) or (isinstance(value, dict) and step in value)
         value = value[step] if is_inside else value
-    return bool(steps) and isinstance(value, dict) and value.get("type") == steps[-1]
+    if not steps or not isinstance(value, dict) or value.get("type") != steps[-1]:
+        return False
+    return not isinstance(value.get(str(steps[-1])), dict)
 
 
 def integer(digits: str) -> int | None:

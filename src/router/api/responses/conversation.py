@@ -15,6 +15,7 @@ from router.api.responses.input_items import (
     CallItem,
     CallOutputItem,
     CustomCallItem,
+    HostedItem,
     InputImage,
     InputPart,
     Item,
@@ -101,13 +102,22 @@ def _text(content: str | list[dict[str, Any]]) -> str:
 def _of_items(items: list[Item], tools: ServedTools) -> list[dict[str, Any]]:
     """Join the assistant's adjacent reasoning, text and calls."""
     turns: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []  # by tools of other servers, before the next text
     for item in items:
-        if isinstance(item, MessageItem):
+        if isinstance(item, HostedItem):
+            if not item.said:
+                continue
+            if not (found and turns[-1].get("content") is found):
+                found = _assistant(turns, without=("content", "tool_calls"))["content"] = []
+            found.append({"type": "text", "text": _found(item)})
+        elif isinstance(item, MessageItem):
             content = _content(item.content)
-            if item.role == "assistant":
-                _assistant(turns, without=("content", "tool_calls"))["content"] = content
-            else:
+            if item.role != "assistant":
                 turns.append({"role": item.role, "content": content})
+            elif found and turns[-1].get("content") is found:
+                found += content if isinstance(content, list) else [{"type": "text", "text": content}]
+            else:
+                _assistant(turns, without=("content", "tool_calls"))["content"] = content
         elif isinstance(item, CallItem | CustomCallItem) or (isinstance(item, SearchCallItem) and item.call_id):
             _assistant(turns).setdefault("tool_calls", []).append(_call(item, tools))
         elif isinstance(item, ReasoningItem):
@@ -118,6 +128,10 @@ def _of_items(items: list[Item], tools: ServedTools) -> list[dict[str, Any]]:
         elif isinstance(item, SearchOutputItem) and item.call_id:
             turns.append({"role": "tool", "tool_call_id": item.call_id, "content": tools.found(item)})
     return turns
+
+
+def _found(item: HostedItem) -> str:
+    return f"{item.type.removesuffix('_call')}: {orjson.dumps(item.said).decode()}\n"
 
 
 def _assistant(turns: list[dict[str, Any]], without: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -83,7 +83,11 @@ class History:
                 is_taken = (
                     item.id is None or store.item(item.id) is not None or any(one["id"] == item.id for one in new)
                 )
-                new.append(_written(item, f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}" if is_taken else str(item.id)))
+                new.append(
+                    _written(
+                        item, f"{_PREFIXES.get(item.type, 'item')}_{uuid.uuid4().hex}" if is_taken else str(item.id)
+                    )
+                )
         written = (*self._earlier, *(orjson.dumps(one) for one in new))
         return Conversation(items=items, written=written, new_ids=tuple(one["id"] for one in new))
 
@@ -104,7 +108,8 @@ def _is_foreign(item: Item) -> bool:
 def _written(item: Item, name: str) -> dict[str, Any]:
     """Return the item as it was sent, with this id and what OpenAI's clients expect."""
     fields = item.model_dump(exclude_none=True, exclude_defaults=True, exclude={"id"})
-    fields = {"type": item.type, "status": "completed", **fields}
+    said = fields.pop("said", {})
+    fields = {"type": item.type, "status": "completed", **fields, **said}
     if isinstance(item, ReasoningItem):
         fields = {"summary": [], **fields}
         if item.content:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -118,6 +118,36 @@ class ReasoningItem(StoredItem):
     )
 
 
+class HostedItem(StoredItem):
+    """A call of a tool on OpenAI's servers with what it has found, in an earlier turn; the model reads it as text."""
+
+    type: Literal[
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "mcp_call",
+        "mcp_list_tools",
+    ] = Field(description="The kind of item.", examples=["web_search_call"])
+    said: dict[str, Any] = Field(
+        default_factory=dict, description="All other fields.", examples=[{"queries": ["Paris"]}]
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _says_what_texts_have(cls, data: Any) -> Any:
+        """Leave out what is no text for people, a picture among it."""
+        if not isinstance(data, dict) or data.keys() <= _OF_HOSTED:
+            return data
+        is_read = data.get("type") != "mcp_list_tools"
+        said = {name: value for name, value in data.items() if is_read and name not in _OF_HOSTED | _UNREAD and value}
+        return {"type": data.get("type"), "id": data.get("id"), "said": said}
+
+
+_OF_HOSTED = frozenset({"type", "id", "status", "said"})
+_UNREAD = frozenset({"result", "container_id", "approval_request_id"})
+
+
 class ItemReference(Body):
     """An item of a response that is stored, or of its request. Needs a server with `--response-store`."""
 
@@ -201,6 +231,8 @@ def _kind(value: Any) -> Any:
     if isinstance(value, dict) and value.keys() == {"id"}:
         return "item_reference"
     kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", "message")
+    if isinstance(kind, str) and kind in get_args(HostedItem.model_fields["type"].annotation):
+        return "web_search_call"
     return "function_call_output" if kind == "custom_tool_call_output" else kind
 
 
@@ -213,8 +245,9 @@ _Reference = Annotated[ItemReference, Tag("item_reference")]
 _Tools = Annotated[AdditionalToolsItem, Tag("additional_tools")]
 _Search = Annotated[SearchCallItem, Tag("tool_search_call")]
 _Found = Annotated[SearchOutputItem, Tag("tool_search_output")]
+_Hosted = Annotated[HostedItem, Tag("web_search_call")]
 Item = Annotated[
-    _Message | _Call | _CustomCall | _Output | _Reasoning | _Reference | _Tools | _Search | _Found,
+    _Message | _Call | _CustomCall | _Output | _Reasoning | _Reference | _Tools | _Search | _Found | _Hosted,
     Discriminator(_kind),
 ]
 

@@ -32,7 +32,7 @@ from router.api.responses.schema import (
     ResponseObject,
     ResponsesBody,
 )
-from router.api.responses.tools import ServedTools
+from router.api.responses.tools import ADDING, ServedTools, count
 from router.api.responses.writer import Keep, ResponseWriter
 from router.api.routes import Routes
 from router.errors import ValidationError
@@ -151,7 +151,8 @@ def _own(state: AppState) -> OwnResponses | None:
 async def _chat(state: AppState, body: ResponsesBody) -> tuple[ChatBody, ServedTools, Conversation]:
     """Return the chat that asks for the same, its tools, and what of it is stored."""
     history = History(body, _own(state), most_bytes=state.config.payload_limit)
-    num_items = 0 if isinstance(body.input, str) else len(body.input)
+    items = [] if isinstance(body.input, str) else body.input
+    num_items = len(items) + count(body.tools) + sum(count(item.tools) for item in items if isinstance(item, ADDING))
     make = partial(_read, body, history)
     return await as_chat(state, num_items, make, num_bytes=history.cost)
 

@@ -30,6 +30,10 @@ class ServedTools:
     """From the name of a tool that comes from a namespace to the namespace and its name there."""
     search: str = ""
     """Name of the client's search for tools, if there is one."""
+    _places: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The opposite of `namespaced`."""
+    _names: set[str] = field(default_factory=set)
+    """Of `functions`."""
 
     @classmethod
     def of(cls, tools: Sequence[ResponsesTool], items: Iterable[Item] = ()) -> ServedTools:
@@ -41,8 +45,7 @@ class ServedTools:
             served._add(tool, outside)
         served.echoed = [_echo(tool) for tool in tools if _is_served(tool)]
         for tool in added:
-            is_known = any(tool.name == function["function"]["name"] for function in served.functions)
-            if tool.type == "namespace" or not is_known:
+            if tool.type == "namespace" or tool.name not in served._names:
                 served._add(tool, outside)
         return served
 
@@ -50,7 +53,7 @@ class ServedTools:
         """What the model knows a function as."""
         if namespace is None:
             return name
-        return next((known for known, place in self.namespaced.items() if place == (namespace, name)), name)
+        return self._places.get((namespace, name), name)
 
     def found(self, output: SearchOutputItem) -> str:
         """Return what the model reads of a search: the names of tools it has now."""
@@ -87,7 +90,7 @@ class ServedTools:
                 self._add(inner, outside, tool.name)
         elif tool.type in ("function", "custom"):
             assert tool.name is not None
-            if namespace is not None and (namespace, tool.name) in self.namespaced.values():
+            if namespace is not None and (namespace, tool.name) in self._places:
                 return  # found by two searches
             is_custom = tool.type == "custom"
             is_taken = namespace is not None and (tool.name in outside or tool.name in self.namespaced)
@@ -97,13 +100,20 @@ class ServedTools:
                 self.custom.add(name)
             if namespace is not None:
                 self.namespaced[name] = (namespace, tool.name)
+                self._places[namespace, tool.name] = name
         elif _is_search(tool) and not self.search:
             self.search = SEARCH
             self._show(SEARCH, tool, tool.parameters)
 
     def _show(self, name: str, tool: ResponsesTool, schema: dict[str, Any] | None) -> None:
+        self._names.add(name)
         function = {"name": name, "description": tool.description, "parameters": schema, "strict": tool.strict}
         self.functions.append({"type": "function", "function": function | {"return": tool.output_schema}})
+
+
+def count(tools: Iterable[ResponsesTool]) -> int:
+    """Count tools with those inside of them."""
+    return sum(1 + len(tool.tools) for tool in tools)
 
 
 def _is_served(tool: ResponsesTool) -> bool:

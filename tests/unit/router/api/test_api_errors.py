@@ -190,10 +190,10 @@ async def test_a_prompt_that_is_too_long_in_the_words_of_each_api(router: Router
     tokens, maximum = said.removeprefix("prompt is too long: ").removesuffix(" maximum").split(" tokens > ")
     assert int(tokens) > int(maximum) == 2000
     fits = [{"role": "user", "content": "ab " * 700}]
-    answer = await router.post(OPENAI, {"messages": fits, "max_completion_tokens": 1000})
-    assert "and `max_completion_tokens` asks for 1000: the maximum context length is 2048" in message_of(answer)
-    said = message_of(await router.post(ANTHROPIC, {"model": "m", "max_tokens": 1000, "messages": fits}))
-    assert said.startswith("input length and `max_tokens` exceed context limit: ") and " + 1000 > 2048, " in said
+    answer = await router.post(OPENAI, {"messages": fits, "max_completion_tokens": 3000})
+    assert "and `max_completion_tokens` asks for 3000: the maximum context length is 2048" in message_of(answer)
+    said = message_of(await router.post(ANTHROPIC, {"model": "m", "max_tokens": 3000, "messages": fits}))
+    assert said.startswith("input length and `max_tokens` exceed context limit: ") and " + 3000 > 2048, " in said
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -206,6 +206,10 @@ OF_OPENAI: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"messages": [*HELLO, {"role": "user", "content": 3}]}, "messages[1].content", "invalid_type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text",
      "missing_required_parameter"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "messages[0].content[0].text",
+     "missing_required_parameter"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing_required_parameter"),
+    ({"structured_outputs": {"xml": "a"}}, "structured_outputs", "missing_required_parameter"),
     ({"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "messages[0].content[0]", "invalid_value"),
     ({"messages": [{"role": "user", "content": LONG}]}, "messages", "context_length_exceeded"),
     ({"temperature": -1}, "temperature", "decimal_below_min_value"),

@@ -109,7 +109,7 @@ async def test_extra_files_without_marks_for_them(of_code: MakeRouter) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({}, "its tokenizer has no marks for filling a gap"),
+        ({}, "`input_suffix` is not supported by this model: its tokenizer has no marks for filling a gap"),
         ({"n": 2}, "`n` is not served here"),
         ({"echo": True}, "`echo` is not served here"),
         ({"suffix": "a"}, "`suffix` is not served here"),

@@ -72,6 +72,7 @@ SHARED_BY_BODIES = (
 NAMES_ANOTHER = {
     "suffix",  # a tokenizer with marks
     "guided_json",
+    "structured_outputs",
     "structured_outputs.json",
     "structured_outputs.grammar",
     "guided_grammar",

@@ -267,6 +267,30 @@ async def test_tools_that_stand_in_the_conversation(make_native: MakeRouter, str
     )
 
 
+async def test_what_tools_of_other_servers_have_found_is_read_as_text(make_native: MakeRouter) -> None:
+    """As on `/v1/messages`: before the text that follows, and no picture."""
+    items = [
+        {"role": "user", "content": "1"},
+        {"type": "mcp_list_tools", "server_label": "a", "tools": [{"name": "b"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "A"}]},
+        {"type": "web_search_call", "id": "ws_1", "status": "searching", "action": {"type": "search", "query": "q"}},
+        {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "iVBO"},
+        {"type": "mcp_call", "id": "mcp_1", "server_label": "a", "name": "b", "arguments": "{}", "output": "c"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "3"},
+        {"type": "code_interpreter_call", "id": "ci_1", "code": "d", "container_id": "e", "outputs": None},
+        {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "4"},
+    ]
+    router = make_native(["5"])
+    assert (await router.post(PATH, body(input=items))).status_code == 200
+    assert router.scheduler.last.inputs == (
+        '<user>1\n<assistant>(A)web_search: {"action":{"type":"search","query":"q"}}\n'
+        'mcp: {"server_label":"a","name":"b","arguments":"{}","output":"c"}\n2\n<user>3\n'
+        '<assistant>code_interpreter: {"code":"d"}\ncall_1=get_weather{}\n<tool>4call_1\n<assistant>'
+    )
+
+
 async def test_reasoning_of_earlier_turns_is_left_out_where_the_client_says_so(make_native: MakeRouter) -> None:
     thoughts = [
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]} for text in "AB"
@@ -313,7 +337,7 @@ async def test_the_form_of_an_answer(make_router: MakeRouter) -> None:
         ({"max_tool_calls": 3}, "`max_tool_calls` is not served here"),
         ({"input": []}, "at least one item"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "has a fault: `messages` must hold at least one message"),
-        ({"input": [{"type": "web_search_call"}]}, "`type` must be one of 'message', 'function_call'"),
+        ({"input": [{"type": "computer_call"}]}, "`type` must be one of 'message', 'function_call'"),
         ({"input": [{"type": None}]}, "input[0]: `type` is missing"),
         ({"input": [5]}, "input[0]: Input should be a JSON object"),
         ({"text": {"format": {"type": "json_schema"}}}, "`schema` belongs"),

@@ -86,6 +86,16 @@ async def test_items_are_referred_to(make_storing: MakeRouter) -> None:
     assert router.scheduler.last.inputs == "<user>Say one.\n<assistant>One.\n<user>?\n<assistant>"
 
 
+async def test_what_tools_of_other_servers_have_found_goes_on(make_storing: MakeRouter) -> None:
+    router = make_storing(["One."], ["Two."])
+    search = {"type": "web_search_call", "action": {"type": "search", "query": "q"}, "status": "completed"}
+    first = (await router.post(PATH, body(input=[search, {"role": "user", "content": "?"}]))).json()
+    listed = (await router.request("GET", f"{PATH}/{first['id']}/input_items?order=asc")).json()["data"][0]
+    assert listed.pop("id").startswith("item_") and listed == search
+    assert (await router.post(PATH, body(input="!", previous_response_id=first["id"]))).status_code == 200
+    assert router.scheduler.last.inputs.startswith('<assistant>web_search: {"action":{"type":"search","query":"q"}}\n')
+
+
 async def test_items_are_listed_as_they_were_sent(make_storing: MakeRouter) -> None:
     """With their ids, and what OpenAI's clients expect besides."""
     sent: list[dict[str, Any]] = [
