@@ -54,13 +54,14 @@ struct Pieces {
         // More threads than a matrix has panels for: rows are divided as well, if there are many.
         while (panels * blocks < 8 * threads && rows / (blocks + 1) >= 8 * TILE_ROWS) blocks++;
     }
-    // `most`: how many panels a run has; fewer towards the end, so that all threads end together.
-    template <class F> void take(std::atomic<long>& next, int threads, long most, const F& work) const {
+    // `most`: how many panels a run has; fewer towards the end, but not below `fewest`, so that all threads end together.
+    template <class F>
+    void take(std::atomic<long>& next, int threads, long most, const F& work, long fewest = 1) const {
         long total = panels * blocks;
         for (;;) {
             long seen = next.load(std::memory_order_relaxed);
             long step = most;
-            while (step > 1 && total - seen <= 2 * step * threads) step /= 2;
+            while (step > fewest && total - seen <= 2 * step * threads) step /= 2;
             long first = next.fetch_add(step, std::memory_order_relaxed);
             if (first >= total) return;
             long last = first + step < total ? first + step : total;
@@ -76,12 +77,45 @@ struct Pieces {
     }
 };
 
+#if defined(TERCET_TILES)
+// Runs of panels of rows that are wide, each of which has `of_each` panels of weights beside each other:
+// `finish(row, first, last, sums, pitch)` for each row and run, `panel(first, last, i)` is the run's panel of weights i.
+template <class Panel, class Finish>
+void wide_product(const bf16* x, long stride, long rows, long inputs, long panels, long of_each, Team team,
+                  std::atomic<long>& next, const Panel& panel, const Finish& finish) {
+    static thread_local Scratch scratch;
+    constexpr long MOST_ROWS = MOST_ROW_TILES * TILE_HEIGHT, MOST = WIDE_PANELS;
+    float* sums = nullptr;
+    team.attempt([&] { sums = reinterpret_cast<float*>(scratch.of(MOST * MOST_ROWS * TILE_PANEL * sizeof(float))); });
+    if (!sums) return;
+    auto work = [&](long row, long count, long first, long last, long) {
+        wide_products(x + row * stride, stride, count, of_each * (last - first), inputs, sums,
+                      [&](long i) { return panel(first, last, i); },
+                      [&](long r, const float* of_row, long pitch) { finish(row + r, first, last, of_row, pitch); });
+    };
+    Pieces(rows, panels, team.size, MOST_ROWS).take(next, team.size, MOST / of_each, work, MOST / of_each / 2);
+}
+#endif
+
 template <class T, class Out, class X>
 void product(const Matrix<T>& m, const X* rows_in, long stride, long rows, Out* out, const Out* onto, Team team,
              std::atomic<long>& next) {
     const Input<T>* x = nullptr;
     team.attempt([&] { x = rows_as_input<T>(rows_in, stride, rows, m.inputs); });
     if (!x) return;
+#if defined(TERCET_TILES)
+    if constexpr (std::is_same_v<T, bf16>)
+        if (are_wide(rows, m.inputs)) {
+            auto panel = [&](long first, long, long i) { return m.panel(first + i); };
+            return wide_product(x, stride, rows, m.inputs, m.panel_count(), 1, team, next, panel,
+                                [&](long row, long first, long last, const float* sums, long pitch) {
+                for (long p = first; p < last; p++, sums += pitch) {
+                    const vf values[2] = {load(sums), load(sums + LANES)};
+                    put(out + row * m.pitch, values, 2, p * PANEL, m.outputs, m.bias, onto ? onto + row * m.pitch : nullptr);
+                }
+            });
+        }
+#endif
     auto work = [&](long row, long count, long first, long last, long distance) {
         multiply<T, Out>(m, x + row * stride, stride, count, out + row * m.pitch,
                          onto ? onto + row * m.pitch : nullptr, first, last, distance);
@@ -92,7 +126,23 @@ void product(const Matrix<T>& m, const X* rows_in, long stride, long rows, Out* 
 template <class T, class F = Silu, class Out>
 void gated_product(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, Team team,
                    std::atomic<long>& next) {
-    long width = m.outputs / 2;
+    const long width = m.outputs / 2;
+#if defined(TERCET_TILES)
+    if constexpr (std::is_same_v<T, bf16>)
+        if (are_wide(rows, m.inputs)) {
+            auto panel = [&](long first, long last, long i) {
+                return m.panel(i < last - first ? first + i : width / PANEL + first + i - (last - first));
+            };
+            return wide_product(x, stride, rows, m.inputs, width / PANEL, 2, team, next, panel,
+                                [&](long row, long first, long last, const float* sums, long pitch) {
+                for (long p = first; p < last; p++, sums += pitch) {
+                    const float* above = sums + (last - first) * pitch;
+                    const vf gates[2] = {load(sums), load(sums + LANES)}, ups[2] = {load(above), load(above + LANES)};
+                    put_gated<F>(out + row * width + p * PANEL, gates, ups, m.bias ? m.bias + p * PANEL : nullptr, width);
+                }
+            });
+        }
+#endif
     auto work = [&](long row, long count, long first, long last, long distance) {
         multiply_gated<T, F>(m, x + row * stride, stride, count, out + row * width, first, last, distance);
     };

@@ -86,7 +86,8 @@ struct TileFetch {
 };
 
 // The sums of one panel and one or two row tiles, to `out`: rows `stride` floats apart, the second tile's after the first's.
-// goes_on: onto what `out` has.
+// goes_on: onto what `out` has. Rows are loaded as what is not needed again soon, so that the first-level cache keeps the
+// panel (measured: 12 to 23 % of the rate at 256 rows).
 template <int ROW_TILES>
 __attribute__((noinline)) void multiply_panel(const bf16* const* rows, long row_bytes, const bf16* weights, long inputs,
                                               float* out, long stride, TileFetch fetch, bool goes_on) {
@@ -112,12 +113,12 @@ __attribute__((noinline)) void multiply_panel(const bf16* const* rows, long row_
     for (long k = 0; k < inputs; k += TILE_INPUTS, panel += TILE_INPUTS / 2 * PAIR_BYTES) {
         fetch(panel);
         _tile_loadd(6, panel, PAIR_BYTES);
-        _tile_loadd(4, upper + k, row_bytes);
+        _tile_stream_loadd(4, upper + k, row_bytes);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, panel + 64, PAIR_BYTES);
         _tile_dpbf16ps(1, 4, 7);
         if constexpr (ROW_TILES == 2) {
-            _tile_loadd(5, lower + k, row_bytes);
+            _tile_stream_loadd(5, lower + k, row_bytes);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
@@ -160,8 +161,8 @@ __attribute__((noinline)) inline void multiply_panels(const bf16* rows, long row
 }
 
 // Row tiles whose sums are kept while the inputs are gone through in parts, and inputs of a part at most: a part of a panel
-// stays in the first-level cache while all rows go by, of which one pair of tiles is there as well.
-constexpr long MOST_ROW_TILES = 16, MOST_PART = 320;
+// stays in the first-level cache (48 KiB) while all rows go by.
+constexpr long MOST_ROW_TILES = 16, MOST_PART = 576;
 
 // What the second-level cache (2 MiB on all CPUs with tiles) keeps of rows, besides panels and what is written.
 constexpr long TILE_CACHE_BYTES = 768 << 10;
@@ -226,6 +227,44 @@ void tile_products(const bf16* a, long stride, long rows, const bf16* const (&pa
             const long t = r / TILE_HEIGHT;
             sink(r, sums[(t - first) * TILE_HEIGHT + r - row_tiles.begin(t)]);
         }
+    }
+}
+
+// Panels that a thread multiplies at once where rows are too long for the second-level cache.
+constexpr long WIDE_PANELS = 14;
+
+// Whether rows are better gone through once for many panels, in parts, than again and again for two.
+inline bool are_wide(long rows, long inputs) { return inputs % TILE_INPUTS == 0 && rows > rows_in_cache(inputs); }
+
+// Call `sink(row, sums, pitch)` for all rows of `a`, at most MOST_ROW_TILES tiles: the second-level cache keeps a part of
+// all rows, and the sums of all panels, each part of which is read once. From a panel's sums to the next one's: `pitch`.
+template <class Panel, class Sink>
+void wide_products(const bf16* a, long stride, long rows, long num_panels, long inputs, float* sums, const Panel& panel,
+                   const Sink& sink) {
+    const RowTiles row_tiles(rows);
+    const long row_bytes = stride * sizeof(bf16), count = row_tiles.count, steps = (count + 1) / 2;
+    const long tiles = inputs / TILE_INPUTS, parts = (inputs + MOST_PART - 1) / MOST_PART;
+    const long pitch = count * TILE_HEIGHT * TILE_PANEL;
+    configure_tiles(int(row_tiles.height));
+    asm volatile("" ::: "memory");  // nor do the loads of tiles say so
+    for (long i = 0; i < parts * num_panels; i++) {
+        const long p = i % num_panels, k = tiles * (i / num_panels) / parts * TILE_INPUTS;
+        const long size = tiles * (i / num_panels + 1) / parts * TILE_INPUTS - k;
+        const bf16* weights = panel(p) + k * TILE_PANEL;
+        for (long t = 0; t < count; t += 2) {
+            const bool are_two = t + 1 < count;
+            const bf16* const from[2] = {a + row_tiles.begin(t) * stride + k, a + row_tiles.begin(t + are_two) * stride + k};
+            float* out = sums + p * pitch + t * TILE_HEIGHT * TILE_PANEL;
+            // The same part of the panel behind this one.
+            const TileFetch fetch{inputs * TILE_PANEL * long(sizeof(bf16)), TILE_INPUTS * (t / 2) / steps,
+                                  TILE_INPUTS * (t / 2 + 1) / steps};
+            if (are_two) multiply_panel<2>(from, row_bytes, weights, size, out, TILE_PANEL, fetch, k > 0);
+            else multiply_panel<1>(from, row_bytes, weights, size, out, TILE_PANEL, fetch, k > 0);
+        }
+    }
+    for (long r = 0; r < rows; r++) {
+        const long t = r / TILE_HEIGHT;
+        sink(r, sums + (t * TILE_HEIGHT + r - row_tiles.begin(t)) * TILE_PANEL, pitch);
     }
 }
 
