@@ -162,7 +162,8 @@ template <class T> class EncoderStack {
     void multiply_up(const Matrix<T>& up, Team team, std::atomic<long>& next) const {
         with_activation(config.activation, [&](auto activation) {
             using F = decltype(activation);
-            if (config.gated) return gated_product<T, F>(up, normed, config.hidden, step.tokens, inner, team, next);
+            if (config.gated)
+                return gated_product<T, F>(up, normed, config.hidden, step.tokens, inner, config.intermediate, team, next);
             auto work = [&](long row, long count, long first, long last, long distance) {
                 multiply_activated<T, F>(up, normed + row * config.hidden, config.hidden, count,
                                          inner + row * config.intermediate, first, last, distance);

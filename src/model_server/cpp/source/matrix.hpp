@@ -184,6 +184,16 @@ template <class T> INLINE long block_of_rows(long rows, long inputs) {
     return rows;
 }
 
+// From a row that products read to the next: rows that lie an odd number of lines apart come to all sets of the first-level
+// cache, where the rows of a tile would otherwise drive each other out (measured: 8 to 15 % at 256 rows).
+template <class T> INLINE long row_pitch(long inputs) {
+#if defined(TERCET_TILES)
+    if constexpr (std::is_same_v<T, bf16>)
+        if (inputs % (2 * TILE_INPUTS) == 0) return inputs + TILE_INPUTS;
+#endif
+    return inputs;
+}
+
 // A matrix [outputs, inputs] as panels; the last one is filled up with zeros.
 template <class T> struct Matrix {
     const T* panels;
@@ -288,15 +298,16 @@ INLINE void put_gated(Out* out, const vf* gates, const vf* ups, const T* bias, l
     }
 }
 
-// Panels [first, last) of out = activation(x @ gate.T) * (x @ up.T); `m` holds the gate's panels, then those of up.
+// Panels [first, last) of out = activation(x @ gate.T) * (x @ up.T), of which rows are `pitch` apart; `m` holds the gate's
+// panels, then those of up.
 template <class T, class F = Silu, class Out>
-void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, long first, long last,
-                    long distance) {
+void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, long pitch, long first,
+                    long last, long distance) {
     long width = m.outputs / 2, half = width / PANEL;
     const long ahead = fetches<T>(rows) ? distance * PANEL * m.inputs : 0;
     auto finish = [&](long p, long r, const vf* gates, const vf* ups) {
-        __builtin_prefetch(out + (r + ROWS_AHEAD) * width + p * PANEL, 1);
-        put_gated<F>(out + r * width + p * PANEL, gates, ups, m.bias ? m.bias + p * PANEL : nullptr, width);
+        __builtin_prefetch(out + (r + ROWS_AHEAD) * pitch + p * PANEL, 1);
+        put_gated<F>(out + r * pitch + p * PANEL, gates, ups, m.bias ? m.bias + p * PANEL : nullptr, width);
     };
     long p = first;
     for (; rows == 1 && p + 2 <= last; p += 2) {

@@ -124,7 +124,7 @@ void product(const Matrix<T>& m, const X* rows_in, long stride, long rows, Out* 
 }
 
 template <class T, class F = Silu, class Out>
-void gated_product(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, Team team,
+void gated_product(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, long pitch, Team team,
                    std::atomic<long>& next) {
     const long width = m.outputs / 2;
 #if defined(TERCET_TILES)
@@ -134,17 +134,17 @@ void gated_product(const Matrix<T>& m, const Input<T>* x, long stride, long rows
                 return m.panel(i < last - first ? first + i : width / PANEL + first + i - (last - first));
             };
             return wide_product(x, stride, rows, m.inputs, width / PANEL, 2, team, next, panel,
-                                [&](long row, long first, long last, const float* sums, long pitch) {
-                for (long p = first; p < last; p++, sums += pitch) {
-                    const float* above = sums + (last - first) * pitch;
+                                [&](long row, long first, long last, const float* sums, long of_panel) {
+                for (long p = first; p < last; p++, sums += of_panel) {
+                    const float* above = sums + (last - first) * of_panel;
                     const vf gates[2] = {load(sums), load(sums + LANES)}, ups[2] = {load(above), load(above + LANES)};
-                    put_gated<F>(out + row * width + p * PANEL, gates, ups, m.bias ? m.bias + p * PANEL : nullptr, width);
+                    put_gated<F>(out + row * pitch + p * PANEL, gates, ups, m.bias ? m.bias + p * PANEL : nullptr, width);
                 }
             });
         }
 #endif
     auto work = [&](long row, long count, long first, long last, long distance) {
-        multiply_gated<T, F>(m, x + row * stride, stride, count, out + row * width, first, last, distance);
+        multiply_gated<T, F>(m, x + row * stride, stride, count, out + row * pitch, pitch, first, last, distance);
     };
     Pieces(rows, width / PANEL, team.size, block_of_rows<T>(rows, m.inputs)).take(next, team.size, rows == 1 ? 2 : 1, work);
 }

@@ -76,6 +76,7 @@ template <class T> class Stack {
     std::vector<std::atomic<long>> mixer_counters;
     MixerStep<T, Input<T>> mixers;
     Input<T> *normed, *attended, *inner, *gathered;  // what products read
+    long normed_pitch, inner_pitch;
     float* values;
     Partial* parts;
     std::vector<Schedule> schedules;
@@ -94,9 +95,15 @@ template <class T> class Stack {
     static Matrix<T> plain(const StackMatrix& m, long outputs, long inputs) {
         return {static_cast<const T*>(m.panels), static_cast<const T*>(m.bias), outputs, inputs};
     }
+    // Rows that products read, `pitch` apart.
+    struct Read {
+        const Input<T>* at;
+        long pitch;
+        Read from(long row) const { return {at + row * pitch, pitch}; }
+    };
     // out [rows, outputs] = x [rows, inputs] @ m.T (+ onto); a counter for each part.
-    void multiply(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, long rows, T* out, const T* onto,
-                  Team team, std::atomic<long>* next) const {
+    void multiply(const StackMatrix& m, long outputs, long inputs, Read x, long rows, T* out, const T* onto, Team team,
+                  std::atomic<long>* next) const {
         char* space = code_space;
         for (long i = 0; i < m.count(); i++) {
             const StackMatrix& part = m.part(i);
@@ -108,22 +115,23 @@ template <class T> class Stack {
         }
     }
     // Of rows that are `pitch` apart; space: for the rows of a product with codes.
-    void multiply_part(const StackMatrix& m, long outputs, long pitch, long inputs, const Input<T>* x, long rows, T* out,
-                       const T* onto, char* space, Team team, std::atomic<long>& next) const {
+    void multiply_part(const StackMatrix& m, long outputs, long pitch, long inputs, Read x, long rows, T* out, const T* onto,
+                       char* space, Team team, std::atomic<long>& next) const {
         if (!m.codes) {
             Matrix<T> matrix = plain(m, outputs, inputs);
             matrix.pitch = pitch;
-            return product<T, T>(matrix, x, inputs, rows, out, onto, team, next);
+            return product<T, T>(matrix, x.at, x.pitch, rows, out, onto, team, next);
         }
         const CodeMatrix<T> matrix(*m.codes, pitch);
-        if (m.codes->is_float8) return float8_product<T, T>(matrix, x, inputs, rows, out, onto, team, next);
-        code_product<T, T>(matrix, shared_code_rows<T>(*m.codes, x, inputs, rows, space, team), rows, out, onto, team, next);
+        if (m.codes->is_float8) return float8_product<T, T>(matrix, x.at, x.pitch, rows, out, onto, team, next);
+        const auto codes = shared_code_rows<T>(*m.codes, x.at, x.pitch, rows, space, team);
+        code_product<T, T>(matrix, codes, rows, out, onto, team, next);
     }
     // inner [rows, intermediate] = silu(normed @ gate.T) * (normed @ up.T)
     void multiply_up(const StackMatrix& m, long rows, Team team, std::atomic<long>& next) const {
         if (!m.codes) {
             const auto matrix = plain(m, 2 * config.intermediate, config.hidden);
-            return gated_product<T>(matrix, normed, config.hidden, rows, inner, team, next);
+            return gated_product<T>(matrix, normed, normed_pitch, rows, inner, inner_pitch, team, next);
         }
         if (m.codes->is_float8)
             return gated_float8_product<T>(CodeMatrix<T>(*m.codes), normed, config.hidden, rows, inner, team, next);
@@ -142,7 +150,7 @@ template <class T> class Stack {
     // `finish(first row, rows, panel, sums, pitch)` for each panel; if the outputs are two halves, for each of the first
     // half, with that of the second behind it.
     template <class F>
-    void multiply_adapted(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, bool is_kept, bool halves,
+    void multiply_adapted(const StackMatrix& m, long outputs, long inputs, Read x, bool is_kept, bool halves,
                           Team team, std::atomic<long>* next, const Upcoming& upcoming, const F& finish) const {
         const auto& blocks = is_kept ? kept_groups : groups;
         const long rows = is_kept ? step.num_kept : step.tokens;
@@ -150,10 +158,10 @@ template <class T> class Stack {
         float* own = sums + team.index * BLOCK * OWN_PANELS * PANEL;
         for (long first = 0, i = 0; first < rows; first += BLOCK, i++) {
             const long count = std::min(BLOCK, rows - first);
-            const Input<T>* from = x + first * inputs;
-            shrink<T>(m.adapters, blocks[i], from, inputs, inputs, shrunk, shrunk_width, team);
+            const Read from = x.from(first);
+            shrink<T>(m.adapters, blocks[i], from.at, from.pitch, inputs, shrunk, shrunk_width, team);
             CodeRows<T> codes{};
-            if (m.codes && !m.codes->is_float8) codes = shared_code_rows<T>(*m.codes, from, inputs, count, code_space, team);
+            if (m.codes && !m.codes->is_float8) codes = shared_code_rows<T>(*m.codes, from.at, from.pitch, count, code_space, team);
             team.barrier();
             AdapterLines lines;
             const auto& later = upcoming.is_kept ? kept_groups : groups;
@@ -191,22 +199,22 @@ template <class T> class Stack {
         }
     }
     // Panels [first, last) of x @ m.T for some rows, in floats, of which rows are `pitch` apart.
-    void some_panels(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, const CodeRows<T>& codes, long row,
+    void some_panels(const StackMatrix& m, long outputs, long inputs, Read x, const CodeRows<T>& codes, long row,
                      long rows, long first, long last, long distance, float* out, long pitch, Lines lines) const {
         out -= first * PANEL;
-        x += row * inputs;
+        x = x.from(row);
         if (!m.codes) {
             Matrix<T> matrix = plain(m, outputs, inputs);
             matrix.pitch = pitch;
-            return ::multiply<T, float>(matrix, x, inputs, rows, out, nullptr, first, last, distance, lines);
+            return ::multiply<T, float>(matrix, x.at, x.pitch, rows, out, nullptr, first, last, distance, lines);
         }
         const CodeMatrix<T> matrix(*m.codes, pitch);
-        if (m.codes->is_float8) return multiply_float8<T, float>(matrix, x, inputs, rows, out, nullptr, first, last);
+        if (m.codes->is_float8) return multiply_float8<T, float>(matrix, x.at, x.pitch, rows, out, nullptr, first, last);
         multiply_codes<T, float>(matrix, codes.from(row), rows, out, nullptr, first, last, distance);
     }
     // out [rows, outputs] = x @ m.T (+ onto), with adapters or without; ends at a barrier.
-    void multiply_any(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, bool is_kept, T* out,
-                      const T* onto, Team team, std::atomic<long>* next, const Upcoming& upcoming) const {
+    void multiply_any(const StackMatrix& m, long outputs, long inputs, Read x, bool is_kept, T* out, const T* onto, Team team,
+                      std::atomic<long>* next, const Upcoming& upcoming) const {
         if (!adapts(m)) {
             multiply(m, outputs, inputs, x, is_kept ? step.num_kept : step.tokens, out, onto, team, next);
             return team.barrier();
@@ -232,11 +240,11 @@ template <class T> class Stack {
             multiply_up(m, is_kept ? step.num_kept : step.tokens, team, *next);
             return team.barrier();
         }
-        multiply_adapted(m, 2 * width, config.hidden, normed, is_kept, true, team, next, upcoming,
+        multiply_adapted(m, 2 * width, config.hidden, {normed, normed_pitch}, is_kept, true, team, next, upcoming,
                          [&](long first, long count, long p, const float* of_panel, long pitch) {
             for (long r = 0; r < count; r++) {
                 const float* gate = of_panel + r * pitch;
-                Input<T>* out = inner + (first + r) * width + p * PANEL;
+                Input<T>* out = inner + (first + r) * inner_pitch + p * PANEL;
                 for (int i = 0; i < PANEL; i += LANES) store(out + i, silu(load(gate + i)) * load(gate + PANEL + i));
             }
         });
@@ -302,15 +310,22 @@ template <class T> class Stack {
                 for (const auto& block : groups)
                     if (m->adapters) shrunk_width = std::max(shrunk_width, block.width(m->adapters));
         }
+        // What reads codes' rows, or writes them, takes them side by side.
+        bool is_plain = true;
+        for (long i = 0; i < config.num_layers; i++)
+            for (const auto* m : config.layers[i].matrices())
+                for (long j = 0; j < m->count(); j++) is_plain = is_plain && !m->part(j).codes;
+        normed_pitch = is_plain ? row_pitch<T>(config.hidden) : config.hidden;
+        inner_pitch = is_plain ? row_pitch<T>(config.intermediate) : config.intermediate;
         const long adapted = std::min(n, BLOCK);
         const long own_sums = step.adapters ? BLOCK * OWN_PANELS * PANEL * threads : 0;
         size_t size = sizeof(T) * (n * (qkv_width + gates_width) + channels) + sizeof(T*) * threads * taps +
                       sizeof(float) * mixed_size +
-                      sizeof(Input<T>) * n * (config.hidden + 2 * attended_width + config.intermediate) +
+                      sizeof(Input<T>) * n * (normed_pitch + 2 * attended_width + inner_pitch) +
                       sizeof(float) * shared_values + sizeof(Partial) * shared_parts + code_size +
                       sizeof(float) * own_sums + sizeof(Input<T>) * adapted * shrunk_width + 15 * 64;
         char* at = scratch.of(size);
-        normed = Scratch::take<Input<T>>(at, n * config.hidden);
+        normed = Scratch::take<Input<T>>(at, n * normed_pitch);
         qkv = Scratch::take<T>(at, n * qkv_width);
         gates = Scratch::take<T>(at, n * gates_width);
         T* zeros = Scratch::take<T>(at, channels);
@@ -319,7 +334,7 @@ template <class T> class Stack {
         float* mixed = Scratch::take<float>(at, mixed_size);
         mixers = {step.parts, step.num_parts, step.segments, step.cached, zeros, rows, mixed, nullptr};
         attended = Scratch::take<Input<T>>(at, n * attended_width);
-        inner = Scratch::take<Input<T>>(at, n * config.intermediate);
+        inner = Scratch::take<Input<T>>(at, n * inner_pitch);
         gathered = Scratch::take<Input<T>>(at, n * attended_width);
         values = Scratch::take<float>(at, shared_values);
         parts = Scratch::take<Partial>(at, shared_parts);
@@ -336,19 +351,19 @@ template <class T> class Stack {
             project(layer, i, hidden, team);
             if (layer.attends()) attention(layer, i, team);
             else mix(layer, i, team);
-            const Input<T>* values_of_rows = attended;
+            Read values_of_rows{attended, layer.attended()};
             const bool is_kept = step.kept && i == config.num_layers - 1;
             if (is_kept) {
                 keep(layer, hidden, team);
                 rows = step.num_kept;
                 hidden = static_cast<T*>(step.out);
-                values_of_rows = gathered;
+                values_of_rows.at = gathered;
             }
             multiply_any(layer.output, config.hidden, layer.attended(), values_of_rows, is_kept, hidden, hidden, team, counter(i, 1),
                          {&layer.up, config.hidden, is_kept});
             norm(hidden, layer.mlp_norm, rows, layer.up, team);
             multiply_up_any(layer.up, is_kept, team, counter(i, 2), {&layer.down, config.intermediate, is_kept});
-            multiply_any(layer.down, config.hidden, config.intermediate, inner, is_kept, hidden, hidden, team, counter(i, 3),
+            multiply_any(layer.down, config.hidden, config.intermediate, {inner, inner_pitch}, is_kept, hidden, hidden, team, counter(i, 3),
                          {i + 1 < config.num_layers ? &config.layers[i + 1].qkv : nullptr, config.hidden, false});
         }
     }
@@ -363,17 +378,17 @@ template <class T> class Stack {
     void norm(const T* x, const float* weight, long rows, const StackMatrix& next, Team team) {
         long first, last;
         team.share(rows, first, last);
-        for (long r = first; r < last; r++) rms_norm(x + r * config.hidden, weight, config.eps, normed + r * config.hidden, config.hidden);
+        for (long r = first; r < last; r++) rms_norm(x + r * config.hidden, weight, config.eps, normed + r * normed_pitch, config.hidden);
         if (!next.part(0).has_code_rows() || adapts(next)) team.barrier();
     }
 
     void project(const StackLayer& layer, long index, const T* hidden, Team team) {
         const Upcoming output{&layer.output, layer.attended(), step.kept && index == config.num_layers - 1};
         norm(hidden, layer.attention_norm, step.tokens, layer.qkv, team);
-        multiply_any(layer.qkv, layer.inner(), config.hidden, normed, false, qkv, nullptr, team, counter(index, 0),
+        multiply_any(layer.qkv, layer.inner(), config.hidden, {normed, normed_pitch}, false, qkv, nullptr, team, counter(index, 0),
                      layer.has_gate() ? Upcoming{&layer.gate, config.hidden, false} : output);
         if (layer.has_gate())
-            multiply_any(layer.gate, layer.attended(), config.hidden, normed, false, gates, nullptr, team, counter(index, 4), output);
+            multiply_any(layer.gate, layer.attended(), config.hidden, {normed, normed_pitch}, false, gates, nullptr, team, counter(index, 4), output);
     }
 
     void mix(const StackLayer& layer, long index, Team team) {
