@@ -74,6 +74,7 @@ template <class T> class EncoderStack {
     static constexpr int COUNTERS = 5;
     T* qkv;
     Input<T> *normed, *attended, *inner;
+    long inner_pitch;
     float* values;
     Partial* parts;
 
@@ -95,14 +96,15 @@ template <class T> class EncoderStack {
             shared_parts = std::max(shared_parts, plan.shared_parts(layer.attention));
         }
         const long n = step.tokens;
+        inner_pitch = row_pitch<T>(config.intermediate);
         const bool is_apart = !config.norms_after || !READS_STREAM;
         char* at = scratch.of(sizeof(T) * n * qkv_width +
-                              sizeof(Input<T>) * n * (is_apart * config.hidden + attended_width + config.intermediate) +
+                              sizeof(Input<T>) * n * (is_apart * config.hidden + attended_width + inner_pitch) +
                               sizeof(float) * shared_values + sizeof(Partial) * shared_parts + 6 * 64);
         normed = Scratch::take<Input<T>>(at, is_apart * n * config.hidden);
         qkv = Scratch::take<T>(at, n * qkv_width);
         attended = Scratch::take<Input<T>>(at, n * attended_width);
-        inner = Scratch::take<Input<T>>(at, n * config.intermediate);
+        inner = Scratch::take<Input<T>>(at, n * inner_pitch);
         values = Scratch::take<float>(at, shared_values);
         parts = Scratch::take<Partial>(at, shared_parts);
         if constexpr (READS_STREAM)
@@ -128,7 +130,7 @@ template <class T> class EncoderStack {
             else norm_before(layer.mlp_norm, hidden, team);
             multiply_up(layer.up.of<T>(), team, next[3]);
             team.barrier();
-            product<T, T>(layer.down.of<T>(), inner, config.intermediate, step.tokens, hidden, hidden, team, next[4]);
+            product<T, T>(layer.down.of<T>(), inner, inner_pitch, step.tokens, hidden, hidden, team, next[4]);
             team.barrier();
             if (config.norms_after) norm_after(layer.mlp_norm, hidden, team);
         }
@@ -163,10 +165,12 @@ template <class T> class EncoderStack {
         with_activation(config.activation, [&](auto activation) {
             using F = decltype(activation);
             if (config.gated)
-                return gated_product<T, F>(up, normed, config.hidden, step.tokens, inner, config.intermediate, team, next);
+                return gated_product<T, F>(up, normed, config.hidden, step.tokens, inner, inner_pitch, team, next);
+            Matrix<T> apart = up;
+            apart.pitch = inner_pitch;
             auto work = [&](long row, long count, long first, long last, long distance) {
-                multiply_activated<T, F>(up, normed + row * config.hidden, config.hidden, count,
-                                         inner + row * config.intermediate, first, last, distance);
+                multiply_activated<T, F>(apart, normed + row * config.hidden, config.hidden, count,
+                                         inner + row * inner_pitch, first, last, distance);
             };
             Pieces(step.tokens, up.panel_count(), team.size, block_of_rows<T>(step.tokens, up.inputs)).take(next, team.size, step.tokens == 1 ? 4 : 2, work);
         });
