@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 962,
+    "files": 963,
     "files below 50 lines": 251,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_422,
-    "model_server": 52_655,
+    "model_server": 52_710,
     "router": 36_738,
     "tercet": 63,
     "wire": 7_369,

@@ -55,6 +55,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba of Falcon": ("falcon_mamba", {**MAMBA, "expand": 2, "time_step_rank": 16}),
     "mamba2": ("mamba2", {"hidden_size": 256, "num_hidden_layers": 4, "num_heads": 8, "head_dim": 64}),
     "kimi-linear": ("kimi_linear", KIMI),
+    "glm-dsa": ("glm_moe_dsa", {**KIMI, "q_lora_rank": 256}),
+    "glm-dsa shared": ("glm_moe_dsa", {**KIMI, "q_lora_rank": 256, "indexer_types": ["full", "shared"] * 2}),
     "nemotron_h": ("nemotron_h", {**NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention", "mlp"]}),
     "nemotron_h_moe": ("nemotron_h", {**NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "moe"]}),
     "nemotron_h_moe latent": (

@@ -183,9 +183,10 @@ def _add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     if config["model_type"] not in HYBRIDS:
         writer.add_head_count_kv(config["num_key_value_heads"])
-    if config["model_type"] != "kimi_linear":
+    if config["model_type"] not in ("kimi_linear", "glm_moe_dsa"):
         writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if config["model_type"] != "glm_moe_dsa":
+        writer.add_value_length(head_dim)
     if (epsilon := next((config[one] for one in _RMS_NORMS if one in config), None)) is not None:
         writer.add_layer_norm_rms_eps(epsilon)
     else:

@@ -15,7 +15,7 @@ from torch import Tensor
 _ARCHITECTURES = {
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1",
-    "nemotron_h": "nemotron_h", "kimi_linear": "kimi-linear",
+    "nemotron_h": "nemotron_h", "kimi_linear": "kimi-linear", "glm_moe_dsa": "glm-dsa",
     "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
 }  # fmt: skip
 HYBRIDS = tuple(_ARCHITECTURES)
@@ -139,7 +139,7 @@ def _as_theirs(tensor: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
         return tensor.squeeze(1)
     if config["model_type"] in ("granitemoehybrid", "nemotron_h") and (heads := _heads(name, config)):
         return tensor.view(heads, 2, len(tensor) // heads // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
-    if _is_mamba1(config) or config["model_type"] == "kimi_linear":
+    if _is_mamba1(config) or config["model_type"] in ("kimi_linear", "glm_moe_dsa"):
         return tensor
     if "linear_attn" not in name and name.endswith((".A_log", ".D")):
         return tensor.unsqueeze(1)
@@ -255,8 +255,8 @@ def add_hybrid(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
         writer.add_ssm_state_size(config["mamba_d_state"])
         return writer.add_ssm_time_step_rank(config["mamba_dt_rank"])
-    if config["model_type"] == "kimi_linear":
-        return _add_kimi(writer, config)
+    if config["model_type"] in ("kimi_linear", "glm_moe_dsa"):
+        return _add_latent(writer, config)
     kinds = config.get("layers_block_type") or config.get("layer_types") or []
     groups = config["num_key_value_heads"]
     by_layer = config["model_type"] in ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h")
@@ -310,23 +310,37 @@ def add_hybrid(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_ssm_inner_size(inner)
 
 
-def _add_kimi(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
+def _add_latent(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
+    """Write the metadata of Kimi Linear and GLM 5."""
     latent, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count_kv([int(kind == "full_attention") for kind in config["layer_types"]])
     writer.add_key_length(latent + rotated)
     writer.add_kv_lora_rank(latent)
     writer.add_rope_dimension_count(rotated)
     writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
     writer.add_value_length_mla(config["v_head_dim"])
-    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
-    writer.add_kda_head_dim(config["linear_head_dim"])
-    writer.add_expert_group_count(config["num_expert_group"])
     writer.add_expert_group_used_count(config["topk_group"])
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    writer.add_expert_shared_count(config["num_shared_experts"])
     writer.add_leading_dense_block_count(config["mlp_layer_types"].count("dense"))
     writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if config["model_type"] == "kimi_linear":
+        writer.add_head_count_kv([int(kind == "full_attention") for kind in config["layer_types"]])
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_kda_head_dim(config["linear_head_dim"])
+        writer.add_expert_group_count(config["num_expert_group"])
+        return writer.add_expert_shared_count(config["num_shared_experts"])
+    writer.add_head_count_kv(1)
+    writer.add_value_length(latent)
+    writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_expert_group_count(config["n_group"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    writer.add_indexer_head_count(config["index_n_heads"])
+    writer.add_indexer_key_length(config["index_head_dim"])
+    writer.add_indexer_top_k(config["index_topk"])
+    if "shared" in config["indexer_types"]:
+        # Which this version of the library does not know.
+        writer.add_array(f"{writer.arch}.attention.indexer.types", [kind == "full" for kind in config["indexer_types"]])
 
 
 def add_without_attention(writer: GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from model_server.errors import StartupError
 from model_server.weights.gguf.architecture import Architecture
 from model_server.weights.gguf.hybrids import HYBRIDS
+from model_server.weights.gguf.latent import LATENT
 
 _LAYER_NORM = "attention.layer_norm_epsilon"
 
@@ -132,6 +133,7 @@ ARCHITECTURES = {
         expected={"expert_gating_func": (2,)},
     ),
     **HYBRIDS,
+    **LATENT,
 }
 _MIXTRAL = Architecture(
     model_type="mixtral",

@@ -8,15 +8,15 @@ from typing import Any
 from model_server.weights.gguf.architecture import RMS, Architecture
 
 _NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
-_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_EXPERTS = {f"ffn_{kind}_exps": f"mlp.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")}
+MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+EXPERTS = {f"ffn_{kind}_exps": f"mlp.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")}
 _COUNTS = {
     "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }  # fmt: skip
 
 
-def _attention(prefix: str = "self_attn", output: str = "o_proj") -> dict[str, str]:
+def attention(prefix: str = "self_attn", output: str = "o_proj") -> dict[str, str]:
     found = {f"attn_{one}": f"{prefix}.{one}_proj" for one in ("q", "k", "v")}
     return {**found, "attn_output": f"{prefix}.{output}"}
 
@@ -37,20 +37,14 @@ def _mamba1(prefix: str) -> tuple[dict[str, str], dict[str, str]]:
     return {**modules, **norms, "ssm_x": f"{prefix}.x_proj", "ssm_dt": f"{prefix}.dt_proj"}, tensors
 
 
-# What makes keys and values of latents: two matrices, as they are absorbed, or in old files one.
-_LATENT = {
-    "attn_q_a": "self_attn.q_a_proj", "attn_q_b": "self_attn.q_b_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj", "attn_kv_b": "self_attn.kv_b_proj",
-}  # fmt: skip
 _LFM2 = {
-    **_attention(output="out_proj"),
+    **attention(output="out_proj"),
     "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm", "attn_norm": "operator_norm",
     "ffn_norm": "ffn_norm", "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
     "shortconv.in_proj": "conv.in_proj", "shortconv.conv": "conv.conv", "shortconv.out_proj": "conv.out_proj",
 }  # fmt: skip
 _DELTA = {
-    **_NORMS, **_attention(),
+    **_NORMS, **attention(),
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z", "ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a",
     "ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba", "ssm_conv1d": "linear_attn.conv1d",
@@ -68,7 +62,7 @@ _ALONE, _ALONE_TENSORS = _mamba1("mixer")
 _MIXER, _MIXER_TENSORS = _mamba2("mixer")
 _SSM = {"d_conv": "ssm.conv_kernel", "d_state": "ssm.state_size", "n_groups": "ssm.group_count"}
 _NEMOTRON = {
-    **_MIXER, **_attention("mixer"), "attn_norm": "norm", "ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj",
+    **_MIXER, **attention("mixer"), "attn_norm": "norm", "ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj",
 }  # fmt: skip
 _NEMOTRON_FIELDS = {
     "conv_kernel": "ssm.conv_kernel", "ssm_state_size": "ssm.state_size", "n_groups": "ssm.group_count",
@@ -79,7 +73,7 @@ _NEMOTRON_OUTSIDE = {
 }  # fmt: skip
 
 
-def _attends(given: Mapping[str, Any], count: int) -> list[bool]:
+def attending(given: Mapping[str, Any], count: int) -> list[bool]:
     """Return which layers have keys."""
     heads = given.get("attention.head_count_kv")
     return [bool(number) for number in heads][:count] if isinstance(heads, list) else [bool(heads)] * count
@@ -87,7 +81,7 @@ def _attends(given: Mapping[str, Any], count: int) -> list[bool]:
 
 def _lfm2(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     kinds = {True: "full_attention", False: "conv"}
-    layers = [kinds[one] for one in _attends(given, fields["num_hidden_layers"])]
+    layers = [kinds[one] for one in attending(given, fields["num_hidden_layers"])]
     return {"layer_types": layers, "conv_L_cache": given["shortconv.l_cache"], "block_auto_adjust_ff_dim": False}
 
 
@@ -109,7 +103,7 @@ def _delta(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def _granite(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    attends, heads = _attends(given, fields["num_hidden_layers"]), given["ssm.time_step_rank"]
+    attends, heads = attending(given, fields["num_hidden_layers"]), given["ssm.time_step_rank"]
     shared = given.get("expert_shared_feed_forward_length") if given.get("expert_count") else None
     return {
         "layer_types": ["attention" if one else "mamba" for one in attends],
@@ -138,7 +132,7 @@ def _nemotron(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, 
     mlp = "moe" if given.get("expert_count") else "mlp"
     kinds = [
         "full_attention" if attends else mlp if size else "linear_attention"
-        for attends, size in zip(_attends(given, count), sizes[:count], strict=True)
+        for attends, size in zip(attending(given, count), sizes[:count], strict=True)
     ]
     return {
         "layers_block_type": kinds,
@@ -156,7 +150,7 @@ def _mamba2_alone(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
 
 
 def _jamba(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    attends, experts = _attends(given, fields["num_hidden_layers"]), fields["layers_with_experts"]
+    attends, experts = attending(given, fields["num_hidden_layers"]), fields["layers_with_experts"]
     return {
         **_every("attn_layer", attends),
         **(_every("expert_layer", experts) if any(experts) else {"num_experts": 1}),
@@ -175,20 +169,6 @@ def _every(name: str, chosen: list[bool]) -> dict[str, int]:
     if chosen != [index % period == first for index in range(len(chosen))]:
         raise ValueError(f"layers {numbers} do not follow each other in equal distances")
     return {f"{name}_period": period, f"{name}_offset": first}
-
-
-def _kimi(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    rotated, heads = given["rope.dimension_count"], fields["num_attention_heads"]
-    kinds = {True: "full_attention", False: "linear_attention"}
-    return {
-        "layer_types": [kinds[one] for one in _attends(given, fields["num_hidden_layers"])],
-        "linear_num_heads": heads,
-        "num_key_value_heads": heads,
-        # Of the part that all heads share; nothing rotates.
-        "head_dim": rotated,
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": given["attention.key_length_mla"] - rotated,
-    }
 
 
 _LFM2_OUTSIDE = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
@@ -226,17 +206,17 @@ HYBRIDS = {
     "qwen3next": Architecture(
         model_type="qwen3_next",
         layer=_DELTA_EXPERTS,
-        experts=_EXPERTS,
+        experts=EXPERTS,
         fields=_DELTA_COUNTS,
         fixed={"norm_topk_prob": True, "decoder_sparse_step": 1},
         present={"linear_qkv_apart": "blk.0.attn_qkv.weight"},
         **_DELTA_FAMILY,
     ),
-    "qwen35": Architecture(model_type="qwen3_5_text", layer={**_DELTA, **_MLP}, tiled=True, **_DELTA_FAMILY),
+    "qwen35": Architecture(model_type="qwen3_5_text", layer={**_DELTA, **MLP}, tiled=True, **_DELTA_FAMILY),
     "qwen35moe": Architecture(
         model_type="qwen3_5_moe_text",
         layer=_DELTA_EXPERTS,
-        experts=_EXPERTS,
+        experts=EXPERTS,
         fields=_DELTA_COUNTS,
         tiled=True,
         **_DELTA_FAMILY,
@@ -244,7 +224,7 @@ HYBRIDS = {
     "granitehybrid": Architecture(
         model_type="granitemoehybrid",
         layer={
-            **_MAMBA, **_attention(), "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+            **_MAMBA, **attention(), "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
             **{f"ffn_gate{one}": "shared_mlp.gate_proj" for one in ("", "_shexp")},
             **{f"ffn_up{one}": "shared_mlp.up_proj" for one in ("", "_shexp")},
             **{f"ffn_down{one}": "shared_mlp.output_linear" for one in ("", "_shexp")},
@@ -268,7 +248,7 @@ HYBRIDS = {
     "falcon-h1": Architecture(
         model_type="falcon_h1",
         layer={
-            **_MAMBA, **_attention(), "attn_norm": "input_layernorm", "ffn_gate": "feed_forward.gate_proj",
+            **_MAMBA, **attention(), "attn_norm": "input_layernorm", "ffn_gate": "feed_forward.gate_proj",
             "ffn_up": "feed_forward.up_proj",
             "ffn_down": "feed_forward.down_proj",
         },
@@ -281,8 +261,8 @@ HYBRIDS = {
     "jamba": Architecture(
         model_type="jamba",
         layer={
-            **_MAMBA1, **_attention(), "attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm",
-            **{name: f"feed_forward.{name.removeprefix('ffn_')}_proj" for name in _MLP},
+            **_MAMBA1, **attention(), "attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm",
+            **{name: f"feed_forward.{name.removeprefix('ffn_')}_proj" for name in MLP},
             "ffn_gate_inp": "feed_forward.router",
         },
         tensors=_MAMBA1_TENSORS,
@@ -313,45 +293,6 @@ HYBRIDS = {
         fields={"conv_kernel": "ssm.conv_kernel", "state_size": "ssm.state_size", "n_groups": "ssm.group_count"},
         derived=_mamba2_alone,
         **_WITHOUT_ATTENTION,
-    ),
-    "kimi-linear": Architecture(
-        model_type="kimi_linear",
-        layer={
-            **_attention(), **_LATENT, **_MLP, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-            **{f"ssm_conv1d_{one}": f"self_attn.{one}_conv1d" for one in "qkv"},
-            **{f"ssm_{one}_{part}": f"self_attn.{one}_{part}_proj" for one in "fg" for part in "ab"},
-            "ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm", "ffn_gate_inp": "block_sparse_moe.gate",
-            **{f"ffn_{kind}_shexp": f"block_sparse_moe.shared_experts.{kind}_proj" for kind in ("gate", "up", "down")},
-        },
-        tensors={
-            "ssm_a": "self_attn.A_log",
-            "ssm_dt.bias": "self_attn.dt_bias",
-            "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
-        },
-        experts={
-            f"ffn_{kind}_exps": f"block_sparse_moe.experts.{{}}.{name}"
-            for kind, name in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
-        },
-        fields={
-            "num_experts": "expert_count",
-            "num_experts_per_token": "expert_used_count",
-            "moe_intermediate_size": "expert_feed_forward_length",
-            "num_shared_experts": "expert_shared_count",
-            "first_k_dense_replace": "leading_dense_block_count",
-            "routed_scaling_factor": "expert_weights_scale",
-            "kv_lora_rank": "attention.kv_lora_rank",
-            "v_head_dim": "attention.value_length_mla",
-            "linear_head_dim": "kda.head_dim",
-            "linear_conv_kernel_dim": "ssm.conv_kernel",
-        },
-        optional={
-            "q_lora_rank": "attention.q_lora_rank",
-            "num_expert_group": "expert_group_count",
-            "topk_group": "expert_group_used_count",
-        },
-        derived=_kimi,
-        fixed={"moe_renormalize": True, "mla_use_nope": True},
-        expected={"expert_gating_func": (2,), "expert_weights_norm": (True,)},
     ),
     "nemotron_h": Architecture(
         layer=_NEMOTRON, tensors=_MIXER_TENSORS, fields=_NEMOTRON_FIELDS, **_NEMOTRON_FAMILY

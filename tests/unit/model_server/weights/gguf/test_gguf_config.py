@@ -306,3 +306,22 @@ def test_heads_of_kimi_linear() -> None:
     assert (found["kv_lora_rank"], found["linear_num_heads"], found["linear_head_dim"]) == (64, 4, 32)
     with pytest.raises(StartupError, match=r"`kimi-linear\.expert_gating_func` with the value 1, which is not served"):
         config_of(header("kimi-linear", **metadata | {"expert_gating_func": 1}), Path("a.gguf"))
+
+
+def test_indexers_of_glm_5() -> None:
+    metadata: dict[str, Any] = {
+        "block_count": 4, "nextn_predict_layers": 1, "attention__head_count_kv": 1, "attention__key_length": 80,
+        "attention__value_length": 64, "attention__key_length_mla": 48, "attention__value_length_mla": 24,
+        "attention__kv_lora_rank": 64, "attention__q_lora_rank": 96, "rope__dimension_count": 16, "expert_count": 8,
+        "expert_used_count": 2, "expert_feed_forward_length": 64, "expert_shared_count": 1,
+        "leading_dense_block_count": 1, "expert_weights_scale": 2.5, "expert_gating_func": 2,
+        "expert_weights_norm": True, "attention__indexer__head_count": 8, "attention__indexer__key_length": 32,
+        "attention__indexer__top_k": 2048,
+    }  # fmt: skip
+    found = config_of(header("glm-dsa", **metadata), Path("a.gguf"))
+    assert (found["index_n_heads"], found["index_head_dim"], found["index_topk"]) == (8, 32, 2048)
+    assert (found["num_hidden_layers"], found["num_key_value_heads"], found["head_dim"]) == (3, 4, 16)
+    assert "indexer_types" not in found
+    metadata["attention__indexer__types"] = [True, False, True, True]
+    found = config_of(header("glm-dsa", **metadata), Path("a.gguf"))
+    assert found["indexer_types"] == ["full", "shared", "full"]
