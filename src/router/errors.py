@@ -77,9 +77,15 @@ class RouterError(Exception):
             names: The client's name of each of ours.
         """
         self.param = names.get(self.param or "", self.param)
+        detail = self.detail
         for ours, theirs in names.items():
-            self.detail = self.detail.replace(f"`{ours}`", f"`{theirs}`")
-        self.args = (self.prefix + self.detail,)
+            detail = detail.replace(f"`{ours}`", f"`{theirs}`")
+        self.say(detail)
+
+    def say(self, detail: str) -> None:
+        """Replace the message without TGI's prefix."""
+        self.detail = detail
+        self.args = (self.prefix + detail,)
 
 
 class FieldError(ValueError):

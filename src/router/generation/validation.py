@@ -326,7 +326,9 @@ class Validator:
             if asked is not None and asked.is_optional and error.reason == "invalid_grammar":
                 logger.info("calls of a request are not held to their schemas: %s", error)
                 return "none", ""
-            error.param = error.param or (None if asked is None else asked.field)
+            if asked is not None:
+                error.param = error.param or asked.field
+                error.say(asked.in_clients_words(error.detail))
             raise
 
 

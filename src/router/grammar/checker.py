@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,14 @@ class AskedGrammar:
     is_optional: bool = False
     # The client's.
     field: str = "grammar"
+    # Places in the schema that are not the client's, and what to say instead.
+    words: tuple[tuple[str, str], ...] = ()
+
+    def in_clients_words(self, text: str) -> str:
+        """Return a sentence about the schema, about what the client sent."""
+        for place, said in self.words:
+            text = re.sub(re.escape(place) + r"(?=[/:\s]|$)", said.replace("\\", r"\\"), text)
+        return text
 
 
 def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:

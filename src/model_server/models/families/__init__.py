@@ -107,7 +107,8 @@ def spec_of(config: ModelConfig) -> Spec:
         UnknownFamilyError: The type is unknown; the text names those that are.
     """
     text = text_config(config)
-    _check_is_causal(text)
+    for one in (config, text):
+        _check_is_causal(one)
     family = FAMILIES.get(text.model_type)
     if family is None:
         served = ", ".join(sorted({*FAMILIES, *TEXT_TYPES}))

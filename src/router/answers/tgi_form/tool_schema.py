@@ -32,21 +32,36 @@ _MAX_DEPTH = 16
 
 def call_schema(functions: Sequence[tuple[str, Any]], *, or_none: bool) -> Schema:
     """Return the schema of a call, or of none with `or_none`."""
+    return call_schema_in_words(functions, or_none=or_none)[0]
+
+
+def call_schema_in_words(
+    functions: Sequence[tuple[str, Any]], *, or_none: bool
+) -> tuple[Schema, tuple[tuple[str, str], ...]]:
+    """Return `call_schema`, and places within it with what a client calls them."""
     branches: list[Schema] = []
     definitions: Schema = {}
+    words: dict[str, str] = {}
     for index, (name, parameters) in enumerate(functions):
         tool = _Tool(name, parameters, place=f"#/$defs/tool_{index}")
-        branches += tool.branches()
+        own = tool.branches()
+        places = (
+            f"#/$defs/tool_{index}",
+            *(f"#/properties/function/anyOf/{len(branches) + n}" for n in range(len(own))),
+        )
+        words |= dict.fromkeys(places, f"the parameters of the function `{name}`, #")
+        branches += own
         definitions[f"tool_{index}"] = tool.schema
     if or_none:
         branches.append(_call(NO_TOOL, {}))
-    return {
+    schema: Schema = {
         "type": "object",
         "properties": {"function": {"anyOf": branches}},
         "required": ["function"],
         "additionalProperties": False,
         "$defs": definitions,
     }
+    return schema, tuple(words.items())
 
 
 class _Tool:
@@ -55,6 +70,7 @@ class _Tool:
     def __init__(self, name: str, parameters: Any, *, place: str) -> None:
         self._name = name
         self._place = place
+        self._num_objects = 0
         parameters = {} if parameters is None else parameters
         if not isinstance(parameters, dict):
             raise self._error("must be a JSON schema of an object")
@@ -66,46 +82,53 @@ class _Tool:
 
     def branches(self) -> list[Schema]:
         """The calls that the parameters allow."""
-        objects = self._alternatives(self.schema, 0)
-        if len(objects) > _MAX_BRANCHES:
-            raise self._error(f"have more than {_MAX_BRANCHES} alternatives")
-        for one in objects:
-            self._check_object(one)
-        return [_call(self._name, self._with_plain_keys(one)) for one in objects]
+        return self._branches(self.schema, 0, closes=True)
 
     def _with_plain_keys(self, schema: Schema) -> Schema:
         """Write what `propertyNames` says of the arguments alone, without the key of the name."""
         if "propertyNames" not in schema:
             return schema
         closed = schema if schema.get("properties") is None else {"additionalProperties": False, **schema}
-        root = {"$defs": {self._place.rpartition("/")[2]: self.schema}}
         try:
             # Patterns are written for the grammar with the whole schema.
-            return with_plain_keys(closed, lambda names: at(root, names["$ref"]), is_merged=False, write=str)
+            return with_plain_keys(closed, self._named, is_merged=False, write=str)
         except ValueError as error:
             raise self._error(f"cannot be enforced: {error}") from None
 
-    def _alternatives(self, schema: Any, depth: int) -> list[Schema]:
-        """Return objects that a reference or choice stands for."""
+    def _named(self, names: Schema) -> Any:
+        """Return what the reference of a schema of names leads to."""
+        reference = names["$ref"]
+        found = _anchored(self.schema, reference[1:]) if reference[:1] == "#" and reference[1:2] != "/" else None
+        return self._target(reference) if found is None else found
+
+    def _branches(self, schema: Any, depth: int, *, closes: bool) -> list[Schema]:
+        """Return calls with the objects that a reference or choice stands for; branches of `oneOf` stay together."""
         if not isinstance(schema, dict):
             raise self._error("must be a JSON schema of an object")
         if depth > _MAX_DEPTH:
             raise self._error("refer to each other too often")
         keywords = schema.keys() - _ANNOTATIONS
         if keywords == {"$ref"}:
-            return self._alternatives(self._target(schema["$ref"]), depth + 1)
+            return self._branches(self._target(schema["$ref"]), depth + 1, closes=closes)
         keyword = next(iter(keywords)) if len(keywords) == 1 else ""
         inner = schema.get(keyword)
         if keyword not in _COMBINATORS or (keyword == "allOf" and isinstance(inner, list) and len(inner) > 1):
-            return [schema]
+            return [self._of_object(schema, closes=closes)]
         if not isinstance(inner, list) or not 0 < len(inner) <= _MAX_BRANCHES:
             raise self._error(f"must have a list of 1 to {_MAX_BRANCHES} schemas in `{keyword}`")
-        found: list[Schema] = []
-        for one in inner:
-            found += self._alternatives(one, depth + 1)
-            if len(found) > _MAX_BRANCHES:
-                break
-        return found
+        is_one = keyword == "oneOf" and len(inner) > 1
+        # Whether they exclude each other is a question of what was written: only then are they closed.
+        choices = [self._branches(one, depth + 1, closes=closes and not is_one) for one in inner]
+        if is_one:
+            return [{"oneOf": [one[0] if len(one) == 1 else {"anyOf": one} for one in choices]}]
+        return [one for choice in choices for one in choice]
+
+    def _of_object(self, schema: Schema, *, closes: bool) -> Schema:
+        self._num_objects += 1
+        if self._num_objects > _MAX_BRANCHES:
+            raise self._error(f"have more than {_MAX_BRANCHES} alternatives")
+        self._check_object(schema)
+        return _call(self._name, self._with_plain_keys(schema), closes=closes)
 
     def _target(self, reference: Any) -> Any:
         if reference == self._place:
@@ -131,7 +154,7 @@ class _Tool:
         return ToolError(f"the parameters of the function `{self._name}` {detail}", param="tools")
 
 
-def _call(name: str, parameters: Schema) -> Schema:
+def _call(name: str, parameters: Schema, *, closes: bool = True) -> Schema:
     """Return a call's object, closed by default."""
     rest = {
         keyword: value
@@ -151,7 +174,7 @@ def _call(name: str, parameters: Schema) -> Schema:
     if others == "true":  # TGI's way of saying it
         others = True
     # What is combined with other schemas cannot be closed here: their properties would be forbidden.
-    if others is not None or not rest.keys() & {*_COMBINATORS, "$ref"}:
+    if others is not None or (closes and not rest.keys() & {*_COMBINATORS, "$ref"}):
         call["additionalProperties"] = False if others is None else others
     return call
 
@@ -170,3 +193,17 @@ def _relocated(schema: Any, place: str) -> Any:
         else:
             copy[keyword] = value if keyword in _DATA else _relocated(value, place)
     return copy
+
+
+def _anchored(schema: Schema, anchor: str) -> Any:
+    """Return the schema with an anchor, if any."""
+    waiting: list[Any] = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            if anchor in (one.get("$anchor"), one.get("$dynamicAnchor")):
+                return one
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+    return None

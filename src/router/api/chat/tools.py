@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.answers.formats.schema_types import without_unknown_types
-from router.answers.tgi_form.tool_schema import NO_TOOL, call_schema
+from router.answers.tgi_form.tool_schema import NO_TOOL, call_schema_in_words
 from router.api.chat.schema import ChatBody, FunctionDefinition
 from router.errors import ToolError
 from router.grammar.checker import AskedGrammar
@@ -57,7 +57,8 @@ class OfferedTools:
     def grammar(self) -> AskedGrammar:
         """Return TGI's grammar of calls."""
         functions = [(function.name, function.schema_of_parameters) for function in self.functions]
-        return AskedGrammar("json", call_schema(functions, or_none=self.or_none), field="tools")
+        schema, words = call_schema_in_words(functions, or_none=self.or_none)
+        return AskedGrammar("json", schema, field="tools", words=words)
 
     def for_template(self, *, describes: bool = False) -> list[dict[str, Any]]:
         """Return OpenAI's form in trained key order; `describes` fills descriptions."""

@@ -112,3 +112,11 @@ def test_prompts_of_paligemma_see_both_ways_whatever_its_text_says() -> None:
     assert spec_of(config("paligemma", text_config=text)).hidden_size == 64
     with pytest.raises(StartupError, match="use_bidirectional_attention"):
         spec_of(ModelConfig(text))
+
+
+@pytest.mark.parametrize("fields", [{"is_causal": False}, {"use_bidirectional_attention": True}])
+@pytest.mark.parametrize("is_outer", [False, True])
+def test_text_that_sees_ahead_is_refused_wherever_the_file_says_it(fields: dict[str, bool], is_outer: bool) -> None:
+    text = {"model_type": "gemma3_text", **TEXT}
+    with pytest.raises(StartupError, match=f"`{next(iter(fields))}` is .* generates no text"):
+        spec_of(config("gemma3", text_config=text if is_outer else text | fields, **(fields if is_outer else {})))

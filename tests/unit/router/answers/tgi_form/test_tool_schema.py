@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from router.answers.tgi_form.tool_schema import call_schema
+from router.answers.tgi_form.tool_schema import call_schema, call_schema_in_words
 from router.errors import ToolError
+from router.grammar.checker import AskedGrammar
 from router.grammar.worker import _Bytes, check
 from wire.grammar import compile_grammar
 
@@ -100,6 +101,15 @@ def test_names_of_arguments_say_nothing_of_the_functions(names: Any, expected: l
         call_schema([("f", {**parameters, "propertyNames": {"format": "uuid"}})], or_none=False)
 
 
+def test_names_of_arguments_behind_an_anchor() -> None:
+    parameters = {"type": "object", "propertyNames": {"$ref": "#k"}, "$defs": {"k": {"$anchor": "k", "enum": ["a"]}}}
+    calls = [{"_name": "f", "a": 1}, {"_name": "f", "b": 1}]
+    assert accepted([("f", parameters)], calls) == [True, False]
+    for reference in ("#none", "#/$defs/none", "https://example.com/k"):
+        with pytest.raises(ToolError, match="`f` have a reference that does not resolve"):
+            call_schema([("f", parameters | {"propertyNames": {"$ref": reference}})], or_none=False)
+
+
 def test_references_of_two_tools_do_not_meet() -> None:
     def parameters(kind: str) -> Any:
         return {
@@ -133,6 +143,37 @@ def test_parameters_that_are_a_reference_or_a_choice() -> None:
         {"_name": "two", "a": 1, "b": 1},
     ]
     assert accepted([("one", one), ("two", two)], calls) == [True, False, True, True, False, False]
+
+
+OVERLAP = "a `oneOf` whose branches overlap cannot be enforced: use `anyOf`, or branches that exclude each other"
+A, B = ({"properties": {key: {"type": "integer"}}} for key in "ab")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fault"),
+    [
+        ({"oneOf": [A, B]}, f"/oneOf: {OVERLAP}"),
+        ({"oneOf": [A, {"$ref": "#/$defs/B"}], "$defs": {"B": B}}, f"/oneOf: {OVERLAP}"),
+        ({"anyOf": [A, {"oneOf": [A, {"anyOf": [B, A]}]}]}, f"/oneOf: {OVERLAP}"),
+        # By what they say themselves the second takes what the first does.
+        ({"oneOf": [A | {"required": ["a"]}, B]}, "/oneOf: the branches of a `oneOf` exclude each other only where "),
+        ({"properties": {"x": {"oneOf": [A, B]}}}, f"/properties/x/oneOf: {OVERLAP}"),
+        ({"properties": {"x": {"$ref": "#"}}, "required": ["x"]}, ": no value that fits has an end, since "),
+        ({"properties": {"x": {"$ref": "#/properties/x"}}}, "/properties/x: no value that fits has an end, since "),
+    ],
+)
+def test_what_cannot_be_enforced_is_said_of_the_function_and_its_own_places(parameters: Any, fault: str) -> None:
+    schema, words = call_schema_in_words([("g", None), ("f", {"type": "object"} | parameters)], or_none=True)
+    said = check("json", json.dumps(schema), _BYTES)["fault"]
+    text = AskedGrammar("json", schema, words=words).in_clients_words(said)
+    assert text.startswith(f"the parameters of the function `f`, #{fault}"), (said, text)
+
+
+def test_branches_that_exclude_each_other_are_calls() -> None:
+    parameters = {"oneOf": [A | {"required": ["a"]}, B | {"required": ["b"]}, {"$ref": "#/$defs/c"}],
+                  "$defs": {"c": {"properties": {"a": {"type": "string"}}, "required": ["a"]}}}  # fmt: skip
+    calls = [{"_name": "f", "a": 1}, {"_name": "f", "b": 1}, {"_name": "f", "a": "x"}, {"_name": "f"}]
+    assert accepted([("f", parameters)], calls) == [True, True, True, False]
 
 
 def test_a_property_called_like_a_keyword_and_data_that_look_like_a_reference() -> None:
