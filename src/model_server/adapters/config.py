@@ -29,13 +29,12 @@ _WITHOUT_EFFECT = frozenset(
         "auto_mapping", "base_model_name_or_path", "bias", "eva_config", "exclude_modules", "fan_in_fan_out",
         "inference_mode", "layers_pattern", "layers_to_transform", "lora_bias", "lora_dropout", "megatron_core",
         "modules_to_save", "peft_version", "qalora_group_size", "revision", "target_modules", "target_parameters",
-        "use_dora",
     }
 )  # fmt: skip
 _READ = frozenset(
     {
         "alpha_pattern", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern", "task_type",
-        "trainable_token_indices", "use_rslora",
+        "trainable_token_indices", "use_dora", "use_rslora",
     }
 )  # fmt: skip
 # Ways to initialise that leave the base model as it is; all others subtract the first product from its weights.
@@ -59,6 +58,8 @@ class AdapterConfig:
     rank_pattern: _Patterns
     alpha_pattern: _Patterns
     rank_stabilized: bool
+    # Whether each pair has lengths of its rows.
+    uses_dora: bool
     # Of new rows, by the end of their module's name; "": of every one.
     token_ids: tuple[tuple[str, tuple[int, ...]], ...]
     # The model that it was made for.
@@ -100,6 +101,7 @@ def read_config(directory: Path) -> AdapterConfig:
         rank_pattern=_patterns(fields, "rank_pattern", whole=True),
         alpha_pattern=_patterns(fields, "alpha_pattern"),
         rank_stabilized=_is_set(fields, "use_rslora"),
+        uses_dora=_is_set(fields, "use_dora"),
         token_ids=_token_ids(fields.get("trainable_token_indices")),
         base=base if isinstance(base, str) else None,
     )

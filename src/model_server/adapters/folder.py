@@ -282,6 +282,10 @@ class _Found:
         if target.removesuffix(INNER) in self._targets.experts:
             self._add_experts(target.removesuffix(INNER), stem.removesuffix(INNER), keys["a"], keys["b"])
             return
+        if self._config.uses_dora and "magnitude" not in keys:
+            raise StartupError(
+                f"tensor {_PREFIX + stem:.200}.lora_magnitude_vector is missing, which `use_dora` asks for"
+            )
         rank = self._config.rank_of(stem)
         inputs, outputs = self._targets.table if is_embedding else self._targets.linear[target]
         shapes: dict[str, tuple[int, ...]] = {"a": (rank, inputs), "b": (outputs, rank)}

@@ -154,6 +154,14 @@ def test_every_tensor_belongs_to_a_layer(tmp_path: Path) -> None:
     assert refusal(tmp_path).endswith("layers.7.self_attn.q_proj.lora_A.weight belongs to no layer that takes adapters")
 
 
+def test_lengths_of_rows_that_the_config_asks_for(tmp_path: Path) -> None:
+    write_adapter(tmp_path, {Q: (16, 32)}, use_dora=True)
+    key = f"base_model.model.{Q}.lora_magnitude_vector"
+    assert refusal(tmp_path) == f"tensor {key} is missing, which `use_dora` asks for"
+    write_adapter(tmp_path, {Q: (16, 32)}, use_dora=True, tensors={key: torch.ones(32)})
+    read(tmp_path)
+
+
 def test_a_matrix_without_the_other(tmp_path: Path) -> None:
     write_adapter(tmp_path, {}, tensors={f"base_model.model.{Q}.lora_A.weight": torch.ones(4, 16)})
     assert refusal(tmp_path).startswith(f"tensor base_model.model.{Q}.lora_B.weight is missing beside ")
