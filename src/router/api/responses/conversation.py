@@ -104,18 +104,20 @@ def _of_items(items: list[Item], tools: ServedTools) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []  # by tools of other servers, before the next text
     for item in items:
+        is_open = bool(found) and turns[-1].get("content") is found and "tool_calls" not in turns[-1]
         if isinstance(item, HostedItem):
             if not item.said:
                 continue
-            if not (found and turns[-1].get("content") is found):
+            if not is_open:
                 found = _assistant(turns, without=("content", "tool_calls"))["content"] = []
             found.append({"type": "text", "text": _found(item)})
         elif isinstance(item, MessageItem):
             content = _content(item.content)
             if item.role != "assistant":
                 turns.append({"role": item.role, "content": content})
-            elif found and turns[-1].get("content") is found:
+            elif is_open:
                 found += content if isinstance(content, list) else [{"type": "text", "text": content}]
+                found = []
             else:
                 _assistant(turns, without=("content", "tool_calls"))["content"] = content
         elif isinstance(item, CallItem | CustomCallItem) or (isinstance(item, SearchCallItem) and item.call_id):

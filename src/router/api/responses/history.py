@@ -109,7 +109,7 @@ def _written(item: Item, name: str) -> dict[str, Any]:
     """Return the item as it was sent, with this id and what OpenAI's clients expect."""
     fields = item.model_dump(exclude_none=True, exclude_defaults=True, exclude={"id"})
     said = fields.pop("said", {})
-    fields = {"type": item.type, "status": "completed", **fields, **said}
+    fields = {"type": item.type, "status": "completed", **fields}
     if isinstance(item, ReasoningItem):
         fields = {"summary": [], **fields}
         if item.content:
@@ -124,7 +124,7 @@ def _written(item: Item, name: str) -> dict[str, Any]:
         fields["output"] = [_part(part) for part in item.output]
     elif isinstance(item, (*ADDING, SearchCallItem)):
         fields |= item.model_dump(exclude_unset=True, exclude={"id"})
-    return {"id": name, **fields}
+    return {**said, "id": name, **fields}
 
 
 def _part(part: InputPart) -> dict[str, Any]:

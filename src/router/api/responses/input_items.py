@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from router.errors import FieldError
 from router.schemas.base import Body, Items, TextOrItems
@@ -118,34 +120,43 @@ class ReasoningItem(StoredItem):
     )
 
 
-class HostedItem(StoredItem):
-    """A call of a tool on OpenAI's servers with what it has found, in an earlier turn; the model reads it as text."""
+class HostedItem(Body, place="responses input"):
+    """A call of a tool on OpenAI's servers with what it has found, in an earlier turn. The model reads its other fields
+    as text; those that are empty or pictures are not kept."""
 
     type: Literal[
-        "web_search_call",
-        "file_search_call",
-        "code_interpreter_call",
-        "image_generation_call",
-        "mcp_call",
+        "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call",
         "mcp_list_tools",
-    ] = Field(description="The kind of item.", examples=["web_search_call"])
-    said: dict[str, Any] = Field(
-        default_factory=dict, description="All other fields.", examples=[{"queries": ["Paris"]}]
-    )
+    ] = Field(description="The kind of item.", examples=["web_search_call"])  # fmt: skip
+    id: str | None = Field(default=None, description="Kept where the response is stored.", examples=["ws_1"])
+    status: str | None = Field(default=None, description="Kept as it is, likewise.", examples=["failed"])
+    said: SkipJsonSchema[dict[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
     def _says_what_texts_have(cls, data: Any) -> Any:
-        """Leave out what is no text for people, a picture among it."""
-        if not isinstance(data, dict) or data.keys() <= _OF_HOSTED:
+        """Gather the other fields, whatever their names; none of the client's is `said`."""
+        if not isinstance(data, dict):
             return data
-        is_read = data.get("type") != "mcp_list_tools"
-        said = {name: value for name, value in data.items() if is_read and name not in _OF_HOSTED | _UNREAD and value}
-        return {"type": data.get("type"), "id": data.get("id"), "said": said}
+        others = {} if data.get("type") == "mcp_list_tools" else _without_pictures(data)
+        said = {name: value for name, value in others.items() if name not in _OF_HOSTED | _UNREAD and value}
+        return {name: data.get(name) for name in _OF_HOSTED} | {"said": said}
 
 
-_OF_HOSTED = frozenset({"type", "id", "status", "said"})
+_OF_HOSTED = frozenset({"type", "id", "status"})
 _UNREAD = frozenset({"result", "container_id", "approval_request_id"})
+_DATA_URL = re.compile(r"data:[^\s,]*,")
+
+
+def _without_pictures(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_pictures(one) for name, one in value.items() if not _is_picture(one)}
+    return [_without_pictures(one) for one in value if not _is_picture(one)] if isinstance(value, list) else value
+
+
+def _is_picture(value: Any) -> bool:
+    is_part = isinstance(value, dict) and value.get("type") == "image"
+    return is_part or (isinstance(value, str) and _DATA_URL.match(value) is not None)
 
 
 class ItemReference(Body):

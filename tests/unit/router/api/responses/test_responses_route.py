@@ -291,6 +291,45 @@ async def test_what_tools_of_other_servers_have_found_is_read_as_text(make_nativ
     )
 
 
+async def test_pictures_that_tools_of_other_servers_made_are_no_text(make_native: MakeRouter) -> None:
+    picture = {"type": "image", "url": "data:image/png;base64,iVBO"}
+    logs = {"type": "logs", "logs": "data: 5", "thumbnail": "data:image/png;base64,iVBO"}
+    items = [
+        {"type": "code_interpreter_call", "id": "ci_1", "status": "completed", "outputs": [picture]},
+        {"type": "code_interpreter_call", "id": "ci_2", "outputs": [picture, logs], "preview": picture["url"]},
+    ]
+    router = make_native(["5"])
+    assert (await router.post(PATH, body(input=[*items, {"role": "user", "content": "?"}]))).status_code == 200
+    found = '<assistant>code_interpreter: {"outputs":[{"type":"logs","logs":"data: 5"}]}\n\n<user>?\n<assistant>'
+    assert router.scheduler.last.inputs == found
+
+
+SEARCH = {"type": "web_search_call", "query": "q"}
+CALL = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
+FOUND = 'web_search: {"query":"q"}\n'
+
+
+@pytest.mark.parametrize(
+    ("items", "turns"),
+    [
+        ([SEARCH, "A", "B"], [f"{FOUND}A", "B"]),
+        ([SEARCH, "A", SEARCH, "C"], [f"{FOUND}A", f"{FOUND}C"]),
+        ([SEARCH, SEARCH, "A"], [f"{FOUND}{FOUND}A"]),
+        ([SEARCH, CALL, "A"], [f"{FOUND}call_1=get_weather{{}}", "A"]),
+        ([SEARCH, CALL, SEARCH, "A"], [f"{FOUND}call_1=get_weather{{}}", f"{FOUND}A"]),
+        ([SEARCH, "A", CALL], [f"{FOUND}Acall_1=get_weather{{}}"]),
+    ],
+)
+async def test_what_was_found_joins_the_next_text_alone(
+    make_native: MakeRouter, items: list[Any], turns: list[str]
+) -> None:
+    router = make_native(["5"])
+    given = [{"role": "assistant", "content": item} if isinstance(item, str) else item for item in items]
+    assert (await router.post(PATH, body(input=[*given, {"role": "user", "content": "?"}]))).status_code == 200
+    seen = "".join(f"<assistant>{turn}\n" for turn in turns)
+    assert router.scheduler.last.inputs == f"{seen}<user>?\n<assistant>"
+
+
 async def test_reasoning_of_earlier_turns_is_left_out_where_the_client_says_so(make_native: MakeRouter) -> None:
     thoughts = [
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]} for text in "AB"
