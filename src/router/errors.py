@@ -9,7 +9,7 @@ RouterError
 │   └── SuffixError           a completion with a `suffix`
 ├── TemplateError         the chat template could not be rendered
 ├── ToolError             tools or tool output that cannot be honoured
-├── OverloadedError       no permit is free
+├── OverloadedError       no permit is free, or other requests keep what it needs
 │   └── RateLimitError        a limit of its API key is reached
 ├── ForbiddenError        the API key may not do this
 ├── GenerationError       the shards failed

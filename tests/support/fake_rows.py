@@ -24,11 +24,12 @@ def name_of(request: pb.Request) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """When a request ends by itself, or at which token it fails, perhaps by its grammar."""
+    """When a request ends by itself, or at which token it fails, perhaps by its grammar or for others' sake."""
 
     eos_after: int | None = None
     error_at: int | None = None
     grammar_at_fault: bool = False
+    overloaded: bool = False
 
 
 @dataclass

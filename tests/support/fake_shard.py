@@ -414,6 +414,7 @@ class FakeShard:
                 request_id=row.request.id,
                 error=f"{row.name} went wrong",
                 grammar_at_fault=row.script.grammar_at_fault,
+                overloaded=row.script.overloaded,
             )
         elif finished or row.request.top_n_tokens or row.request.prefill_logprobs:
             response.generations.append(row.generation(finished))

@@ -64,6 +64,7 @@ class Generation:
     generated_text: GeneratedText | None = None
     error: str | None = None
     grammar_at_fault: bool = False  # of the error, and not the server
+    overloaded: bool = False  # of the error: it may be tried again
 
     def append(self, later: Generation) -> None:
         """Append what the step produced for it next."""

@@ -47,8 +47,11 @@ class Answers:
         """first, count: where the row's tokens are."""
         if host.failed[row]:
             sequence.finished = True
-            grammar_at_fault = sequence.row.grammar is not None and sequence.row.grammar.error is not None
-            return Generation(sequence.id, error=sequence.row.why_failed, grammar_at_fault=grammar_at_fault)
+            grammar = sequence.row.grammar
+            overloaded = grammar is not None and grammar.is_crowded_out
+            at_fault = grammar is not None and grammar.error is not None and not overloaded
+            why = sequence.row.why_failed
+            return Generation(sequence.id, error=why, grammar_at_fault=at_fault, overloaded=overloaded)
         known = len(sequence.ids)
         try:
             if count == 1:

@@ -254,8 +254,9 @@ def _columns_to(rows: list[tuple[int, Tokens]]) -> pb.Columns:
 def _generation_to(generation: Generation) -> pb.Generation:
     if generation.error is not None:
         return pb.Generation(
-            request_id=generation.request_id, error=generation.error, grammar_at_fault=generation.grammar_at_fault
-        )
+            request_id=generation.request_id, error=generation.error, grammar_at_fault=generation.grammar_at_fault,
+            overloaded=generation.overloaded,
+        )  # fmt: skip
     message = pb.Generation(request_id=generation.request_id)
     if generation.tokens is not None:
         message.tokens.CopyFrom(_tokens_to(generation.tokens))

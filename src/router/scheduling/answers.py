@@ -97,7 +97,7 @@ class Answers:
             if len(row.tokens) > 1:
                 batch.got_several(entry, len(row.tokens))
             if row.error is not None or row.ended is not None:
-                self._batches.ended(batch, entry, failed=row.error is not None and not row.grammar_at_fault)
+                self._batches.ended(batch, entry, failed=row.is_server_at_fault)
         self._settle_batch(batch, reply.batch)
         if reply.batch is not None and any(
             row.error is not None and row.request_id in reply.batch.request_ids for row, _ in rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router.errors import GenerationError, GrammarError, IncompleteError
+from router.errors import GenerationError, GrammarError, IncompleteError, OverloadedError, RouterError
 from router.events import Failed, Finished, Predicted, Prefilled, Token, TokenGenerated
 from router.scheduling.entry import Entry
 from router.scheduling.pipeline import Call
@@ -79,9 +79,17 @@ def _deliver_columns(columns: Columns, entries: Mapping[int, Entry]) -> None:
             entry.put(TokenGenerated(Token(token_id, text, logprob, special)))
 
 
+def _row_error(row: Row, message: str) -> RouterError:
+    if row.overloaded:
+        error = OverloadedError()
+        error.say(message)
+        return error
+    return GrammarError(message) if row.grammar_at_fault else server_error(message)
+
+
 def _deliver_row(row: Row, entry: Entry) -> None:
     if row.error is not None:
-        entry.put(Failed(GrammarError(row.error) if row.grammar_at_fault else server_error(row.error)))
+        entry.put(Failed(_row_error(row, row.error)))
         return
     if row.prefill_tokens is not None:
         entry.put(Prefilled(row.prefill_tokens, row.prefill_top_tokens))

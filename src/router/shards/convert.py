@@ -309,7 +309,7 @@ def _rows_of_several(columns: pb.Columns) -> Iterator[Row]:
 def _row_from(message: pb.Generation) -> Row:
     row = Row(message.request_id)
     if message.HasField("error"):
-        row.error, row.grammar_at_fault = message.error, message.grammar_at_fault
+        row.error, row.grammar_at_fault, row.overloaded = message.error, message.grammar_at_fault, message.overloaded
         return row
     row.tokens = _tokens_from(message.tokens)
     if message.top_tokens:

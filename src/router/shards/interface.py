@@ -146,6 +146,12 @@ class Row:
     ended: Ended | None = None
     error: str | None = None
     grammar_at_fault: bool = False
+    overloaded: bool = False
+
+    @property
+    def is_server_at_fault(self) -> bool:
+        """Whether it failed, and is not refused."""
+        return self.error is not None and not (self.grammar_at_fault or self.overloaded)
 
 
 @dataclass(slots=True)

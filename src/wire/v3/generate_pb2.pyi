@@ -313,7 +313,7 @@ class Tokens(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ..., is_special: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("request_id", "prefill_tokens", "tokens", "generated_text", "top_tokens", "prefill_top_tokens", "prefill_top_count", "error", "grammar_at_fault")
+    __slots__ = ("request_id", "prefill_tokens", "tokens", "generated_text", "top_tokens", "prefill_top_tokens", "prefill_top_count", "error", "grammar_at_fault", "overloaded")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +323,7 @@ class Generation(_message.Message):
     PREFILL_TOP_COUNT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_AT_FAULT_FIELD_NUMBER: _ClassVar[int]
+    OVERLOADED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prefill_tokens: Tokens
     tokens: Tokens
@@ -332,7 +333,8 @@ class Generation(_message.Message):
     prefill_top_count: int
     error: str
     grammar_at_fault: bool
-    def __init__(self, request_id: _Optional[int] = ..., prefill_tokens: _Optional[_Union[Tokens, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., generated_text: _Optional[_Union[GeneratedText, _Mapping]] = ..., top_tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., prefill_top_tokens: _Optional[_Union[Tokens, _Mapping]] = ..., prefill_top_count: _Optional[int] = ..., error: _Optional[str] = ..., grammar_at_fault: bool = ...) -> None: ...
+    overloaded: bool
+    def __init__(self, request_id: _Optional[int] = ..., prefill_tokens: _Optional[_Union[Tokens, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., generated_text: _Optional[_Union[GeneratedText, _Mapping]] = ..., top_tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., prefill_top_tokens: _Optional[_Union[Tokens, _Mapping]] = ..., prefill_top_count: _Optional[int] = ..., error: _Optional[str] = ..., grammar_at_fault: bool = ..., overloaded: bool = ...) -> None: ...
 
 class Columns(_message.Message):
     __slots__ = ("request_ids", "ids", "logprobs", "texts", "is_special", "counts")

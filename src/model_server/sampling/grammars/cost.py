@@ -33,9 +33,13 @@ SLOW_S = 0.2
 """A step whose masks take longer has an expensive one among them."""
 
 MOST_LEFT_BEHIND = 8
-"""So many threads that were given up may still work; grammars of clients wait for none of them, but fail."""
+"""While so many threads that were given up still work, grammars of clients fail: one more could be left behind. Others
+are worked on all the same, and may leave more."""
 
 _NUM_PROVING = 8
+_TAKEN, _TOO_MUCH, _CROWDED_OUT, _FINE = range(4)
+"""What a rank finds of a request; the ranks agree on the least."""
+
 _LOOK_EVERY_S = 0.02
 # A tenth of the time of others. Not SCHED_IDLE: on a busy machine such a thread has no turn for seconds, in which the
 # interpreter waits where it is about to take its lock.
@@ -111,10 +115,10 @@ class _Worker:
 
     def abandon(self) -> None:
         """End the thread behind its job, which hardly keeps others from running."""
-        self.jobs.put(None)
         if (thread := self._thread.native_id) is not None:
             lowered = os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS
             os.setpriority(os.PRIO_PROCESS, thread, min(lowered, 19))
+        self.jobs.put(None)  # last: a thread that has ended has no priority
 
     def _work(self) -> None:
         clock = time.pthread_getcpuclockid(threading.get_ident())
@@ -129,11 +133,12 @@ class _Worker:
 
 
 class SharedLexer:
-    """The lexer of all automata of one grammar, which one uses at a time; `is_taken`: by a thread that was given up,
-    so that all others would wait for it.
-    """
+    """The lexer of all automata of one grammar, which one uses at a time, and all others wait for."""
 
+    is_held = False
+    """By a thread of this rank that was given up."""
     is_taken = False
+    """On some rank, as all of them know."""
 
 
 class GrammarCost:
@@ -150,7 +155,7 @@ class GrammarCost:
         self.may_prove = may_prove
         self.is_over = False
         self.is_crowded_out = False
-        """It is over since others took too much."""
+        """It is over since others took too much, and not this one."""
         self._lexer = lexer
         self.last_s = 0.0
         """What the last step took."""
@@ -166,7 +171,7 @@ class GrammarCost:
 
     @property
     def may_ask(self) -> bool:
-        """Whether the automaton answers."""
+        """Whether the automaton answers; on all ranks alike, as a step's rows follow from it."""
         return not (self.is_over or self._lexer.is_taken)
 
     def doubt(self) -> None:
@@ -181,33 +186,40 @@ class GrammarCost:
             return default
         result = self._measured(work, default, JOB_S if self._agree is None else math.inf)
         if self._agree is None:
-            self.is_over = self._is_exceeded
+            self.finalize([self])
         return result
 
     def run_for_mask(self, work: Callable[[], object], limit_s: float) -> None:
         """Work unless it takes too much; `finalize` comes next."""
         self.last_s = 0.0
-        if self.is_over or self._is_exceeded:
-            return
-        if not self.may_prove and self._guard.is_crowded:
-            self.is_crowded_out, self._spent_s = True, math.inf
-        else:
+        if not self.is_over and self._verdict == _FINE:
             self._measured(work, None, limit_s)
 
     @staticmethod
     def finalize(costs: Sequence[GrammarCost]) -> None:
-        """Agree, behind a step's masks, on requests that took too much."""
+        """Agree, behind a step's masks, on requests that took too much, and on lexers that are taken."""
         agree = costs[0]._agree or int
-        if not agree(int(not any(cost._is_exceeded for cost in costs))):
-            for cost in costs:
-                cost.is_over = not agree(int(not cost._is_exceeded))
+        verdicts = [cost._verdict for cost in costs]
+        if agree(min(verdicts)) < _FINE:
+            for cost, verdict in zip(costs, verdicts, strict=True):
+                agreed = agree(verdict)
+                cost.is_over, cost.is_crowded_out = agreed < _FINE, agreed == _CROWDED_OUT
+                cost._lexer.is_taken |= agreed == _TAKEN
 
     @property
-    def _is_exceeded(self) -> bool:
+    def _verdict(self) -> int:
         """By this rank's clock."""
-        return self._spent_s > MOST_S or self._lexer.is_taken
+        if self._lexer.is_held or self._lexer.is_taken:
+            return _TAKEN
+        if self.is_crowded_out:
+            return _CROWDED_OUT
+        return _TOO_MUCH if self._spent_s > MOST_S else _FINE
 
     def _measured(self, work: Callable[[], T], default: T, limit_s: float) -> T:
+        if limit_s < math.inf and not self.may_prove and self._guard.is_crowded:
+            self.is_crowded_out, self._spent_s = True, math.inf
+            return default
+
         def measured() -> tuple[T, float]:
             began = time.thread_time()
             return work(), time.thread_time() - began
@@ -215,7 +227,7 @@ class GrammarCost:
         try:
             result, self.last_s = self._guard.run(measured, limit_s)
         except GivenUpError:
-            self.last_s, self._spent_s, self._lexer.is_taken = limit_s, math.inf, True
+            self.last_s, self._spent_s, self._lexer.is_held = limit_s, math.inf, True
             return default
         if self.last_s <= FREE_S:
             self._num_cheap += 1

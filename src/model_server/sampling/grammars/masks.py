@@ -84,10 +84,15 @@ class GrammarState:
         return self._trigger is not None
 
     @property
+    def is_crowded_out(self) -> bool:
+        """Whether it failed since other requests take too much."""
+        return self.cost is not None and self.cost.is_over and self.cost.is_crowded_out
+
+    @property
     def error(self) -> str | None:
         """Say why the automaton cannot continue, if so."""
         if self.cost is not None and self.cost.is_over:
-            return _CROWDED_OUT if self.cost.is_crowded_out else _TOO_EXPENSIVE
+            return _CROWDED_OUT if self.is_crowded_out else _TOO_EXPENSIVE
         return _failure(self.matcher) if self.matcher.is_error() else None
 
     def forced(self) -> list[int]:
@@ -122,7 +127,10 @@ class GrammarState:
         token_ids = [token_id]
         if isinstance(self._trigger, TextWatch):
             token_ids = self._trigger.add(token_id)
-            if not token_ids or self._run(lambda: self.matcher.validate_tokens(token_ids), 0) < len(token_ids):
+            if not token_ids:
+                return
+            num_fit = self._run(lambda: self.matcher.validate_tokens(token_ids), 0)
+            if num_fit < len(token_ids) and (self.cost is None or self.cost.may_ask):
                 return  # what came with the text does not fit: and begins no call
         elif self._trigger not in (None, token_id):
             return

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from model_server.distributed.layout import Layout
 from model_server.engine.calls import DecodeCall, PrefillCall
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
+from model_server.sampling.grammars import cost
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampled, Sampler
 from model_server.text.tokenizer import Tokenizer
@@ -109,6 +111,15 @@ def test_a_grammar_that_fails_on_the_way_fails_its_request_alone(engine: Engine)
     found = run(engine, [request(0, None, ignore_eos_token=True), request(1, "a{4294967295}"), request(2, "ab")])
     assert "the grammar failed" in (found[1][-1].error or "") and found[1][-1].grammar_at_fault
     assert len(found[0]) == 12 and found[2][-1].generated_text is not None
+
+
+def test_a_grammar_that_others_crowd_out_is_not_at_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "MOST_LEFT_BEHIND", 0)
+    lark = json.dumps({"grammars": [{"lark_grammar": "start: @x"}, {"name": "x", "lark_grammar": "start: /[ab]+/"}]})
+    asked = replace(request(1, None), sampling=SamplingParameters(grammar=Grammar("lark", lark)))
+    (failed,) = run(engine, [request(0, None, ignore_eos_token=True), asked])[1]
+    assert failed.error is not None and failed.error.startswith("the server still works on grammars of other requests")
+    assert failed.overloaded and not failed.grammar_at_fault
 
 
 def test_a_grammar_that_does_not_compile_fails_its_request_alone(engine: Engine) -> None:

@@ -101,7 +101,7 @@ def _result() -> StepResult:
         Generation(request_id=1, tokens=_token(11)),
         Generation(request_id=2, tokens=_token(12), generated_text=ended),
         Generation(request_id=3, tokens=_token(13), top_tokens=[_token(13)]),
-        Generation(request_id=4, error="not a number"),
+        Generation(request_id=4, error="not a number", overloaded=True),
         Generation(request_id=5, tokens=_token(15, "ü")),
     ]
     return StepResult(generations, CachedBatch(8, [1, 3, 5], 48, 3), 10, 20, 40, concat_ns=5)
@@ -116,7 +116,8 @@ def test_plain_rows_go_into_columns() -> None:
     assert [g.request_id for g in response.generations] == [2, 3, 4]
     assert response.generations[0].generated_text.seed == 9
     assert response.generations[0].generated_text.finish_reason == pb.FINISH_REASON_EOS_TOKEN
-    assert response.generations[2].error == "not a number" and not response.generations[2].HasField("tokens")
+    failed = response.generations[2]
+    assert (failed.error, failed.overloaded, failed.HasField("tokens")) == ("not a number", True, False)
     assert (response.batch.id, response.batch.current_tokens) == (8, 3)
     assert (response.forward_ns, response.decode_ns, response.total_ns, response.concat_ns) == (10, 20, 40, 5)
 

@@ -9,7 +9,7 @@ from support.fake_rows import Script
 from support.fake_shard import FakeShard
 from support.scheduler_harness import collect, running_scheduler, settle, tokens_of
 
-from router.errors import GrammarError, UnhealthyError, ValidationError
+from router.errors import GrammarError, OverloadedError, UnhealthyError, ValidationError
 
 
 async def test_two_decodes_are_kept_in_flight():
@@ -178,6 +178,16 @@ async def test_row_errors_fail_one_request_only():
         assert tokens_of(await collect(b)) == ["b1", "b2", "b3", "b4", "b5"]
         assert h.metrics.counts["tgi_request_failure{generation}"] == 1
         assert all(not step.startswith(("F", "C")) for step in h.trace)
+
+
+async def test_a_row_that_others_crowd_out_is_an_overload_that_clients_retry():
+    async with running_scheduler(FakeShard(scripts={"a": Script(error_at=2, overloaded=True)})) as h:
+        a, b = h.submit("a", 3, 5), h.submit("b", 3, 5)
+        await h.finish()
+        refused = (await collect(a))[-1].error
+        assert isinstance(refused, OverloadedError) and refused.retry_after_s == 1 and str(refused) == "a went wrong"
+        assert tokens_of(await collect(b)) == ["b1", "b2", "b3", "b4", "b5"]
+        assert "tgi_request_failure{generation}" not in h.metrics.counts
 
 
 async def test_columns_and_rows_of_one_reply_are_both_delivered():

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,30 @@ def test_what_takes_too_much_cpu_time_is_given_up() -> None:
     assert guard.run(busy(0.01), 60.0) == "done", "in another thread"
     is_over.set()
     used[0].join()  # it may wait as long as other processes keep the machine busy
+
+
+def test_a_job_that_ends_while_it_is_given_up_is_left_behind_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[threading.Thread] = []
+    is_over = threading.Event()
+
+    def work() -> None:
+        used.append(threading.current_thread())
+        while not is_over.is_set():
+            busy(0.01)()
+
+    priority = os.getpriority
+
+    def ends(which: int, who: int) -> int:
+        is_over.set()
+        for _ in range(20):  # in vain: it waits to be told to end
+            if os.path.exists(f"/proc/self/task/{who}"):
+                time.sleep(0.02)
+        return priority(which, who)
+
+    monkeypatch.setattr(os, "getpriority", ends)
+    with pytest.raises(GivenUpError):
+        GuardedThread().run(work, 0.02)
+    used[0].join()
 
 
 def test_waiting_is_no_cpu_time_and_errors_are_raised() -> None:
@@ -161,6 +186,12 @@ def test_so_many_threads_are_left_behind(demo: Tokenizer, monkeypatch: pytest.Mo
     assert errors[0] == errors[1] is not None and errors[1].startswith("the server still works on grammars of other")
     assert errors[2] is None
     monkeypatch.undo()
+    monkeypatch.setattr(grammar_cost, "MOST_LEFT_BEHIND", 0)
+    trigger = json.dumps({"texts": ["a"]})
+    asleep = grammars.start(Grammar("lark", f'{{"trigger": {trigger}, {client("start: /[ab]+/")[1:]}'))
+    [asleep.advance(one) for one in demo.encode("a", truncate=0, add_special_tokens=False)]
+    assert asleep.is_crowded_out and asleep.error == errors[1], "what asks beside the masks leaves none behind, either"
+    monkeypatch.undo()
     guard = GuardedThread()
     is_over = threading.Event()
     for number in range(grammar_cost.MOST_LEFT_BEHIND):
@@ -180,12 +211,72 @@ def test_all_ranks_fail_the_same_rows(demo: Tokenizer, monkeypatch: pytest.Monke
     def agree(value: int) -> int:
         """With another rank, which found the second row of three too expensive."""
         said.append(value)
-        return min(value, [0, 1, 0, 1][len(said) - 1]) if len(said) <= 4 else value
+        return min(value, [1, 3, 1, 3][len(said) - 1]) if len(said) <= 4 else value
 
     grammars = Grammars(demo, demo.vocab_size, agree)
     states = [grammars.start(Grammar("lark", client("start: /[ab]+/"))) for _ in range(3)]
     assert [error is None for error in steps(demo, states, 3)] == [True, False, True]
-    assert said == [1, 1, 1, 1, 1, 1]
+    assert said == [3, 3, 3, 3, 3, 3]
+
+
+Answers = tuple[list[int], int, bool, list[str | None]]
+
+
+def on_two_ranks(demo: Tokenizer, hindered: set[GuardedThread]) -> list[Answers]:
+    """What two requests with one grammar answer on either rank behind a mask of the first, with the first rank's guard
+    among those that are `hindered`.
+    """
+    barrier = threading.Barrier(2, timeout=60)
+    said = [0, 0]
+
+    def rank(number: int) -> Answers:
+        def agree(value: int) -> int:
+            said[number] = value
+            barrier.wait()
+            least = min(said)
+            barrier.wait()
+            return least
+
+        grammars = Grammars(demo, demo.vocab_size, agree)
+        first, second = [grammars.start(Grammar("lark", client("start: /[ab]+/"))) for _ in range(2)]
+        if number == 0:
+            hindered.add(grammars._guard)
+        logits = torch.zeros(2, demo.vocab_size)
+        GrammarMasks(slice(0, 1), [first], CPU).apply(logits)
+        fits = demo.encode("a", truncate=0, add_special_tokens=False)
+        answers = second.forced(), len(second.possible(fits)), second.try_next(fits[0])
+        second.rewind(1)
+        GrammarMasks(slice(0, 2), [first, second], CPU).apply(logits)
+        return *answers, [first.error, second.error]
+
+    with ThreadPoolExecutor(2) as ranks:
+        return list(ranks.map(rank, range(2)))
+
+
+def test_a_lexer_is_taken_on_all_ranks(demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are of one length on all of them, and no rank waits for the thread that was given up on one."""
+
+    run, slow = GuardedThread.run, set[GuardedThread]()
+
+    def run_or_give_up(guard: GuardedThread, work: Callable[[], object], limit_s: float) -> object:
+        if guard in slow:
+            raise GivenUpError
+        return run(guard, work, limit_s)
+
+    monkeypatch.setattr(GuardedThread, "run", run_or_give_up)
+    found = on_two_ranks(demo, slow)
+    assert found[0] == found[1]
+    assert found[0][:3] == ([], 0, False)
+    assert all(error is not None and error.startswith("the grammar takes too much") for error in found[0][3])
+
+
+def test_all_ranks_say_that_a_request_is_crowded_out(demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded = set[GuardedThread]()
+    monkeypatch.setattr(GuardedThread, "is_crowded", property(lambda guard: guard in crowded))
+    found = on_two_ranks(demo, crowded)
+    assert found[0] == found[1]
+    assert found[0][1:3] == (1, True)
+    assert found[0][3][0] is not None and found[0][3][0].startswith("the server still works on grammars of other")
 
 
 def test_only_what_may_be_expensive_is_measured(demo: Tokenizer) -> None:

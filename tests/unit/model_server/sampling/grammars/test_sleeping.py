@@ -10,6 +10,7 @@ from support.tiny_models import write_tokenizer
 from tokenizers import Tokenizer as Backend
 
 from model_server.errors import RequestError
+from model_server.sampling.grammars.cost import GivenUpError, GuardedThread
 from model_server.sampling.grammars.masks import GrammarMasks, Grammars, GrammarState
 from model_server.sampling.parameters import Grammar, SamplingParameters
 from model_server.sampling.penalties import MinTokens
@@ -106,3 +107,29 @@ def test_an_answer_does_not_end_too_soon_while_it_sleeps(state: GrammarState, ba
         assert logits[0, 1].isfinite().item() is not is_asleep
         if is_asleep:
             state.advance(backend.token_to_id(OPEN))
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_grammar_that_takes_too_much_fails_at_its_trigger(
+    grammars: Grammars, backend: Backend, monkeypatch: pytest.MonkeyPatch, is_own: bool
+) -> None:
+    """Given up by another request with the grammar, or where the request itself asks whether the trigger fits."""
+    trigger, *others = backend.encode('{"a": 2}', add_special_tokens=False).ids
+    listed = [{"name": "frame", "lark_grammar": "start: @x"}, {"name": "x", "lark_grammar": f"start: /[^{is_own}]+/"}]
+    text = json.dumps({"trigger": {"texts": [backend.decode([trigger])]}, "grammars": listed})
+    first, sleeper = [grammars.start(Grammar("lark", text)) for _ in range(2)]
+
+    def give_up(*_: object) -> None:
+        raise GivenUpError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GuardedThread, "run", give_up)
+        if not is_own:
+            first.advance(trigger)
+        sleeper.advance(others[0])
+        assert sleeper.is_asleep and sleeper.error is None
+        sleeper.advance(trigger)
+    logits = torch.zeros(1, backend.get_vocab_size())
+    GrammarMasks(slice(0, 1), [sleeper], CPU).apply(logits)
+    assert not logits.isfinite().any()
+    assert sleeper.error is not None and sleeper.error.startswith("the grammar takes too much time")
