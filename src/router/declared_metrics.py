@@ -34,7 +34,7 @@ class Declared:
     help: str
     unit: str
     labels: tuple[_Label, ...] = ()
-    # Of a histogram of a server that generates text.
+    # Of a histogram; absent: set by name.
     scale: Scale | None = None
 
     @property
@@ -55,8 +55,12 @@ def _gauge(help: str, unit: str, *labels: _Label) -> Declared:
     return Declared("gauge", help, unit, labels)
 
 
-def _histogram(help: str, unit: str, *labels: _Label, scale: Scale = "seconds") -> Declared:
-    return Declared("histogram", help, unit, labels, scale)
+def _histogram(help: str, unit: str, scale: Scale | None = None) -> Declared:
+    return Declared("histogram", help, unit, scale=scale)
+
+
+def _duration(help: str, *labels: _Label) -> Declared:
+    return Declared("histogram", help, "seconds", labels, "seconds")
 
 
 _KEY = ("key", (OTHER,))
@@ -134,7 +138,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_lora_adapters": _gauge("LoRA adapters", "adapters", ("state", ("registered", "host", "slot"))),
     "tgi_lora_requests_waiting": _gauge("Requests whose LoRA adapter is being loaded", "requests"),
     "tgi_lora_requests_info": Declared("info", "LoRA adapters of running and of waiting requests", "adapters"),
-    "tgi_lora_load_duration": _histogram("Loading of a LoRA adapter on all shards in seconds", "seconds"),
+    "tgi_lora_load_duration": _duration("Loading of a LoRA adapter on all shards in seconds"),
     "tgi_image_count": _counter("Images in requests", "images"),
     "tgi_queue_size": _gauge("Requests that wait for a batch", "requests"),
     "tgi_replicas": _gauge("Replicas of the model", "replicas", ("state", ("ready", "failed"))),
@@ -148,25 +152,23 @@ DECLARED: dict[str, Declared] = {
     "tgi_kv_blocks_live": _gauge("KV blocks that requests hold", "blocks"),
     "tgi_kv_cache_usage": _gauge("Share of the KV blocks that requests hold, 0 to 1", "ratio"),
     "tgi_cache_config_info": Declared("info", "Tokens of a KV block and number of blocks", "blocks"),
-    "tgi_image_encode_duration": _histogram("Encoding of the images of a step in seconds", "seconds"),
-    "tgi_request_duration": _histogram("Whole request in seconds", "seconds"),
-    "tgi_request_validation_duration": _histogram("From arrival to the queue in seconds", "seconds"),
-    "tgi_request_queue_duration": _histogram("From the queue to a batch in seconds", "seconds"),
-    "tgi_request_inference_duration": _histogram("From the batch to the last token in seconds", "seconds"),
-    "tgi_request_mean_time_per_token_duration": _histogram("Inference time per generated token in seconds", "seconds"),
-    "tgi_request_time_to_first_token_duration": _histogram("From arrival to the first token in seconds", "seconds"),
-    "tgi_request_inter_token_duration": _histogram("Between two tokens of a request in seconds", "seconds"),
-    "tgi_batch_inference_duration": _histogram("Call that ran the model in seconds", "seconds", _METHODS),
-    "tgi_batch_forward_duration": _histogram("Forward pass in seconds", "seconds", _METHODS),
-    "tgi_batch_decode_duration": _histogram("Choosing and decoding tokens in seconds", "seconds", _METHODS),
-    "tgi_batch_phase_duration": _histogram("Part of a step on the shard in seconds", "seconds", ("phase", PHASES)),
-    "tgi_batch_filter_duration": _histogram(
-        "Delivering tokens and filtering the batch in seconds", "seconds", _METHODS
-    ),
+    "tgi_image_encode_duration": _duration("Encoding of the images of a step in seconds"),
+    "tgi_request_duration": _duration("Whole request in seconds"),
+    "tgi_request_validation_duration": _duration("From arrival to the queue in seconds"),
+    "tgi_request_queue_duration": _duration("From the queue to a batch in seconds"),
+    "tgi_request_inference_duration": _duration("From the batch to the last token in seconds"),
+    "tgi_request_mean_time_per_token_duration": _duration("Inference time per generated token in seconds"),
+    "tgi_request_time_to_first_token_duration": _duration("From arrival to the first token in seconds"),
+    "tgi_request_inter_token_duration": _duration("Between two tokens of a request in seconds"),
+    "tgi_batch_inference_duration": _duration("Call that ran the model in seconds", _METHODS),
+    "tgi_batch_forward_duration": _duration("Forward pass in seconds", _METHODS),
+    "tgi_batch_decode_duration": _duration("Choosing and decoding tokens in seconds", _METHODS),
+    "tgi_batch_phase_duration": _duration("Part of a step on the shard in seconds", ("phase", PHASES)),
+    "tgi_batch_filter_duration": _duration("Delivering tokens and filtering the batch in seconds", _METHODS),
     # TGI's only value, also for what joins within a prefill.
-    "tgi_batch_concat_duration": _histogram("Joining batches in seconds", "seconds", ("method", ("decode",))),
-    "tgi_image_fetch_duration": _histogram("Fetching an image in seconds", "seconds"),
-    "tgi_image_prepare_duration": _histogram("Preparing an image that was not known in seconds", "seconds"),
+    "tgi_batch_concat_duration": _duration("Joining batches in seconds", ("method", ("decode",))),
+    "tgi_image_fetch_duration": _duration("Fetching an image in seconds"),
+    "tgi_image_prepare_duration": _duration("Preparing an image that was not known in seconds"),
     "tgi_image_tokens": _histogram("Tokens of an image", "tokens", scale="input"),
     "tgi_batch_next_size": _histogram("Requests in a new prefill", "requests", scale="requests"),
     "tgi_request_input_length": _histogram("Prompt tokens of a request", "tokens", scale="input"),
@@ -190,30 +192,28 @@ POOLING: dict[str, Declared] = {
     "te_request_count": _counter("Requests received", "requests", _REQUESTS),
     "te_request_success": _counter("Requests answered", "requests", _REQUESTS),
     "te_request_failure": _counter("Requests that failed, by kind of error", "requests", ("err", _FAILURES)),
-    "te_request_duration": _histogram("Whole request in seconds", "seconds"),
-    "te_request_tokenization_duration": _histogram("Cutting a request into tokens in seconds", "seconds"),
-    "te_request_queue_duration": _histogram("From the queue to the first step in seconds", "seconds"),
-    "te_request_inference_duration": _histogram("From the first step to the last in seconds", "seconds"),
+    "te_request_duration": _duration("Whole request in seconds"),
+    "te_request_tokenization_duration": _duration("Cutting a request into tokens in seconds"),
+    "te_request_queue_duration": _duration("From the queue to the first step in seconds"),
+    "te_request_inference_duration": _duration("From the first step to the last in seconds"),
     "te_request_input_length": _histogram("Tokens of a text", "tokens"),
     "te_embed_count": _counter("Texts to be embedded", "texts"),
     "te_embed_success": _counter("Texts that were embedded", "texts"),
-    "te_embed_duration": _histogram("Embedding of a request in seconds", "seconds"),
-    "te_embed_tokenization_duration": _histogram("Its tokens in seconds", "seconds"),
-    "te_embed_queue_duration": _histogram("Its wait in seconds", "seconds"),
-    "te_embed_inference_duration": _histogram("Its steps in seconds", "seconds"),
+    "te_embed_duration": _duration("Embedding of a request in seconds"),
+    "te_embed_tokenization_duration": _duration("Its tokens in seconds"),
+    "te_embed_queue_duration": _duration("Its wait in seconds"),
+    "te_embed_inference_duration": _duration("Its steps in seconds"),
     "te_predict_count": _counter("Texts or pairs to be scored", "texts"),
     "te_predict_success": _counter("Texts or pairs that were scored", "texts"),
-    "te_predict_duration": _histogram("Scores of a request in seconds", "seconds"),
-    "te_predict_tokenization_duration": _histogram("Its tokens in seconds", "seconds"),
-    "te_predict_queue_duration": _histogram("Its wait in seconds", "seconds"),
-    "te_predict_inference_duration": _histogram("Its steps in seconds", "seconds"),
+    "te_predict_duration": _duration("Scores of a request in seconds"),
+    "te_predict_tokenization_duration": _duration("Its tokens in seconds"),
+    "te_predict_queue_duration": _duration("Its wait in seconds"),
+    "te_predict_inference_duration": _duration("Its steps in seconds"),
     "te_batch_next_size": _histogram("Texts of a step", "texts"),
     "te_batch_next_tokens": _histogram("Tokens of a step", "tokens"),
     "te_queue_size": _gauge("Texts that wait for a step", "texts"),
     "tgi_queue_size": _gauge("Texts that wait for a step, for autoscalers", "texts"),
-    "tgi_batch_phase_duration": _histogram(
-        "Part of a step on the shard in seconds", "seconds", ("phase", POOLING_PHASES)
-    ),
+    "tgi_batch_phase_duration": _duration("Part of a step on the shard in seconds", ("phase", POOLING_PHASES)),
     **_OF_LOG,
     **_OF_BATCHES,
     **OF_KEYS,

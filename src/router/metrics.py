@@ -108,7 +108,7 @@ class Metrics:
         of_label = [one for one in families if one.declared.labels and one.declared.labels[0][0] == label]
         most = _MOST_VALUES if any(OTHER in one.declared.labels[0][1] for one in of_label) else math.inf
         for name in names:
-            if len(known) < most and name not in known:
+            if len(known) < most:
                 known.add(name)
                 for family in of_label:
                     family.add(name)
@@ -208,10 +208,7 @@ class PoolingMetrics(Metrics):
 
     def __init__(self, max_input_tokens: int) -> None:
         self._start(POOLING)
-        durations = [0.00001 * 1.5**power for power in range(1, 36)]
-        for name, declared in POOLING.items():
-            if declared.kind == "histogram":
-                self._set_edges(name, durations)
+        self._set_scales({"seconds": [0.00001 * 1.5**power for power in range(1, 36)]})
         self._set_edges("te_request_input_length", [2**p for p in range(20) if 2**p <= max_input_tokens] or [1])
         self._set_edges("te_batch_next_size", [2**power for power in range(13)])
         self._set_edges("te_batch_next_tokens", [2**power for power in range(21)])

@@ -16,7 +16,7 @@ from router_fakes import Router, failing, says
 
 from router import metrics
 from router.config import RouterConfig
-from router.declared_metrics import DECLARED, KeyRefusal
+from router.declared_metrics import DECLARED, POOLING, KeyRefusal
 from router.errors import IncompleteError, Reason
 from router.front.metrics import FRONT
 from router.metrics import Metrics
@@ -398,3 +398,8 @@ async def test_no_client_can_add_a_series(make_router: MakeRouter) -> None:
     text = (await router.get("/metrics")).text
     assert series(text) == before
     assert families(text)["tgi_request_count"].samples[0].value >= len(marks)
+
+
+def test_durations_alone_have_the_edges_of_durations() -> None:
+    for name, declared in {**DECLARED, **POOLING}.items():
+        assert (declared.scale == "seconds") == (declared.kind == "histogram" and declared.unit == "seconds"), name

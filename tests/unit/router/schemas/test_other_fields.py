@@ -66,6 +66,24 @@ def test_no_field_is_in_two_states() -> None:
         assert not HARMLESS[family] & REFUSED[family].keys(), family
 
 
+NAMED = re.compile(r"(?<!role )`(\w+)[^`]*`(?!(?: (?:with|and) `[^`]+`)* of )")
+"""A field of the same route in a remedy, unlike `echo` of another route or the role `system`."""
+
+
+def test_no_remedy_names_a_field_that_is_refused_on_the_same_route() -> None:
+    for family, bodies in BODIES.items():
+        served = frozenset().union(*(body.field_names for body in bodies))
+        for name, refused in REFUSED[family].items():
+            named = set(NAMED.findall(refused.remedy))
+            assert not named & (REFUSED[family].keys() - served), (family, name, refused.remedy)
+
+
+def test_what_asks_for_nothing_is_each_fields_own() -> None:
+    neutral = {"encoder_no_repeat_ngram_size": 0, "diversity_penalty": 0, "num_beam_groups": 1}
+    for name, value in neutral.items():
+        assert not REFUSED["chat"][name].is_asked(value) and REFUSED["chat"][name].is_asked(1 - value), name
+
+
 @pytest.mark.parametrize(("body", "given"), TEXTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_texts_have_their_own_fields(body: type[Body], given: dict[str, Any]) -> None:
     refused = {name: row for name, row in REFUSED["embeddings"].items() if name not in body.model_fields}
