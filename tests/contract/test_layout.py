@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 963,
+    "files": 964,
     "files below 50 lines": 251,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -34,7 +34,7 @@ LIMITS = {
 LINES = {
     "launcher": 14_422,
     "model_server": 52_742,
-    "router": 36_819,
+    "router": 37_015,
     "tercet": 63,
     "wire": 7_369,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.grammar.endless import Ends
 from router.grammar.references import ROOT, step
 from router.grammar.unfit import Joint, are_told_by_a_key
 
@@ -65,12 +66,11 @@ class Branches:
 
     def _check_ends(self, reached: set[str]) -> None:
         """Refuse what a `$ref` names where no value has an end."""
-        ending = Joint(self._target, is_alone=self.is_alone, has_end=True)
-        joint = Joint(self._target, is_alone=self.is_alone)
-        for path in dict.fromkeys(path for _, path in self._targets.values() if path in reached):
-            schema = [self._closed.get(path, True)]
-            if ending.fits_nothing(schema) and not joint.fits_nothing(schema):
-                raise ValueError(f"{path}: no value that fits has an end, since a `$ref` within it leads back to it")
+        targets = dict.fromkeys(path for _, path in self._targets.values() if path in reached)
+        ends = Ends(self._target, is_alone=self.is_alone)
+        path = ends.endless({path: self._closed.get(path, True) for path in targets})
+        if path is not None:
+            raise ValueError(f"{path}: no value that fits has an end, since a `$ref` leads to itself without end")
 
     def _target(self, schema: dict[str, Any]) -> Any:
         is_closed, path = self._targets.get(id(schema), (False, ""))

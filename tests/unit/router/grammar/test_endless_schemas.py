@@ -52,11 +52,18 @@ X = {"$ref": "#/$defs/x"}
         ("#/$defs/x", OLD | within({"$ref": "#/$defs/x", "type": "string"})),
         ("#/$defs/x", within(holding("v", holding("w", {"type": "array", "items": X, "minItems": 1})))),
         ("#/$defs/x", {"anyOf": [{"type": "null"}, X], "$defs": {"x": holding("v", X)}}),
+        # A branch is the schema itself, with others or alone.
+        ("#/$defs/x", within({"anyOf": [X, holding("v", X)]}) | {"minItems": 1}),
+        ("#/$defs/x", within({"anyOf": [X, holding("v", X)]})),
+        ("#/$defs/x", within({"anyOf": [{"allOf": [X]}]})),
+        ("#/$defs/x", within({"oneOf": [holding("v", X), {"type": "null", "allOf": [X]}]})),
+        # Another leads to the one that is named.
+        ("#/$defs/x", {"$ref": "#/$defs/a", "$defs": {"a": holding("v", X), "x": holding("v", X)}}),
     ],
 )
 def test_what_has_no_end_is_refused(path: str, schema: dict[str, Any]) -> None:
     fault = check("json", json.dumps(schema), TOKENIZER)["fault"]
-    assert fault == f"{path}: no value that fits has an end, since a `$ref` within it leads back to it"
+    assert fault == f"{path}: no value that fits has an end, since a `$ref` leads to itself without end"
 
 
 @pytest.mark.parametrize(
