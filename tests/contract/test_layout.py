@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_422,
-    "model_server": 52_742,
+    "model_server": 52_743,
     "router": 37_015,
     "tercet": 63,
     "wire": 7_369,

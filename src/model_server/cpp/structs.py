@@ -368,6 +368,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cpp_init": (c_void_p,) * 4,
     "cpp_panel": (),
     "cpp_set_tile_rows": (c_long,),
+    "cpp_set_tile_cache": (c_long,),
     "cpp_pack": (c_long, c_void_p, c_void_p, c_long, c_long),
     "cpp_linear": (c_long, c_void_p, c_void_p, c_long, c_long, c_void_p, c_long, c_long, c_void_p, c_long),
     "cpp_head_linear": (c_long, c_void_p, *[c_long] * 3, c_void_p, *[c_long] * 3, c_void_p, c_long, c_long),

@@ -369,11 +369,11 @@ CodeRows<T> shared_code_rows(const CodeShape& m, const X* x, long stride, long r
 // Rows that stay in the second-level cache while all panels are multiplied: they are read again for each.
 template <class T> long cached_rows(const CodeRows<T>& x) {
 #if defined(TERCET_TILES)
-    constexpr long BYTES = TILE_CACHE_BYTES;
+    const long bytes = tile_cache_bytes;
 #else
-    constexpr long BYTES = 384 << 10;
+    constexpr long bytes = 384 << 10;
 #endif
-    return std::max(BYTES / CodeRows<T>::bytes_of(x.columns), 4L * CODE_TILE_ROWS<T>);
+    return std::max(bytes / CodeRows<T>::bytes_of(x.columns), 4L * CODE_TILE_ROWS<T>);
 }
 
 template <class T, class Out>

@@ -124,6 +124,14 @@ long cpp_set_tile_rows([[maybe_unused]] long rows) {
     return DONE;
 }
 
+// Products by tiles keep so many bytes of rows in the second-level cache; the results are the same.
+long cpp_set_tile_cache([[maybe_unused]] long bytes) {
+#if defined(TERCET_TILES)
+    tile_cache_bytes = bytes;
+#endif
+    return DONE;
+}
+
 // weight [outputs, inputs] -> out [outputs filled up to whole panels, inputs].
 long cpp_pack(long type, const void* weight, void* out, long outputs, long inputs) {
     return with_type(type, [&](auto zero) {

@@ -78,22 +78,30 @@ struct Pieces {
 };
 
 #if defined(TERCET_TILES)
+// One for all products of a thread.
+inline Scratch& wide_scratch() {
+    static thread_local Scratch scratch;
+    return scratch;
+}
+
 // Runs of panels of rows that are wide, each of which has `of_each` panels of weights beside each other:
 // `finish(row, first, last, sums, pitch)` for each row and run, `panel(first, last, i)` is the run's panel of weights i.
 template <class Panel, class Finish>
 void wide_product(const bf16* x, long stride, long rows, long inputs, long panels, long of_each, Team team,
                   std::atomic<long>& next, const Panel& panel, const Finish& finish) {
-    static thread_local Scratch scratch;
     constexpr long MOST_ROWS = MOST_ROW_TILES * TILE_HEIGHT, MOST = WIDE_PANELS;
     float* sums = nullptr;
-    team.attempt([&] { sums = reinterpret_cast<float*>(scratch.of(MOST * MOST_ROWS * TILE_PANEL * sizeof(float))); });
+    team.attempt([&] { sums = reinterpret_cast<float*>(wide_scratch().of(MOST * MOST_ROWS * TILE_PANEL * sizeof(float))); });
     if (!sums) return;
     auto work = [&](long row, long count, long first, long last, long) {
         wide_products(x + row * stride, stride, count, of_each * (last - first), inputs, sums,
                       [&](long i) { return panel(first, last, i); },
                       [&](long r, const float* of_row, long pitch) { finish(row + r, first, last, of_row, pitch); });
     };
-    Pieces(rows, panels, team.size, MOST_ROWS).take(next, team.size, MOST / of_each, work, MOST / of_each / 2);
+    const Pieces pieces(rows, panels, team.size, MOST_ROWS);
+    // Each run goes through all rows: long ones, as long as every thread has two.
+    const long fewest = std::clamp(pieces.panels * pieces.blocks / (2 * team.size), 1L, MOST / of_each / 2);
+    pieces.take(next, team.size, MOST / of_each, work, fewest);
 }
 #endif
 

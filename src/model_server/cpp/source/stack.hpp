@@ -114,7 +114,7 @@ template <class T> class Stack {
             if (part.has_code_rows()) space += code_rows_size<T>(rows, *part.codes);
         }
     }
-    // Of rows that are `pitch` apart; space: for the rows of a product with codes.
+    // `pitch`: of rows of `out`; space: for the rows of a product with codes.
     void multiply_part(const StackMatrix& m, long outputs, long pitch, long inputs, Read x, long rows, T* out, const T* onto,
                        char* space, Team team, std::atomic<long>& next) const {
         if (!m.codes) {
@@ -310,7 +310,7 @@ template <class T> class Stack {
                 for (const auto& block : groups)
                     if (m->adapters) shrunk_width = std::max(shrunk_width, block.width(m->adapters));
         }
-        // What reads codes' rows, or writes them, takes them side by side.
+        // Codes take rows side by side, and write them so: see `multiply_up`.
         bool is_plain = true;
         for (long i = 0; i < config.num_layers; i++)
             for (const auto* m : config.layers[i].matrices())

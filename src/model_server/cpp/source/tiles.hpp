@@ -164,13 +164,14 @@ __attribute__((noinline)) inline void multiply_panels(const bf16* rows, long row
 // stays in the first-level cache (48 KiB) while all rows go by.
 constexpr long MOST_ROW_TILES = 16, MOST_PART = 576;
 
-// What the second-level cache (2 MiB on all CPUs with tiles) keeps of rows, besides panels and what is written.
-constexpr long TILE_CACHE_BYTES = 768 << 10;
+// What the second-level cache (2 MiB on all CPUs with tiles) keeps of rows, besides panels and what is written; every value
+// gives the same bits.
+inline long tile_cache_bytes = 768 << 10;
 
 // Rows whose inputs it keeps for one panel after another.
 inline long rows_in_cache(long inputs) {
     constexpr long FEWEST = 64;
-    return std::max(FEWEST, TILE_CACHE_BYTES / (inputs * long(sizeof(bf16))));
+    return std::max(FEWEST, tile_cache_bytes / (inputs * long(sizeof(bf16))));
 }
 
 // Rows as tiles of the same height: the last one begins where it ends with the last row, and what it computes a second time
@@ -234,7 +235,9 @@ void tile_products(const bf16* a, long stride, long rows, const bf16* const (&pa
 constexpr long WIDE_PANELS = 14;
 
 // Whether rows are better gone through once for many panels, in parts, than again and again for two.
-inline bool are_wide(long rows, long inputs) { return inputs % TILE_INPUTS == 0 && rows > rows_in_cache(inputs); }
+inline bool are_wide(long rows, long inputs) {
+    return inputs % TILE_INPUTS == 0 && rows >= fewest_tile_rows && rows > rows_in_cache(inputs);
+}
 
 // Call `sink(row, sums, pitch)` for all rows of `a`, at most MOST_ROW_TILES tiles: the second-level cache keeps a part of
 // all rows, and the sums of all panels, each part of which is read once. From a panel's sums to the next one's: `pitch`.

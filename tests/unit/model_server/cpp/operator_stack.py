@@ -25,23 +25,31 @@ class Block:
     """The weights of one block, and what keeps the memory of its packed ones."""
 
     def __init__(
-        self, operators: Operators, random: np.random.Generator, type: int, layer: Layer, hidden: int, inner: int
+        self,
+        operators: Operators,
+        random: np.random.Generator,
+        type: int,
+        layer: Layer,
+        sizes: tuple[int, int],
+        is_plain: bool,
     ) -> None:
+        hidden, inner = sizes
         self.layer = layer
         width, kept_width = layer.heads * layer.key_dim, layer.heads * layer.value_dim
-        sizes = {
+        shapes = {
             "qkv": (width + layer.row_width, hidden),
             "output": (hidden, kept_width),
             "up": (2 * inner, hidden),
             "down": (hidden, inner),
         }
-        self.weights = {n: AS[type](random.standard_normal(s) / np.sqrt(s[1])) for n, s in sizes.items()}
-        self.codes = {n: Codes.random(random, *size) for n, size in sizes.items() if random.random() < 0.3}
-        self.floats = {n: Float8.random(random, *s) for n, s in sizes.items() if random.random() < 0.2}
+        self.weights = {n: AS[type](random.standard_normal(s) / np.sqrt(s[1])) for n, s in shapes.items()}
+        stored = {} if is_plain else shapes
+        self.codes = {n: Codes.random(random, *size) for n, size in stored.items() if random.random() < 0.3}
+        self.floats = {n: Float8.random(random, *s) for n, s in stored.items() if random.random() < 0.2}
         self.panels = {n: operators.packed(type, w) for n, w in self.weights.items() if n not in self.codes}
         self.biases = {
             name: exact(AS[type](random.standard_normal(size[0]) * 0.1), True) if random.random() < 0.3 else None
-            for name, size in sizes.items()
+            for name, size in shapes.items()
         }
         self.shapes = {name: codes.pack(operators, self.biases[name]) for name, codes in self.codes.items()}
         self.shapes |= {name: form.pack(operators, type, self.biases[name]) for name, form in self.floats.items()}
@@ -53,7 +61,7 @@ class Block:
             )
         self.rope = int(random.integers(-1, 2))
         self.adapters = {
-            name: Adapters(operators, random, type, *size) for name, size in sizes.items() if random.random() < 0.6
+            name: Adapters(operators, random, type, *size) for name, size in shapes.items() if random.random() < 0.6
         }
         self.numbers: np.ndarray | None = None  # of the adapter of each row, where rows have one
 
@@ -107,7 +115,8 @@ def stack_case(operators: Operators, random: np.random.Generator, type: int) -> 
     hidden = int(random.choice([2, 30, 32, 34, 64, 96, 100, 256]))
     inner = operators.panel * int(random.choice([1, 2, 3, 5]))
     layers = [random_layer(random, (dim, value_dim), kv_heads, group) for _ in range(2)]
-    blocks = [Block(operators, random, type, layer, hidden, inner) for layer in layers]
+    is_plain = random.random() < 0.5
+    blocks = [Block(operators, random, type, layer, (hidden, inner), is_plain) for layer in layers]
     paging = Paging(random, random_batch(random, 300), 16)
     rotary = int(random.choice([2, dim]))
     rotations = [exact(turns(random, paging.tokens, rotary), True) for _ in range(2)]

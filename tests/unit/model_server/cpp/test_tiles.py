@@ -33,6 +33,7 @@ def operators(library: Path, request: pytest.FixtureRequest) -> Iterator[Operato
     made = Operators(library, request.param)
     yield made
     made.cpp_set_tile_rows(4)
+    made.cpp_set_tile_cache(768 << 10)
     assert made.tile_model_is_released()
 
 
@@ -70,11 +71,12 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(operators: Operators, out
         sums, sizes = widen(x) @ widen(weight).T, np.abs(widen(x)) @ np.abs(widen(weight)).T
         assert (np.abs(wanted - sums) <= 1e-5 * sizes)[finite].all()
     for rows in ROWS:
-        for fewest in (1, 4, NEVER):
+        for fewest, cache in ((1, 768 << 10), (4, 0), (NEVER, 0)):
             operators.cpp_set_tile_rows(fewest)
+            operators.cpp_set_tile_cache(cache)
             got = product(operators, panels, outputs, x[:rows])
             same = (got.view(np.uint32) == wanted[:rows].view(np.uint32)) | np.isnan(got) & np.isnan(wanted[:rows])
-            assert same.all(), (rows, fewest)
+            assert same.all(), (rows, fewest, cache)
 
 
 @pytest.mark.parametrize(
