@@ -16,6 +16,9 @@ from torch import Tensor
 
 from model_server.cpp.config import SWITCH
 from model_server.cpp.library import usable
+from model_server.layers.norm import OfWideStream
+from model_server.models.decoder.blocks import SingleBlock
+from model_server.models.decoder.decoder import Decoder
 
 LAYERS = 12
 
@@ -42,13 +45,27 @@ def error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return float((a - b).abs().mean() / b.abs().mean())
 
 
-@pytest.mark.parametrize("model_type", ["mamba", pytest.param("falcon_mamba", marks=pytest.mark.parity)])
-def test_what_layers_add_up_is_as_transformers_rounds_it(model_type: str, tmp_path: Path) -> None:
+# The scans of Mamba 2 are rounded elsewhere than transformers' are, whose error stays.
+@pytest.mark.parametrize(
+    ("model_type", "factor"),
+    [("mamba", 0.6), ("mamba2", 0.8), pytest.param("falcon_mamba", 0.6, marks=pytest.mark.parity)],
+)
+def test_what_layers_add_up_is_as_transformers_rounds_it(model_type: str, factor: float, tmp_path: Path) -> None:
     sequences, expected = checkpoint(model_type, tmp_path)
     wide = run_protocol(load(tmp_path, dtype=torch.bfloat16), sequences, 4, torch.bfloat16)
     without_wide_stream(tmp_path)
     narrow = run_protocol(load(tmp_path, dtype=torch.bfloat16), sequences, 4, torch.bfloat16)
-    assert error(wide, expected) < 0.6 * error(narrow, expected)
+    assert error(wide, expected) < factor * error(narrow, expected)
+
+
+@pytest.mark.parametrize(("dtype", "is_wider"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_float32_has_the_fused_norms(dtype: torch.dtype, is_wider: bool, tmp_path: Path) -> None:
+    checkpoint("mamba", tmp_path)
+    runner = load(tmp_path, dtype=dtype)
+    assert isinstance(runner, Decoder)
+    for block in runner._blocks:
+        assert isinstance(block, SingleBlock)
+        assert isinstance(block.norm, OfWideStream) is is_wider
 
 
 @pytest.mark.skipif(not usable(CPU, torch.bfloat16), reason="no C++ operators")

@@ -137,7 +137,17 @@ class MergedReader:
         Args:
             transposed: Matrices other than `tied` are stored as [in, out].
             experts: By the names of their tensors.
+
+        Raises:
+            StartupError: The base has a changed matrix as other tensors, as GGUF files have `kv_b_proj`.
         """
+        own = {*tied, *(place.parameter for place in experts.values())}
+        for module in adapter.pairs:
+            if module not in own and not base.has(module + _WEIGHT):
+                raise adapter.error(
+                    f"the base model's files have {module:.200} in other tensors, into which it cannot be merged: give "
+                    "the base model as --model-id, and name the adapter in --lora-adapters"
+                )
         self._base = base
         self._merging = Merging(adapter, opened, tied[0], base.dtype)
         self._tied = tied

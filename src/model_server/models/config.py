@@ -141,12 +141,12 @@ class ModelConfig:
         )
 
     def _refuse_other_ropes(self, block: Mapping[str, Any]) -> None:
-        """Refuse rotary parameters that only other families have: by kind of layer, and Phi MoE's factors."""
+        """Refuse rotary parameters that are served for other families: by kind of layer, and Phi MoE's factors."""
         strange = [name for name, value in block.items() if isinstance(value, Mapping)]
         if self.model_type != "phimoe":
             strange += [name for name in _OF_PHIMOE if block.get(name) is not None]
         if strange:
-            name, family = strange[0], self.model_type
             raise StartupError(
-                f"config.json: the rope parameters have `{name}`, which {family} does not have: remove it"
+                f"config.json: the rope parameters have `{strange[0]}`, which this version does not serve for "
+                f"{self.model_type}"
             )

@@ -65,6 +65,7 @@ def build(
     device, layout, group = placement.device, placement.ranks.layout, placement.ranks.tensor
     layers = layout.layers(spec.num_layers)
     _check_stage(spec, layers)
+    assert spec.block == "single" or not spec.wide_stream, "other blocks add up in the model's type"
     loader = Loader(
         reader,
         device,

@@ -240,7 +240,8 @@ class Loader:
     def stream_norm(self, name: str, size: int, *, is_wide: bool, is_last: bool = False) -> AddNorm:
         """Load a norm of the residual stream."""
         norm, dtype = self.norm(name, size), self.reader.dtype
-        return OfWideStream(norm, dtype, rounds_first=not is_last) if is_wide else norm
+        is_wider = is_wide and dtype is not torch.float32
+        return OfWideStream(norm, dtype, rounds_first=not is_last) if is_wider else norm
 
     def has_norm_bias(self, name: str) -> bool:
         """Whether a norm has a bias; RMS norms never do."""

@@ -144,7 +144,7 @@ class Spec:
     norm_offset: float = 0.0  # added to the stored weight of every norm
     norm_affine: bool = True  # False: layer norms without tensors
     residual_multiplier: float = 1.0  # on what attention or MLP gives, before it is added
-    wide_stream: bool = False  # the residual stream is float32 whatever the model's type; of single blocks
+    wide_stream: bool = False  # the residual stream is float32 whatever the model's type; of "single" blocks alone
 
     embedding_size: int | None = None  # None: hidden_size
     embedding_multiplier: float = 1.0

@@ -112,6 +112,8 @@ def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
             raise StartupError(f"{path} lacks the metadata `{name}.{names[ours]}`")
     fields["num_hidden_layers"] = num_layers_of(header.metadata)
     count = fields["num_hidden_layers"]
+    if type(count) is int and count > len(header.tensors):  # before lists of that length are made
+        raise StartupError(f"{path}: `{name}.block_count` asks for {count} layers, and there are fewer tensors")
     fields |= {ours: _presence(tensor, header, count) for ours, tensor in architecture.present.items()}
     fields |= architecture.fixed
     if architecture.derived is not None:
@@ -300,7 +302,7 @@ def _check_neutral(
 ) -> None:
     """Refuse unread metadata that changes the model."""
     neutral = {**_NEUTRAL, **architecture.expected}
-    if "attention.value_length_mla" not in given:
+    if "attention.value_length_mla" not in architecture.fields.values():
         neutral["attention.value_length"] = (fields.get("head_dim"),)
     for key, values in neutral.items():
         if key in given and key not in architecture.fields.values() and given[key] not in values:

@@ -74,9 +74,14 @@ _NEMOTRON_OUTSIDE = {
 
 
 def attending(given: Mapping[str, Any], count: int) -> list[bool]:
-    """Return which layers have keys."""
+    """Return which layers have keys, perhaps without those of multi-token prediction."""
     heads = given.get("attention.head_count_kv")
-    return [bool(number) for number in heads][:count] if isinstance(heads, list) else [bool(heads)] * count
+    if not isinstance(heads, list):
+        return [bool(heads)] * count
+    if len(heads) not in (count, given["block_count"]):
+        key = f"{given['general.architecture']}.attention.head_count_kv"
+        raise ValueError(f"`{key}` has {len(heads)} numbers for {given['block_count']} layers")
+    return [bool(number) for number in heads][:count]
 
 
 def _lfm2(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,8 +157,8 @@ def _mamba2_alone(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
 def _jamba(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     attends, experts = attending(given, fields["num_hidden_layers"]), fields["layers_with_experts"]
     return {
-        **_every("attn_layer", attends),
-        **(_every("expert_layer", experts) if any(experts) else {"num_experts": 1}),
+        **_every("attn_layer", attends, "jamba.attention.head_count_kv"),
+        **(_every("expert_layer", experts, "blk.N.ffn_gate_inp.weight") if any(experts) else {"num_experts": 1}),
         "mamba_expand": given["ssm.inner_size"] // fields["hidden_size"],
         "mamba_d_conv": given["ssm.conv_kernel"],
         "mamba_d_state": given["ssm.state_size"],
@@ -161,13 +166,13 @@ def _jamba(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _every(name: str, chosen: list[bool]) -> dict[str, int]:
-    """Return the period and the first of layers that follow each other in equal distances."""
+def _every(name: str, chosen: list[bool], key: str) -> dict[str, int]:
+    """Return the period and the first of layers that follow each other in equal distances, as the file's `key` says."""
     numbers = [index for index, one in enumerate(chosen) if one]
     first = numbers[0] if numbers else len(chosen)
     period = numbers[1] - first if len(numbers) > 1 else len(chosen) + 1
     if chosen != [index % period == first for index in range(len(chosen))]:
-        raise ValueError(f"layers {numbers} do not follow each other in equal distances")
+        raise ValueError(f"layers {numbers} of `{key}` do not follow each other in equal distances")
     return {f"{name}_period": period, f"{name}_offset": first}
 
 

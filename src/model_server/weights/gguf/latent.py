@@ -18,13 +18,18 @@ _FIELDS = {"kv_lora_rank": "attention.kv_lora_rank", "v_head_dim": "attention.va
 
 
 def _latent(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    rotated = given["rope.dimension_count"]
+    whole, rotated = given["attention.key_length_mla"], given["rope.dimension_count"]
+    if type(whole) is not int or type(rotated) is not int or not 0 < rotated < whole:
+        raise ValueError(
+            f"`{given['general.architecture']}.attention.key_length_mla` is {whole!r:.80}; a whole number above "
+            f"`rope.dimension_count` ({rotated!r:.80}) is expected"
+        )
     return {
         "num_key_value_heads": fields["num_attention_heads"],
         # Of the part that all heads share.
         "head_dim": rotated,
         "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": given["attention.key_length_mla"] - rotated,
+        "qk_nope_head_dim": whole - rotated,
     }
 
 

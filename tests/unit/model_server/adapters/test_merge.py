@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from parity.protocol import assert_equal_logits, prompts, run_protocol
 from safetensors.torch import load_file
 from support.adapters import write_adapter
+from support.gguf_files import write_gguf
 from support.loading import load
 from support.peft_adapters import peft_adapter, peft_logits
 from support.quantized import quantize_folder
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
+from model_server.weights.gguf.prepare import prepare
 
 
 class _OfTwo(ProcessGroup):
@@ -97,3 +100,16 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
     write_adapter(adapter, HEAD, tensors={"base_model.model.lm_head.base_layer.weight": torch.zeros(512, 64)})
     with pytest.raises(StartupError, match="replaces the base model's; only a copy of it is served"):
         load(source, merged=adapter)
+
+
+def test_a_matrix_that_gguf_files_have_as_two(tmp_path: Path) -> None:
+    sizes = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    source = tiny_checkpoint("kimi_linear", tmp_path / "source", **sizes)
+    config = json.loads((source / "config.json").read_text())
+    layer = config["layer_types"].index("full_attention")
+    module = f"model.layers.{layer}.self_attn.kv_b_proj"
+    adapter = write_adapter(tmp_path / "a", {module: (64, config["num_attention_heads"] * 64)})
+    load(source, merged=adapter)
+    folder = prepare(write_gguf(source, tmp_path / "model.gguf", "F16"), tmp_path / "cache")
+    with pytest.raises(StartupError, match=rf"have {module} in other tensors, .* name the adapter in --lora-adapters"):
+        load(folder, merged=adapter)

@@ -241,13 +241,13 @@ _KINDS = {"full_attention": {"rope_type": "linear", "factor": 4.0}, "sliding_att
 _OF_PHIMOE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "long_mscale": 2.0}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *(
-        (model_type, {field: _KINDS}, "the rope parameters have `full_attention`, which .* does not have: remove it")
+        (model_type, {field: _KINDS}, f"have `full_attention`, which this version does not serve for {model_type}")
         for model_type in ("llama", "cohere2", "gpt_oss", "qwen3", "deepseek_v3", "smollm3")
         for field in ("rope_parameters", "rope_scaling")
     ),
-    ("llama", {"rope_scaling": _OF_PHIMOE}, "the rope parameters have `long_mscale`, which llama does not have"),
-    ("phi3", {"rope_parameters": _OF_PHIMOE}, "the rope parameters have `long_mscale`, which phi3 does not have"),
-    ("gemma3_text", {"rope_scaling": _KINDS}, "the rope parameters have `full_attention`, which gemma3_text"),
+    ("llama", {"rope_scaling": _OF_PHIMOE}, "`long_mscale`, which this version does not serve for llama"),
+    ("phi3", {"rope_parameters": _OF_PHIMOE}, "`long_mscale`, which this version does not serve for phi3"),
+    ("gemma3_text", {"rope_scaling": _KINDS}, "`full_attention`, which this version does not serve for gemma3_text"),
     ("gemma4_text", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "must have an object for sliding_att"),
     ("bloom", {"apply_residual_connection_post_layernorm": True}, "`apply_residual_connection_post_layernorm` is not"),
     ("mpt", {"attn_config": {"qk_ln": True}}, "`qk_ln` is not served"),

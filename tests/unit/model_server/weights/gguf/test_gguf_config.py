@@ -28,7 +28,8 @@ LLAMA = {
     "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500000.0,
     "context_length": 4096,
 }  # fmt: skip
-EMBEDDING = {"token_embd.weight": Stored("F16", (1000, 128), 0, 256_000)}
+NORMS = {f"blk.{number}.attn_norm.weight": Stored("F16", (128,), 0, 256) for number in range(6)}
+EMBEDDING = {"token_embd.weight": Stored("F16", (1000, 128), 0, 256_000), **NORMS}
 
 GRANITE: dict[str, Any] = {
     "block_count": 3, "attention__head_count_kv": [0, 2, 0], "attention__scale": 0.1, "embedding_scale": 2.0,
@@ -135,6 +136,15 @@ def test_other_rotations(tmp_path: Path) -> None:
         (
             header("granitehybrid", **GRANITE | {"attention__head_count_kv": [0, 2, 4]}),
             "`granitehybrid.attention.head_count_kv` differs from layer to layer, which is not served",
+        ),
+        (header(block_count=2**31 - 1), "`llama.block_count` asks for 2147483647 layers, and there are fewer tensors"),
+        (
+            header("jamba", **MAMBA1, block_count=2**31 - 1),
+            "`jamba.block_count` asks for 2147483647 layers, and there are fewer tensors",
+        ),
+        (
+            header(attention__value_length=16, attention__value_length_mla=16),
+            "the metadata `llama.attention.value_length` with the value 16, which is not served",
         ),
         (header(block_count=None), "lacks the metadata `llama.block_count`"),
         (header(rope__scaling__type="other"), "scales its rotations by 'other'"),
@@ -273,8 +283,12 @@ def test_layers_of_jamba() -> None:
     found = config_of(header("jamba", **metadata, expert_count=4, expert_used_count=2), Path("a.gguf"))
     assert found["num_experts"] == 1
     metadata["attention__head_count_kv"] = [0, 2, 0, 2, 2, 0]
-    with pytest.raises(ValueError, match=r"layers \[1, 3, 4\] do not follow each other in equal distances"):
+    with pytest.raises(ValueError, match=r"layers \[1, 3, 4\] of `jamba\.attention\.head_count_kv` do not follow each"):
         config_of(header("jamba", **metadata), Path("a.gguf"))
+    for number in (5, 7):
+        metadata["attention__head_count_kv"] = [0, 2, 0, 0, 2, 0, 0][:number]
+        with pytest.raises(ValueError, match=rf"^`jamba\.attention\.head_count_kv` has {number} numbers for 6 layers$"):
+            config_of(header("jamba", **metadata), Path("a.gguf"))
 
 
 @pytest.mark.parametrize(("has_norms", "model_type"), [(False, "mamba"), (True, "falcon_mamba")])
@@ -306,6 +320,11 @@ def test_heads_of_kimi_linear() -> None:
     assert (found["kv_lora_rank"], found["linear_num_heads"], found["linear_head_dim"]) == (64, 4, 32)
     with pytest.raises(StartupError, match=r"`kimi-linear\.expert_gating_func` with the value 1, which is not served"):
         config_of(header("kimi-linear", **metadata | {"expert_gating_func": 1}), Path("a.gguf"))
+    with pytest.raises(ValueError, match=r"^`kimi-linear\.attention\.head_count_kv` has 1 numbers for 2 layers$"):
+        config_of(header("kimi-linear", **metadata | {"attention__head_count_kv": [1]}), Path("a.gguf"))
+    for wrong in (16, 8, -1, True, 48.5, "48"):
+        with pytest.raises(ValueError, match=r"^`kimi-linear\.attention\.key_length_mla` is .* above `rope\.dim"):
+            config_of(header("kimi-linear", **metadata | {"attention__key_length_mla": wrong}), Path("a.gguf"))
 
 
 def test_indexers_of_glm_5() -> None:
