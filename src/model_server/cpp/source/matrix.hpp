@@ -185,7 +185,8 @@ template <class T> INLINE long block_of_rows(long rows, long inputs) {
 }
 
 // From a row that norms or products write for the next product to read, to the next row: those that lie an odd number of
-// lines apart come to all sets of the first-level cache, where the rows of a tile would otherwise drive each other out (measured: 8 to 15 % at 256 rows).
+// lines apart come to all sets of the first-level cache, where the rows of a tile would otherwise drive each other out
+// (measured: 8 to 15 % at 256 rows).
 template <class T> INLINE long row_pitch(long inputs) {
 #if defined(TERCET_TILES)
     if constexpr (std::is_same_v<T, bf16>)

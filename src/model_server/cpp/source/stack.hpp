@@ -134,8 +134,8 @@ template <class T> class Stack {
             return gated_product<T>(matrix, normed, normed_pitch, rows, inner, inner_pitch, team, next);
         }
         if (m.codes->is_float8)
-            return gated_float8_product<T>(CodeMatrix<T>(*m.codes), normed, config.hidden, rows, inner, team, next);
-        const auto codes = shared_code_rows<T>(*m.codes, normed, config.hidden, rows, code_space, team);
+            return gated_float8_product<T>(CodeMatrix<T>(*m.codes), normed, normed_pitch, rows, inner, team, next);
+        const auto codes = shared_code_rows<T>(*m.codes, normed, normed_pitch, rows, code_space, team);
         gated_code_product<T>(CodeMatrix<T>(*m.codes), codes, rows, inner, team, next);
     }
     // The product after this one, whose adapters are asked for.
@@ -310,13 +310,11 @@ template <class T> class Stack {
                 for (const auto& block : groups)
                     if (m->adapters) shrunk_width = std::max(shrunk_width, block.width(m->adapters));
         }
-        // Codes take rows side by side, and write them so: see `multiply_up`.
-        bool is_plain = true;
+        normed_pitch = row_pitch<T>(config.hidden);
+        inner_pitch = row_pitch<T>(config.intermediate);
+        // Products of codes write rows side by side: see `multiply_up`.
         for (long i = 0; i < config.num_layers; i++)
-            for (const auto* m : config.layers[i].matrices())
-                for (long j = 0; j < m->count(); j++) is_plain = is_plain && !m->part(j).codes;
-        normed_pitch = is_plain ? row_pitch<T>(config.hidden) : config.hidden;
-        inner_pitch = is_plain ? row_pitch<T>(config.intermediate) : config.intermediate;
+            if (config.layers[i].up.codes) inner_pitch = config.intermediate;
         const long adapted = std::min(n, BLOCK);
         const long own_sums = step.adapters ? BLOCK * OWN_PANELS * PANEL * threads : 0;
         size_t size = sizeof(T) * (n * (qkv_width + gates_width) + channels) + sizeof(T*) * threads * taps +

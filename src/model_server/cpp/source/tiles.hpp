@@ -185,6 +185,21 @@ struct RowTiles {
     long again(long t) const { return t * TILE_HEIGHT - begin(t); }
 };
 
+// The sums of one panel's part and row tiles [first, last), to `out`, where rows are `pitch` floats apart; `k`: the part's
+// first input. fetch_of(t): what is asked for beside a pair of tiles.
+template <class FetchOf>
+INLINE void multiply_tiles(const bf16* a, long stride, const RowTiles& row_tiles, long first, long last, const bf16* panel,
+                           long k, long size, float* out, long pitch, const FetchOf& fetch_of) {
+    const bf16* weights = panel + k * TILE_PANEL;
+    for (long t = first; t < last; t += 2, out += 2 * TILE_HEIGHT * pitch) {
+        const bool are_two = t + 1 < last;
+        const bf16* const from[2] = {a + row_tiles.begin(t) * stride + k, a + row_tiles.begin(t + are_two) * stride + k};
+        const long row_bytes = stride * sizeof(bf16);
+        if (are_two) multiply_panel<2>(from, row_bytes, weights, size, out, pitch, fetch_of(t), k > 0);
+        else multiply_panel<1>(from, row_bytes, weights, size, out, pitch, fetch_of(t), k > 0);
+    }
+}
+
 // Call `sink(row, sums[2 * P])` for all rows of `a`; see `tiles` in matrix.hpp.
 template <int P, class Sink>
 void tile_products(const bf16* a, long stride, long rows, const bf16* const (&panels)[P], long inputs, const Sink& sink,
@@ -215,14 +230,8 @@ void tile_products(const bf16* a, long stride, long rows, const bf16* const (&pa
         for (long i = 0; i < parts * P; i++) {
             const long p = i % P, k = tiles * (i / P) / parts * TILE_INPUTS;
             const long size = tiles * (i / P + 1) / parts * TILE_INPUTS - k;
-            for (long t = first; t < last; t += 2) {
-                const bool are_two = t + 1 < last;
-                const bf16* const from[2] = {a + row_tiles.begin(t) * stride + k, a + row_tiles.begin(t + are_two) * stride + k};
-                float* out = reinterpret_cast<float*>(sums + (t - first) * TILE_HEIGHT) + p * TILE_PANEL;
-                const bf16* weights = panels[p] + k * TILE_PANEL;
-                if (are_two) multiply_panel<2>(from, row_bytes, weights, size, out, WIDTH, fetch_of(t), k > 0);
-                else multiply_panel<1>(from, row_bytes, weights, size, out, WIDTH, fetch_of(t), k > 0);
-            }
+            float* out = reinterpret_cast<float*>(sums) + p * TILE_PANEL;
+            multiply_tiles(a, stride, row_tiles, first, last, panels[p], k, size, out, WIDTH, fetch_of);
         }
         for (long r = first * TILE_HEIGHT; r < std::min(last * TILE_HEIGHT, rows); r++) {
             const long t = r / TILE_HEIGHT;
@@ -245,25 +254,20 @@ template <class Panel, class Sink>
 void wide_products(const bf16* a, long stride, long rows, long num_panels, long inputs, float* sums, const Panel& panel,
                    const Sink& sink) {
     const RowTiles row_tiles(rows);
-    const long row_bytes = stride * sizeof(bf16), count = row_tiles.count, steps = (count + 1) / 2;
+    const long count = row_tiles.count, steps = (count + 1) / 2;
     const long tiles = inputs / TILE_INPUTS, parts = (inputs + MOST_PART - 1) / MOST_PART;
+    // The same part of the panel behind one.
+    const auto fetch_of = [&](long t) {
+        return TileFetch{inputs * TILE_PANEL * long(sizeof(bf16)), TILE_INPUTS * (t / 2) / steps,
+                         TILE_INPUTS * (t / 2 + 1) / steps};
+    };
     const long pitch = count * TILE_HEIGHT * TILE_PANEL;
     configure_tiles(int(row_tiles.height));
     asm volatile("" ::: "memory");  // nor do the loads of tiles say so
     for (long i = 0; i < parts * num_panels; i++) {
         const long p = i % num_panels, k = tiles * (i / num_panels) / parts * TILE_INPUTS;
         const long size = tiles * (i / num_panels + 1) / parts * TILE_INPUTS - k;
-        const bf16* weights = panel(p) + k * TILE_PANEL;
-        for (long t = 0; t < count; t += 2) {
-            const bool are_two = t + 1 < count;
-            const bf16* const from[2] = {a + row_tiles.begin(t) * stride + k, a + row_tiles.begin(t + are_two) * stride + k};
-            float* out = sums + p * pitch + t * TILE_HEIGHT * TILE_PANEL;
-            // The same part of the panel behind this one.
-            const TileFetch fetch{inputs * TILE_PANEL * long(sizeof(bf16)), TILE_INPUTS * (t / 2) / steps,
-                                  TILE_INPUTS * (t / 2 + 1) / steps};
-            if (are_two) multiply_panel<2>(from, row_bytes, weights, size, out, TILE_PANEL, fetch, k > 0);
-            else multiply_panel<1>(from, row_bytes, weights, size, out, TILE_PANEL, fetch, k > 0);
-        }
+        multiply_tiles(a, stride, row_tiles, 0, count, panel(p), k, size, sums + p * pitch, TILE_PANEL, fetch_of);
     }
     for (long r = 0; r < rows; r++) {
         const long t = r / TILE_HEIGHT;

@@ -12,6 +12,21 @@ RMS = ("rms_norm_eps", "attention.layer_norm_rms_epsilon")
 OUTSIDE: Mapping[str, str] = MappingProxyType(
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 )
+PROJECTIONS: Mapping[str, str] = MappingProxyType({kind: f"{kind}_proj" for kind in ("gate", "up", "down")})
+NUMBERED: Mapping[str, str] = MappingProxyType({"gate": "w1", "up": "w3", "down": "w2"})
+
+
+def mlp(module: str, names: Mapping[str, str] = PROJECTIONS) -> dict[str, str]:
+    return {f"ffn_{kind}": f"{module}.{name}" for kind, name in names.items()}
+
+
+def experts(module: str, names: Mapping[str, str] = PROJECTIONS) -> dict[str, str]:
+    # `{}`: the number of one.
+    return {f"{name}_exps": found for name, found in mlp(f"{module}.{{}}", names).items()}
+
+
+def shared_expert(module: str) -> dict[str, str]:
+    return {f"{name}_shexp": found for name, found in mlp(module).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
-from model_server.weights.gguf.architecture import Architecture
+from model_server.weights.gguf.architecture import NUMBERED, Architecture, experts, mlp, shared_expert
 from model_server.weights.gguf.hybrids import HYBRIDS
 from model_server.weights.gguf.latent import LATENT
 
@@ -18,7 +18,7 @@ _ATTENTION = {
     "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
-_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_MLP = mlp("mlp")
 _LAYER = {**_ATTENTION, **_MLP}
 _SANDWICH = {
     **_LAYER,
@@ -29,8 +29,7 @@ _SANDWICH = {
 _BEHIND = {name: module for name, module in _SANDWICH.items() if name not in ("attn_norm", "ffn_norm")}
 _PACKED = {**_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _ROUTED = {**_ATTENTION, "ffn_gate_inp": "mlp.gate"}
-_EXPERTS = {f"ffn_{kind}_exps": f"mlp.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")}
-_SHARED = {f"ffn_{kind}_shexp": f"mlp.shared_experts.{kind}_proj" for kind in ("gate", "up", "down")}
+_EXPERTS = experts("mlp.experts")
 _COUNTS = {
     "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
@@ -96,7 +95,7 @@ ARCHITECTURES = {
         layer={
             **_ROUTED,
             "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-            **{name: module.replace("experts", "expert") for name, module in _SHARED.items()},
+            **shared_expert("mlp.shared_expert"),
         },
         experts=_EXPERTS,
         fields={**_COUNTS, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
@@ -114,7 +113,7 @@ ARCHITECTURES = {
         layer={
             **_ROUTED,
             **_MLP,
-            **_SHARED,
+            **shared_expert("mlp.shared_experts"),
             "post_attention_norm": "post_attention_layernorm",
         },
         tensors={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
@@ -138,10 +137,7 @@ ARCHITECTURES = {
 _MIXTRAL = Architecture(
     model_type="mixtral",
     layer={**_ATTENTION, "ffn_gate_inp": "block_sparse_moe.gate"},
-    experts={
-        f"ffn_{kind}_exps": f"block_sparse_moe.experts.{{}}.{name}"
-        for kind, name in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
-    },
+    experts=experts("block_sparse_moe.experts", NUMBERED),
     adjacent=True,
     fields={"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
 )

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from model_server.weights.gguf.architecture import RMS, Architecture
+from model_server.weights.gguf.architecture import NUMBERED, OUTSIDE, RMS, Architecture, experts, mlp, shared_expert
 
 _NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
-MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-EXPERTS = {f"ffn_{kind}_exps": f"mlp.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")}
 _COUNTS = {
     "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
@@ -30,17 +28,17 @@ def _mamba2(prefix: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _mamba1(prefix: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return modules, and the other tensors."""
     modules, tensors = _mamba2(prefix)
     del modules["ssm_norm"], tensors["ssm_dt.bias"]
     norms = {f"ssm_{one}_norm": f"{prefix}.{one}_layernorm" for one in ("dt", "b", "c")}
     return {**modules, **norms, "ssm_x": f"{prefix}.x_proj", "ssm_dt": f"{prefix}.dt_proj"}, tensors
 
 
+_FINAL_OUTSIDE = {**OUTSIDE, "output_norm": "model.final_layernorm"}
 _LFM2 = {
     **attention(output="out_proj"),
     "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm", "attn_norm": "operator_norm",
-    "ffn_norm": "ffn_norm", "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
+    "ffn_norm": "ffn_norm", **mlp("feed_forward", NUMBERED),
     "shortconv.in_proj": "conv.in_proj", "shortconv.conv": "conv.conv", "shortconv.out_proj": "conv.out_proj",
 }  # fmt: skip
 _DELTA = {
@@ -53,7 +51,7 @@ _DELTA = {
 _DELTA_TENSORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
 _DELTA_EXPERTS = {
     **_DELTA, "ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    **{f"ffn_{kind}_shexp": f"mlp.shared_expert.{kind}_proj" for kind in ("gate", "up", "down")},
+    **shared_expert("mlp.shared_expert"),
 }  # fmt: skip
 _DELTA_COUNTS = {**_COUNTS, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
 _MAMBA, _MAMBA_TENSORS = _mamba2("mamba")
@@ -197,10 +195,7 @@ HYBRIDS = {
         model_type="lfm2_moe",
         layer={**_LFM2, "ffn_gate_inp": "feed_forward.gate"},
         tensors={"exp_probs_b.bias": "feed_forward.expert_bias"},
-        experts={
-            f"ffn_{kind}_exps": f"feed_forward.experts.{{}}.{name}"
-            for kind, name in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
-        },
+        experts=experts("feed_forward.experts", NUMBERED),
         outside=_LFM2_OUTSIDE,
         epsilon=_NORM_EPS,
         derived=_lfm2,
@@ -211,17 +206,17 @@ HYBRIDS = {
     "qwen3next": Architecture(
         model_type="qwen3_next",
         layer=_DELTA_EXPERTS,
-        experts=EXPERTS,
+        experts=experts("mlp.experts"),
         fields=_DELTA_COUNTS,
         fixed={"norm_topk_prob": True, "decoder_sparse_step": 1},
         present={"linear_qkv_apart": "blk.0.attn_qkv.weight"},
         **_DELTA_FAMILY,
     ),
-    "qwen35": Architecture(model_type="qwen3_5_text", layer={**_DELTA, **MLP}, tiled=True, **_DELTA_FAMILY),
+    "qwen35": Architecture(model_type="qwen3_5_text", layer={**_DELTA, **mlp("mlp")}, tiled=True, **_DELTA_FAMILY),
     "qwen35moe": Architecture(
         model_type="qwen3_5_moe_text",
         layer=_DELTA_EXPERTS,
-        experts=EXPERTS,
+        experts=experts("mlp.experts"),
         fields=_DELTA_COUNTS,
         tiled=True,
         **_DELTA_FAMILY,
@@ -236,7 +231,7 @@ HYBRIDS = {
             "ffn_gate_inp": "block_sparse_moe.router.layer",
         },
         tensors=_MAMBA_TENSORS,
-        experts={f"ffn_{kind}_exps": f"block_sparse_moe.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")},
+        experts=experts("block_sparse_moe.experts"),
         may_be_dense=True,
         adjacent=True,
         derived=_granite,
@@ -253,12 +248,10 @@ HYBRIDS = {
     "falcon-h1": Architecture(
         model_type="falcon_h1",
         layer={
-            **_MAMBA, **attention(), "attn_norm": "input_layernorm", "ffn_gate": "feed_forward.gate_proj",
-            "ffn_up": "feed_forward.up_proj",
-            "ffn_down": "feed_forward.down_proj",
+            **_MAMBA, **attention(), "attn_norm": "input_layernorm", **mlp("feed_forward"),
         },
         tensors={**_MAMBA_TENSORS, "ffn_norm": "pre_ff_layernorm.weight"},
-        outside={"token_embd": "model.embed_tokens", "output_norm": "model.final_layernorm", "output": "lm_head"},
+        outside=_FINAL_OUTSIDE,
         derived=_falcon,
         present={"mamba_rms_norm": "blk.0.ssm_norm.weight"},
         fixed={"mamba_norm_before_gate": False},
@@ -267,13 +260,12 @@ HYBRIDS = {
         model_type="jamba",
         layer={
             **_MAMBA1, **attention(), "attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm",
-            **{name: f"feed_forward.{name.removeprefix('ffn_')}_proj" for name in MLP},
-            "ffn_gate_inp": "feed_forward.router",
+            **mlp("feed_forward"), "ffn_gate_inp": "feed_forward.router",
         },
         tensors=_MAMBA1_TENSORS,
-        experts={f"ffn_{kind}_exps": f"feed_forward.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")},
+        experts=experts("feed_forward.experts"),
         may_be_dense=True,
-        outside={"token_embd": "model.embed_tokens", "output_norm": "model.final_layernorm", "output": "lm_head"},
+        outside=_FINAL_OUTSIDE,
         optional={"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
         present={"layers_with_experts": "blk.{}.ffn_gate_inp.weight"},
         derived=_jamba,

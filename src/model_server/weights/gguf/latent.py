@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from model_server.weights.gguf.architecture import Architecture
-from model_server.weights.gguf.hybrids import EXPERTS, MLP, attending, attention
+from model_server.weights.gguf.architecture import NUMBERED, Architecture, experts, mlp, shared_expert
+from model_server.weights.gguf.hybrids import attending, attention
 
 # What makes keys and values of latents: two matrices, as they are absorbed, or in old files one.
 _MODULES = {
@@ -51,21 +51,18 @@ LATENT = {
     "kimi-linear": Architecture(
         model_type="kimi_linear",
         layer={
-            **attention(), **_MODULES, **MLP, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+            **attention(), **_MODULES, **mlp("mlp"), "attn_norm": "input_layernorm",
+            "ffn_norm": "post_attention_layernorm", **shared_expert("block_sparse_moe.shared_experts"),
             **{f"ssm_conv1d_{one}": f"self_attn.{one}_conv1d" for one in "qkv"},
             **{f"ssm_{one}_{part}": f"self_attn.{one}_{part}_proj" for one in "fg" for part in "ab"},
             "ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm", "ffn_gate_inp": "block_sparse_moe.gate",
-            **{f"ffn_{kind}_shexp": f"block_sparse_moe.shared_experts.{kind}_proj" for kind in ("gate", "up", "down")},
         },
         tensors={
             "ssm_a": "self_attn.A_log",
             "ssm_dt.bias": "self_attn.dt_bias",
             "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
         },
-        experts={
-            f"ffn_{kind}_exps": f"block_sparse_moe.experts.{{}}.{name}"
-            for kind, name in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
-        },
+        experts=experts("block_sparse_moe.experts", NUMBERED),
         fields={
             "num_experts": "expert_count",
             "num_experts_per_token": "expert_used_count",
@@ -89,14 +86,13 @@ LATENT = {
     "glm-dsa": Architecture(
         model_type="glm_moe_dsa",
         layer={
-            **_MODULES, **MLP, "attn_output": "self_attn.o_proj", "attn_norm": "input_layernorm",
-            "ffn_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.gate",
-            **{f"ffn_{kind}_shexp": f"mlp.shared_experts.{kind}_proj" for kind in ("gate", "up", "down")},
+            **_MODULES, **mlp("mlp"), "attn_output": "self_attn.o_proj", "attn_norm": "input_layernorm",
+            "ffn_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.gate", **shared_expert("mlp.shared_experts"),
             "indexer.k_norm": "self_attn.indexer.k_norm", "indexer.proj": "self_attn.indexer.weights_proj",
             "indexer.attn_k": "self_attn.indexer.wk", "indexer.attn_q_b": "self_attn.indexer.wq_b",
         },
         tensors={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
-        experts=EXPERTS,
+        experts=experts("mlp.experts"),
         fields={
             "n_routed_experts": "expert_count",
             "num_experts_per_tok": "expert_used_count",

@@ -49,42 +49,43 @@ def busy(seconds: float) -> Callable[[], str]:
     return work
 
 
+class Endless:
+    """A job that works until it is told that it is over, and the thread that it has worked in."""
+
+    def __init__(self) -> None:
+        self.is_over = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def __call__(self) -> None:
+        self.thread = threading.current_thread()
+        while not self.is_over.is_set():
+            busy(0.01)()
+
+    def join(self) -> None:
+        assert self.thread is not None
+        self.thread.join()  # it may wait as long as other processes keep the machine busy
+
+
 def test_what_takes_too_much_cpu_time_is_given_up() -> None:
     guard = GuardedThread()
     assert guard.run(busy(0.01), 60.0) == "done"
-    used: list[threading.Thread] = []
-
-    is_over = threading.Event()
-
-    def endless() -> None:
-        used.append(threading.current_thread())
-        while not is_over.is_set():
-            busy(0.01)()
-
+    endless = Endless()
     with pytest.raises(GivenUpError):
         guard.run(endless, 0.05)
-    assert used[0].is_alive() and used[0].native_id is not None
+    assert endless.thread is not None and endless.thread.is_alive() and endless.thread.native_id is not None
     # It runs now and then on a busy machine, too: where it takes the interpreter's lock, all others wait for it.
-    assert os.sched_getscheduler(used[0].native_id) == os.SCHED_OTHER
-    assert os.getpriority(os.PRIO_PROCESS, used[0].native_id) == min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
+    assert os.sched_getscheduler(endless.thread.native_id) == os.SCHED_OTHER
+    assert os.getpriority(os.PRIO_PROCESS, endless.thread.native_id) == min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
     assert guard.run(busy(0.01), 60.0) == "done", "in another thread"
-    is_over.set()
-    used[0].join()  # it may wait as long as other processes keep the machine busy
+    endless.is_over.set()
+    endless.join()
 
 
 def test_a_job_that_ends_while_it_is_given_up_is_left_behind_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[threading.Thread] = []
-    is_over = threading.Event()
-
-    def work() -> None:
-        used.append(threading.current_thread())
-        while not is_over.is_set():
-            busy(0.01)()
-
-    priority = os.getpriority
+    endless, priority = Endless(), os.getpriority
 
     def ends(which: int, who: int) -> int:
-        is_over.set()
+        endless.is_over.set()
         for _ in range(20):  # in vain: it waits to be told to end
             if os.path.exists(f"/proc/self/task/{who}"):
                 time.sleep(0.02)
@@ -92,8 +93,8 @@ def test_a_job_that_ends_while_it_is_given_up_is_left_behind_too(monkeypatch: py
 
     monkeypatch.setattr(os, "getpriority", ends)
     with pytest.raises(GivenUpError):
-        GuardedThread().run(work, 0.02)
-    used[0].join()
+        GuardedThread().run(endless, 0.02)
+    endless.join()
 
 
 def test_waiting_is_no_cpu_time_and_errors_are_raised() -> None:
