@@ -24,9 +24,10 @@ from model_server.device import finish_loading, tune
 from model_server.distributed.group import connect
 from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
+from model_server.features.adapters.load import with_adapters
 from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
-from model_server.models.model import describe, with_adapters
+from model_server.models.model import describe
 from model_server.runner.runner import ModelInputs, Runner
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler

@@ -96,7 +96,7 @@ def _shaped(module: str, stored: Stored) -> Stored:
     """Return the tensor with the dimensions that transformers gives it."""
     if module == "ffn_gate_inp_shexp":
         return replace(stored, shape=(1, *stored.shape))
-    if module in _CONVOLUTIONS:
+    if module in _CONVOLUTIONS and len(stored.shape) > 1:  # not a bias
         return replace(stored, shape=(math.prod(stored.shape[:-1]), 1, stored.shape[-1]))
     if module in _STACKED:
         return replace(stored, shape=(math.prod(stored.shape[:-1]), stored.shape[-1]))
