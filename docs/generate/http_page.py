@@ -101,6 +101,8 @@ def _schemas(whole: Schema) -> Iterator[str]:
         rows = [_field(key, field, key in required) for key, field in schema.get("properties", {}).items()]
         if rows:
             yield table(("Field", "Value", "Default", "Meaning"), rows)
+        else:
+            yield kind(schema)
 
 
 def _field(name: str, field: Schema, is_required: bool) -> tuple[str, ...]:

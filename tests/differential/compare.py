@@ -41,6 +41,9 @@ def base_fields(model_type: str) -> dict[str, Any]:
         config = type_config(model_type, text_config=sections if model_type in ("glm4v", "glm46v") else {})
     else:
         config = tiny_config(model_type)
+        if hasattr(config, "index_n_heads"):
+            # With few of them keys score exactly 0, and of equal ones transformers chooses any.
+            config.index_n_heads = 32
     fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     _make_older(fields)
     if model_type in TEXT_TYPES:

@@ -29,6 +29,14 @@ OF_IMAGES = frozenset({
     "projector_dropout", "projector_input_dim", "projector_output_dim", "text_config", "vision_config",
 })  # fmt: skip
 
+# Of every config: what says nothing of tokens, or only how they are written.
+OF_EVERY_TYPE = frozenset({
+    "bos_token_id", "chunk_size_feed_forward", "eos_token_id", "init_device", "init_std", "is_decoder",
+    "is_encoder_decoder", "mamba_ssm_cache_dtype", "model_max_length", "model_type", "moe_shared_expert_overlap",
+    "mtp_layers_block_type", "num_nextn_predict_layers", "residual_in_fp32", "router_jitter_noise",
+    "time_step_init_scheme",
+})  # fmt: skip
+
 # Fields that the modelling reads through rope utilities, base classes or the config's own class.
 _ELSEWHERE = (
     "is_causal", "max_window_layers", "no_rope_layer_interval", "partial_rotary_factor", "rope_scaling", "rope_theta",
@@ -96,7 +104,9 @@ def _read_by_text(model_type: str) -> frozenset[str]:
 
 
 def _changes_of(read: frozenset[str], base: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    names = read | set(_ELSEWHERE) if len(read) > 2 else read
+    # Beside what modelling reads by this name: what the config's own class makes something else of.
+    own = base.keys() - OF_NO_EFFECT - OF_IMAGES - OF_EVERY_TYPE
+    names = read | set(_ELSEWHERE) | own if len(read) > 2 else read
     for name in sorted(names):
         if name == "rope_parameters":
             for block in _ROPES:
@@ -104,8 +114,14 @@ def _changes_of(read: frozenset[str], base: dict[str, Any]) -> Iterator[tuple[st
             continue
         for value in _others(name, base):
             yield name, value
+        if name in _PARTS and isinstance(base.get(name), dict):
+            for inner in sorted(base[name].keys() - OF_NO_EFFECT - OF_EVERY_TYPE):
+                for value in _others(inner, base[name]):
+                    yield f"{name}.{inner}", value
 
 
+# Objects of the older files of two types.
+_PARTS = ("attn_config", "ffn_config")
 _FACTORS = [1.0, 1.2, 1.4, 1.7, 2.0, 2.1, 2.5, 3.0]
 _ROPES: tuple[dict[str, Any], ...] = (
     {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
@@ -130,22 +146,34 @@ _ROPES: tuple[dict[str, Any], ...] = (
 _SPECIAL: dict[str, tuple[Any, ...]] = {
     "activation_function": ("relu", "gelu"),
     "activation": ("relu", "gelu_new"),
-    "attn_config": (),
+    "attn_layer_indices": ([0, 2],),
+    "attn_type": ("multiquery_attention",),
     "attn_logit_softcapping": (3.0, None),
     "final_logit_softcapping": (3.0, None),
+    "full_attn_idxs": ([0, 2],),
     "head_dim": (8, 32),
     "hidden_act": ("gelu", "relu"),
     "hidden_activation": ("gelu", "silu"),
     "hidden_size": (),
+    "indexer_types": (["full", "shared", "full", "shared"],),
     "is_causal": (False,),
-    "layer_types": (),
     "logit_scale": (0.5,),
+    "mamba_hidden_act": ("gelu",),
+    "mlp_hidden_act": ("silu",),
+    "mlp_only_layers": ([0], [2, 3]),
+    "moe_latent_size": (32,),
+    "moe_layers": ([0],),
     "max_position_embeddings": (16,),
     "n_embd": (),
+    "n_inner": (96,),
+    "num_ln_in_parallel_attn": (1, 2),
     "num_hidden_layers": (2,),
     "original_max_position_embeddings": (16,),
     "pad_token_id": (3,),
     "partial_rotary_factor": (0.5,),
+    "per_layer_config": ({},),
+    "position_embedding_type": ("rope", "nope"),
+    "q_lora_rank": (24, None),
     "query_pre_attn_scalar": (64,),
     "rope_local_base_freq": (500.0,),
     "rope_scaling": (
@@ -154,11 +182,15 @@ _SPECIAL: dict[str, tuple[Any, ...]] = {
         {"rope_type": "dynamic", "factor": 4.0},
     ),
     "rope_theta": (500.0,),
+    "rotary_dim": (8,),
     "rotary_emb_base": (500.0,),
     "rotary_pct": (0.5,),
     "sliding_window": (8, 12, None),
     "sliding_window_pattern": (2,),
     "attention_chunk_size": (8,),
+    "softmax_scale": (0.5,),
+    "time_step_limit": ([0.05, 0.5],),
+    "topk_method": ("greedy", "group_limited_greedy"),
     "use_bidirectional_attention": (True,),
     "vocab_size": (500,),
 }  # fmt: skip
@@ -176,4 +208,6 @@ def _others(name: str, base: dict[str, Any]) -> tuple[Any, ...]:
         return (value * 2, max(value // 2, 1)) if value > 1 else (value + 1,)
     if isinstance(value, float):
         return (value * 2 or 0.5,)
+    if isinstance(value, list) and value != value[::-1]:  # a kind for each layer, or factors
+        return (value[::-1],)
     return ()

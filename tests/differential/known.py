@@ -13,6 +13,8 @@ VISION_TYPES = tuple(sorted(set(TEXT_TYPES) - set(NOT_ALONE)))
 TYPES = (*sorted(set(FAMILIES) - set(NOT_OF_TRANSFORMERS)), *VISION_TYPES)
 
 KNOWN: dict[tuple[str, str], str] = {
+    ("mpt", "attn_config.alibi_bias_max"): "as in the models' own code; transformers' port always takes 8",
+    ("nemotron_h", "time_step_limit"): "as in the models' own code, which transformers' port passes over",
     ("mpt", "logit_scale"): "as in the models' own code, which transformers' port passes over",
 }
 """(type, field) -> why the tokens may differ."""

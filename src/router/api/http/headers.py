@@ -40,14 +40,17 @@ def chat_headers(generations: Sequence[GenerationResult], compute_type: str) -> 
 
 
 def summed_headers(groups: Sequence[Sequence[GenerationResult]], compute_type: str) -> dict[str, str]:
-    """Sum several prompts' headers, each once, without x-compute-time, as TGI."""
+    """Sum several prompts' headers, each once, without x-compute-time, as TGI; the time per token is that of all."""
     prompts = [json_headers(group[0], compute_type) for group in groups]
     all_headers = [json_headers(generation, compute_type) for group in groups for generation in group]
-    return {"x-compute-type": compute_type} | {
+    summed = {
         name: str(sum(int(headers[name]) for headers in (prompts if name in _OF_PROMPT else all_headers)))
         for name in prompts[0]
         if name not in ("x-compute-type", "x-compute-time")
     }
+    timings = [generation.timings for group in groups for generation in group]
+    per_token = sum(one.inference for one in timings) / max(sum(one.num_tokens for one in timings), 1)
+    return {"x-compute-type": compute_type} | summed | {"x-time-per-token": _milliseconds(per_token)}
 
 
 def _milliseconds(seconds: float) -> str:

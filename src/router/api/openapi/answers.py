@@ -72,8 +72,8 @@ STREAM_HEADERS = {
     "x-compute-characters": _header("Characters of the prompt"),
 }
 JSON_HEADERS = STREAM_HEADERS | {
-    "x-compute-time": _header("Seconds in total", "number"),
-    "x-total-time": _header("Milliseconds in total"),
+    "x-compute-time": _header("Seconds in total, of several choices those of the longest", "number"),
+    "x-total-time": _header("Milliseconds in total. These and the tokens are sums of all choices and prompts"),
     "x-validation-time": _header("Milliseconds until the request was queued"),
     "x-queue-time": _header("Milliseconds in the queue"),
     "x-inference-time": _header("Milliseconds from the queue to the last token"),

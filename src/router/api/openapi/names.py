@@ -1,4 +1,5 @@
-"""The names of the document's schemas: TGI's where it has one, so that generated clients keep their classes."""
+"""The names of the document's schemas and operations: TGI's where it has one, so that generated clients keep their
+classes and methods."""
 
 from __future__ import annotations
 
@@ -36,6 +37,41 @@ TGI_NAMES = {
     "VertexBody": "VertexRequest",
 }
 """Of our classes; `ToolCall`, of a request, makes room for the one of an answer."""
+
+_SAGEMAKER = "/invocations", "SagemakerRequest"
+_TGI_TAG = "Text Generation Inference"
+_TGI_OPERATIONS = {
+    ("/", "post"): "compat_generate",
+    ("/chat_tokenize", "post"): "get_chat_tokenize",
+    ("/generate", "post"): "generate",
+    ("/generate_stream", "post"): "generate_stream",
+    ("/health", "get"): "health",
+    ("/info", "get"): "get_model_info",
+    ("/invocations", "post"): "sagemaker_compatibility",
+    ("/metrics", "get"): "metrics",
+    ("/tokenize", "post"): "tokenize",
+    ("/v1/chat/completions", "post"): "chat_completions",
+    ("/v1/completions", "post"): "completions",
+    ("/v1/models", "get"): "openai_get_model_info",
+    ("/vertex", "post"): "vertex_compatibility",
+}
+
+
+def name_operation(path: str, method: str, operation: dict[str, Any]) -> None:
+    """Give an operation of TGI's the name and the tag by which generators call method and class."""
+    name = _TGI_OPERATIONS.get((path, method))
+    if name is not None:
+        operation["operationId"] = name
+        operation["tags"] = [_TGI_TAG]
+
+
+def name_request(paths: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Give SageMaker's body, one of three, a name."""
+    path, name = _SAGEMAKER
+    if path in paths:
+        content = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        schemas[name] = {"title": name, **content["schema"]}
+        content["schema"] = {"$ref": _PLACE + name}
 
 
 def renamed(value: Any) -> Any:

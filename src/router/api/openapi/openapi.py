@@ -22,7 +22,7 @@ from router.api.openapi.answers import (
     STREAMS,
     StreamForm,
 )
-from router.api.openapi.names import TGI_NAMES, renamed
+from router.api.openapi.names import TGI_NAMES, name_operation, name_request, renamed
 from router.config import TGI_VERSION
 from router.schemas.errors import ErrorBody, MessagesError, OpenAIError
 
@@ -102,8 +102,10 @@ def document(
 
 
 def _finished(schema: dict[str, Any], limits: object) -> dict[str, Any]:
+    name_request(schema["paths"], schema["components"]["schemas"])
     for path, operations in schema["paths"].items():
-        for operation in operations.values():
+        for method, operation in operations.items():
+            name_operation(path, method, operation)
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
                 del answers["422"]

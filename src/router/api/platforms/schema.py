@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, RootModel, Tag
+from pydantic import BaseModel, Discriminator, Field, RootModel, Tag, model_validator
 
 from router.api.chat.schema import ChatBody, ChatChunk, ChatCompletion
 from router.api.completions.schema import Completion, CompletionChunk
 from router.api.tgi.schema import NO_PARAMETERS, GenerateBody, GenerateParameters, GenerateResponse, StreamEvent
+from router.errors import FieldError
 from router.schemas.base import Body, Items
 
 
@@ -42,6 +43,15 @@ class VertexBody(Body):
         examples=[[{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}}]],
         json_schema_extra={"minItems": 1},
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_shared_parameters(cls, data: Any) -> Any:
+        """Refuse what Vertex has for all instances; TGI ignores it."""
+        if isinstance(data, dict) and data.get("parameters"):
+            text = "`parameters` is not served here: give each instance its own"
+            raise FieldError(text, param="parameters", reason="unsupported")
+        return data
 
 
 class SagemakerResponse(RootModel[list[GenerateResponse] | ChatCompletion | Completion]):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated
 
 from pydantic import BaseModel, Field, WithJsonSchema
 
@@ -119,12 +120,15 @@ class PrefillTokenModel(BaseModel):
     logprob: float | None
 
 
-FinishReasonName = Literal["length", "eos_token", "stop_sequence"]
+class FinishReason(StrEnum):
+    LENGTH = "length"
+    EOS_TOKEN = "eos_token"
+    STOP_SEQUENCE = "stop_sequence"
 
 
 class BestOfSequence(BaseModel):
     generated_text: str
-    finish_reason: FinishReasonName
+    finish_reason: FinishReason
     generated_tokens: int
     seed: int | None
     prefill: list[PrefillTokenModel]
@@ -133,7 +137,7 @@ class BestOfSequence(BaseModel):
 
 
 class Details(BaseModel):
-    finish_reason: FinishReasonName
+    finish_reason: FinishReason
     generated_tokens: int
     seed: int | None
     prefill: list[PrefillTokenModel]
@@ -148,7 +152,7 @@ class GenerateResponse(BaseModel):
 
 
 class StreamDetails(BaseModel):
-    finish_reason: FinishReasonName
+    finish_reason: FinishReason
     generated_tokens: int
     seed: int | None
     input_length: int

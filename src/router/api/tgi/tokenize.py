@@ -26,8 +26,8 @@ from router.api.tgi.tokenize_schema import (
     TokenizeChatBody,
     TokenizeContentBody,
     TokenizePromptBody,
+    TokenizeResponse,
     TokenPieces,
-    TokenSpan,
 )
 from router.errors import ValidationError
 from router.generation import parsed_bodies
@@ -43,7 +43,7 @@ _PIECE = 1000
 @routes.answers(
     "/tokenize",
     (TokenizeBody, TokenizePromptBody, TokenizeChatBody, TokenizeContentBody),
-    list[TokenSpan] | TokenIds | TokenPieces,
+    TokenizeResponse | TokenIds | TokenPieces,
     span="tokenize",
     generates=False,
 )

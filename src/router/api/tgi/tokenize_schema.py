@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from router.api.chat.schema import ChatBody
 from router.api.tgi.schema import GenerateParameters, Inputs
@@ -72,6 +72,10 @@ class TokenSpan(BaseModel):
     text: str
     start: int
     stop: int
+
+
+class TokenizeResponse(RootModel[list[TokenSpan]]):
+    """An answer of `/tokenize` to `inputs`."""
 
 
 class ChatTokenizeResponse(BaseModel):

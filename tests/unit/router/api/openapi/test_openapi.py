@@ -321,12 +321,13 @@ def test_every_field_of_every_body_is_described(document: Schema) -> None:
 # Of the schemas in TGI 3.3.7's docs/openapi.json.
 NAMES_OF_TGI = {
     "BestOfSequence", "ChatCompletion", "ChatCompletionChoice", "ChatCompletionChunk", "ChatCompletionComplete",
-    "ChatCompletionDelta", "ChatCompletionLogprob", "ChatCompletionLogprobs", "ChatCompletionTopLogprob",
-    "ChatRequest", "ChatTokenizeResponse", "Chunk", "CompatGenerateRequest", "CompletionComplete", "CompletionFinal",
-    "CompletionRequest", "DeltaToolCall", "Details", "ErrorResponse", "Function", "FunctionDefinition",
+    "ChatCompletionDelta", "ChatCompletionLogprob", "ChatCompletionLogprobs", "ChatCompletionTopLogprob", "ChatRequest",
+    "ChatTokenizeResponse", "Chunk", "CompatGenerateRequest", "CompletionComplete", "CompletionFinal",
+    "CompletionRequest", "DeltaToolCall", "Details", "ErrorResponse", "FinishReason", "Function", "FunctionDefinition",
     "GenerateParameters", "GenerateRequest", "GenerateResponse", "GrammarType", "Info", "Message", "ModelInfo",
-    "OutputMessage", "PrefillToken", "SagemakerResponse", "SagemakerStreamResponse", "SimpleToken", "StreamDetails",
-    "StreamOptions", "StreamResponse", "Token", "Tool", "ToolCall", "Url", "Usage", "VertexRequest", "VertexResponse",
+    "OutputMessage", "PrefillToken", "SagemakerRequest", "SagemakerResponse", "SagemakerStreamResponse", "SimpleToken",
+    "StreamDetails", "StreamOptions", "StreamResponse", "Token", "TokenizeResponse", "Tool", "ToolCall", "Url", "Usage",
+    "VertexRequest", "VertexResponse",
 }  # fmt: skip
 
 
@@ -336,11 +337,28 @@ def test_schemas_have_tgis_names(document: Schema) -> None:
     assert len(set(TGI_NAMES.values())) == len(TGI_NAMES)
     assert not set(TGI_NAMES) - set(TGI_NAMES.values()) & schemas.keys()
     written = json.dumps(document)
-    for name in TGI_NAMES.values():
+    for name in ("FinishReason", "SagemakerRequest", "TokenizeResponse", *TGI_NAMES.values()):
         assert f'"#/components/schemas/{name}"' in written, f"nothing refers to {name}"
     (event,) = document["paths"]["/invocations"]["post"]["responses"]["200"]["content"]["text/event-stream"].values()
     assert event["anyOf"][0] == {"$ref": "#/components/schemas/SagemakerStreamResponse"}
     assert "object" in schemas["ModelInfo"]["required"]
+
+
+# Of the operations in the same file, and of Vertex'.
+OPERATIONS_OF_TGI = {
+    "chat_completions", "compat_generate", "completions", "generate", "generate_stream", "get_chat_tokenize",
+    "get_model_info", "health", "metrics", "openai_get_model_info", "sagemaker_compatibility", "tokenize",
+    "vertex_compatibility",
+}  # fmt: skip
+
+
+def test_operations_have_tgis_names_and_tag(document: Schema) -> None:
+    operations = [one for path in document["paths"].values() for one in path.values()]
+    names = [one["operationId"] for one in operations]
+    assert len(set(names)) == len(names)
+    assert {one["operationId"] for one in operations if one["tags"] == ["Text Generation Inference"]} == (
+        OPERATIONS_OF_TGI
+    )
 
 
 def bodies(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:

@@ -144,6 +144,7 @@ async def test_vertex_honours_best_of(make_router: MakeRouter) -> None:
     [
         ({"instances": []}, "Input validation error", "instances"),
         ({}, "validation", "instances"),
+        ({"instances": [CHAT], "parameters": {"temperature": 0}}, "validation", "give each instance its own"),
         ({"instances": "x"}, "validation", "instances"),
         ({"instances": ["x"]}, "validation", "instances[0]: "),
         ({"instances": [{}]}, "validation", "messages"),
