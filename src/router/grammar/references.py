@@ -9,6 +9,10 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 ROOT = "#"
+MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords whose values have schemas by names of any kind."""
+DATA = frozenset({"const", "enum", "default", "examples", "example"})
+"""Keywords whose values are data: a `$ref` or an anchor in there is none."""
 _ANCHORS = ("$anchor", "$dynamicAnchor")
 _OLD = re.compile(r"json-schema\.org/\w+-0([3-7])/")
 
@@ -95,6 +99,28 @@ class Places:
         """Return what a reference names, if anything."""
         path = self.find(reference, address)
         return None if path is None else at(self._root, path)
+
+
+def places_of(root: Any) -> Places:
+    """Note the names of all schemas within."""
+    places = Places(root)
+    waiting = [(root, ROOT, places.address)]
+    while waiting:
+        schema, path, address = waiting.pop()
+        if isinstance(schema, dict):
+            address = places.add(schema, path, address)
+            parts = [(step(path, keyword), keyword, one) for keyword, one in schema.items() if keyword not in DATA]
+            inner = [
+                (step(place, name), one)
+                for place, keyword, map_ in parts
+                if keyword in MAPS and isinstance(map_, dict)
+                for name, one in map_.items()
+            ]
+            inner += [(place, one) for place, keyword, one in parts if keyword not in MAPS]
+        else:
+            inner = [(step(path, number), one) for number, one in enumerate(schema)]
+        waiting += [(one, place, address) for place, one in inner if isinstance(one, dict | list)]
+    return places
 
 
 def at(root: Any, path: str) -> Any:

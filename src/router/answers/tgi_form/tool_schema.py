@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from router.answers.tgi_form.call_parser import NAME_KEY
 from router.errors import ToolError
 from router.grammar.object_keys import with_plain_keys
-from router.grammar.references import at
+from router.grammar.references import DATA, MAPS, at, places_of
 
 NO_TOOL = "no_tool"
 """The function that a model "calls" to answer with text instead."""
@@ -22,9 +22,6 @@ Schema = dict[str, Any]
 _COMBINATORS = ("anyOf", "oneOf", "allOf")
 _ANNOTATIONS = frozenset({"title", "description", "$comment", "$defs", "definitions", "examples", "default", "type"})
 _IDENTITY = ("$schema", "$id", "id")  # of a document that the schema is no longer
-# Their values are data: a `$ref` in there is none.
-_DATA = frozenset({"const", "enum", "default", "examples", "example"})
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _COUNTS = ("minProperties", "maxProperties")
 _MAX_BRANCHES = 64
 _MAX_DEPTH = 16
@@ -98,7 +95,10 @@ class _Tool:
     def _named(self, names: Schema) -> Any:
         """Return what the reference of a schema of names leads to."""
         reference = names["$ref"]
-        found = _anchored(self.schema, reference[1:]) if reference[:1] == "#" and reference[1:2] != "/" else None
+        if reference[:1] != "#" or reference[1:2] == "/":  # of another document, or moved
+            return self._target(reference)
+        places = places_of(self.schema)
+        found = places.named(reference, places.within.get(id(names), places.address))
         return self._target(reference) if found is None else found
 
     def _branches(self, schema: Any, depth: int, *, closes: bool) -> list[Schema]:
@@ -188,22 +188,8 @@ def _relocated(schema: Any, place: str) -> Any:
     for keyword, value in schema.items():
         if keyword == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
             copy[keyword] = place + value[1:]
-        elif keyword in _MAPS and isinstance(value, dict):
+        elif keyword in MAPS and isinstance(value, dict):
             copy[keyword] = {name: _relocated(inner, place) for name, inner in value.items()}
         else:
-            copy[keyword] = value if keyword in _DATA else _relocated(value, place)
+            copy[keyword] = value if keyword in DATA else _relocated(value, place)
     return copy
-
-
-def _anchored(schema: Schema, anchor: str) -> Any:
-    """Return the schema with an anchor, if any."""
-    waiting: list[Any] = [schema]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            if anchor in (one.get("$anchor"), one.get("$dynamicAnchor")):
-                return one
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
-    return None

@@ -12,6 +12,7 @@ from router_fakes import Router, is_invalid, message_of
 
 from docs.generate.field_tables import BODIES, text_of
 from router.api.chat.schema import ChatBody
+from router.api.completions.schema import CompletionBody
 from router.api.embeddings.schema import DocumentsBody, EmbedBody, EmbeddingsBody, PredictBody, ScoreBody
 from router.api.responses.schema import ResponsesBody
 from router.schemas.base import Body
@@ -247,3 +248,37 @@ def test_the_document_has_the_table() -> None:
     text = Path("docs/compatibility.md").read_text()
     found = re.search(r"<!-- fields -->\n(.*?)\n<!-- end of fields -->", text, re.DOTALL)
     assert found is not None and found[1] == text_of(), "run `python -m docs.generate`"
+
+
+OF_OTHER_SERVERS: list[tuple[type[Body], str]] = [
+    (ChatBody, "add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template "
+     "chat_template_kwargs continue_final_message documents ec_transfer_params echo ignore_eos include_reasoning "
+     "include_stop_str_in_output kv_transfer_params length_penalty logprob_token_ids media_io_kwargs min_p min_tokens "
+     "mm_processor_kwargs priority prompt_logprobs reasoning_effort repetition_detection repetition_penalty request_id "
+     "return_mm_kwargs return_prompt_text return_token_ids return_token_offsets return_tokens_as_token_ids "
+     "routed_experts_prompt_start session_id skip_special_tokens spaces_between_special_tokens stop_token_ids "
+     "stream_interval structured_outputs thinking_token_budget top_k truncate_prompt_tokens truncation_side "
+     "use_beam_search vllm_xargs watermarking"),
+    (CompletionBody, "add_special_tokens cache_salt ec_transfer_params logprob_token_ids prompt_embeds "
+     "repetition_detection response_format return_mm_kwargs return_token_ids return_token_offsets "
+     "routed_experts_prompt_start stream_interval structured_outputs thinking_token_budget watermarking"),
+    (ResponsesBody, "cache_salt enable_response_messages ignore_eos include_stop_str_in_output logit_bias "
+     "mm_processor_kwargs previous_input_messages previous_response priority prompt_cache_key repetition_penalty "
+     "request_id seed skip_special_tokens stop structured_outputs top_k vllm_xargs"),
+    (ChatBody, "bootstrap_host bootstrap_port bootstrap_room custom_logit_processor custom_params data_parallel_rank "
+     "disagg_prefill_dp_rank ebnf extra_key images_config input_ids lora_path max_dynamic_patch min_dynamic_patch "
+     "ngram_corpus_id no_stop_trim regex return_cached_tokens_details return_hidden_states return_meta_info "
+     "return_prompt_token_ids return_routed_experts rid routed_dp_rank routed_experts_start_len separate_reasoning "
+     "session_params stop_regex stream_reasoning task use_audio_in_video"),
+    (CompletionBody, "best_of custom_labels images_config json_schema ngram_corpus_id return_cached_tokens_details "
+     "return_routed_experts routed_dp_rank session_params stop_regex"),
+    (CompletionBody, "cache_prompt dry_multiplier id_slot min_keep mirostat n_cache_reuse n_discard n_indent n_keep "
+     "n_predict n_probs post_sampling_probs repeat_last_n repeat_penalty response_fields return_tokens samplers "
+     "t_max_predict_ms timings_per_token top_n_sigma typical_p xtc_probability"),
+]  # fmt: skip
+"""What vLLM, SGLang and llama.cpp have beside OpenAI's."""
+
+
+def test_every_field_of_other_servers_is_decided() -> None:
+    for body, names in OF_OTHER_SERVERS:
+        assert set(names.split()) <= body.known_names | body.harmless_names, body

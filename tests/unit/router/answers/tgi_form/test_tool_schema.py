@@ -110,6 +110,21 @@ def test_names_of_arguments_behind_an_anchor() -> None:
             call_schema([("f", parameters | {"propertyNames": {"$ref": reference}})], or_none=False)
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"examples": [{"$anchor": "k", "enum": ["b"]}], "$defs": {"k": {"$anchor": "k", "enum": ["a"]}}},
+        {"$defs": {"k": {"$anchor": "k", "enum": ["a"]}}, "default": {"$anchor": "k", "enum": ["b"]}},
+        {"$defs": {"example": {"$anchor": "k", "enum": ["a"]}}},
+        {"$defs": {"l": {"items": {"$dynamicAnchor": "k", "enum": ["a"]}}}},
+        {"definitions": {"k": {"$id": "#k", "enum": ["a"]}}},
+    ],
+)
+def test_anchors_of_names_are_those_of_schemas(others: dict[str, Any]) -> None:
+    tool = "f", {"type": "object", "propertyNames": {"$ref": "#k"}, **others}
+    assert accepted([tool], [{"_name": "f", "a": 1}, {"_name": "f", "b": 1}]) == [True, False]
+
+
 def test_references_of_two_tools_do_not_meet() -> None:
     def parameters(kind: str) -> Any:
         return {
