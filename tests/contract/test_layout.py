@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_422,
-    "model_server": 52_767,
+    "model_server": 52_775,
     "router": 37_101,
     "tercet": 63,
     "wire": 7_369,

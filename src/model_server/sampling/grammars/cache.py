@@ -67,12 +67,16 @@ class GrammarCache:
             self._trim()
             return kept
 
-    def grew(self, kept: KeptGrammar, num_bytes: int) -> None:
-        """Charge memory to a grammar in use, whose lexer all its requests share."""
-        if num_bytes > 0:
-            with self._lock:
-                kept.num_bytes += num_bytes
-                self._trim()
+    def grew(self, kept: KeptGrammar, num_bytes: int, has_failed: bool) -> None:
+        """Charge memory to a grammar in use, whose lexer all its requests share; drop it behind a failure.
+
+        A lexer has room for so many states: full of those of earlier requests it would fail every later one.
+        """
+        with self._lock:
+            kept.num_bytes += max(num_bytes, 0)
+            self._trim()
+            for grammar in [one for one, other in self._kept.items() if has_failed and other is kept]:
+                del self._kept[grammar]
 
     def _trim(self) -> None:
         num_bytes = self.num_bytes

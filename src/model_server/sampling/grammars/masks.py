@@ -57,7 +57,7 @@ class GrammarState:
         num_words: int,
         trigger: int | TextWatch | None = None,
         cost: GrammarCost | None = None,
-        grew: Callable[[int], None] | None = None,
+        grew: Callable[[int, bool], None] | None = None,
     ) -> None:
         """Start at a matcher.
 
@@ -87,6 +87,11 @@ class GrammarState:
     def is_crowded_out(self) -> bool:
         """Whether it failed since other requests take too much."""
         return self.cost is not None and self.cost.is_over and self.cost.is_crowded_out
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the automaton itself cannot continue."""
+        return (self.cost is None or self.cost.may_ask) and self.matcher.is_error()
 
     @property
     def error(self) -> str | None:
@@ -274,7 +279,7 @@ class GrammarMasks:
         grown = (heap_bytes() - before) // len(self._states)
         for state, row in zip(self._states, words, strict=True):
             if state.grew is not None:
-                state.grew(grown)
+                state.grew(grown, state.has_failed)
             if state.error is not None:
                 row[:] = 0
         made_up = self._states[0].made_up_eos

@@ -346,6 +346,28 @@ def test_what_lexers_take_while_they_are_used_counts(demo: Tokenizer) -> None:
     assert len(grammars.cache) == 1 and grammars.cache.num_bytes < 1 << 20, "compiled anew"
 
 
+def test_a_lexer_full_of_earlier_requests_states_fails_no_later_one(demo: Tokenizer) -> None:
+    grammars = Grammars(demo, demo.vocab_size)
+    wide = Grammar("regex", ".*(a.{50}|b.{49}|c.{48}).*")
+    source = torch.Generator().manual_seed(0)
+
+    def failed() -> bool:
+        state = grammars.start(wide)
+        for _ in range(120):
+            logits = torch.rand(1, demo.vocab_size, generator=source)
+            GrammarMasks(slice(0, 1), [state], CPU).apply(logits)
+            if state.error is not None:
+                return True
+            state.advance(int(logits.argmax()))
+        return False
+
+    requests = 0
+    while not failed():
+        requests += 1
+    assert requests > 1, "alone each has room"
+    assert not failed() and not failed()
+
+
 def test_explosive_grammars_end_in_a_bounded_error(tiny: Tokenizer) -> None:
     grammars = Grammars(tiny, tiny.vocab_size)
     (a,) = tiny.encode("a", truncate=0, add_special_tokens=False)
