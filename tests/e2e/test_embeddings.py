@@ -177,7 +177,9 @@ def test_wrong_bodies_in_teis_words(embedder: RunningServer, path: str, body: An
     ],
 )
 def test_wrong_bodies_as_openais_object(embedder: RunningServer, path: str, body: Any, param: str | None) -> None:
-    error = post(embedder, path, body, 400)["error"]
+    answer = post(embedder, path, body, 400)
+    error = answer["error"]
+    assert set(answer) == {"error", "error_type"} and answer["error_type"]
     assert set(error) == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
     assert error["param"] == param
 

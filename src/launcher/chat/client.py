@@ -190,7 +190,7 @@ class ChatClient:
             return f"{self.url} {refused}; give its key with --api-key or the variable API_KEY"
         if error.status == 404:
             return f"{self.url} has no OpenAI chat API: {error.message or error}"
-        if error.message.endswith(_NO_TEMPLATE):
+        if _NO_TEMPLATE in error.message:
             return self._has_no_template()
         return error.message or f"{self.url}: {error}"
 

@@ -12,6 +12,12 @@ from router.template.messages import PromptEnding, Turn, iterates_content
 from router.template.renderer import Renderer
 from router.template.sandbox import ChatEnvironment
 
+NO_TEMPLATE = (
+    "template not found: the model has no chat template. Send a prompt to /v1/completions or /generate, or serve a "
+    "model made for chats (-Instruct, -it, -chat), or give a template with --tokenizer-config-path"
+)
+"""Begins with TGI's words, which clients look for."""
+
 
 class ChatTemplate:
     """A model's templates; `render` is for the event loop."""
@@ -50,7 +56,7 @@ class ChatTemplate:
         source = self.sources.get("tool_use") if tools else None
         source = self.sources.get("default") if source is None else source
         if source is None:
-            raise TemplateError("template not found")
+            raise TemplateError(NO_TEMPLATE)
         job = {
             "source": source,
             "turns": list(turns),

@@ -216,7 +216,8 @@ def _file_type(header: GgufHeader) -> str:
     commonest = max(sizes, key=lambda dtype: sizes[dtype])
     said = header.metadata.get("general.file_type")
     mixture = _MIXTURES.get(said, "") if isinstance(said, int) else ""
-    return mixture if mixture.startswith(commonest) else commonest
+    # Of a small model most numbers are in the embedding, of odd widths in the type that stands in for the mixture's.
+    return mixture if mixture.rpartition("_")[0] in sizes else commonest
 
 
 def _growth(header: GgufHeader) -> float:

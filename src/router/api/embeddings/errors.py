@@ -26,7 +26,9 @@ def is_openai(path: str) -> bool:
 def error_answer(error: RouterError, path: str) -> Response:
     """Answer a refusal in the form of `path`'s API."""
     if is_openai(path):
-        response = JsonResponse({"error": _object(error)}, status_code=_openai_status(error))
+        response = JsonResponse(
+            {"error": _object(error), "error_type": _kind(error)}, status_code=_openai_status(error)
+        )
     else:
         body = {"error": shown(str(error)), "error_type": _kind(error)}
         response = JsonResponse(body, status_code=_status(error))

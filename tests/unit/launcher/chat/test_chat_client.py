@@ -131,6 +131,7 @@ async def test_a_server_that_lists_no_model(server: ScriptedServer, answer: Buil
             "Template error: no template",
         ),
         (None, "422 Bad", b'{"error": "Template error: template not found"}', "m has no chat template: take"),
+        (None, "400 Bad", b'{"error": {"message": "Template error: template not found: give one"}}', "m has no chat"),
         (None, "400 Bad", b'{"error": {"message": "too long"}}', "too long"),
         (None, "503 Busy", b"busy", "{url}: status 503: busy"),
         (None, "503 Busy", b"[1]", "{url}: status 503: [1]"),

@@ -74,6 +74,13 @@ def test_the_name_of_a_mixture(file_type: object, name: str) -> None:
     assert config_of(mixed, Path("a.gguf"))["quantization_config"]["file_type"] == name
 
 
+def test_the_name_of_a_mixture_whose_embedding_is_most_of_it() -> None:
+    sizes = {"token_embd.weight": ("Q8_0", 9000), "a": ("Q5_0", 2000), "b": ("Q4_K", 1000), "c": ("Q6_K", 500)}
+    mixed = header(tensors={name: Stored(dtype, (rows, 256), 0, 0) for name, (dtype, rows) in sizes.items()})
+    mixed = GgufHeader({**mixed.metadata, "general.file_type": 15}, mixed.tensors)
+    assert config_of(mixed, Path("a.gguf"))["quantization_config"]["file_type"] == "Q4_K_M"
+
+
 def test_what_low_bits_take_in_memory() -> None:
     kinds = {"a": Stored("IQ2_XXS", (256, 256), 0, 0), "b": Stored("Q4_K", (256, 256), 0, 0)}
     growth = config_of(header(tensors=kinds), Path("a.gguf"))["quantization_config"]["growth"]

@@ -9,6 +9,7 @@ from router_fakes import Router, is_invalid, message_of
 from tokenizers import Tokenizer, models
 
 from router.errors import OverloadedError
+from router.template.template import NO_TEMPLATE
 from router.text.tokenizer import LONG_CHARACTERS
 
 MakeRouter = Callable[..., Router]
@@ -88,7 +89,7 @@ async def test_chat_tokenize_refuses_what_chat_refuses(make_router: MakeRouter) 
     chat = {"messages": [{"role": "user", "content": "Hello"}]}
     answer = await make_router(templates={}).post("/chat_tokenize", chat)
     assert is_invalid(answer)
-    assert answer.json() == {"error": "Template error: template not found", "error_type": "template_error"}
+    assert answer.json() == {"error": f"Template error: {NO_TEMPLATE}", "error_type": "template_error"}
     assert (await make_router().post("/chat_tokenize", {"messages": []})).status_code == 422
 
 
