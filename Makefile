@@ -19,7 +19,7 @@ CARD_RUN      = $(BIN)/python tests/fake_card/run.py $(CARD_FOLDER)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: run test test-all unit thorough parity differential test-nodes test-clients test-lowest test-quantizers kernels fake-card test-gpu lint docs bench bench-router \
-        bench-gpu soak wheel operators stubs reference locks audit check-deploy clean
+        bench-gpu soak soak-models wheel operators stubs reference locks audit check-deploy clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
@@ -135,6 +135,10 @@ bench-gpu: $(VENV)/.installed-test
 HOURS ?= 0.25
 soak: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m hostile --hours $(HOURS)
+
+# Random load over several models with keys, priorities and batches, while models come, go and are killed.
+soak-models: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m hostile.several --hours $(HOURS)
 
 # The oldest supported generator, in an environment of its own: its stubs load on every newer runtime.
 stubs:

@@ -7,13 +7,12 @@ since the first ten minutes.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 import traceback
 from pathlib import Path
 
-from hostile.report import Report
+from hostile.report import Report, commit
 from hostile.rounds import Rounds, Sizes
 from hostile.target import target, vision_target
 
@@ -41,7 +40,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report", type=Path, default=Path("build/soak-report.md"), help="where the report is written")
     asked = parser.parse_args()
-    report = Report(commit=_commit(), seed=asked.seed)
+    report = Report(commit=commit(), seed=asked.seed)
     try:
         with target() as attacked, vision_target() as seeing:
             rounds = [
@@ -61,11 +60,6 @@ def main() -> int:
     asked.report.write_text(report.text())
     print(report.text())
     return 0 if report.is_good else 1
-
-
-def _commit() -> str:
-    asked = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":
