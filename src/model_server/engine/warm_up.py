@@ -251,9 +251,13 @@ def _allocate(
             "Could not allocate %d blocks, although the memory was free when it was measured; trying fewer", num_blocks
         )
         num_blocks = int(num_blocks * SMALLER)
+    # A CPU's cache has the size that options say, and not what is left.
+    remedy = "lower --max-batch-prefill-tokens or raise --cuda-memory-fraction" if plan.memory is not None else (
+        "give a lower --kv-cache-memory or --max-batch-total-tokens"
+    )  # fmt: skip
     raise WarmUpMemoryError(
         f"{NOT_ENOUGH_MEMORY} a KV cache in addition to {request.max_prefill_tokens} prefill tokens; "
-        f"lower --max-batch-prefill-tokens or raise --cuda-memory-fraction{_or_remedies(engine)} ({_left(plan).line()})"
+        f"{remedy}{_or_remedies(engine)} ({_left(plan).line()})"
     )
 
 

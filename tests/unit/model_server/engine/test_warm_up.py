@@ -141,6 +141,11 @@ def test_memory_that_holds_no_request_is_named(tokenizer: Tokenizer) -> None:
         _warm_up(tokenizer, cache_bytes=100)
 
 
+def test_more_memory_than_there_is_names_the_option(tokenizer: Tokenizer) -> None:
+    with pytest.raises(StartupError, match=r"give a lower --kv-cache-memory or --max-batch-total-tokens \("):
+        _warm_up(tokenizer, cache_bytes=1 << 60)
+
+
 def test_memory_that_was_asked_for_bounds_the_cache_of_a_gpu(tokenizer: Tokenizer) -> None:
     _, free = _warm_up(tokenizer, memory=FakeMemory())
     _, bounded = _warm_up(tokenizer, memory=FakeMemory(), cache_bytes=1000 * TOKEN_BYTES)
