@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_422,
-    "model_server": 52_780,
+    "model_server": 52_791,
     "router": 37_109,
     "tercet": 63,
     "wire": 7_369,

@@ -34,11 +34,24 @@ WEEKLY = [
     ("deepseek_v3", "plain"),
     ("llama4_text", "plain"),
     ("deepseek_v32", "plain"),
+    ("glm_moe_dsa", "shared"),
+    ("gemma4_text", "plain"),
 ]
-# Layers with something else than attention.
-RECURRENT = [("qwen3_next", "plain"), ("kimi_linear", "plain"), ("mamba2", "plain"), ("lfm2", "plain")]
-# Their steps need the host.
-EAGER = {"deepseek_v32", "qwen3_next", "kimi_linear", "mamba2"}
+# Layers with something else than attention, alone, in turn with it, and beside it.
+RECURRENT = [
+    ("qwen3_next", "plain"),
+    ("olmo_hybrid", "plain"),
+    ("kimi_linear", "plain"),
+    ("mamba", "plain"),
+    ("falcon_mamba", "plain"),
+    ("jamba", "plain"),
+    ("mamba2", "plain"),
+    ("falcon_h1", "plain"),
+    ("nemotron_h", "latent"),
+    ("lfm2", "plain"),
+]
+# Their steps need the host; what LFM2 remembers is in blocks.
+EAGER = {"deepseek_v32", "glm_moe_dsa"} | {family for family, _ in RECURRENT} - {"lfm2"}
 CASES = [pytest.param(*case, id="-".join(case), marks=pytest.mark.short) for case in SHORT]
 CASES += [pytest.param(*case, id="-".join(case)) for case in WEEKLY + RECURRENT]
 

@@ -12,7 +12,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 STAND_IN = TESTS / "fake_card"
 LIMIT_S = 900.0
-FILES = ("test_families.py", "test_quantized.py", "test_features_served.py", "test_demo_served.py")
+FILES = ("test_families.py", "test_quantized.py", "test_features_served.py", "test_pooled.py", "test_demo_served.py")
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -279,6 +279,23 @@ def test_prompts_whose_tokens_see_ahead(options: dict[str, Any], device: torch.d
     assert relative_error(other, expected.cpu().double()) > 0.01
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 9}], ids=str)
+def test_texts_of_encoders(options: dict[str, Any], device: torch.device) -> None:
+    """All tokens see their whole text, or a window both ways, and no first key is given."""
+    lengths = (1, 40, 7)
+    scene = Scene([(length, length) for length in lengths], device, heads=(4, 4))
+    ahead = options.get("window", max(lengths)) - 1
+    lasts = [min(place + ahead, length - 1) for length in lengths for place in range(length)]
+    last_keys = torch.tensor(lasts, dtype=torch.int64, device=device)
+    scene.metadata = dataclasses.replace(scene.metadata, last_keys=last_keys)
+    layer = scene.layer(**options)
+    found, expected = (
+        scene.attend(backend.start(scene.metadata, scene.cache), layer)
+        for backend in (TritonBackend(batch_invariant=True), ReferenceBackend())
+    )
+    assert relative_error(found, expected.cpu().double()) < LIMITS[torch.float32]
+
+
 @pytest.mark.interpreter
 @pytest.mark.parametrize("faster", [0, 1])
 def test_the_tiles_that_are_faster_are_used(faster: int, device: torch.device) -> None:

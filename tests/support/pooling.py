@@ -34,16 +34,17 @@ def load_pooled(
     task: AskedTask = "auto",
     attention: str | None = None,
     longest: int | None = None,
+    device: torch.device = CPU,
 ) -> PoolingRunner:
-    """Warm, on the CPU."""
+    """Warm."""
     checkpoint = examine(folder)
     found = find_task(folder, task, StartupError)
     files = read(folder, checkpoint.fields, StartupError)
     plan = make_plan(found, files, checkpoint.fields, pooling, "the model", folder)
     layout = Layout.of(0, 1, num_stages=1, num_nodes=1)
-    ranks = Ranks.of(connect(0, 1, CPU, address="localhost", port=1, timeout_s=1), layout, CPU)
-    placement = Placement(CPU, dtype, ranks, None)
-    runner = loading.load(describe_pooled(checkpoint), plan, placement, AttentionChoice(attention, CPU, dtype))
+    ranks = Ranks.of(connect(0, 1, device, address="localhost", port=1, timeout_s=1), layout, device)
+    placement = Placement(device, dtype, ranks, None)
+    runner = loading.load(describe_pooled(checkpoint), plan, placement, AttentionChoice(attention, device, dtype))
     with torch.inference_mode():
         runner.warm_up(64, longest)
     return runner

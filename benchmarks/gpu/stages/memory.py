@@ -32,8 +32,6 @@ from model_server.sampling.parameters import SamplingParameters, StoppingParamet
 FRACTIONS = (0.95, 0.9, 0.5)
 PREFILL_TOKENS = 8192
 ROW_TOKENS = 32_768
-# A launch with more rows of a grid is refused; a server is far from it.
-MOST_ROWS = 65_000
 # What another process holds while the warm-up runs.
 NEIGHBOUR_BYTES = 8 * 2**30
 # Above the fraction: the allocator's rounding and what libraries keep for themselves.
@@ -119,7 +117,7 @@ def _fill(context: Context, engine: Engine, fraction: float) -> float | None:
     left = (engine.cache.num_blocks - 1) * size - (largest + size)
     row = min(ROW_TOKENS, engine.runner.max_positions or ROW_TOKENS) - 2 * size
     requests = []
-    while left >= 2 * size and len(requests) < MOST_ROWS:
+    while left >= 2 * size:
         length = min(row, left - size)
         taken = -(-(length + 4) // size) * size
         if taken > left:

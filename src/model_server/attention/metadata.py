@@ -27,7 +27,7 @@ class AttentionMetadata:
     kv_lengths_host: tuple[int, ...]  # [num_seqs]
     last_keys: Tensor | None = None  # [num_tokens] int64
     # The first key that a query sees in a layer with a window that says no earlier one, -1 by the window; only for
-    # prompts, as `last_keys`, and neither decreases within a sequence.
+    # prompts, as `last_keys`, and neither decreases within a sequence. None: all by the window.
     first_keys: Tensor | None = None  # [num_tokens] int64, beside last_keys
     # Those two count in layers with a window alone.
     ahead_in_windows: bool = False

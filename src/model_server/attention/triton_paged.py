@@ -170,7 +170,10 @@ class TritonStep:
     def _reach(self) -> tuple[Tensor, Tensor] | None:
         """Return what the step's rows see, as the kernel takes it."""
         last, first = self._metadata.last_keys, self._metadata.first_keys
-        return None if last is None or first is None else (last.int(), first.int())
+        if last is None:
+            return None
+        last = last.int()
+        return last, torch.full_like(last, -1) if first is None else first.int()
 
     def _places(self, layer: AttentionLayer) -> int:
         """Count queries of a sequence computed together: one where first keys may differ, or a latent head's fill a

@@ -14,6 +14,7 @@ from model_server.kernels.sampling.parts import (
     load_peak,
     next_uniform,
     num_wanted,
+    place_and_tile,
     target_of,
     weight_of,
     write_drawn,
@@ -44,8 +45,8 @@ def collect(
     TILES: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    place = first + tl.program_id(1)
+    place, tile = place_and_tile(num_tiles)
+    place += first
     row = tl.load(rows + place).to(tl.int64)
     base = place.to(tl.int64) * num_tiles
     peak, failed = load_peak(peaks, place, num_tiles, TILES)

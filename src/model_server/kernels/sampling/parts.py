@@ -20,6 +20,13 @@ _LIBDEVICE = tl.constexpr(not INTERPRETED)  # the interpreter has no libdevice
 
 
 @triton.jit
+def place_and_tile(num_tiles):
+    # All programs are on the first axis: a GPU takes no more than 65,535 on the others.
+    program = tl.program_id(0)
+    return program // num_tiles, program % num_tiles
+
+
+@triton.jit
 def load_peak(peaks, place, num_tiles, TILES: tl.constexpr):
     """Return a row's largest logit, and whether it is unusable."""
     tile = tl.arange(0, TILES)

@@ -72,7 +72,7 @@ def sample(logits: Tensor, taken: SampledRows, bits: int, ids: Tensor, packed: T
     peaks = torch.empty(num, num_tiles, dtype=torch.float32, device=device)
     places = torch.empty(num, num_tiles, dtype=torch.int32, device=device)
     sums = torch.empty_like(peaks)
-    scan[(num_tiles, num)](logits, stride, taken.rows, peaks, places, sums, vocab, TILE=_TILE)
+    scan[(num * num_tiles,)](logits, stride, taken.rows, peaks, places, sums, vocab, num_tiles, TILE=_TILE)
     if taken.num_greedy:
         finish_greedy[(taken.num_greedy,)](
             taken.rows, peaks, places, sums, ids, packed, num_rows, num_tiles, TILES=tiles
@@ -86,7 +86,7 @@ def sample(logits: Tensor, taken: SampledRows, bits: int, ids: Tensor, packed: T
     shared = (logits, stride, taken.rows, peaks, taken.temperature)
     state = (taken.seeds, taken.counts, ids, packed)
     if first < last:
-        weigh[(num_tiles, last - first)](
+        weigh[((last - first) * num_tiles,)](
             *shared, taken.top_k, taken.dropped, masses, masses, masses, first, vocab, num_tiles,
             SCALE=scale, TILE=_TILE, TILES=tiles, FILTERED=False,
         )  # fmt: skip
@@ -99,11 +99,11 @@ def sample(logits: Tensor, taken: SampledRows, bits: int, ids: Tensor, packed: T
         candidates = torch.empty(num, _CAPACITY, dtype=torch.int32, device=device)
         num_candidates = torch.empty(num, dtype=torch.int32, device=device)
         steps = (taken.top_k, taken.dropped, taken.min_p)
-        weigh[(num_tiles, num - last)](
+        weigh[((num - last) * num_tiles,)](
             *shared, taken.top_k, taken.dropped, masses, counted, weighed, last, vocab, num_tiles,
             SCALE=scale, TILE=_TILE, TILES=tiles, FILTERED=True,
         )  # fmt: skip
-        collect[(num_tiles, num - last)](
+        collect[((num - last) * num_tiles,)](
             *shared, *steps, masses, counted, weighed, candidates, num_candidates, last, vocab, num_tiles,
             TILE=_TILE, TILES=tiles, CAPACITY=_CAPACITY,
         )  # fmt: skip

@@ -13,6 +13,7 @@ from model_server.kernels.sampling.parts import (
     distance_of,
     load_peak,
     next_uniform,
+    place_and_tile,
     target_of,
     weight_of,
     write_choice,
@@ -20,10 +21,9 @@ from model_server.kernels.sampling.parts import (
 )
 
 
-@triton.jit
-def scan(logits, stride, rows, peaks, places, sums, vocab, TILE: tl.constexpr):
-    tile = tl.program_id(0)
-    place = tl.program_id(1).to(tl.int64)
+@triton.jit(do_not_specialize=["num_tiles"])
+def scan(logits, stride, rows, peaks, places, sums, vocab, num_tiles, TILE: tl.constexpr):
+    place, tile = place_and_tile(num_tiles)
     row = tl.load(rows + place).to(tl.int64)
     column = tile * TILE + tl.arange(0, TILE)
     x = tl.load(logits + row * stride + column, mask=column < vocab, other=-float("inf"))
@@ -32,7 +32,7 @@ def scan(logits, stride, rows, peaks, places, sums, vocab, TILE: tl.constexpr):
     lowest = tl.min(tl.where(x == peak, column, NO_ID), 0)
     # A tile that is masked as a whole has no maximum to subtract.
     total = tl.sum(tl.exp(x - tl.where(peak == -float("inf"), 0.0, peak)), 0)
-    out = place * tl.num_programs(0) + tile
+    out = place.to(tl.int64) * num_tiles + tile
     tl.store(peaks + out, tl.where(has_nan, float("nan"), peak))
     tl.store(places + out, lowest)
     tl.store(sums + out, total)
@@ -73,8 +73,8 @@ def weigh(
     TILES: tl.constexpr,
     FILTERED: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    place = first + tl.program_id(1)
+    place, tile = place_and_tile(num_tiles)
+    place += first
     row = tl.load(rows + place).to(tl.int64)
     peak, failed = load_peak(peaks, place, num_tiles, TILES)
     column = tile * TILE + tl.arange(0, TILE)
