@@ -12,12 +12,12 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 964,
+    "files": 966,
     "files below 50 lines": 251,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
     "words of docstrings for 100 lines": 87,
-    "files of the spine that name a feature": 60,
+    "files of the spine that name a feature": 61,
     "functions named begin": 0,
     "functions named take": 0,
     "functions named keeps": 0,
@@ -29,11 +29,11 @@ LIMITS = {
     "files that name images": 130,
     "files that name drafts": 83,
     "files that name stages": 39,
-    "files that name states": 36,
+    "files that name states": 37,
 }
 LINES = {
-    "launcher": 14_422,
-    "model_server": 52_791,
+    "launcher": 14_434,
+    "model_server": 53_021,
     "router": 37_109,
     "tercet": 63,
     "wire": 7_369,

@@ -60,7 +60,7 @@ TRANSLATING = (
 # With a state per request.
 STATEFUL = (
     "mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "qwen3_next", "qwen3_5_text", "lfm2",
-    "minimax", "olmo_hybrid", "deepseek_v4", "bloom", "mpt", "falcon",
+    "olmo_hybrid", "deepseek_v4", "bloom", "mpt", "falcon",
     "gpt_neo", "xglm", "biogpt", "stablelm", "diffllama", "doge", "hrm_text", "fsmt", "led",
     "hy_v4_vl", "inkling2", "inkling2_loop", "kosmos-2.5", "lfm2_vl", "lfm3_vl", "minicpm_ocr", "minicpmv4_6",
     "minicpmv4_7", "mistral_large4", "mllama", "nemotron_h_omni", "unlimited_ocr",

@@ -64,9 +64,9 @@ transformers' own attention, on the model's weights. If they differ, it tries th
 the model is refused. The log names the runner.
 
 Layers without attention are native in `lfm2`, `lfm2_moe`, `qwen3_next`, `qwen3_5`, `qwen3_5_moe`, `granitemoehybrid`,
-`bamba`, `falcon_h1`, `nemotron_h`, `kimi_linear`, `olmo_hybrid`, `jamba`, `mamba`, `falcon_mamba` and `mamba2`: what
-they keep of a request is in its blocks or in a slot, prompts are computed in chunks, and later prompts continue from
-saved states ([kv-cache.md](kv-cache.md)). Other types with such layers (Zamba, MiniMax 01, RWKV, ...) are stateful.
+`bamba`, `falcon_h1`, `nemotron_h`, `kimi_linear`, `minimax`, `olmo_hybrid`, `jamba`, `mamba`, `falcon_mamba` and
+`mamba2`: what they keep of a request is in its blocks or in a slot, prompts are computed in chunks, and later prompts
+continue from saved states ([kv-cache.md](kv-cache.md)). Other types with such layers (Zamba, RWKV, ...) are stateful.
 
 Sparse attention is native in `deepseek_v32` and `glm_moe_dsa`: the keys of their indexers are cached beside the
 latents ([kv-cache.md](kv-cache.md)).

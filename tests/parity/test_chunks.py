@@ -21,7 +21,7 @@ from model_server.models.model import describe
 from model_server.weights.checkpoint import examine
 
 # Layers keep states.
-STATES = ("bamba", "qwen3_next", "kimi_linear", "jamba")
+STATES = ("bamba", "qwen3_next", "kimi_linear", "minimax", "jamba")
 Said = dict[int, dict[str, Any]]
 
 
@@ -34,6 +34,7 @@ Said = dict[int, dict[str, Any]]
         "bamba",
         "deepseek_v32",
         pytest.param("kimi_linear", marks=pytest.mark.parity),
+        pytest.param("minimax", marks=pytest.mark.parity),
         pytest.param("jamba", marks=pytest.mark.parity),
     ],
 )

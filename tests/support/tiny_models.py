@@ -485,6 +485,16 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
         "mamba_n_groups": 2,
         "time_step_limit": (0.3, 0.9),
     },
+    ("minimax", "plain"): {
+        "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+        "num_local_experts": 4,
+        "full_attn_alpha_factor": 1.5,
+        "full_attn_beta_factor": 0.7,
+        "linear_attn_alpha_factor": 1.25,
+        "mlp_alpha_factor": 0.8,
+        "mlp_beta_factor": 1.3,
+    },
+    ("minimax", "default"): {"num_hidden_layers": 3, "block_size": 4, "num_local_experts": 4, "sliding_window": 6},
     ("jamba", "plain"): _MAMBA1
     | {
         "attn_layer_period": 3,

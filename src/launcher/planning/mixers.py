@@ -10,6 +10,7 @@ _CONVOLUTIONS = ("lfm2", "lfm2_moe")
 _DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
 _KIMI = "kimi_linear"
 _JAMBA = "jamba"
+_LIGHTNING = "minimax"
 _WITHOUT_ATTENTION = ("mamba", "falcon_mamba", "mamba2")
 _MAMBA2 = ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h")
 # Names and signs of layers with a state, and of those that keep nothing.
@@ -76,6 +77,8 @@ def mixers_in(config: Mapping[str, Any]) -> Mixers | None:
         return _alone(config)
     if model_type == _KIMI:
         return _kimi(config)
+    if model_type == _LIGHTNING:
+        return _lightning(config)
     if model_type not in _DELTA_NETS:
         return None
     kinds, count = config.get("layer_types"), _count(config, "num_hidden_layers", 0)
@@ -112,6 +115,15 @@ def _kimi(config: Mapping[str, Any]) -> Mixers:
     heads, dim = _count(linear, "num_heads", 32), _count(linear, "head_dim", 128)
     inputs = 3 * heads * dim * (_count(linear, "short_conv_kernel_size", 4) - 1)
     return Mixers(layers=layers, inputs=inputs, state=heads * dim * dim)
+
+
+def _lightning(config: Mapping[str, Any]) -> Mixers:
+    """Read the sizes of lightning attention: those of the model's heads."""
+    kinds, num_layers = config.get("layer_types"), _count(config, "num_hidden_layers", 0)
+    layers = kinds.count("linear_attention") if isinstance(kinds, list) else num_layers // 2
+    heads = _count(config, "num_attention_heads", 32)
+    dim = _count(config, "head_dim", 0) or _count(config, "hidden_size", 0) // max(1, heads)
+    return Mixers(layers=layers, state=heads * dim * dim)
 
 
 def _jamba(config: Mapping[str, Any]) -> Mixers:

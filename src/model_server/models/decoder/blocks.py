@@ -15,6 +15,7 @@ from torch import Tensor
 
 from model_server.layers.norm import AddNorm
 from model_server.models.decoder.parts import AttentionPart, Mlp, Step
+from model_server.models.decoder.spec import StreamFactors
 
 Reduce = Callable[[Tensor], Tensor]
 # [n, hidden], and of the same shape what is still to be added to it, a tensor that is read nowhere else; None: nothing.
@@ -132,3 +133,30 @@ class PostNormBlock:
         _, hidden = residual_norm(self.attention_norm, hidden, self.reduce(self.attention.output(attended)))
         _, hidden = residual_norm(self.mlp_norm, hidden, self.reduce(self.mlp(hidden, step)))
         return hidden, None
+
+
+@dataclass(frozen=True, slots=True)
+class NormedBlock:
+    """x = a norm(x) + b attention(norm(x)); x = c norm(x) + d mlp(norm(x))."""
+
+    attention: AttentionPart
+    mlp: Mlp
+    reduce: Reduce
+    attention_norm: AddNorm
+    mlp_norm: AddNorm
+    factors: StreamFactors
+
+    def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
+        _, normed = residual_norm(self.attention_norm, hidden, added)
+        attended = self.attention(normed, step)
+        if kept_rows is not None:
+            attended, normed = attended.index_select(0, kept_rows), normed.index_select(0, kept_rows)
+        found = self.reduce(self.attention.output(attended))
+        normed = self.mlp_norm(_weighed(normed, found, self.factors.attention))
+        return _weighed(normed, self.reduce(self.mlp(normed, step)), self.factors.mlp), None
+
+
+def _weighed(normed: Tensor, added: Tensor, factors: tuple[float, float]) -> Tensor:
+    """Sum both, each times its factor; `added` is overwritten."""
+    of_normed, of_added = factors
+    return (added if of_added == 1.0 else added.mul_(of_added)).add_(normed, alpha=of_normed)

@@ -20,7 +20,14 @@ from model_server.layers.rotary import Rotary
 from model_server.models.adapters.sites import AdapterSites
 from model_server.models.decoder.attention.mla import Mla, is_sparse
 from model_server.models.decoder.attention.multi_head import load_attention, load_shared_attention
-from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock, SingleBlock
+from model_server.models.decoder.blocks import (
+    Block,
+    NormedBlock,
+    ParallelBlock,
+    PostNormBlock,
+    SequentialBlock,
+    SingleBlock,
+)
 from model_server.models.decoder.cpp_encoder_stack import CppEncoderStack, cpp_encoder_stack
 from model_server.models.decoder.cpp_stack import CppStack, cpp_stack
 from model_server.models.decoder.decoder import Decoder, Rows
@@ -195,6 +202,9 @@ def load_block(loader: Loader, spec: Spec, index: int, mixers: dict[int, MixerPa
         return extended(loader, spec, index, block)
     if spec.block == "single":
         return SingleBlock(attention, mlp, reduce, attention_norm, not isinstance(mlp, Nothing))
+    if spec.block == "normed":
+        assert attention_norm is not None and mlp_norm is not None, "the family has both"
+        return NormedBlock(attention, mlp, reduce, attention_norm, mlp_norm, spec.factors[index])
     if spec.block == "parallel":
         return ParallelBlock(attention, mlp, reduce, attention_norm, mlp_norm)
     return PostNormBlock(attention, mlp, reduce, attention_norm, mlp_norm)

@@ -114,11 +114,19 @@ class LayerSizes:
     values_of_keys: bool = False  # values are keys before their norm and rotation, and have no matrix
 
 
+@dataclass(frozen=True, slots=True)
+class StreamFactors:
+    """Factors of a "normed" block, on what a norm gives and on what is added to it."""
+
+    attention: tuple[float, float]
+    mlp: tuple[float, float]
+
+
 # How a block adds its attention and its MLP to the residual stream:
 # sequential: x += attention(norm(x)); x += mlp(norm(x));   parallel: x += attention(norm(x)) + mlp(norm(x));
 # post: x = norm(x + attention(x)); x = norm(x + mlp(x));   single: x += attention(norm(x)) or x += mlp(norm(x)), where
-# the other is `Nothing`
-BlockKind = Literal["sequential", "parallel", "post", "single"]
+# the other is `Nothing`;   normed: x = a norm(x) + b attention(norm(x)); x = c norm(x) + d mlp(norm(x)), by `factors`
+BlockKind = Literal["sequential", "parallel", "post", "single", "normed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +152,7 @@ class Spec:
     norm_offset: float = 0.0  # added to the stored weight of every norm
     norm_affine: bool = True  # False: layer norms without tensors
     residual_multiplier: float = 1.0  # on what attention or MLP gives, before it is added
+    factors: tuple[StreamFactors, ...] = ()  # per layer, of "normed" blocks alone
     wide_stream: bool = False  # the residual stream is float32 whatever the model's type; of "single" blocks alone
 
     embedding_size: int | None = None  # None: hidden_size

@@ -14,7 +14,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.models.families import alibi, cohere, corrected, deepseek, gemma, gpt, llama, llama4, moe
 from model_server.models.families.base import UnknownFamilyError
 from model_server.models.families.encoders import ENCODERS
-from model_server.models.families.hybrid import jamba, kimi, lfm2, mamba, mamba2, nemotron, olmo, qwen
+from model_server.models.families.hybrid import jamba, kimi, lfm2, mamba, mamba2, minimax, nemotron, olmo, qwen
 from model_server.models.families.vision import TEXT_TYPES, text_config
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
@@ -59,6 +59,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "llama4_text": llama4.llama4_text,
     "mamba": mamba.mamba,
     "mamba2": mamba.mamba2,
+    "minimax": minimax.minimax,
     "minimax_m2": corrected.minimax_m2,
     "ministral3": llama.ministral3,
     "mistral": llama.mistral,

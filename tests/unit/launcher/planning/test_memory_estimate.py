@@ -170,7 +170,7 @@ def test_published_files_say_the_sizes_of_full_layers_once() -> None:
     "model_type",
     [
         "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "bamba", "falcon_h1", "nemotron_h",
-        "kimi_linear", "olmo_hybrid", "jamba", "mamba", "falcon_mamba", "mamba2",
+        "kimi_linear", "olmo_hybrid", "minimax", "jamba", "mamba", "falcon_mamba", "mamba2",
     ],
 )  # fmt: skip
 def test_states_take_what_was_estimated(tmp_path: Path, model_type: str, world_size: int) -> None:

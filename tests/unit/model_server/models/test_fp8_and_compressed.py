@@ -58,6 +58,7 @@ CASES += [
         "nemotron_h",
         "kimi_linear",
         "olmo_hybrid",
+        "minimax",
         "jamba",
         "mamba",
     )

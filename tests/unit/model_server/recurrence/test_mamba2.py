@@ -22,7 +22,7 @@ def make_weights(chance: random.Random, generator: torch.Generator) -> Mamba2Wei
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    groups, each, width = chance.choice([1, 2, 3]), chance.choice([1, 2]), chance.choice([2, 4])
+    groups, each, width = chance.choice([1, 2, 3]), chance.choice([1, 2]), chance.choice([1, 2, 4])
     state_size, head_dim = chance.choice([8, 17, 32, 64]), chance.choice([8, 24, 32, 40])
     heads = groups * each
     values = heads * head_dim

@@ -66,6 +66,7 @@ FAMILIES: list[Any] = [
                 {"target_modules": ["q_proj", "g_proj", "a_proj", "o_proj", "down_proj"]},
             ),
             ("kimi_linear", "plain", {"target_modules": OF_KIMI}),
+            ("minimax", "plain", {"target_modules": ["q_proj", "o_proj", "qkv_proj", "output_gate", "out_proj"]}),
             ("jamba", "plain", {"target_modules": OF_JAMBA}),
             ("mamba2", "plain", {"target_modules": ["in_proj"]}),
             ("deepseek_v32", "plain", {"target_modules": ["q_b_proj", "wq_b", "wk", "weights_proj", "o_proj"]}),

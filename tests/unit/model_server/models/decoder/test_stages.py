@@ -38,6 +38,7 @@ FAMILIES = [
     "bamba",
     "kimi_linear",
     "olmo_hybrid",
+    "minimax",
     "jamba",
     "falcon_mamba",
     "deepseek_v32",

@@ -47,6 +47,7 @@ OF_TYPE = {
     "gemma4_text": {"attention_chunk_size", "hidden_act", "use_clipped_linears"},
     "glm4_moe_lite": {"head_dim", "num_key_value_heads"},
     "kimi_linear": {"num_key_value_heads"},
+    "minimax": {"block_size"},  # tokens that are computed at once
     "nemotron_h": {"num_hidden_layers"},  # its kinds of layers are as many
     "mamba2": {"time_step_rank"},
     "mistral4": {"num_key_value_heads"},
