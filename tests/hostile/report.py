@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from hostile.loop_watch import Hold
 from hostile.rounds import Outcome
 
 SETTLED_S = 600.0
@@ -27,9 +28,15 @@ class Report:
         self._sums: dict[str, Counter[str]] = {}
         self._seconds: Counter[str] = Counter()
         self._memory: list[tuple[float, str, dict[str, int]]] = []
+        self._slowest: dict[str, Hold] = {}
 
     def add(self, outcome: Outcome) -> None:
-        self._sums.setdefault(outcome.name, Counter()).update(outcome.seen)
+        sums = self._sums.setdefault(outcome.name, Counter())
+        for what, number in outcome.seen.items():
+            sums[what] = max(sums[what], number) if what.startswith("longest ") else sums[what] + number
+        held, before = outcome.slowest, self._slowest.get(outcome.name)
+        if held is not None and (before is None or held.used_s > before.used_s):
+            self._slowest[outcome.name] = held
         self._seconds[outcome.name] += round(outcome.seconds)
         self._memory.append((time.monotonic() - self._started, outcome.name, outcome.memory))
 
@@ -39,7 +46,8 @@ class Report:
     def line(self, outcome: Outcome) -> str:
         sizes = ", ".join(f"{name} {size >> 20} MiB" for name, size in outcome.memory.items())
         elapsed = self._memory[-1][0]
-        return f"{elapsed:6.0f} s  {outcome.name}: {dict(outcome.seen)}, {outcome.seconds:.0f} s; {sizes}"
+        told = f"{elapsed:6.0f} s  {outcome.name}: {dict(outcome.seen)}, {outcome.seconds:.0f} s; {sizes}"
+        return told if outcome.slowest is None else f"{told}; loop held {_milliseconds(outcome.slowest)}"
 
     @property
     def growth(self) -> dict[str, float]:
@@ -69,12 +77,13 @@ class Report:
             "",
             f"{self._title}; {self.num_rounds} whole rounds in {elapsed / 60:.0f} minutes",
             "",
-            "| Attack | Seconds | Seen |",
-            "|---|---|---|",
+            "| Attack | Seconds | Seen | Slowest hold of the event loop |",
+            "|---|---|---|---|",
         ]
         for name, seen in self._sums.items():
             told = ", ".join(f"{what} {number}" for what, number in sorted(seen.items()))
-            lines.append(f"| {name} | {self._seconds[name]} | {told} |")
+            held = _milliseconds(self._slowest[name]) if name in self._slowest else ""
+            lines.append(f"| {name} | {self._seconds[name]} | {told} | {held} |")
         lines += ["", "| Minute | " + " | ".join(f"{name}, MiB" for name in self._names()) + " |"]
         lines.append("|---|" + "---|" * len(self._names()))
         lines += [
@@ -83,6 +92,12 @@ class Report:
             + " |"
             for elapsed, sizes in self._every_ten_minutes()
         ]
+        if self._slowest:
+            name, hold = max(self._slowest.items(), key=lambda held: held[1].used_s)
+            lines += [
+                "",
+                f"Slowest hold of the event loop: {_milliseconds(hold)} in {name}: {hold.stack or 'not seen'}.",
+            ]
         growth = ", ".join(f"{name} {value:+.1%}" for name, value in self.growth.items())
         lines += ["", f"Growth since minute {SETTLED_S / 60:.0f}: {growth or 'the soak was too short'}.", ""]
         lines.append(f"**Fault**: {self.fault}" if self.fault else "Nothing was held, lost or answered twice.")
@@ -97,6 +112,11 @@ class Report:
             if not chosen or elapsed - chosen[-1][0] >= 600 or number == len(self._memory) - 1:
                 chosen.append((elapsed, sizes))
         return chosen
+
+
+def _milliseconds(hold: Hold) -> str:
+    """Of the thread's own time, and by the clock, in which others may have had the processor."""
+    return f"{1000 * hold.used_s:.0f} ms ({1000 * hold.wall_s:.0f} by the clock)"
 
 
 def _processor() -> str:

@@ -23,6 +23,7 @@ from hostile.attacks.silent_tls import silent_tls
 from hostile.attacks.sockets import raw_bytes
 from hostile.attacks.workers import killed_workers
 from hostile.invariants import Invariants
+from hostile.loop_watch import Hold, holds_in
 from hostile.random_bodies import MARK
 from hostile.target import KEY, Target
 
@@ -62,6 +63,7 @@ class Outcome:
     seconds: float
     seen: Counter[str]
     memory: dict[str, int] = field(default_factory=dict)
+    slowest: Hold | None = None  # of the router's event loop, by the processor time that it took
 
 
 class Rounds:
@@ -75,7 +77,9 @@ class Rounds:
         self._prefix = prefix
         self._source = random.Random(seed)
         self._log_read = 0
+        self._holds_read = 0
         self._invariants = Invariants(target.server, {"authorization": f"Bearer {KEY}"})
+        self._slowest_hold()  # those of the start
         self._attacks: list[tuple[str, Attack, int]] = [
             ("random bodies", random_bodies, sizes.bodies),
             ("raw bytes", raw_bytes, sizes.raw),
@@ -105,10 +109,18 @@ class Rounds:
             self._invariants.check()
             self._check_log()
             sizes = self._invariants.memory_of_all()
-            yield Outcome(name, seconds, seen, {self._prefix + process: size for process, size in sizes.items()})
+            memory = {self._prefix + process: size for process, size in sizes.items()}
+            yield Outcome(name, seconds, seen, memory, self._slowest_hold())
 
     async def _run(self, attack: Attack, count: int) -> Counter[str]:
         return await attack(self._target, self._source, count)
+
+    def _slowest_hold(self) -> Hold | None:
+        """Since the last call."""
+        if self._target.holds is None:
+            return None
+        holds, self._holds_read = holds_in(self._target.holds, self._holds_read)
+        return max(holds, key=lambda hold: hold.used_s, default=None)
 
     def _check_log(self) -> None:
         end = self._target.server.log_size()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import httpx
 import trustme
+from hostile import loop_watch
+from hostile.punctual import ARRIVAL_S, PunctualTransport
 from support.launched import sabotaged
 from support.running_server import RunningServer, free_port, running_server
 
@@ -25,8 +27,8 @@ _OPTIONS = (
     "--response-store", "50",
 )  # fmt: skip
 _ENVIRON = {
-    "HEAD_TIMEOUT_SECONDS": "2",
-    "BODY_TIMEOUT_SECONDS": "2",
+    "HEAD_TIMEOUT_SECONDS": str(ARRIVAL_S),
+    "BODY_TIMEOUT_SECONDS": str(ARRIVAL_S),
     "STALLED_CLIENT_SECONDS": "5",
     "MAX_UNREAD_BYTES": "100000",
     "KEEP_ALIVE_SECONDS": "10",
@@ -54,6 +56,8 @@ class Target:
     image_tls_port: int = 0
     image_tls: ssl.SSLContext | None = None
     """The same over TLS, with a certificate that the server trusts."""
+    holds: Path | None = None
+    """Where the router writes for how long its event loop was held."""
 
     @property
     def port(self) -> int:
@@ -66,11 +70,12 @@ class Target:
 
     def client(self) -> httpx.AsyncClient:
         """With as many connections as are asked for, none of them kept as long as the server keeps them."""
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
         return httpx.AsyncClient(
             base_url=self.server.url,
             timeout=ANSWER_LIMIT_S,
             headers={"authorization": f"Bearer {KEY}"},
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=2.0),
+            transport=PunctualTransport(limits=limits),
         )
 
 
@@ -95,16 +100,22 @@ def vision_target() -> Iterator[Target]:
         authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert("127.0.0.1").configure_cert(context)
         authority.cert_pem.write_to_path(folder / "authority.pem")
-        environ = _ENVIRON | {"SSL_CERT_FILE": str(folder / "authority.pem")}
+        environ = _ENVIRON | _watched(folder) | {"SSL_CERT_FILE": str(folder / "authority.pem")}
         limits = ("--image-fetch-seconds", "5", "--image-cache-mib", "4")
         with running_server(folder, *_OPTIONS, *hosts, *limits, environ=environ) as server:
-            yield Target(server, port, tls_port, context)
+            yield Target(server, port, tls_port, context, loop_watch.file_in(folder))
 
 
 @contextlib.contextmanager
 def target() -> Iterator[Target]:
     """The demo model with a cache that four long answers fill."""
     with tempfile.TemporaryDirectory(prefix="tercet-hostile-") as folder:
-        environ = _ENVIRON | sabotaged(Path(folder), _RESERVE_LESS)
+        environ = _ENVIRON | _watched(Path(folder), _RESERVE_LESS)
         with running_server("demo", *_OPTIONS, environ=environ) as server:
-            yield Target(server)
+            yield Target(server, holds=loop_watch.file_in(Path(folder)))
+
+
+def _watched(folder: Path, code: str = "") -> dict[str, str]:
+    """Variables with which the router writes down for how long its event loop was held, and runs the code."""
+    watched = sabotaged(folder, Path(loop_watch.__file__).read_text() + code)
+    return {**watched, loop_watch.VARIABLE: str(loop_watch.file_in(folder))}

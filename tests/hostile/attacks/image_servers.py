@@ -79,5 +79,6 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             while True:
                 writer.write(piece * max(1, 65536 // len(piece)))
                 await writer.drain()
+                await asyncio.sleep(0)  # over TLS drain does not wait once the other end is gone, nor notices
         await writer.drain()
     writer.close()

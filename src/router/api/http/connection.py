@@ -17,6 +17,8 @@ MAX_FIELDS = 256
 MAX_PIPELINED = 64
 MAX_REFUSED = 64
 _LINGER_S = 1.0
+# Timers come before reading: after a hold of the loop, what arrived in time may not be read when its time is over.
+_LAST_LOOK_S = 0.05
 _ANSWERS = {
     400: ("Bad Request", "bad_request", "invalid HTTP request"),
     408: ("Request Timeout", "request_timeout", "the request did not arrive in time"),
@@ -111,7 +113,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
-        self._close()
+        self.timeout_keep_alive_task = self.loop.call_later(_LAST_LOOK_S, self._close)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -208,7 +210,7 @@ class Connection(HttpToolsProtocol):
             # Nothing is read while a request waits for an earlier one's answer: its sender is not late.
             self._start_timer(self._bounds.body_s)
         else:
-            self._refuse(408)
+            self._timer = self.loop.call_later(_LAST_LOOK_S, self._refuse, 408)
 
     def _watch_idle(self) -> None:
         """Watch idle connections: uvicorn's clock stops at any byte, such as a late body's."""

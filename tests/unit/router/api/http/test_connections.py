@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 
 import pytest
+import uvloop
 from router_fakes import Router, says, until
 
 from router.api.http.connection import Bounds
@@ -107,6 +109,39 @@ async def test_a_body_that_does_not_come_in_time(router: Router) -> None:
         chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\n{  \r\n"
         assert (await talk(port, chunked)).startswith(b"HTTP/1.1 408 ")
     router.assert_idle()
+
+
+@pytest.mark.parametrize("sent", [GOOD[:-3], b"GET /info HTTP/1.1\r\nhost: x\r\n\r\n"])
+def test_what_arrived_while_the_loop_was_held_is_not_late(make_router: MakeRouter, sent: bytes) -> None:
+    """On the loop that serves, whose timers run between two times of reading."""
+
+    class Holder(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            client.sendall(GOOD.removeprefix(sent))
+            time.sleep(2.1)
+
+    async def exchange(port: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        client.connect(("127.0.0.1", port))
+        client.sendall(sent)
+        await asyncio.sleep(0.1)
+        if not GOOD.startswith(sent):
+            assert b"200 OK" in await loop.run_in_executor(None, client.recv, 100_000)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            holding, _ = await loop.create_connection(Holder, sock=ours)
+            theirs.send(b"x")
+            client.setblocking(False)
+            answer = await loop.sock_recv(client, 1000)
+            holding.close()
+        return answer
+
+    async def served() -> bytes:
+        async with make_router().listening(Bounds(head_s=2.0, body_s=2.0), keep_alive_s=2) as port:
+            return await exchange(port)
+
+    with socket.socket() as client:
+        assert uvloop.run(served()).startswith(b"HTTP/1.1 200 OK")
 
 
 async def test_slow_answers_are_not_cut(make_router: MakeRouter) -> None:
