@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from launcher.config import DEFAULT_MODEL_ID, KEEP_MODEL_TYPE, LauncherConfig, input_limit
 from launcher.errors import ArgumentValidation
@@ -130,7 +130,9 @@ def _check_served(config: LauncherConfig) -> None:
 def _is_the_model(config: LauncherConfig) -> bool:
     """Whether the flat directory of weights is not given or is the model's own folder."""
     override = config.weights_cache_override
-    return override is None or (config.model_id is not None and override.resolve() == Path(config.model_id).resolve())
+    if override is None or config.model_id is None:
+        return override is None
+    return os.path.realpath(override) == os.path.realpath(config.model_id)
 
 
 def _check_replicas(config: LauncherConfig) -> None:

@@ -61,7 +61,7 @@ def run(config: QuantizeConfig) -> None:
         asked = _asked(how, checkpoint, samples, dtype)
         progress = stack.enter_context(contextlib.closing(Progress(config.output_dir, asked, model.spec.num_layers)))
         Quantizer(layers, samples, how, progress, _names(checkpoint, model)).run()
-        before, after = (math.exp(loss / samples.held_out[:, 1:].numel()) for loss in progress.losses)
+        before, after = (_perplexity(loss, samples) for loss in progress.losses)
         held_out = counted(len(samples.held_out), "sample")
         logger.info("Perplexity on %s that took no part: %.3f before, %.3f after", held_out, before, after)
         output.write(checkpoint, config.output_dir, progress, how, copies)
@@ -223,7 +223,8 @@ def _samples(config: QuantizeConfig, checkpoint: Checkpoint, layers: LayerByLaye
     # Before an unfinished run is removed, and before the samples, which a model may write for hours.
     check_folder(config.output_dir, resume=config.resume)
     if not config.resume and folder.is_dir():
-        shutil.rmtree(folder)
+        with writing(folder):
+            shutil.rmtree(folder)
     if config.calibration is not None:
         return from_file(
             config.calibration, tokenizer, count=config.num_samples, length=config.sequence_length, seed=config.seed
@@ -232,6 +233,13 @@ def _samples(config: QuantizeConfig, checkpoint: Checkpoint, layers: LayerByLaye
     begin = text_config(ModelConfig(checkpoint.fields)).get("bos_token_id")
     begin = begin if type(begin) is int else None
     return kept(path, lambda: written(layers.whole(), tokenizer, begin, count=config.num_samples, seed=config.seed))
+
+
+def _perplexity(loss: float, samples: Samples) -> float:
+    try:
+        return math.exp(loss / samples.held_out[:, 1:].numel())
+    except OverflowError:
+        return math.inf
 
 
 def _asked(how: Rounding, checkpoint: Checkpoint, samples: Samples, dtype: torch.dtype) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.quantization.formats.common.words import WORD
-from model_server.quantize.progress import Progress, writing
+from model_server.quantize.progress import Progress, new_file, writing
 from model_server.quantize.solver import Rounded, Rounding
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.header import read_headers
@@ -61,7 +62,7 @@ def copies(directory: Path) -> list[Path]:
     """
     found = sorted({path for pattern in _COPIED for path in directory.glob(pattern) if path.name not in _NOT_COPIED})
     for path in found:
-        if not stays_inside(directory, path.resolve()):
+        if not stays_inside(directory, Path(os.path.realpath(path))):
             raise StartupError(f"{path} is a link that leads out of its folder: put the file there, or remove the link")
         try:
             open_regular(path, StartupError).close()
@@ -83,7 +84,7 @@ def write(checkpoint: Checkpoint, output: Path, progress: Progress, how: Roundin
         _write_config(checkpoint, output, how)
         _write_tensors(sources, output)
         for path in copied:
-            with open_regular(path, StartupError) as source, open(output / path.name, "wb") as target:
+            with open_regular(path, StartupError) as source, new_file(output / path.name) as target:
                 shutil.copyfileobj(source, target)
 
 
@@ -121,7 +122,7 @@ def _write_tensors(sources: Mapping[str, tuple[Path, int]], output: Path) -> Non
         logger.info("Wrote %s: %s", file, counted(len(names), "tensor"))
     if len(files) > 1:
         index = {"metadata": {"total_size": sum(size for _, size in sources.values())}, "weight_map": weight_map}
-        (output / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        _write_object(output / INDEX, index)
 
 
 def _tensor(path: Path, name: str) -> Tensor:
@@ -142,4 +143,9 @@ def _write_config(checkpoint: Checkpoint, output: Path, how: Rounding) -> None:
         "sym": True,
     }
     fields = {**checkpoint.fields, "quantization_config": said}
-    (output / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    _write_object(output / "config.json", fields)
+
+
+def _write_object(path: Path, fields: Mapping[str, object]) -> None:
+    with new_file(path) as file:
+        file.write(json.dumps(fields, indent=2).encode() + b"\n")

@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def check_folder(output: Path, *, resume: bool = True) -> None:
     Args:
         resume: Partly written files may be there.
     """
+    if (output / FOLDER).is_symlink():
+        raise StartupError(f"{output / FOLDER} is a link: remove it, or name another folder")
     if output.exists() and not output.is_dir():
         raise StartupError(f"{output} is a file: name a folder for the quantized model")
     is_unfinished = (output / FOLDER / _FILE).exists()
@@ -59,6 +62,12 @@ def writing(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
         raise StartupError(f"cannot write {path}: {reason}") from error
+
+
+def new_file(path: Path) -> BufferedWriter:
+    """Open an empty file in place of what is there, which may be a link out of the folder, or a pipe."""
+    path.unlink(missing_ok=True)
+    return open(path, "xb")
 
 
 class Progress:
@@ -174,7 +183,8 @@ class Progress:
     def _save(self) -> None:
         draft = self.folder / (_FILE + ".draft")
         with writing(self.folder):
-            draft.write_text(json.dumps(self._state))
+            with new_file(draft) as file:
+                file.write(json.dumps(self._state).encode())
             os.replace(draft, self.folder / _FILE)
 
 

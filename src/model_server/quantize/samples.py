@@ -109,14 +109,14 @@ def _texts(path: Path) -> list[str]:
     if path.suffix not in (".jsonl", ".json"):
         return [text]
     texts = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             found = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
-            found = None
-        if not isinstance(found, str):
-            raise StartupError(f"--calibration {path}, line {number}: an object with a string `text` is expected")
+            found.encode()  # no lone surrogates
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            text = f"--calibration {path}, line {number}: an object with a string `text` is expected"
+            raise StartupError(text) from error
         texts.append(found)
     return texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,7 @@ def _modules(folder: Path, error: type[Exception]) -> tuple[Module, ...]:
             served = ", ".join(sorted(set(_KINDS)))
             raise error(f"{path}: modules of the type {kind or repr(entry)[:100]} are not served; served: {served}")
         inner = str(entry.get("path", ""))
-        place = (folder / inner).resolve()
+        place = Path(os.path.realpath(folder / inner)) if "\0" not in inner else folder.parent
         if not place.is_relative_to(folder.resolve()):
             raise error(f"{path}: the path {inner!r:.100} leaves the model's folder")
         config = {} if place == folder.resolve() else read_optional_object(place / "config.json", error)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support.loading import load
 from support.tiny_models import tiny_checkpoint
 
@@ -227,6 +227,7 @@ def test_nothing_from_outside_of_the_models_folder_is_copied(models: Path, tmp_p
         ("/dev/zero", r"notes\.txt is a link that leads out of its folder"),
         ("pipe", r"notes\.txt is not a regular file"),
         ("nowhere", r"cannot read .*notes\.txt: No such file or directory"),
+        ("notes.txt", r"cannot read .*notes\.txt: Too many levels of symbolic links"),
     ):
         notes.symlink_to(target)
         with pytest.raises(StartupError, match=message):
@@ -235,6 +236,37 @@ def test_nothing_from_outside_of_the_models_folder_is_copied(models: Path, tmp_p
     notes.symlink_to("config.json")
     command.run(asked(source, tmp_path / "out", tmp_path))
     assert (tmp_path / "out" / "notes.txt").is_file() and not (tmp_path / "out" / "notes.txt").is_symlink()
+
+
+def test_nothing_is_written_through_links_or_into_pipes(models: Path, tmp_path: Path, cut: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("untouched")
+    for path in (".quantize/progress.json.draft", "config.json"):
+        (cut / path).symlink_to(other)
+    os.mkfifo(cut / "tokenizer.json")
+    command.run(asked(model(models, "llama"), cut, tmp_path))
+    assert other.read_text() == "untouched"
+    assert all(path.is_file() and not path.is_symlink() for path in cut.iterdir())
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_is_not_kept_behind_a_link(resume: bool, models: Path, tmp_path: Path, cut: Path) -> None:
+    (cut / ".quantize").rename(tmp_path / "elsewhere")
+    (cut / ".quantize").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StartupError, match=r"\.quantize is a link: remove it, or name another folder$"):
+        command.run(asked(model(models, "llama"), cut, tmp_path, resume=resume))
+    assert (tmp_path / "elsewhere" / "progress.json").exists()
+
+
+def test_a_model_that_is_sure_of_what_is_wrong(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The perplexity is no number."""
+    source = shutil.copytree(model(models, "llama"), tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    weights["lm_head.weight"] *= 1e6
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    with caplog.at_level(logging.INFO):
+        command.run(asked(source, tmp_path / "out", tmp_path))
+    assert any("inf before, inf after" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize("where", ["posix_fallocate", "replace", "config"])
@@ -308,8 +340,10 @@ def test_other_folders_and_quantized_models_are_left_alone(models: Path, tmp_pat
 
 def test_json_lines(models: Path, tmp_path: Path) -> None:
     lines = tmp_path / "texts.jsonl"
-    lines.write_text("\n".join(json.dumps({"text": TEXT}) for _ in range(2)) + "\n\n")
+    several = f"{TEXT}\u2028{TEXT}"
+    lines.write_text("\n".join(json.dumps({"text": several}, ensure_ascii=False) for _ in range(2)) + "\n\n")
     command.run(asked(model(models, "llama"), tmp_path / "out", tmp_path, calibration=lines))
-    lines.write_text('{"text": "a"}\n{"content": "b"}\n')
-    with pytest.raises(StartupError, match=r"line 2: an object with a string `text` is expected$"):
-        command.run(asked(model(models, "llama"), tmp_path / "other", tmp_path, calibration=lines))
+    for wrong in ('{"content": "b"}', '{"text": 1}', '{"text": "\\ud800"}', "[" * 100_000, '"a"'):
+        lines.write_text('{"text": "a"}\n' + wrong + "\n")
+        with pytest.raises(StartupError, match=r"line 2: an object with a string `text` is expected$"):
+            command.run(asked(model(models, "llama"), tmp_path / "other", tmp_path, calibration=lines))

@@ -63,6 +63,7 @@ def test_task(tmp_path: Path, config: dict[str, Any], files: dict[str, Any], ask
         ({}, {"modules": [{"type": "a.Transformer", "path": ""}, {"type": "a.CLIPModel", "path": ""}]}, "CLIPModel"),
         ({}, {"modules": [{"type": "a.Pooling", "path": ""}]}, "the first module must be a Transformer"),
         ({}, {"modules": [{"type": "a.Transformer", "path": "../.."}]}, "leaves the model's folder"),
+        ({}, {"modules": [{"type": "a.Transformer", "path": "a\0b"}]}, "leaves the model's folder"),
         ({}, {"modules": {"a": 1}}, "does not hold a JSON array"),
         ({}, {"modules": POOLING, "config_sentence_transformers": {"prompts": [1]}}, "`prompts` must be an object"),
     ],
