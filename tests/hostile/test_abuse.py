@@ -274,6 +274,25 @@ async def test_grammar_bombs_beside_other_traffic(client: httpx.AsyncClient) -> 
     assert statuses[: len(BOMBS)].count(422) >= 10, statuses
 
 
+async def test_tools_whose_patterns_backtrack_beside_other_traffic(client: httpx.AsyncClient) -> None:
+    alone = await ids(client, 20)
+    schema = {"type": "object", "propertyNames": {"pattern": "^(a|a)*$"}, "properties": {"a" * 40 + "!": {}}}
+    user = {"role": "user", "content": "x"}
+    function = {"type": "function", "name": "f", "parameters": schema}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": [user], "tools": [{"type": "function", "function": function}]},
+        "/v1/responses": {"input": "x", "tools": [function]},
+        "/v1/messages": {
+            "model": "x", "max_tokens": 4, "messages": [user], "tools": [{"name": "f", "input_schema": schema}],
+        },
+    }  # fmt: skip
+    for path, body in bodies.items():
+        asked = asyncio.create_task(client.post(path, json=body))
+        while not asked.done():
+            assert await ids(client, 20) == alone
+        assert asked.result().status_code == 400 and "takes too long" in asked.result().text, asked.result().text
+
+
 async def test_stop_texts(client: httpx.AsyncClient) -> None:
     whole = (await client.post("/generate", json=generation(60))).json()["generated_text"]
     stop = whole[20:27]  # whatever tokens it is cut into

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import regex
 
 from router.grammar.exact_schema import of_parsed_text
 
@@ -15,6 +17,45 @@ _IDENTITY = frozenset({"$schema", "$id", "id"})
 _OTHER_PARTS = ("patternProperties", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
 _LONGEST = 10_000
 _MOST_REFERENCES = 16
+_LONGEST_PATTERN = 10_000
+_RECURSION = regex.compile(r"(?<!\\)(?:\\\\)*\(\?(?:R\)|&|P>|[+-]?\d)")
+"""Of a pattern that calls itself, as none of JSON Schema can: it takes memory without end."""
+_COMPARED_S = 0.5
+"""Of processor time, for all patterns and keys of a request, each of which takes microseconds."""
+
+
+class KeyPatterns:
+    """Compares keys with patterns of one request, which may backtrack without end."""
+
+    def __init__(self) -> None:
+        self._left_s = _COMPARED_S
+
+    def matching(self, keys: Iterable[str], pattern: str) -> set[str]:
+        """Return the keys that a pattern matches, while other threads run on.
+
+        Raises:
+            ValueError: It is no pattern, or takes too long.
+        """
+        if len(pattern) > _LONGEST_PATTERN:
+            raise ValueError(f"the `pattern` of `propertyNames` is longer than {_LONGEST_PATTERN:,} characters")
+        try:
+            if _RECURSION.search(pattern):
+                raise regex.error("recursion")
+            compiled = regex.compile(pattern, cache_pattern=False)
+            return {key for key in keys if self._matches(compiled, key)}
+        except TimeoutError:
+            raise ValueError("the `pattern` of `propertyNames` takes too long to compare with `properties`") from None
+        except (regex.error, RecursionError, OverflowError):
+            raise ValueError("the `pattern` of `propertyNames` cannot be compared with `properties`") from None
+
+    def _matches(self, compiled: Any, key: str) -> bool:
+        if self._left_s <= 0:
+            raise TimeoutError
+        began = time.thread_time()
+        try:
+            return compiled.search(key, timeout=self._left_s, concurrent=True) is not None
+        finally:
+            self._left_s -= time.thread_time() - began
 
 
 def with_plain_keys(
@@ -23,6 +64,7 @@ def with_plain_keys(
     *,
     is_merged: bool,
     write: Callable[[str], str] = of_parsed_text,
+    patterns: KeyPatterns | None = None,
 ) -> dict[str, Any]:
     """Replace `propertyNames` and `dependentRequired` of a closed schema, whose number of keys can be enforced.
 
@@ -30,6 +72,7 @@ def with_plain_keys(
         named: Returns what a schema's `$ref` names; if that is not known, False.
         write: Makes a pattern of names one of `patternProperties`.
         is_merged: Whether the object has other parts.
+        patterns: Of the request.
 
     Raises:
         ValueError: What they say cannot be enforced.
@@ -39,7 +82,7 @@ def with_plain_keys(
     if "propertyNames" in schema:
         if is_merged or any(keyword in schema for keyword in _OTHER_PARTS):
             raise ValueError("`propertyNames` beside other parts of an object cannot be enforced")
-        schema = _with_names(schema, named, write)
+        schema = _with_names(schema, named, write, patterns or KeyPatterns())
     _check_number(schema)
     return schema
 
@@ -68,7 +111,10 @@ def _with_needed(schema: dict[str, Any], needed: dict[str, Any]) -> dict[str, An
 
 
 def _with_names(
-    schema: dict[str, Any], named: Callable[[dict[str, Any]], Any], write: Callable[[str], str]
+    schema: dict[str, Any],
+    named: Callable[[dict[str, Any]], Any],
+    write: Callable[[str], str],
+    patterns: KeyPatterns,
 ) -> dict[str, Any]:
     names = _resolved(schema["propertyNames"], named)
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
@@ -84,7 +130,8 @@ def _with_names(
         more = {} if others is False else {key: others for key in listed if key not in properties}
         return rest | closed | {"properties": described | more}
     pattern = _pattern(names)
-    described = {key: value if _fits(key, pattern) else False for key, value in properties.items()}
+    fitting = patterns.matching(properties, pattern) if properties else set()
+    described = {key: value if key in fitting else False for key, value in properties.items()}
     if others is False:
         return rest | {"properties": described}
     if others not in (True, {}) and any(value is not False for value in described.values()):
@@ -137,13 +184,6 @@ def _is_length(value: object) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return 0 <= value <= _LONGEST and value == int(value)
-
-
-def _fits(key: str, pattern: str) -> bool:
-    try:
-        return re.search(pattern, key) is not None
-    except re.error:
-        raise ValueError("the `pattern` of `propertyNames` cannot be compared with `properties`") from None
 
 
 def _refusal(names: dict[str, Any]) -> str:

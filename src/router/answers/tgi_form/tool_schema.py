@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from router.answers.tgi_form.call_parser import NAME_KEY
 from router.errors import ToolError
-from router.grammar.object_keys import with_plain_keys
+from router.grammar.object_keys import KeyPatterns, with_plain_keys
 from router.grammar.references import DATA, MAPS, at, places_of
 
 NO_TOOL = "no_tool"
@@ -39,8 +39,9 @@ def call_schema_in_words(
     branches: list[Schema] = []
     definitions: Schema = {}
     words: dict[str, str] = {}
+    patterns = KeyPatterns()
     for index, (name, parameters) in enumerate(functions):
-        tool = _Tool(name, parameters, place=f"#/$defs/tool_{index}")
+        tool = _Tool(name, parameters, place=f"#/$defs/tool_{index}", patterns=patterns)
         own = tool.branches()
         places = (
             f"#/$defs/tool_{index}",
@@ -64,8 +65,9 @@ def call_schema_in_words(
 class _Tool:
     """A function's parameters, with references from `place`."""
 
-    def __init__(self, name: str, parameters: Any, *, place: str) -> None:
+    def __init__(self, name: str, parameters: Any, *, place: str, patterns: KeyPatterns) -> None:
         self._name = name
+        self._patterns = patterns
         self._place = place
         self._num_objects = 0
         parameters = {} if parameters is None else parameters
@@ -88,7 +90,7 @@ class _Tool:
         closed = schema if schema.get("properties") is None else {"additionalProperties": False, **schema}
         try:
             # Patterns are written for the grammar with the whole schema.
-            return with_plain_keys(closed, self._named, is_merged=False, write=str)
+            return with_plain_keys(closed, self._named, is_merged=False, write=str, patterns=self._patterns)
         except ValueError as error:
             raise self._error(f"cannot be enforced: {error}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from typing import Any
 
 import jsonschema
@@ -12,6 +13,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from router.grammar.closed_schema import close_objects
+from router.grammar.object_keys import KeyPatterns
 from router.grammar.worker import _Bytes, check
 from wire.grammar import compile_grammar
 
@@ -154,3 +156,44 @@ def test_any_other_number_of_keys_counts_each_once(schema: dict[str, Any]) -> No
     assert not any(takes(start, value) for value in OBJECTS if not validator.is_valid(value))
     repeated = list(b'{"a":1,"a":2}')
     assert start.validate_tokens(repeated) < len(repeated) or schema["minProperties"] == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("^(a|a)*$", "takes too long to compare"),
+        ("^(a|aa)+$", "takes too long to compare"),
+        ("(?R)", "cannot be compared"),
+        (r"\\\\(?:a(?1))", "cannot be compared"),
+        ("(?P<n>a(?&n))", "cannot be compared"),
+        ("[", "cannot be compared"),
+        ("(" * 5000, "cannot be compared"),
+        ("a" * 20_000, "longer than 10,000 characters"),
+    ],
+)
+def test_patterns_that_cost_too_much_are_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        KeyPatterns().matching(["a" * 60 + "!" + "x" * 60], pattern)
+
+
+def test_other_threads_run_while_a_pattern_backtracks() -> None:
+    turns, has_ended = 0, threading.Event()
+
+    def compare() -> None:
+        with pytest.raises(ValueError, match="takes too long"):
+            KeyPatterns().matching(["a" * 60 + "!"], "^(a|a)*$")
+        has_ended.set()
+
+    thread = threading.Thread(target=compare)
+    thread.start()
+    while not has_ended.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 20
+
+
+def test_what_patterns_match() -> None:
+    keys = ["a", "ab", "b", "(1"]
+    assert KeyPatterns().matching(keys, "^a") == {"a", "ab"}
+    assert KeyPatterns().matching(keys, r"^\(?1") == {"(1"}
+    assert KeyPatterns().matching([], "^a") == set()

@@ -101,6 +101,16 @@ def test_names_of_arguments_say_nothing_of_the_functions(names: Any, expected: l
         call_schema([("f", {**parameters, "propertyNames": {"format": "uuid"}})], or_none=False)
 
 
+def test_all_tools_of_a_request_share_the_time_of_their_patterns() -> None:
+    """Each of these takes some milliseconds, all of them a minute."""
+    properties: dict[str, Any] = {"a" * 18 + "!": {}}
+    parameters = {"type": "object", "propertyNames": {"pattern": "^(a|a)*$"}, "properties": properties}
+    one = [("f", parameters)]
+    assert accepted(one, [{"_name": "f"}, {"_name": "f", "a" * 18 + "!": 1}]) == [True, False]
+    with pytest.raises(ToolError, match=r"`f\d+` cannot be enforced: the `pattern` of `propertyNames` takes too long"):
+        call_schema([(f"f{number}", parameters) for number in range(10_000)], or_none=False)
+
+
 def test_names_of_arguments_behind_an_anchor() -> None:
     parameters = {"type": "object", "propertyNames": {"$ref": "#k"}, "$defs": {"k": {"$anchor": "k", "enum": ["a"]}}}
     calls = [{"_name": "f", "a": 1}, {"_name": "f", "b": 1}]
