@@ -12,7 +12,7 @@ from contract.source_figures import SourceFile, figures, lines_by_package, read_
 from pytest import fixture
 
 LIMITS = {
-    "files": 966,
+    "files": 967,
     "files below 50 lines": 251,
     "folders": 122,
     "docstrings that begin with a fragment": 3,
@@ -33,10 +33,10 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_436,
-    "model_server": 53_044,
+    "model_server": 53_045,
     "router": 37_153,
     "tercet": 63,
-    "wire": 7_370,
+    "wire": 7_382,
 }
 LONG_FILE = 400
 

@@ -65,7 +65,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def new_file(path: Path) -> BufferedWriter:
-    """Open an empty file in place of what is there, which may be a link out of the folder, or a pipe."""
+    """Open an empty file in place of what is there, such as a link or a pipe."""
     path.unlink(missing_ok=True)
     return open(path, "xb")
 

@@ -9,6 +9,7 @@ from typing import Any
 import regex
 
 from router.grammar.exact_schema import of_parsed_text
+from wire.text.patterns import calls_itself
 
 _NOTES = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$comment", "$anchor", "$dynamicAnchor"}
@@ -18,34 +19,28 @@ _OTHER_PARTS = ("patternProperties", "$ref", "$dynamicRef", "allOf", "anyOf", "o
 _LONGEST = 10_000
 _MOST_REFERENCES = 16
 _LONGEST_PATTERN = 10_000
-_RECURSION = regex.compile(r"(?<!\\)(?:\\\\)*\(\?(?:R\)|&|P>|[+-]?\d)")
-"""Of a pattern that calls itself, as none of JSON Schema can: it takes memory without end."""
+# Of processor time, for all patterns and keys of a request: each takes microseconds, or backtracks without end.
 _COMPARED_S = 0.5
-"""Of processor time, for all patterns and keys of a request, each of which takes microseconds."""
 
 
 class KeyPatterns:
-    """Compares keys with patterns of one request, which may backtrack without end."""
+    """Compares keys with patterns of one request."""
 
     def __init__(self) -> None:
         self._left_s = _COMPARED_S
 
     def matching(self, keys: Iterable[str], pattern: str) -> set[str]:
-        """Return the keys that a pattern matches, while other threads run on.
-
-        Raises:
-            ValueError: It is no pattern, or takes too long.
-        """
+        """Return those that match, while other threads run on."""
         if len(pattern) > _LONGEST_PATTERN:
             raise ValueError(f"the `pattern` of `propertyNames` is longer than {_LONGEST_PATTERN:,} characters")
         try:
-            if _RECURSION.search(pattern):
+            if calls_itself(pattern):
                 raise regex.error("recursion")
             compiled = regex.compile(pattern, cache_pattern=False)
             return {key for key in keys if self._matches(compiled, key)}
         except TimeoutError:
             raise ValueError("the `pattern` of `propertyNames` takes too long to compare with `properties`") from None
-        except (regex.error, RecursionError, OverflowError):
+        except (regex.error, RecursionError, OverflowError, MemoryError):
             raise ValueError("the `pattern` of `propertyNames` cannot be compared with `properties`") from None
 
     def _matches(self, compiled: Any, key: str) -> bool:
@@ -72,7 +67,6 @@ def with_plain_keys(
         named: Returns what a schema's `$ref` names; if that is not known, False.
         write: Makes a pattern of names one of `patternProperties`.
         is_merged: Whether the object has other parts.
-        patterns: Of the request.
 
     Raises:
         ValueError: What they say cannot be enforced.

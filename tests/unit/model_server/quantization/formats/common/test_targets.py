@@ -74,6 +74,14 @@ def test_a_pattern_that_takes_long_is_refused(monkeypatch: pytest.MonkeyPatch) -
         targets_of(config).weights_of("a" * 400 + "!")
 
 
+@pytest.mark.parametrize("pattern", ["(?R)", "(?:a?(?R))*", "(?P<n>a(?&n)?)*b"])
+def test_a_pattern_that_calls_itself_is_refused(pattern: str) -> None:
+    """It would take all memory, in less time than is allowed."""
+    targets = targets_of({"config_groups": {"a": {"targets": [f"re:{pattern}"], "weights": {"num_bits": 4}}}})
+    with pytest.raises(StartupError, match="takes too long to match names"):
+        targets.weights_of("a" * 16)
+
+
 def test_patterns_that_are_slow_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each name in less than the time of one, all of them in hours."""
     monkeypatch.setattr("model_server.quantization.formats.common.targets._ALL_S", 0.2)
