@@ -32,8 +32,9 @@ from wire.processes.python_child import child_environment, module_command
 from wire.text.sampling_defaults import AUTO, NONE
 
 DECIDED = frozenset({
-    "COLLECTIVE_TIMEOUT", "ENDPOINTS", "FRONT_UDS", "MASTER_SHARD_UDS_PATH", "NODE_ENDPOINT", "NUM_NODES", "RANK",
-    "REPLICA_UDS_PATHS", "REQUEST_LOGPROBS", "STORE_KEY_PREFIX", "TOKENIZER_NAME", "WORLD_SIZE",
+    "COLLECTIVE_TIMEOUT", "ENDPOINTS", "FRONT_UDS", "MASTER_SHARD_UDS_PATH", "NGROK_AUTHTOKEN", "NGROK_EDGE",
+    "NODE_ENDPOINT", "NUM_NODES", "RANK", "REPLICA_UDS_PATHS", "REQUEST_LOGPROBS", "STORE_KEY_PREFIX", "TOKENIZER_NAME",
+    "WORLD_SIZE",
 })  # fmt: skip
 """Variables of children that the launcher sets, or leaves unset: what is inherited under these names is of another
 program, or of another launch."""

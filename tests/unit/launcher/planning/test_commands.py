@@ -296,7 +296,18 @@ def test_a_shard_of_one_node_knows_of_no_group() -> None:
     assert not {"NUM_NODES", "ENDPOINTS", "GROUP_TOKEN", "GLOO_SOCKET_IFNAME"} & env.keys()
 
 
-@pytest.mark.parametrize("name", ["NUM_NODES", "ENDPOINTS", "NODE_ENDPOINT", "COLLECTIVE_TIMEOUT", "STORE_KEY_PREFIX"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NUM_NODES",
+        "ENDPOINTS",
+        "NODE_ENDPOINT",
+        "COLLECTIVE_TIMEOUT",
+        "STORE_KEY_PREFIX",
+        "NGROK_AUTHTOKEN",
+        "NGROK_EDGE",
+    ],
+)
 def test_variables_of_something_else_reach_no_child(name: str) -> None:
     made, inherited = plan(), {name: "2", "REQUEST_LOGPROBS": "1", "NCCL_DEBUG": "INFO"}
     for command in (
