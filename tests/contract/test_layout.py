@@ -33,7 +33,7 @@ LIMITS = {
 }
 LINES = {
     "launcher": 14_437,
-    "model_server": 53_045,
+    "model_server": 53_046,
     "router": 37_153,
     "tercet": 63,
     "wire": 7_382,
