@@ -36,7 +36,7 @@ LINES = {
     "model_server": 53_046,
     "router": 37_153,
     "tercet": 63,
-    "wire": 7_382,
+    "wire": 7_384,
 }
 LONG_FILE = 400
 

@@ -66,7 +66,7 @@ def closest(name: str, known: Iterable[str], *, letters_per_edit: int) -> str | 
     for one in known:
         meant = _squashed(one)
         most = len(meant) // letters_per_edit
-        if abs(len(meant) - len(given)) <= most and (edits := _edits(given, meant)) <= most and edits < fewest:
+        if abs(len(meant) - len(given)) <= most and (edits := _edits(given, meant, most)) <= most and edits < fewest:
             best, fewest = one, edits
     return best
 
@@ -75,8 +75,8 @@ def _squashed(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def _edits(a: str, b: str) -> int:
-    """Optimal string alignment distance: Levenshtein's, with a swap of adjacent letters as one edit."""
+def _edits(a: str, b: str, most: int) -> int:
+    """Count optimal string alignment: Levenshtein's edits, or a swap of neighbours; if above `most`, not exactly."""
     before: list[int] = []
     above = list(range(len(b) + 1))
     for i, letter in enumerate(a, start=1):
@@ -86,5 +86,7 @@ def _edits(a: str, b: str) -> int:
             if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
                 edits = min(edits, before[j - 2] + 1)
             row.append(edits)
+        if min(min(above) + 1, *row) > most:  # as all that follows: a swap goes on from the row before
+            return most + 1
         before, above = above, row
     return above[-1]

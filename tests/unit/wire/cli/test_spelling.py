@@ -13,7 +13,7 @@ from support.effort import examples
 from support.option_configs import Colour, Config
 
 from wire.cli.parsing import parse
-from wire.cli.spelling import closest, to_argv, to_environment
+from wire.cli.spelling import _edits, closest, to_argv, to_environment
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 _CONFIGS = st.builds(
@@ -84,3 +84,15 @@ def test_environment(name: str, value: Any, text: str) -> None:
 )
 def test_the_closest_name(name: str, known: list[str], expected: str | None) -> None:
     assert closest(name, known, letters_per_edit=5) == expected
+
+
+_LETTERS = st.text("abc", max_size=8)
+
+
+@given(_LETTERS, _LETTERS, st.integers(0, 3))
+@settings(max_examples=examples(200, 2000), deadline=None)
+def test_edits_are_counted_up_to_the_most(a: str, b: str, most: int) -> None:
+    """What stops early stops only where there are more."""
+    whole = _edits(a, b, 99)
+    assert min(_edits(a, b, most), most + 1) == min(whole, most + 1)
+    assert whole == _edits(b, a, 99) and (whole == 0) == (a == b)
