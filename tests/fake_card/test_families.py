@@ -45,6 +45,7 @@ RECURRENT = [
     ("mamba", "plain"),
     ("falcon_mamba", "plain"),
     ("jamba", "plain"),
+    ("minimax", "plain"),
     ("mamba2", "plain"),
     ("falcon_h1", "plain"),
     ("nemotron_h", "latent"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 import traceback
 from dataclasses import dataclass
@@ -232,7 +233,9 @@ def _allocate(
 ) -> KvCache:
     """Allocate the cache of the agreed size, or smaller if memory was lost meanwhile."""
     num_blocks = world.all_reduce_min(num_blocks)
-    for _ in range(ATTEMPTS):
+    fits = plan.memory is not None or num_blocks * block_bytes(engine, plan.dtype) <= (total_memory() or math.inf)
+    # A CPU's memory is given out before it is there: what is too much for it would end the process later.
+    for _ in range(ATTEMPTS if world.all_reduce_min(int(fits)) else 0):
         if num_blocks < 2:
             break
         cache: KvCache | None = None

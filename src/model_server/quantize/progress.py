@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -189,4 +188,4 @@ class Progress:
 
 
 def _are_losses(found: object) -> bool:
-    return isinstance(found, list) and len(found) == 2 and all(type(x) is float and math.isfinite(x) for x in found)
+    return isinstance(found, list) and len(found) == 2 and all(type(x) is float for x in found)

@@ -17,7 +17,7 @@ from typing import Any
 from router.grammar.conditions import named_keys, without_conditions
 from router.grammar.exact_schema import enforceable, joins_bounds
 from router.grammar.look_ahead import without_look_ahead
-from router.grammar.object_keys import with_plain_keys
+from router.grammar.object_keys import KeyPatterns, with_plain_keys
 from router.grammar.one_of import Branches
 from router.grammar.references import ROOT, Address, Places, step
 
@@ -66,6 +66,7 @@ class _Known:
     merged: set[str] = field(default_factory=set)
     # Referred to, wherever they are.
     reached: set[str] = field(default_factory=set)
+    patterns: KeyPatterns = field(default_factory=KeyPatterns)
 
     @property
     def size(self) -> int:
@@ -116,7 +117,7 @@ class _Pass:
             copy["type"] = "object"
         if isinstance(format := schema.get("format"), str) and format not in _FORMATS:
             del copy["format"]
-        copy = with_plain_keys(copy, partial(self._named, address), is_merged=is_merged)
+        copy = with_plain_keys(copy, partial(self._named, address), is_merged=is_merged, patterns=self._known.patterns)
         self.branches.add(path, written, copy, target)
         return copy
 

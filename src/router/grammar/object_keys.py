@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import regex
@@ -18,8 +19,10 @@ _IDENTITY = frozenset({"$schema", "$id", "id"})
 _OTHER_PARTS = ("patternProperties", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
 _LONGEST = 10_000
 _MOST_REFERENCES = 16
-_LONGEST_PATTERN = 10_000
-# Of processor time, for all patterns and keys of a request: each takes microseconds, or backtracks without end.
+# Nothing interrupts reading a pattern, which takes longer than its length says.
+_LONGEST_PATTERN = 1_000
+# Of processor time, for all patterns and keys of a request: each takes microseconds, or backtracks without end. What
+# other threads take while one is compared may count too.
 _COMPARED_S = 0.5
 
 
@@ -28,29 +31,40 @@ class KeyPatterns:
 
     def __init__(self) -> None:
         self._left_s = _COMPARED_S
+        self._compiled: dict[str, Any] = {}
 
     def matching(self, keys: Iterable[str], pattern: str) -> set[str]:
         """Return those that match, while other threads run on."""
         if len(pattern) > _LONGEST_PATTERN:
             raise ValueError(f"the `pattern` of `propertyNames` is longer than {_LONGEST_PATTERN:,} characters")
         try:
-            if calls_itself(pattern):
-                raise regex.error("recursion")
-            compiled = regex.compile(pattern, cache_pattern=False)
-            return {key for key in keys if self._matches(compiled, key)}
+            if pattern not in self._compiled:
+                self._compiled[pattern] = self._timed(lambda _: _read(pattern))
+            return {key for key in keys if self._timed(partial(_found, self._compiled[pattern], key))}
         except TimeoutError:
             raise ValueError("the `pattern` of `propertyNames` takes too long to compare with `properties`") from None
         except (regex.error, RecursionError, OverflowError, MemoryError):
             raise ValueError("the `pattern` of `propertyNames` cannot be compared with `properties`") from None
 
-    def _matches(self, compiled: Any, key: str) -> bool:
+    def _timed(self, work: Callable[[float], Any]) -> Any:
+        """Do something that may take what is left of the time."""
         if self._left_s <= 0:
             raise TimeoutError
         began = time.thread_time()
         try:
-            return compiled.search(key, timeout=self._left_s, concurrent=True) is not None
+            return work(self._left_s)
         finally:
             self._left_s -= time.thread_time() - began
+
+
+def _found(compiled: Any, key: str, left_s: float) -> bool:
+    return compiled.search(key, timeout=left_s, concurrent=True) is not None
+
+
+def _read(pattern: str) -> Any:
+    if calls_itself(pattern):
+        raise regex.error("recursion")
+    return regex.compile(pattern, cache_pattern=False)
 
 
 def with_plain_keys(

@@ -243,7 +243,7 @@ _HARMLESS: tuple[tuple[str, str], ...] = (
     ("m", "stream_options"),
     ("ctrm", "prompt_lookup_num_tokens assistant_early_exit bootstrap_host bootstrap_port bootstrap_room "
      "data_parallel_rank logprob_start_len return_text_in_logprobs"),
-    ("ctrm", "custom_labels disagg_prefill_dp_rank extra_key n_cache_reuse n_discard ngram_corpus_id return_mm_kwargs "
+    ("ctrm", "custom_labels disagg_prefill_dp_rank n_cache_reuse n_discard ngram_corpus_id return_mm_kwargs "
      "return_token_offsets routed_dp_rank routed_experts_prompt_start routed_experts_start_len stream_interval"),
     ("ctrm", "provider transforms route usage"),
     ("m", "cache_control betas inference_geo speed diagnostics anthropic_version anthropic_beta user_profile_id "
@@ -310,6 +310,7 @@ _HARMLESS_KEYS: tuple[tuple[str, str, str], ...] = (
 _SERVED_AS: Mapping[str, str] = {
     "repeat_penalty": "repetition_penalty",
     "typ_p": "typical_p",
+    "extra_key": "cache_salt",
     "no_stop_trim": "include_stop_str_in_output",
     "grammar": "guided_grammar",
     "json_schema": "guided_json",

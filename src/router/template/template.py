@@ -14,7 +14,7 @@ from router.template.sandbox import ChatEnvironment
 
 NO_TEMPLATE = (
     "template not found: the model has no chat template. Send a prompt to /v1/completions or /generate, or serve a "
-    "model made for chats (-Instruct, -it, -chat), or give a template with --tokenizer-config-path"
+    "model made for chats (-Instruct, -it, -chat), or give a template with CHAT_TEMPLATE or --tokenizer-config-path"
 )
 """Begins with TGI's words, which clients look for."""
 

@@ -76,7 +76,7 @@ def _squashed(name: str) -> str:
 
 
 def _edits(a: str, b: str, most: int) -> int:
-    """Count optimal string alignment: Levenshtein's edits, or a swap of neighbours; if above `most`, not exactly."""
+    """Count edits: Levenshtein's, and swaps of adjacent letters; if there are more than `most`, not exactly."""
     before: list[int] = []
     above = list(range(len(b) + 1))
     for i, letter in enumerate(a, start=1):
@@ -86,7 +86,7 @@ def _edits(a: str, b: str, most: int) -> int:
             if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
                 edits = min(edits, before[j - 2] + 1)
             row.append(edits)
-        if min(min(above) + 1, *row) > most:  # as all that follows: a swap goes on from the row before
+        if min(min(above) + 1, *row) > most:  # and so in all later rows; a swap continues from the row before
             return most + 1
         before, above = above, row
     return above[-1]

@@ -93,7 +93,10 @@ def _modules(folder: Path, error: type[Exception]) -> tuple[Module, ...]:
             served = ", ".join(sorted(set(_KINDS)))
             raise error(f"{path}: modules of the type {kind or repr(entry)[:100]} are not served; served: {served}")
         inner = str(entry.get("path", ""))
-        place = Path(os.path.realpath(folder / inner)) if "\0" not in inner else folder.parent
+        try:
+            place = Path(os.path.realpath(folder / inner))
+        except ValueError:  # no path at all
+            place = folder.parent
         if not place.is_relative_to(folder.resolve()):
             raise error(f"{path}: the path {inner!r:.100} leaves the model's folder")
         config = {} if place == folder.resolve() else read_optional_object(place / "config.json", error)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import regex
+import re
 
-# Matching may take memory without end; neither JSON Schema nor Python's `re` has such patterns.
-_RECURSION = regex.compile(r"(?<!\\)(?:\\\\)*\(\?(?:R\)|&|P>|[+-]?\d)")
+# What means nothing here (an escape, a class of characters), or a call of a group, perhaps with blanks in it, or the
+# flag that lets blanks and comments be anywhere. Matching calls may take memory without end; neither JSON Schema nor
+# Python's `re` has them.
+_CALL = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\(\?\s*(?:R\s*\)|&|P\s*>|[+-]?\d|[a-zA-Z]*x[a-zA-Z]*[-:)]))", re.DOTALL
+)
 
 
 def calls_itself(pattern: str) -> bool:
-    return _RECURSION.search(pattern) is not None
+    """Whether a pattern has, or may hide, a call of one of its groups."""
+    return any(found[1] is not None for found in _CALL.finditer(pattern))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -19,8 +21,10 @@ _KEYS = ["admin", "heavy", "heavy", "heavy", "narrow", "slow", "chatting", "jobs
 _TURN_S, _RARE = 45.0, 0.002
 _NOTICED_S = 15.0
 """A request that comes so soon behind a kill may meet what is left of the processes."""
-_FAILS_FOR_S = 330.0
-"""After a kill, a model that was killed again and again is not started for so long."""
+_RETRY_S, _MOST_RETRY_S = 10.0, 300.0
+"""A model that was killed n times in a row is not started for 2^(n - 1) times the first, and the second at most."""
+_STEADY_S = 60.0
+"""Kills are in a row where the model has served for less than this in between."""
 
 
 @dataclass
@@ -31,6 +35,15 @@ class Kills:
 
     def between(self, model: str, begin: float, end: float) -> bool:
         return any(name == model and begin <= moment <= end for moment, name in self.at)
+
+    def explain_failure(self, model: str, begin: float) -> bool:
+        """Whether a model may still wait, at `begin`, for its start behind kills in a row."""
+        moments = [moment for moment, name in self.at if name == model]
+        waits_s = 0.0
+        for before, moment in pairwise([-math.inf, *moments]):
+            in_a_row = moment - before < _STEADY_S + START_TIMEOUT_S + waits_s
+            waits_s = min(max(2 * waits_s, _RETRY_S), _MOST_RETRY_S) if in_a_row else _RETRY_S
+        return bool(moments) and begin < moments[-1] + waits_s + _NOTICED_S
 
 
 @dataclass(frozen=True)
@@ -164,9 +177,12 @@ async def _leave(answer: httpx.Response, events: int) -> None:
 
 
 def _check_unavailable(request: Asked, text: str, kills: Kills, begin: float, end: float, said: str) -> None:
-    """A model that does not serve was killed, or has waited for its turn as long as it may."""
-    is_loading = "is being loaded" in text and end - begin >= START_TIMEOUT_S - 1
-    assert is_loading or kills.between(request.model, begin - _FAILS_FOR_S, end), said
+    """A model that does not serve has waited for its turn as long as it may, or was killed."""
+    if "is being loaded" in text and end - begin >= START_TIMEOUT_S - 1:
+        return
+    if "has failed" in text and kills.explain_failure(request.model, begin):
+        return
+    assert kills.between(request.model, begin - _NOTICED_S - START_TIMEOUT_S, end), said
 
 
 def _check_whole(request: Asked, answer: httpx.Response, text: str, was_killed: bool, seen: Counter[str]) -> None:

@@ -24,6 +24,8 @@ _ENDED = ("completed", "failed", "expired", "cancelled")
 _HELD = ("tgi_batch_current_size", "tgi_queue_size", "tgi_kv_blocks_live", "tgi_key_queue_size",
          "tgi_model_requests_waiting", "tgi_batch_api_requests_waiting")  # fmt: skip
 _QUIET_S = 90.0
+_BATCH_S = 900.0
+"""A batch has ended by then, and a request of one is answered, whatever was killed meanwhile."""
 _SPARE_THREADS, _SPARE_DESCRIPTORS = 8, 8
 
 
@@ -118,7 +120,9 @@ class RandomLoad:
         return made
 
     async def _ended_batch(self, client: httpx.AsyncClient, model: str, batch: str) -> Any:
+        deadline = time.monotonic() + _BATCH_S
         while True:
+            assert time.monotonic() < deadline, f"a batch of {model} does not end: {batch}"
             told = await self._insist(client, "GET", f"/models/{model}/v1/batches/{batch}")
             if told["status"] in _ENDED:
                 return told
@@ -134,8 +138,10 @@ class RandomLoad:
     async def _insist(self, client: httpx.AsyncClient, method: str, path: str, **parts: Any) -> Any:
         """Return what an answer says, once the model is there to give it."""
         headers = {"authorization": f"Bearer {secret('jobs')}"}
+        deadline, status, text = time.monotonic() + _BATCH_S, 0, ""
         while True:
             begin = time.monotonic()
+            assert begin < deadline, f"{path}: still {status} {text}"
             try:
                 answer = await client.request(method, path, headers=headers, **parts)
             except httpx.RemoteProtocolError:

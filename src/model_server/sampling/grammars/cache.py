@@ -72,6 +72,8 @@ class GrammarCache:
 
         A lexer has room for so many states: full of those of earlier requests it would fail every later one.
         """
+        if num_bytes <= 0 and not has_failed:
+            return
         with self._lock:
             kept.num_bytes += max(num_bytes, 0)
             self._trim()

@@ -145,6 +145,8 @@ class GrammarState:
         if self.cost is not None and not self.cost.may_ask:
             return  # as the next mask says
         if not fits:
+            if self.grew is not None:
+                self.grew(0, self.has_failed)
             raise GrammarError(_failure(self.matcher))
         if self.matcher.is_stopped():
             self.is_over = not self._eos_token_ids or token_id in self._eos_token_ids

@@ -1,5 +1,6 @@
 """The names of the document's schemas and operations: TGI's where it has one, so that generated clients keep their
-classes and methods."""
+classes and methods.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ TGI_NAMES = {
 """Of our classes; `ToolCall`, of a request, makes room for the one of an answer."""
 
 _SAGEMAKER = "/invocations", "SagemakerRequest"
-_TGI_TAG = "Text Generation Inference"
+TGI_TITLE = "Text Generation Inference"
+"""The document's, and the tag of its operations."""
+
 _TGI_OPERATIONS = {
     ("/", "post"): "compat_generate",
     ("/chat_tokenize", "post"): "get_chat_tokenize",
@@ -62,7 +65,7 @@ def name_operation(path: str, method: str, operation: dict[str, Any]) -> None:
     name = _TGI_OPERATIONS.get((path, method))
     if name is not None:
         operation["operationId"] = name
-        operation["tags"] = [_TGI_TAG]
+        operation["tags"] = [TGI_TITLE]
 
 
 def name_request(paths: dict[str, Any], schemas: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from router.api.openapi.answers import (
     STREAMS,
     StreamForm,
 )
-from router.api.openapi.names import TGI_NAMES, name_operation, name_request, renamed
+from router.api.openapi.names import TGI_NAMES, TGI_TITLE, name_operation, name_request, renamed
 from router.config import TGI_VERSION
 from router.schemas.errors import ErrorBody, MessagesError, OpenAIError
 
@@ -82,7 +82,7 @@ def document(
     """
     if app.openapi_schema is None:
         schema = get_openapi(
-            title="Text Generation Inference",
+            title=app.title,
             version=TGI_VERSION,
             description="Tercet: text generation over HTTP, in the dialects of TGI and OpenAI",
             routes=app.routes,
@@ -102,10 +102,13 @@ def document(
 
 
 def _finished(schema: dict[str, Any], limits: object) -> dict[str, Any]:
-    name_request(schema["paths"], schema["components"]["schemas"])
+    is_tgi = schema["info"]["title"] == TGI_TITLE  # else TEI's, with routes of the same paths
+    if is_tgi:
+        name_request(schema["paths"], schema["components"]["schemas"])
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
-            name_operation(path, method, operation)
+            if is_tgi:
+                name_operation(path, method, operation)
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
                 del answers["422"]

@@ -146,6 +146,15 @@ def test_more_memory_than_there_is_names_the_option(tokenizer: Tokenizer) -> Non
         _warm_up(tokenizer, cache_bytes=1 << 60)
 
 
+def test_memory_that_the_kernel_would_give_out_and_not_have_is_refused(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model_server.engine.warm_up.total_memory", lambda: 10_000 * TOKEN_BYTES)
+    _warm_up(tokenizer, cache_bytes=9_000 * TOKEN_BYTES)
+    with pytest.raises(StartupError, match="give a lower --kv-cache-memory"):
+        _warm_up(tokenizer, cache_bytes=20_000 * TOKEN_BYTES)
+
+
 def test_memory_that_was_asked_for_bounds_the_cache_of_a_gpu(tokenizer: Tokenizer) -> None:
     _, free = _warm_up(tokenizer, memory=FakeMemory())
     _, bounded = _warm_up(tokenizer, memory=FakeMemory(), cache_bytes=1000 * TOKEN_BYTES)
@@ -225,7 +234,7 @@ def test_no_room_at_all_names_the_flags(tokenizer: Tokenizer) -> None:
             return min(value, 1)
 
     with pytest.raises(StartupError, match="--max-batch-prefill-tokens"):
-        _warm_up(tokenizer, group=FullPeer())
+        _warm_up(tokenizer, group=FullPeer(), memory=FakeMemory())
 
 
 def test_a_bound_below_two_blocks_is_named(tokenizer: Tokenizer) -> None:

@@ -183,7 +183,7 @@ def test_damaged_progress_is_named(models: Path, tmp_path: Path, cut: Path) -> N
     four = {"num_done": 4, "layers": ["", "", "", ""]}
     changes: list[dict[str, object]] = [
         *({"num_done": number} for number in ("2", True, -1, 5, 3, None)),
-        {"layers": None}, {"layers": []}, four, four | {"losses": [1.0, "x"]}, four | {"losses": [1.0, float("nan")]},
+        {"layers": None}, {"layers": []}, four, four | {"losses": [1.0, "x"]}, four | {"losses": [1.0, None]},
     ]  # fmt: skip
     for change in changes:
         path.write_text(json.dumps(whole | change))
@@ -267,6 +267,25 @@ def test_a_model_that_is_sure_of_what_is_wrong(models: Path, tmp_path: Path, cap
     with caplog.at_level(logging.INFO):
         command.run(asked(source, tmp_path / "out", tmp_path))
     assert any("inf before, inf after" in record.message for record in caplog.records)
+
+
+def test_losses_that_are_no_numbers_are_those_of_a_run_that_continues(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = shutil.copytree(model(models, "llama"), tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    weights["lm_head.weight"].fill_(torch.inf)
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(StartupError, match="No space left on device"):
+        patch.setattr(files_of, "save_file", full)
+        command.run(asked(source, tmp_path / "out", tmp_path))
+    assert "NaN" in (tmp_path / "out" / ".quantize" / "progress.json").read_text()
+    command.run(asked(source, tmp_path / "out", tmp_path))
+    assert (tmp_path / "out" / "config.json").exists()
 
 
 @pytest.mark.parametrize("where", ["posix_fallocate", "replace", "config"])

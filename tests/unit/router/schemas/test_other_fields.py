@@ -121,6 +121,14 @@ async def test_parameters_are_served_on_every_family(
     assert {name: getattr(sampling, name) for name in expected} == expected
 
 
+@pytest.mark.parametrize("family", ROUTES)
+async def test_the_salt_of_another_server_is_one_of_ours(router: Router, family: Family) -> None:
+    path, body = ROUTES[family]
+    answer = await router.post(path, body | {"extra_key": "tenant"})
+    assert answer.status_code == 200, answer.text
+    assert router.scheduler.last.cache_salt.endswith("tenant")
+
+
 @pytest.mark.parametrize("family", ["chat", "responses", "messages"])
 @pytest.mark.parametrize(
     "form",

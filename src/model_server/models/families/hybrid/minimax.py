@@ -8,7 +8,7 @@ from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.mixers.lightning import LightningSpec
 from model_server.models.decoder.spec import Spec, StreamFactors
-from model_server.models.families.base import layer_kinds
+from model_server.models.families.base import layer_kinds, rotary_dim
 from model_server.models.families.moe import mixtral
 
 _KINDS = ("full_attention", "linear_attention")
@@ -33,8 +33,15 @@ def minimax(config: ModelConfig) -> Spec:
         "full_attention": StreamFactors(factors("full_attn"), factors("mlp")),
         "linear_attention": StreamFactors(factors("linear_attn"), factors("mlp")),
     }
+    ropes = plain.ropes
+    # As in the code of the published models; transformers ignores the field.
+    if config.get("rotary_dim") is not None and plain.max_positions is not None:
+        share = config.replaced(partial_rotary_factor=config.count("rotary_dim") / plain.head_dim)
+        rope = config.rope(rotary_dim(share, plain.head_dim, 1.0), plain.max_positions, theta=1e6)
+        ropes = (rope,) * plain.num_layers
     return replace(
         plain,
+        ropes=ropes,
         block="normed",
         factors=tuple(of_kind[kind] for kind in kinds),
         mixers=tuple(mixer if kind == "linear_attention" else None for kind in kinds),

@@ -14,6 +14,8 @@ from wire.text.patterns import calls_itself
 
 # For files whose config does not say: what DeepSeek's files have, and those that follow them.
 DEFAULT_BLOCK = (128, 128)
+# Nothing interrupts reading a pattern.
+_LONGEST = 2_000
 _MATCH_S, _ALL_S = 2.0, 5.0
 """Of one pattern and one name, which takes microseconds, and CPU time of all patterns and all names of a model."""
 
@@ -50,9 +52,14 @@ class Targets:
         """Match a pattern that cannot take hours, alone or with others."""
         if not target.startswith("re:"):
             return False
+        if len(target) > _LONGEST or calls_itself(target):
+            raise StartupError(
+                f"config.json: `config_groups` of the quantization_config has the pattern {target!r:.80}, which calls "
+                f"itself or has more than {_LONGEST:,} characters"
+            )
         began = time.thread_time()
         try:
-            if self._taken_s < _ALL_S and not calls_itself(target):
+            if self._taken_s < _ALL_S:
                 return regex.match(target[3:], module, timeout=_MATCH_S) is not None
         except (TimeoutError, MemoryError):
             pass

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from support.loading import load
 from support.tiny_models import tiny_checkpoint, tiny_config
@@ -33,6 +34,12 @@ def test_layers_and_factors() -> None:
     assert [mixer is None for mixer in spec(layer_types=None).mixers] == [True, False] * 2
 
 
+def test_a_part_of_a_head_may_rotate() -> None:
+    """As in the code of the published models, whatever transformers makes of the field."""
+    half, whole = spec(rotary_dim=8).ropes[0], spec().ropes[0]
+    assert half is not None and whole is not None and (half.dim, whole.dim) == (8, 16)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -51,9 +58,10 @@ def test_stored_decays_are_those_of_the_rule(tmp_path: Path) -> None:
     folder = tiny_checkpoint("minimax", tmp_path, with_tokenizer=False)
     tensors = load_file(folder / WEIGHTS)
     assert tensors[RATES].shape == (4, 1, 1)
-    for rates in (tensors[RATES].bfloat16(), None):
-        changed = {name: tensor for name, tensor in tensors.items() if name != RATES}
-        save_file(changed | ({} if rates is None else {RATES: rates}), folder / WEIGHTS, {"format": "pt"})
+    without = {name: tensor for name, tensor in tensors.items() if name != RATES}
+    rounded = ({name: tensor.to(dtype) for name, tensor in tensors.items()} for dtype in (torch.bfloat16, torch.half))
+    for stored in (without, *rounded):  # float16 rounds the rates of the last layer to 0
+        save_file(stored, folder / WEIGHTS, {"format": "pt"})
         load(folder)
     save_file(tensors | {RATES: tensors[RATES] * 1.1}, folder / WEIGHTS, {"format": "pt"})
     with pytest.raises(StartupError, match=rf"weight {RATES}: heads that decay at other rates than MiniMax's rule"):

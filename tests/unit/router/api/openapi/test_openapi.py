@@ -39,6 +39,7 @@ from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIBody, OpenAIParameters, TemplateBody, TieredParameters
 from router.schemas.parameters import CommonParameters
 from router.server.app import create_app
+from router.server.pooled_app import create_pooled_app
 
 Schema = dict[str, Any]
 GENERATING = [
@@ -359,6 +360,14 @@ def test_operations_have_tgis_names_and_tag(document: Schema) -> None:
     assert {one["operationId"] for one in operations if one["tags"] == ["Text Generation Inference"]} == (
         OPERATIONS_OF_TGI
     )
+
+
+def test_the_document_of_embeddings_has_no_names_of_tgi() -> None:
+    document = create_pooled_app().openapi()
+    assert document["info"]["title"] == "Text Embeddings Inference"
+    operations = [one for path in document["paths"].values() for one in path.values()]
+    assert {one["operationId"] for one in operations} & {"generate", "compat_generate", "get_model_info"} == set()
+    assert all("Text Generation Inference" not in one["tags"] for one in operations)
 
 
 def bodies(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
