@@ -18,10 +18,13 @@ from launcher.processes.child import Child, Guard
 from wire.cli.parsing import UsageError, parse
 from wire.model_files import read_optional_object
 from wire.processes.python_child import child_environment, module_command
+from wire.quantization.gguf import names_file
 
 _POLL_S = 0.05
 _LOOPBACK = "127.0.0.1"
 _NOT_INHERITED = ("AIP_HTTP_PORT", "SSL_CERTFILE", "SSL_KEYFILE")
+# The key of a template, before which there may be a vocabulary.
+_GGUF_TEMPLATE, _GGUF_METADATA = b"tokenizer.chat_template", 1 << 26
 _REPORT = re.compile(r'Error: \w+\("(.*)"\)')
 
 
@@ -82,8 +85,12 @@ def served(
 
 
 def _lacks_template(model_id: str) -> bool:
-    """Whether a model id is a folder with a tokenizer and without a chat template."""
+    """Whether a model id is a folder with a tokenizer, or a GGUF file, without a chat template."""
     folder = Path(os.path.expanduser(model_id))
+    if names_file(model_id) and folder.is_file():
+        with folder.open("rb") as file:
+            start = file.read(_GGUF_METADATA)
+        return start.startswith(b"GGUF") and _GGUF_TEMPLATE not in start
     if not (folder / "tokenizer.json").is_file() or (folder / "adapter_config.json").exists():
         return False
     if (folder / "chat_template.jinja").exists() or (folder / "additional_chat_templates").exists():

@@ -79,6 +79,24 @@ def test_a_base_model_is_refused_before_it_starts(tmp_path: Path, files: dict[st
     assert not children()
 
 
+@pytest.mark.parametrize(
+    ("data", "is_refused"),
+    [
+        (b"GGUF" + bytes(99), True),
+        (b"GGUF" + bytes(9) + b"tokenizer.chat_template" + bytes(99), False),
+        (b"", False),  # the model server says what it is
+    ],
+)
+def test_a_file_of_a_base_model_is_refused_before_it_starts(tmp_path: Path, data: bytes, is_refused: bool) -> None:
+    file = tmp_path / "model.GGUF"
+    file.write_bytes(data)
+    with contextlib.ExitStack() as stack:
+        if is_refused:
+            stack.enter_context(pytest.raises(ChatError, match=r"has no chat template: take .* launcher serve"))
+        stack.enter_context(served(str(file), [], dict(os.environ), nothing))
+    assert not children()
+
+
 def test_it_runs_as_long_as_the_block(capfd: pytest.CaptureFixture[str]) -> None:
     shown: list[str] = []
     environ = {**os.environ, "API_KEY": "k", "AIP_HTTP_PORT": "1"}
