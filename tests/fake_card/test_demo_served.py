@@ -26,6 +26,11 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (START, {"grammar": {"type": "regex", "value": "[a-z ]{12}"}, "max_new_tokens": 12}),
     ("The weather", {"top_n_tokens": 2, "max_new_tokens": 6}),
 ]
+# Five blocks each, of seven: the younger one is preempted, though it may come some twenty steps later.
+CROWDED: list[tuple[str, dict[str, Any]]] = [
+    (LONG, {"max_new_tokens": 44, "ignore_eos": True}),
+    (LONG, {"repetition_penalty": 1.3, "max_new_tokens": 44, "ignore_eos": True}),
+]
 
 
 @pytest.mark.short
@@ -55,12 +60,14 @@ def _streamed(server: RunningServer, inputs: str, parameters: dict[str, Any]) ->
 
 
 def test_all_at_once_is_what_each_says_alone(tmp_path: Path, order: str) -> None:
-    """Four requests share a cache of fewer tokens than they take in the end: some are preempted. The texts are the
-    CPU's."""
+    """Requests share a cache of fewer tokens than they take in the end: some are preempted. The texts are the CPU's."""
     tight = small(max_batch_total_tokens=112, max_batch_size=4)
     with on_cpu("demo", *small()) as server:
-        expected = [said(answer(server, inputs, **parameters)) for inputs, parameters in ASKED]
+        crowded, expected = (
+            [said(answer(server, inputs, **parameters)) for inputs, parameters in asked] for asked in (CROWDED, ASKED)
+        )
     with on_card("demo", tmp_path / "reports", *tight, order=order) as server:
+        assert all_at_once(server, CROWDED) == crowded
         leavers = [threading.Thread(target=_leave, args=(server, after)) for after in (0, 3)]
         for leaver in leavers:
             leaver.start()

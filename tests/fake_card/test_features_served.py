@@ -15,7 +15,7 @@ from support.metrics_text import metrics_of
 from support.peft_adapters import peft_adapter
 from support.pictures import picture
 from support.running_server import RunningServer
-from support.tiny_drafters import eagle3, mlp_speculator
+from support.tiny_drafters import eagle3, medusa, mlp_speculator, with_mtp
 from support.tiny_models import VOCAB_SIZE, tiny_checkpoint, write_tokenizer
 from support.tiny_types import type_checkpoint
 from support.vision_models import write_vision_checkpoint
@@ -46,17 +46,25 @@ def _heads(write: Callable[..., Path], folder: Path) -> list[str]:
     return ["--speculator", str(write(folder / "heads"))]
 
 
-# Found in the text, by heads, and by a layer with keys of its own.
+def _mtp(folder: Path) -> list[str]:
+    with_mtp(folder / "model")
+    return ["--speculator", "mtp"]
+
+
+# Found in the text, by heads, by a layer with keys of its own, and by a whole model.
 DRAFTS: dict[str, Callable[[Path], list[str]]] = {
     "lookup": lambda folder: [],
     "mlp": partial(_heads, partial(mlp_speculator, number=DRAFTED)),
+    "medusa": partial(_heads, partial(medusa, number=DRAFTED)),
     "eagle": partial(_heads, partial(eagle3, eagle_aux_hidden_state_layer_ids=[0, 2, 3])),
+    "mtp": _mtp,
+    "model": partial(_heads, partial(tiny_checkpoint, "llama", num_hidden_layers=1, vocab_size=320)),
 }
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_drafts(kind: str, order: str, tmp_path: Path) -> None:
-    """Greedy, drawn, penalised and under a grammar, all at once; `test_drafts_in_engine.py` has more kinds."""
+    """Greedy, drawn, penalised and under a grammar, all at once: the tokens are those without drafts."""
     model = tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=4, vocab_size=320)
     options = [*DRAFTS[kind](tmp_path), "--speculate", str(DRAFTED)]
     more = {"max_new_tokens": 16, "ignore_eos": True}
@@ -125,14 +133,16 @@ def test_pictures(name: str, order: str, tmp_path: Path) -> None:
 # ---- A model that transformers computes
 
 
-@pytest.mark.parametrize("kind", ["olmo", "rwkv"])
+@pytest.mark.parametrize("kind", ["olmo", "rwkv", "t5"])
 def test_a_model_that_transformers_computes(kind: str, tmp_path: Path, order: str) -> None:
-    """Paged, whose steps are captured where they ask the device for nothing; and with a state for each request."""
+    """Paged, whose steps are captured where they ask the device for nothing; with a state for each request; with an
+    encoder, whose keys and values are kept.
+    """
     model = tmp_path / "model"
     type_checkpoint(kind, model, vocab_size=VOCAB_SIZE)
     write_tokenizer(model, vocab_size=VOCAB_SIZE)
     asked: Asked = [(prompt, {"ignore_eos": True}) for prompt in PROMPTS]
-    options = small(**(WHOLE_PROMPTS if kind == "rwkv" else {}))
+    options = small(**({} if kind == "olmo" else WHOLE_PROMPTS))
     with on_cpu(model, *options) as server:
         expected = [said(answer(server, inputs, **parameters)) for inputs, parameters in asked]
     with on_card(model, tmp_path / "reports", *options, order=order) as server:

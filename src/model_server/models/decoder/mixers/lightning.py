@@ -89,9 +89,9 @@ class LightningSpec:
         heads = loader.share(self.heads)
         values = heads[0] * self.head_dim, heads[1] * self.head_dim
         count = heads[1] - heads[0]
-        slopes = self._slopes(index, spec.num_layers)[slice(*heads)].to(loader.device)
+        slopes = self._slopes(index, spec.num_layers)[slice(*heads)]
         if loader.has(prefix + "slope_rate"):
-            stored = loader.numbers(prefix + "slope_rate", heads, self.heads)
+            stored = loader.numbers(prefix + "slope_rate", heads, self.heads).cpu()
             if not torch.allclose(stored, slopes, rtol=_ROUNDING, atol=_LEAST):
                 raise StartupError(f"weight {prefix}slope_rate: heads that decay at other rates than MiniMax's rule")
         zeros = torch.zeros(count, device=loader.device)
@@ -104,7 +104,7 @@ class LightningSpec:
             heads_per_group=1,
             convolution=torch.ones(1, 3 * count * self.head_dim, device=loader.device),
             convolution_bias=None,
-            rate=-slopes,
+            rate=-slopes.to(loader.device),
             bias=zeros,
             skip=zeros,
             limits=(1.0, 1.0),
