@@ -41,14 +41,13 @@ class _Sending:
     def note_now(self, event: str, _: dict[str, Any]) -> None:
         self.note(event)
 
-    @property
-    def is_late(self) -> bool:
-        """Also of a request that could not be sent to its end."""
-        return (self._sent or time.monotonic()) - self._began >= ARRIVAL_S
-
-    @property
-    def may_have_met_an_end(self) -> bool:
-        return not self._is_new
+    def explains(self, status: int | None) -> bool:
+        """Whether this machine may be why there is no answer (None), or this one."""
+        # Also of a request that could not be sent to its end.
+        is_late = (self._sent or time.monotonic()) - self._began >= ARRIVAL_S
+        if status is None:
+            return is_late or not self._is_new
+        return is_late and status == httpx.codes.REQUEST_TIMEOUT
 
 
 class PunctualTransport(httpx.AsyncHTTPTransport):
@@ -61,10 +60,10 @@ class PunctualTransport(httpx.AsyncHTTPTransport):
             try:
                 answer = await super().handle_async_request(request)
             except _CUT:
-                if sending.may_have_met_an_end or sending.is_late:
+                if sending.explains(None):
                     continue
                 raise
-            if answer.status_code != httpx.codes.REQUEST_TIMEOUT or not sending.is_late:
+            if not sending.explains(answer.status_code):
                 return answer
             await answer.aclose()
         raise AssertionError(f"{request.url}: this machine was too busy to send a request {_MOST_TRIES} times")
@@ -80,10 +79,10 @@ class PunctualThreadTransport(httpx.HTTPTransport):
             try:
                 answer = super().handle_request(request)
             except _CUT:
-                if sending.may_have_met_an_end or sending.is_late:
+                if sending.explains(None):
                     continue
                 raise
-            if answer.status_code != httpx.codes.REQUEST_TIMEOUT or not sending.is_late:
+            if not sending.explains(answer.status_code):
                 return answer
             answer.close()
         raise AssertionError(f"{request.url}: this machine was too busy to send a request {_MOST_TRIES} times")

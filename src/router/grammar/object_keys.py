@@ -72,8 +72,8 @@ def with_plain_keys(
     named: Callable[[dict[str, Any]], Any],
     *,
     is_merged: bool,
+    patterns: KeyPatterns,
     write: Callable[[str], str] = of_parsed_text,
-    patterns: KeyPatterns | None = None,
 ) -> dict[str, Any]:
     """Replace `propertyNames` and `dependentRequired` of a closed schema, whose number of keys can be enforced.
 
@@ -90,7 +90,7 @@ def with_plain_keys(
     if "propertyNames" in schema:
         if is_merged or any(keyword in schema for keyword in _OTHER_PARTS):
             raise ValueError("`propertyNames` beside other parts of an object cannot be enforced")
-        schema = _with_names(schema, named, write, patterns or KeyPatterns())
+        schema = _with_names(schema, named, write, patterns)
     _check_number(schema)
     return schema
 
@@ -119,10 +119,7 @@ def _with_needed(schema: dict[str, Any], needed: dict[str, Any]) -> dict[str, An
 
 
 def _with_names(
-    schema: dict[str, Any],
-    named: Callable[[dict[str, Any]], Any],
-    write: Callable[[str], str],
-    patterns: KeyPatterns,
+    schema: dict[str, Any], named: Callable[[dict[str, Any]], Any], write: Callable[[str], str], patterns: KeyPatterns
 ) -> dict[str, Any]:
     names = _resolved(schema["propertyNames"], named)
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})

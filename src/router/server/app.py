@@ -25,6 +25,7 @@ from router.api.errors import BodyError, ErrorAnswers, InternalError
 from router.api.http.fast_path import SEND_BODY, Application, endpoints_of
 from router.api.messages import routes as messages
 from router.api.openapi import openapi
+from router.api.openapi.names import TGI_TITLE
 from router.api.pages.pages import add_pages
 from router.api.platforms import cloud, kserve
 from router.api.responses import routes as responses
@@ -71,7 +72,7 @@ def create_app(
 ) -> FastAPI:
     """Make the application; without `state` only for its document."""
     app = Application(
-        title="Text Generation Inference", docs_url=None, redoc_url=None, openapi_url="/api-doc/openapi.json",
+        title=TGI_TITLE, docs_url=None, redoc_url=None, openapi_url="/api-doc/openapi.json",
         redirect_slashes=False, telemetry=NO_TELEMETRY,
     )  # fmt: skip
     app.state.app_state = state

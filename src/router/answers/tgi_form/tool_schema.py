@@ -6,13 +6,14 @@ Whole tool schemas are definitions, too, for their local references.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
 from router.answers.tgi_form.call_parser import NAME_KEY
 from router.errors import ToolError
 from router.grammar.object_keys import KeyPatterns, with_plain_keys
-from router.grammar.references import DATA, MAPS, at, places_of
+from router.grammar.references import DATA, MAPS, Places, at, places_of
 
 NO_TOOL = "no_tool"
 """The function that a model "calls" to answer with text instead."""
@@ -99,9 +100,12 @@ class _Tool:
         reference = names["$ref"]
         if reference[:1] != "#" or reference[1:2] == "/":  # of another document, or moved
             return self._target(reference)
-        places = places_of(self.schema)
-        found = places.named(reference, places.within.get(id(names), places.address))
+        found = self._places.named(reference, self._places.within.get(id(names), self._places.address))
         return self._target(reference) if found is None else found
+
+    @cached_property
+    def _places(self) -> Places:
+        return places_of(self.schema)
 
     def _branches(self, schema: Any, depth: int, *, closes: bool) -> list[Schema]:
         """Return calls with the objects that a reference or choice stands for; branches of `oneOf` stay together."""

@@ -1,6 +1,4 @@
-"""The names of the document's schemas and operations: TGI's where it has one, so that generated clients keep their
-classes and methods.
-"""
+"""The names of the document's schemas and operations: TGI's where it has one, for clients that are generated."""
 
 from __future__ import annotations
 
